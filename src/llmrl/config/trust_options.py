@@ -272,7 +272,7 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
     hydra_node = config.hydra
     shared = HydraConfig.instance()
     previous = shared.cfg
-    shared.set_config(config)  # interpolations read it; it makes Hydra's node read-only
+    shared.cfg = config  # which interpolations read; `set_config` copies Hydra's node, which is slow
     try:
         return {
             name: OmegaConf.to_container(hydra_node[name], resolve=True)
@@ -286,7 +286,6 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
         raise ConfigError(f"hydra's own options cannot be read: {error}") from error
     finally:
         shared.cfg = previous
-        OmegaConf.set_readonly(hydra_node, None)  # launchers write the number of a job there
 
 
 def _check_sweeper(node: Any) -> None:
