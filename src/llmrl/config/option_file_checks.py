@@ -168,7 +168,8 @@ def guard_option_files() -> None:
                 _interpolations[path] = check_option_file(path)
             return load(self, config_path)
 
-        return cached(("file", sources_of(self), config_path), compute)
+        result: ConfigResult | None = cached(("file", sources_of(self), config_path), compute)
+        return result
 
     ConfigRepository.load_config = checked  # type: ignore[method-assign]
 

@@ -272,7 +272,8 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
     hydra_node = config.hydra
     shared = HydraConfig.instance()
     previous = shared.cfg
-    shared.cfg = config  # which interpolations read; `set_config` copies Hydra's node, which is slow
+    # Interpolations read it. `set_config` would copy Hydra's node, which is slow.
+    shared.cfg = config  # type: ignore[assignment]
     try:
         return {
             name: OmegaConf.to_container(hydra_node[name], resolve=True)

@@ -70,5 +70,5 @@ def cache_steps() -> None:
     def compose_cached(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
         return cached(("merge", sources_of(repo), repr(defaults)), lambda: compose(self, defaults, repo))
 
-    defaults_list._create_defaults_list = create_cached
+    defaults_list._create_defaults_list = create_cached  # type: ignore[assignment]
     ConfigLoaderImpl._compose_config_from_defaults_list = compose_cached  # type: ignore[method-assign]
