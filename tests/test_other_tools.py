@@ -60,6 +60,16 @@ def test_agents_and_tables(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("page", ["worlds", "gymnasium"])
+def test_environments_of_libraries(page, tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = command_lines((ROOT / "docs" / f"{page}.md").read_text())
+    for line in [line for line in lines if "llmrl-train" in line and "my_package" not in line]:
+        done = run_command(f"{line} +debug=quick", tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.long
 def test_openenv(tmp_path):
     [install, serve, validate, serve_blackjack, train] = command_lines(SECTIONS["OpenEnv"])
     [client] = blocks(SECTIONS["OpenEnv"], "python")
