@@ -14,10 +14,10 @@ from llmrl.core.module_sources import collect, module_content
 
 FILES = {
     "field_lab/__init__.py": "",
-    "field_lab/parts.py": "from . import rates\nfrom .deep.tables import TABLE\nfrom .bare.rules import RULE\nimport shared_rules, numpy, json\n",
+    "field_lab/parts.py": "from . import rates\nfrom .deep.tables import TABLE\nimport shared_rules, numpy, json\n",
     "field_lab/rates.py": "RATE = 2\n",
     "field_lab/deep/__init__.py": "",
-    "field_lab/deep/tables.py": "def table():\n    import field_lab.late\nTABLE = 1\n",
+    "field_lab/deep/tables.py": "def table():\n    import field_lab.late, field_lab.bare.rules\nTABLE = 1\n",
     "field_lab/bare/rules.py": "RULE = 1\n",
     "field_lab/late.py": '"""About it."""\nclass Late:\n    """More."""\n    def f(self):\n        return 1\n',
     "field_lab/unused.py": "UNUSED = 1\n",
