@@ -1,5 +1,6 @@
 """Every command and program of the page on other tools runs, cut to seconds."""
 
+import re
 import shlex
 import subprocess
 
@@ -7,7 +8,7 @@ import pytest
 
 import llmrl
 from openenv_server import REQUIREMENT, running_server
-from other_environment import make_environment
+from other_environment import RAY, make_environment
 from pages import ROOT, blocks, command_lines, run_command, sections
 from tiny_models import make_tiny_causal
 
@@ -30,6 +31,18 @@ def test_page_code_is_complete():
     assert [title for title, text in SECTIONS.items() if "```" in text] == sections_with_code
 
 
+def test_versions_are_those_of_tests():
+    """The versions in the first column are those of the environment of the tests, or of environments of their own."""
+    page = (ROOT / "docs" / "with_other_tools.md").read_text()
+    lines = [*(ROOT / "constraints.txt").read_text().splitlines(), REQUIREMENT, RAY]
+    versions = dict(line.replace("_", "").lower().split("==") for line in lines if "==" in line)
+    aliases = {"hydra": "hydra-core", "pytorch": "torch"}
+    named = re.findall(r"\[(\w+)\]\(https:[^)]*\) ([\d.]+)", page)
+    assert len(named) == 11
+    for tool, version in named:
+        assert versions[aliases.get(tool.lower(), tool.lower())].startswith(f"{version}."), tool
+
+
 @pytest.mark.slow
 def test_agents_and_tables(tmp_path, monkeypatch):
     for line in command_lines(SECTIONS["Agents"] + SECTIONS["Tables"]):
@@ -44,6 +57,16 @@ def test_agents_and_tables(tmp_path, monkeypatch):
     observation, _ = llmrl.make_env("simple_doorkey", api="gymnasium").reset(seed=1)
     agent = names["Agent"]("walker", "player_0")
     assert agent(observation).shape == (len(agent.network["actions"]),)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["worlds", "gymnasium"])
+def test_environments_of_libraries(page, tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = command_lines((ROOT / "docs" / f"{page}.md").read_text())
+    for line in [line for line in lines if "llmrl-train" in line and "my_package" not in line]:
+        done = run_command(f"{line} +debug=quick", tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.long

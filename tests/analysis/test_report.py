@@ -241,6 +241,18 @@ def test_large_number_of_groups(tmp_path: Path) -> None:
     assert len(table(tmp_path / "report", "game_improvement")) == 13 * 12
 
 
+@pytest.mark.slow
+def test_pairs_have_maximum_number(tmp_path: Path) -> None:
+    for i in range(101):
+        write_run(tmp_path, "game", [f"rate={i}"], 0, [float(i)])
+    main([str(tmp_path), "--no-figures"])
+    rows = table(tmp_path / "report", "game_improvement")
+    assert len(rows) == 100 * 99 and "rate=0" not in {row["group"] for row in rows}
+    assert {row["probability"] for row in rows if row["group"] == "rate=100"} == {"1.0"}
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "The file has the 100 groups with the highest IQM, of 101." in page and "The 12 groups with" in page
+
+
 def lines(*levels: tuple[float, float | None, float], warning: str | None = None) -> dict[str, Any]:
     """Return reference lines of a summary by context.
 

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RAY = "ray==2.60.0"
+"""Requirement of environments with Ray."""
 
 
 def make_environment(folder: Path, *packages: str) -> Path:

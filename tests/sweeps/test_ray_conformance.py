@@ -1,6 +1,7 @@
 """The tests of all backends with the Ray backend of examples/ray_backend, on a cluster of three nodes."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -8,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend_conformance import SLOW, WAIT_S, BackendConformance, Place, numbers
+from backend_conformance import SLOW, SWEEP, WAIT_S, BackendConformance, Place, numbers
 
-from other_environment import make_environment
+from other_environment import RAY, make_environment
+from pages import command_lines, sections
 from ray_cluster import SYSTEM
 from sweeping import table, wait_for
 
@@ -50,7 +52,7 @@ def ray_cluster(tmp_path_factory):
         pytest.skip("nodes with host names of their own need Linux and root")
     folder = tmp_path_factory.mktemp("ray")
     shutil.copytree(ROOT / "examples" / "ray_backend", folder / "package")
-    packages = ("--no-deps", "--no-build-isolation", "ray==2.60.0", "msgpack", str(folder / "package"))
+    packages = ("--no-deps", "--no-build-isolation", RAY, "msgpack", str(folder / "package"))
     cluster = RayCluster(make_environment(folder / "env", *packages))
     yield cluster
     cluster.process.communicate(timeout=120)
@@ -77,6 +79,16 @@ class TestRay(BackendConformance):
     @pytest.fixture
     def place(self, ray_place):
         return ray_place(0)
+
+    def test_results_are_identical(self, place, sweep_reference, tmp_path):
+        """The sweep is that of the page on other tools, with small sizes."""
+        page = (ROOT / "docs" / "with_other_tools.md").read_text()
+        install, train = command_lines(sections(page)["Ray"])
+        address = place.overrides[1].partition("=")[2]
+        words = shlex.split(train.replace("address=auto", f"address={address}"))
+        assert install == "pip install ray ./examples/ray_backend" and words[:2] == ["llmrl-train", "--multirun"]
+        assert set(words[2:]) <= {*place.overrides, *SWEEP}
+        super().test_results_are_identical(place, sweep_reference, tmp_path)
 
 
 def test_kills_lose_no_run(ray_cluster, ray_place, slow_reference, tmp_path):

@@ -19,7 +19,7 @@ from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.config.option_file_checks import read_files_once
+from llmrl.core.composition_cache import cache_compositions
 from llmrl.experiment.composition import composed, plain_config
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_jobs import jobs_of, with_prerequisites
@@ -116,7 +116,7 @@ def test_option_files_have_single_read(monkeypatch, tmp_path, private):
             return load(self, config_path)
 
         monkeypatch.setattr(source, "load_config", counted)
-    with read_files_once():
+    with cache_compositions():
         assert compose_all() == expected
     assert set(reads.values()) == {1}
     assert compose_all() == expected and max(reads.values()) > 1

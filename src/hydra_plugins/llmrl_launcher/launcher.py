@@ -128,14 +128,14 @@ class LlmrlLauncher(Launcher):
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.config.option_file_checks import read_files_once
+        from llmrl.core.composition_cache import cache_compositions
 
         runs: list[Experiment] = []
         composed: dict[tuple[str, ...], Experiment] = {}
         previous_config = HydraConfig.instance().cfg
         report_time = time.monotonic()
         try:
-            with read_files_once():
+            with cache_compositions():
                 for i, overrides in enumerate(job_overrides):
                     if time.monotonic() - report_time > REPORT_S:
                         report_time = time.monotonic()

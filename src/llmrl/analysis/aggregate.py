@@ -12,7 +12,7 @@ from llmrl.analysis.final_episodes import summarize_final_episodes
 from llmrl.analysis.group_comparison import compare_groups
 from llmrl.analysis.landscape import Landscape, landscape
 from llmrl.analysis.llm_calls import CallTotals, run_totals, summed
-from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, ReportSettings, Section
+from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, ReportSettings, Section, highest_groups
 from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
 from llmrl.analysis.task_warnings import identical_proposals, task_warnings
@@ -127,13 +127,15 @@ def _section(
     study = _study(task, groups, references, settings.study, width) if settings.by_name else None
     if not isinstance(study, Landscape):  # whose proposals are identical by design
         warnings = (*warnings, *identical_proposals(groups))
+    numbers = tuple(_numbers(group, scores[group.label]) for group in task.groups)
+    paired = [groups[i] for i in highest_groups([n for n in numbers if n.estimates])]
     return Section(
         task.title,
         task.common,
-        tuple(_numbers(group, scores[group.label]) for group in task.groups),
+        numbers,
         improvement_matrix(
-            [np.array(list(scores[group.label].values())) for group, _ in groups],
-            [units_of(runs) for _, runs in groups],
+            [np.array(list(scores[group.label].values())) for group, _ in paired],
+            [units_of(runs) for _, runs in paired],
         ),
         curves,
         notes if frames is None else (*notes, training_note(frames)),

@@ -107,8 +107,10 @@ def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | No
     if all(np.array_equal(places, shared) for places, _ in runs):
         indices = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MAX_POINTS)).round().astype(int))
         grid = shared[indices]
-    else:
-        grid = np.unique(np.linspace(start, end, GRID))
+        # The last of equal places counts, as in `interp`, which is several times slower.
+        values = np.stack([values for _, values in runs], axis=-1, dtype=float)
+        return grid, values[np.searchsorted(shared, grid, "right") - 1]
+    grid = np.unique(np.linspace(start, end, GRID))
     return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,8 @@ ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median"}
 
 MAX_GROUPS_SHOWN = 12
 """Maximum number of groups in one figure or matrix."""
+MAX_GROUPS_PAIRED = 100
+"""Maximum number of groups of which every pair is compared."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,12 @@ class GroupNumbers:
     remark: str = ""
 
 
+def highest_groups(compared: Sequence[GroupNumbers], n: int = MAX_GROUPS_PAIRED) -> list[int]:
+    """Return the indices of the `n` groups with the highest IQM, in the order of `compared`."""
+    iqm = [float(numbers.estimates["iqm"].estimate) for numbers in compared]
+    return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:n])
+
+
 @dataclass(frozen=True)
 class Section:
     """The results of one task.
@@ -79,7 +87,7 @@ class Section:
         title: title of the section.
         common: overrides that all its groups share.
         numbers: numbers of each group, in the order of their labels.
-        improvement: probability that the row's group beats the column's group, [n_compared, n_compared].
+        improvement: probability that the row's group beats the column's group, of `highest_groups`.
         curves: curves of metrics over `ReportSettings.x_axis`.
         notes: explanations for the reader.
         efficiency: sample efficiency of each group that trained, if episodes can succeed.
@@ -108,9 +116,8 @@ class Section:
 
     @property
     def shown(self) -> list[int]:
-        """Indices in `compared` of the groups in figures and matrices: the `MAX_GROUPS_SHOWN` with the highest IQM."""
-        iqm = [float(numbers.estimates["iqm"].estimate) for numbers in self.compared]
-        return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:MAX_GROUPS_SHOWN])
+        """Indices in `compared` of the groups in figures and matrices."""
+        return highest_groups(self.compared, MAX_GROUPS_SHOWN)
 
     @property
     def not_shown(self) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.analysis.final_episodes import players_table
 from llmrl.analysis.llm_calls import CallTotals, summed
-from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section
+from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, highest_groups
 from llmrl.analysis.study_tasks import compare_tasks
 from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
 from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
@@ -136,7 +136,9 @@ def efficiency_table(section: Section) -> ReportTable:
 
 def _improvement(section: Section) -> ReportTable:
     """Return the table of the probabilities that a run of the row's group beats one of the column's."""
-    names, band, indices = [n.group.shown for n in section.compared], section.improvement, section.shown
+    paired, band = highest_groups(section.compared), section.improvement
+    names = [section.compared[i].group.shown for i in paired]
+    indices = [paired.index(i) for i in section.shown]
     rows = [
         [
             f"({k + 1}) {names[i]}",
@@ -151,13 +153,15 @@ def _improvement(section: Section) -> ReportTable:
         for j, other in enumerate(names)
         if i != j
     ]
+    total = len(section.compared)
+    notes = [f"The file has the {len(paired)} groups with the highest IQM, of {total}."] if total > len(paired) else []
     return ReportTable(
         "improvement",
         f"{section.title}: probability that a run of the row's group beats one of the column's, with 95% intervals",
         data,
         ["group", *(f"({k + 1})" for k in range(len(indices)))] if len(indices) > 1 else (),
         rows,
-        notes=section.not_shown,
+        notes=[*section.not_shown, *notes],
     )
 
 

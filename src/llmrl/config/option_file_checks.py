@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
+from llmrl.core.composition_cache import cached, is_active, sources_of
 from llmrl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,24 +28,11 @@ _PACKAGES = ("llmrl.conf", "hydra.")
 """Packages whose option files are valid."""
 _interpolations: dict[Path, list[tuple[Key, str]]] = {}
 """Interpolations of the files of the latest composition, as `check_option_file` returns them."""
-_loaded: dict[Key, bytes] | None = None
-"""Contents of the option files that `read_files_once` keeps, pickled, by name and sources; None outside of it."""
-
-
-@contextmanager
-def read_files_once() -> Iterator[None]:
-    """Return a context in which Hydra reads each option file once, however many configs are composed."""
-    global _loaded
-    _loaded = {}
-    try:
-        yield
-    finally:
-        _loaded = None
 
 
 def begin_composition() -> None:
-    """Forget the interpolations of the previous composition, unless its files are kept."""
-    if _loaded is None:
+    """Forget the interpolations of the previous composition, unless its files are cached."""
+    if not is_active():
         _interpolations.clear()
 
 
@@ -175,18 +161,14 @@ def guard_option_files() -> None:
 
     @functools.wraps(load)
     def checked(self: ConfigRepository, config_path: str) -> ConfigResult | None:
-        key = (config_path, *(f"{source.provider} {source.path}" for source in self.sources))
-        if _loaded is not None and key in _loaded:
-            return pickle.loads(_loaded[key])  # type: ignore[no-any-return]  # noqa: S301 (of this process)
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        path = None if source is None else _path(source, config_path)
-        if path is not None and path.is_file():
-            _interpolations[path] = check_option_file(path)
-        result = load(self, config_path)
-        if _loaded is not None:
-            # A copy, because Hydra moves the nodes of what it reads into the config. It is several times faster than
-            # that of `copy.deepcopy`.
-            _loaded[key] = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+        def compute() -> ConfigResult | None:
+            source = self._find_object_source(config_path, ObjectType.CONFIG)
+            path = None if source is None else _path(source, config_path)
+            if path is not None and path.is_file():
+                _interpolations[path] = check_option_file(path)
+            return load(self, config_path)
+
+        result: ConfigResult | None = cached(("file", sources_of(self), config_path), compute)
         return result
 
     ConfigRepository.load_config = checked  # type: ignore[method-assign]

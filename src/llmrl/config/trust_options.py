@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
 from llmrl.config.option_file_checks import begin_composition, guard_option_files
 from llmrl.config.overrides import override_key
+from llmrl.core.composition_cache import cache_steps
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import register_resolved_variable
 from llmrl.core.trust import SHELL, Trust, is_never_trusted, user_file
@@ -161,6 +162,7 @@ def guard_hydra() -> None:
     from llmrl.conf import register_resolver
 
     guard_option_files()
+    cache_steps()
 
     # Every composition calls this method, whose name has changed in Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
@@ -270,7 +272,8 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
     hydra_node = config.hydra
     shared = HydraConfig.instance()
     previous = shared.cfg
-    shared.set_config(config)  # interpolations read it; it makes Hydra's node read-only
+    # Interpolations read it. `set_config` would copy Hydra's node, which is slow.
+    shared.cfg = config  # type: ignore[assignment]
     try:
         return {
             name: OmegaConf.to_container(hydra_node[name], resolve=True)
@@ -284,7 +287,6 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
         raise ConfigError(f"hydra's own options cannot be read: {error}") from error
     finally:
         shared.cfg = previous
-        OmegaConf.set_readonly(hydra_node, None)  # launchers write the number of a job there
 
 
 def _check_sweeper(node: Any) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,9 +64,8 @@ def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]
         OSError: as the built-in `open`; a part of the path below `root` is a symbolic link (`errno.ELOOP`); or the
             file is not a regular one, e.g. a pipe.
     """
-    root = path.parent if root is None else root
-    *folders, name = path.relative_to(root).parts
-    with open_folder(root, folders) as folder_fd:
+    *folders, name = (str(path),) if root is None else path.relative_to(root).parts
+    with nullcontext() if root is None else open_folder(root, folders) as folder_fd:
         # A pipe without a process at its other end would block without O_NONBLOCK, which regular files ignore.
         file: IO[Any] = open(  # noqa: SIM115 (the caller closes it)
             path,
@@ -110,11 +109,11 @@ def find_link(folder: Path, skipped: Sequence[str] = ()) -> Path | None:
     return None
 
 
-def _open(name: str, flags: int, folder_fd: int) -> int:
-    """Open `name` in the folder with descriptor `folder_fd` if it is not a symbolic link."""
+def _open(name: str, flags: int, folder_fd: int | None) -> int:
+    """Open `name` if it is not a symbolic link; it is relative to the folder with descriptor `folder_fd`, if any."""
     try:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder_fd)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=folder_fd).st_mode):
-            raise OSError(errno.ELOOP, f"{name} is a symbolic link, which is not followed", name) from None
+            raise OSError(errno.ELOOP, f"{Path(name).name} is a symbolic link, which is not followed", name) from None
         raise

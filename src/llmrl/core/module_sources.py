@@ -153,7 +153,13 @@ def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
     if module is not None:
         return getattr(module, "__spec__", None)
     for finder in sys.meta_path:
-        if (spec := finder.find_spec(name, path)) is not None:
+        try:
+            spec = finder.find_spec(name, path)
+        except KeyError:  # a folder without __init__.py, whose package is not imported
+            folders = [Path(entry, name.rpartition(".")[2]) for entry in path or ()]
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+        if spec is not None:
             return spec
     return None
 
