@@ -40,7 +40,7 @@ def plan_rows(config: Mapping[str, Any], loop: object, runs: Sequence[Prerequisi
         if candidates < settings.candidates:
             remaining = 100 * error * (settings.replicates / replicates) ** 0.5
             advice = f"design.candidates={candidates} design.replicates={replicates}"
-            rows.append(("  but", f"{advice} has about {remaining:.2g} % at the same cost, with fewer proposals"))
+            rows.append(("", f"{advice}: about {remaining:.2g} % at the same cost, with fewer proposals"))
     return rows
 
 
