@@ -313,7 +313,7 @@ class TestRepeatedMeasurements:
         assert principal.history.noise is None and "standard error" not in self.means(principal)
         principal.brief(Briefing(6, 2, 2, 1, True, noise=30.0))
         assert "with 145 (standard error 30), measured once" in self.means(principal)
-        assert "payoffs of the same numbers differed by a standard deviation of 30; the" in principal.question(None).text
+        assert "same numbers differed by a standard deviation of 30; the" in principal.question(None).text
         principal.tell([result(toy(), self.GOOD, value=105.0, n=2)])
         assert principal.history.noise == pytest.approx(np.sqrt((800 + 800) / 2))
         assert self.means(principal).count("2 times (4 episodes)") == 2
@@ -406,9 +406,7 @@ class TestPromptContent:
         principal.brief(Briefing(40, 0, 2, 1, True, updates=0, confirmations=8))
         text = principal.question("lever_0_works").text
         assert "round" not in text and "same weights" not in text and "2 episodes are evaluated" in text
-        assert (
-            "Lines have no standard error, as there are too few" in text and "are measured again, 8 times in all" in text
-        )
+        assert "Lines have no standard error, as there" in text and "are measured again, 8 times in all" in text
 
     def test_two_episodes_have_no_standard_error(self):
         for n, has_error in ((2, False), (3, True)):
