@@ -15,8 +15,8 @@ not computed again are kept and printed, so `--runs 0 --gp-runs 0` only prints.
 
 `gp-...` are variants of `gp`: fewer initial points, and reported standard errors as noise. `...-incumbent` recommends
 the vector with the highest mean of measurements, from the same proposals. `best-arm` is the highest score among the
-arms of the bandits, which bounds theirs. `metagrad` is left out because it needs
-gradients of learning agents; `saez` and `vote` need incomes and citizens.
+arms of the bandits, which bounds theirs. With `--replicates` a measurement is the mean over several societies.
+`metagrad` is left out because it needs gradients of learning agents; `saez` and `vote` need incomes and citizens.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ import argparse
 import csv
 import itertools
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,10 +136,12 @@ def incumbent(estimates: PooledEstimates) -> np.ndarray:
 
 
 def search(
-    name: str, family: str, run: int, proposals: int, candidates: int, llm: str
+    name: str, family: str, run: int, proposals: int, candidates: int, llm: str, replicates: int = 1
 ) -> tuple[dict[Row, dict[str, float]], float]:
     """Return the scores of one run, and its CPU seconds."""
     start, function = time.process_time(), landscape(family, run)
+    single_noise = function.noise
+    function = replace(function, noise=lambda points: single_noise(points) / math.sqrt(replicates))
     principal = build_principal(name, function, run, proposals, llm)
     estimates, rng = PooledEstimates(), Seeds(run).numpy("noise")
     scores: Scores = {}
@@ -247,6 +251,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--proposals", type=int, default=20)
     parser.add_argument("--candidates", type=int, default=1, help="proposals at a time")
+    parser.add_argument("--replicates", type=int, default=1, help="societies of each measurement")
     parser.add_argument("--llm", default="scripted", help="option of conf/llm for the principal llm")
     parser.add_argument("--output", type=Path, help="folder of the files")
     args = parser.parse_args()
@@ -256,7 +261,7 @@ def main() -> None:
     for run in range(args.first_run, max(args.runs, args.gp_runs)):
         names = [name for name in args.principals if run < (args.gp_runs if name.startswith("gp") else args.runs)]
         for family in args.families:
-            jobs += [(name, family, run, args.proposals, args.candidates, args.llm) for name in names]
+            jobs += [(name, family, run, args.proposals, args.candidates, args.llm, args.replicates) for name in names]
     path = args.output / "landscapes.csv" if args.output else None
     scores: Scores = read_scores(path) if path else {}
     seconds: dict[str, list[float]] = {}

@@ -99,7 +99,8 @@ def configs() -> dict[str, str]:
     for name, overrides in cases.items():
         try:
             config: Any = compose(*overrides)
-            config.pop("regime_name", None)  # the name of an option, whose values are elsewhere
+            for key in ("regime_name", "regime_noise"):  # descriptions of an option, whose values are elsewhere
+                config.pop(key, None)
         except Exception as error:  # noqa: BLE001  any failure is a record, too
             config = type(error).__name__
         found[name] = json.dumps(config, sort_keys=True, default=str)

@@ -97,3 +97,12 @@ def test_scores_round_trip(tmp_path):
     cells = landscapes.collect_cells(scores)
     assert cells["random", "gate", 5].tolist() == [0.25] and ("gp", "harvest", 20) not in cells
     assert "0.75" in landscapes.format_tables(cells)
+
+
+def test_replicates_reduce_noise():
+    """The mean of many societies leaves no luck: the incumbent of random search is the best of its proposals."""
+    scores = [search("random", "cleanup", run, 20, 1, "scripted", n)[0] for n in (1, 10**8) for run in range(40)]
+    single, many = (
+        [row["cleanup", run, 20]["random"] for run, row in enumerate(part)] for part in (scores[:40], scores[40:])
+    )
+    assert np.mean(many) > np.mean(single)

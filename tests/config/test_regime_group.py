@@ -45,11 +45,11 @@ def test_environment_selects_only_regime(env):
     regime = REGIMES.get(env, "none")
     assert (config["regime_name"], plain["regime_name"]) == (regime, "none")
     assert {key: plain[key] for key in ("agent", *SCHEDULES)} == {key: bare[key] for key in ("agent", *SCHEDULES)}
-    changed = {key for key in config if config[key] != plain[key]} - {"regime_name"}
+    changed = {key for key in config if config[key] != plain[key]} - {"regime_name", "regime_noise"}
     agent = {"agent"} if env in AGENTS else set()
     # The number of games follows from that of the proposals.
     games = {"env"} if env in AGENTS else set()
-    schedule = set(content(root() / "regime" / f"{regime}.yaml")) - {"defaults", "regime_name"}
+    schedule = set(content(root() / "regime" / f"{regime}.yaml")) - {"defaults", "regime_name", "regime_noise"}
     assert changed == agent | games | schedule
     assert config["env"] | {"n_envs": None} == plain["env"] | {"n_envs": None}
 
@@ -80,9 +80,10 @@ def test_society_learns_from_scratch(env, rounds, overrides):
     assert config["design"] == bare["design"] | {"adapt_rounds": rounds} and config["env"] == bare["env"]
 
 
-def test_regime_name_is_not_hashed():
-    config = compose("env=cartpole")
-    assert config_hash(config) == config_hash({key: value for key, value in config.items() if key != "regime_name"})
+@pytest.mark.parametrize("key", ["regime_name", "regime_noise"])
+def test_descriptions_of_regimes_are_not_hashed(key):
+    config = compose("env=cleanup")
+    assert config_hash(config) == config_hash({name: value for name, value in config.items() if name != key})
 
 
 def test_regimes_set_their_name():

@@ -301,8 +301,41 @@ class TestRepeatedMeasurements:
         payoffs = [row.split("payoff ")[1].split(" (")[0] for row in rows]
         assert payoffs == ["122", "145", "152.2", "120", "148.6"]
         means = text[text.rindex("Generation 5") :]
-        repeated = "- x0=1, x1=0: 3 times, mean payoff 140.9, standard deviation between generations 16.5\n"
-        assert repeated in means and "Best mean so far: x0=0, x1=1 with 145, measured once." in means
+        spread = "standard deviation between generations 16.5, standard error 9.524\n"
+        assert f"- x0=1, x1=0: 3 times (12 episodes), mean payoff 140.9, {spread}" in means
+        assert "Best mean so far: x0=0, x1=1 with 145 (standard error 16.5), measured once." in means
+
+    def test_standard_errors_need_repetitions(self):
+        """The noise is pooled over vectors; before there are two repetitions it is that of the briefing, if known."""
+        principal = llm_principal(toy(), scripted())
+        for vector, value in ((self.LUCKY, 120.0), (self.GOOD, 145.0), (self.LUCKY, 160.0)):
+            principal.tell([result(toy(), vector, value=value, n=2)])
+        assert principal.history.noise is None and "standard error" not in self.means(principal)
+        principal.brief(Briefing(6, 2, 2, 1, True, noise=30.0))
+        assert "with 145 (standard error 30), measured once" in self.means(principal)
+        assert "same numbers differed by a standard deviation of 30; the" in principal.question(None).text
+        principal.tell([result(toy(), self.GOOD, value=105.0, n=2)])
+        assert principal.history.noise == pytest.approx(np.sqrt((800 + 800) / 2))
+        assert self.means(principal).count("2 times (4 episodes)") == 2
+        assert self.means(principal).count("standard error 20") == 3
+
+    def means(self, principal):
+        return principal.question(None).text.split("Tried more than once")[1].split("## Your answer")[0]
+
+    @pytest.mark.parametrize(
+        ("societies", "episodes", "shown"), [(1, 2, False), (1, 3, True), (2, 4, False), (3, 6, True)]
+    )
+    def test_standard_error_needs_three_values(self, societies, episodes, shown):
+        """The error of one society is that of its episodes, of several that of societies."""
+        principal = llm_principal(toy(), scripted())
+        principal.tell([replace(result(toy(), self.GOOD, n=episodes), units=societies, standard_error=4.0)])
+        assert ("(standard error 4 over" in principal.question(None).text) == shown
+
+    def test_repeated_societies(self):
+        principal = llm_principal(toy(), scripted())
+        for _ in range(2):
+            principal.tell([replace(result(toy(), self.GOOD, n=6), units=3)])
+        assert "2 times (12 episodes, 6 societies), mean payoff" in principal.question(None).text
 
     @pytest.mark.parametrize(("history", "n"), [("best_and_last", 3), ("best", 3)])
     def test_rows_are_unique(self, history, n):
@@ -373,9 +406,7 @@ class TestPromptContent:
         principal.brief(Briefing(40, 0, 2, 1, True, updates=0, confirmations=8))
         text = principal.question("lever_0_works").text
         assert "round" not in text and "same weights" not in text and "2 episodes are evaluated" in text
-        assert (
-            "No standard error is given, as there are too few" in text and "are measured again, 8 times in all" in text
-        )
+        assert "Lines have no standard error, as there" in text and "are measured again, 8 times in all" in text
 
     def test_two_episodes_have_no_standard_error(self):
         for n, has_error in ((2, False), (3, True)):

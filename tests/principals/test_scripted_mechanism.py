@@ -114,7 +114,7 @@ def test_repeated_payoff_has_larger_weight():
     """Once 9 beside ten times 2 is worth less than 5."""
     vectors = [[0.0, 0.0], [0.01, 0.0], [2.0, 2.0], *[[0.01, 0.0]] * 9]
     prompt = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9]).question(None).text
-    assert prompt.count("x0=0.01, x1=0 -> payoff 2") == 10 and "- x0=0.01, x1=0: 10 times, mean payoff 2," in prompt
+    assert prompt.count("x0=0.01, x1=0 -> payoff 2") == 10 and "x0=0.01, x1=0: 10 times (" in prompt
     best = with_payoffs(toy(), vectors, [9.0, 2.0, 5.0, *[2.0] * 9], history="best").question(None).text
     assert "(mean of 10 measurements" in best
     for prompt_ in (prompt, best):

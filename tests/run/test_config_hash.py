@@ -27,6 +27,7 @@ REASONS = {
     "observers": "read rollouts, and cannot change them",
     "report": "configures the presentation of results",
     "regime_name": "is the name of an option; its values are other keys",
+    "regime_noise": "is a recorded noise, for the plan",
     "prompts": "is a path; `prompts_digest` covers the content",
     "play.videos": "selects what is recorded of episodes",
     "play.records": "selects what is recorded of episodes",

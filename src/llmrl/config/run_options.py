@@ -29,6 +29,7 @@ class RunOptions:
     loggers: Section
     observers: list[Section]
     regime_name: str
+    regime_noise: NonNegativeFloat | None
     prompts: str | None
     trials_dir: str
     transfer: Section

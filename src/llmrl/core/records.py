@@ -162,6 +162,7 @@ class Briefing:
         confirmations: measurements after the last proposal that compare the leading vectors again.
         pretraining: how the agents were trained before; None: they were not, or it is unknown.
         observes_mechanism: whether agents observe the mechanism's values where the environment shows them.
+        noise: standard deviation of payoffs of the same vector, measured before the search; None if unknown.
     """
 
     steps: int
@@ -175,6 +176,7 @@ class Briefing:
     confirmations: int = 0
     pretraining: Pretraining | None = None
     observes_mechanism: bool = True
+    noise: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from llmrl.core.protocols import EstimatesCalls
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.experiment import reference_line_runs, run_references
+from llmrl.experiment import measurement_noise, reference_line_runs, run_references
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import Parts, proposals_of
 from llmrl.llms.client import ChatClient
@@ -58,6 +58,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows += loop.plan()
     reference_runs = reference_line_runs.prerequisite_runs(config, parts, loop)
     rows += reference_line_runs.plan_rows(config, parts, loop, reference_runs)
+    rows += measurement_noise.plan_rows(config, loop, reference_runs)
     first = [run for run in (*initial_runs, *reference_runs) if not run.finished]
     if isinstance(loop, DesignLoop):
         total = loop.env_steps + sum(run.env_steps for run in first)

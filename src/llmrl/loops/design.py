@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -86,7 +86,7 @@ class DesignLoop:
             check_rollout_steps(self.agents, self.adaptation.pieces[0], games)
         self.find_references = parts.known if settings.references != 0 else lambda: None
         self.references: References | None = None
-        self._brief({})
+        self._brief()
         self.record = AdaptationRecord(
             rounds, settings.candidates, games * replicates, objective, settings.spending_cost
         )
@@ -94,22 +94,23 @@ class DesignLoop:
         self.progress = DesignProgress(parts, self.schedule, self.record, self.results)
         self.measurement = Measurement(env.spec, self.seeds, self.adaptation, self.progress)
 
-    def _brief(self, baselines: Mapping[str | None, float]) -> None:
-        """Describe the run to a principal that accepts a briefing."""
+    def _brief(self) -> None:
+        """Describe the run, and the reference lines that are measured, to a principal that accepts a briefing."""
         if isinstance(self.principal, AcceptsBriefing):
-            settings, schedule = self.settings, self.schedule
+            settings, schedule, references = self.settings, self.schedule, self.references
             briefing = Briefing(
                 steps=schedule.proposal_steps,
                 adapt_rounds=schedule.adapt_rounds,
                 validate_episodes=schedule.validate_episodes * settings.replicates,
                 replicates=settings.replicates,
                 reset=settings.reset_agents,
-                without=baselines,
+                without={} if references is None else references.without,
                 games=schedule.games,
                 updates=self.updates_per_round,
                 confirmations=schedule.confirm_steps * settings.candidates,
                 pretraining=getattr(self.agents[0], "pretraining", None),
                 observes_mechanism=self.observes_mechanism,
+                noise=None if references is None else references.measurement_error(settings.replicates),
             )
             self.principal.brief(briefing)
 
@@ -155,7 +156,7 @@ class DesignLoop:
         if run.restored is not None:
             progress.load_state_dict(run.restored)
         self.references = self.find_references()
-        self._brief({} if self.references is None else self.references.without)
+        self._brief()
         if self.references and self.references.warning:
             log.warning("%s", self.references.warning)
         with (

@@ -103,6 +103,12 @@ class References:
         """Standard error of the mean of a vector of the scan, pooled over vectors; None if unknown."""
         return None if self.variance is None else self.variance.noise
 
+    def measurement_error(self, societies: int = 1) -> float | None:
+        """Return the standard error of one measurement over `societies`, from the noise of the scan; None: unknown."""
+        if self.noise is None:
+            return None
+        return self.noise * math.sqrt(self.situations[0].scan[0].measurements / societies)
+
     @property
     def without(self) -> dict[str | None, float]:
         """Objective of the neutral vector by context."""
@@ -168,7 +174,7 @@ class References:
         noise = self.noise
         if noise is None:
             return {"standard_error": None, "beyond_noise": None}
-        single_error = self._measurement_error(history) / math.sqrt(best["evaluations"])
+        single_error = (self.measurement_error(_societies(history)) or 0.0) / math.sqrt(best["evaluations"])
         error = math.hypot(noise, max(single_error, best["standard_error"] or 0.0))
         value = best["objective"] - self._situation(best["context"]).no_mechanism.value
         return {"standard_error": error, "beyond_noise": value > SIGNIFICANT_ERRORS * error}
@@ -186,17 +192,12 @@ class References:
             scan = np.mean([measurement.value for measurement in self._situation(row["context"]).scan])
             gains.append({**row, "objective": row["objective"] - float(scan)})
         first_gains, last_gains = gains[:last], gains[-last:]
-        measurement_error = self._measurement_error(history) / math.sqrt(last)
+        measurement_error = (self.measurement_error(_societies(history)) or 0.0) / math.sqrt(last)
         errors = [max(_error(rows), measurement_error) for rows in (first_gains, last_gains)]
         return bool(
             _mean(last_gains) > SIGNIFICANT_ERRORS * errors[1]
             or _mean(last_gains) - _mean(first_gains) > SIGNIFICANT_ERRORS * math.hypot(*errors)
         )
-
-    def _measurement_error(self, history: Rows) -> float:
-        """Return the standard error of one measurement of a run, from the noise of the scan."""
-        societies = len(history[0].get("societies", [0]))
-        return (self.noise or 0.0) * math.sqrt(self.situations[0].scan[0].measurements / societies)
 
     def _situation(self, context: str | None) -> Situation:
         return next(situation for situation in self.situations if situation.context == context)
@@ -212,6 +213,11 @@ class References:
             f"{len(self.situations[0].scan)} vectors is {self.variance.spread:.3g}, and the noise of each is "
             f"{noise:.3g} (F test, p = {p:.2g})"
         )
+
+
+def _societies(history: Rows) -> int:
+    """Return the number of societies of a measurement of a run."""
+    return len(history[0].get("societies", [0]))
 
 
 def _mean(rows: Rows) -> float:

@@ -98,6 +98,21 @@ class History(StateFields):
         rows = [record for context in self.contexts for record in self._pool_by_vector(context)]
         return [record for record in rows if len(record["measured"]) > 1]
 
+    @property
+    def noise(self) -> float | None:
+        """Standard deviation of payoffs of the same vector, pooled over vectors and contexts.
+
+        None: measurements are not pooled, or there are fewer than `MIN_UNITS` - 1 repetitions, too few for an estimate.
+        """
+        if not self.pooled:
+            return None
+        rows = [record for context in self.contexts for record in self._pool_by_vector(context)]
+        repetitions = np.array([len(row["measured"]) - 1 for row in rows])
+        if repetitions.sum() < MIN_UNITS - 1:
+            return None
+        variances = np.array([row.get("spread", 0.0) ** 2 for row in rows])
+        return float(np.sqrt(np.average(variances, weights=repetitions)))
+
     def _pool_by_vector(self, context: str | None) -> list[Record]:
         """Return one record for each vector of a context, in the order of their newest measurements."""
         groups: dict[Key, list[Record]] = {}

@@ -60,6 +60,9 @@ class LLMMechanismPrincipal(LLMPrincipal):
         self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
     ) -> Prompt:
         spec, history, observations, briefing = self.spec, self.history, self.settings.observations, self.briefing
+        noise = history.noise
+        if noise is None and briefing is not None and history.pooled:
+            noise = briefing.noise
         return self.prompts.render(
             self.prompt,
             name=spec.name,
@@ -83,8 +86,8 @@ class LLMMechanismPrincipal(LLMPrincipal):
             made=len(history.records),
             made_here=len(history.in_context(context)),
             history=[self._line(record) for record in shown],
-            repeated=[self._line(record) for record in self._repeated()],
-            best=None if (best := history.best_record(context)) is None else self._line(best),
+            repeated=[self._line(record, noise) for record in self._repeated()],
+            best=None if (best := history.best_record(context)) is None else self._line(best, noise),
             measures=history.measures() if observations else [],
             selection=selection,
             step_size=self.settings.step_size,
@@ -108,17 +111,25 @@ class LLMMechanismPrincipal(LLMPrincipal):
     def repair(self, reason: str) -> Prompt:
         return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
-    def _line(self, record: Record) -> Record:
-        """Return a record in the form of the history template."""
+    def _line(self, record: Record, noise: float | None = None) -> Record:
+        """Return a record in the form of the history template.
+
+        Args:
+            record: record of one or several measurements.
+            noise: standard deviation of payoffs of the same vector; None: it is unknown, or not shown.
+        """
         # For payoffs that are sums over agents, the distribution among agents is irrelevant.
         additive, returns = self.spec.objective.step is not None, record["returns"]
+        # The standard error of one society is that of its episodes.
+        n_values = record["units"] if record["units"] > 1 else record["episodes"]
         line = {
             **record,
             "values": list(zip(self.space.names, record["vector"], strict=True)),
             "curves": list(record["curves"].items()),
             # Zeros are omitted, which are most numbers of most lines.
             "summaries": [(name, value) for name, value in record["summaries"].items() if value],
-            "standard_error": record["standard_error"] if record["units"] >= MIN_UNITS else None,
+            "standard_error": record["standard_error"] if n_values >= MIN_UNITS else None,
+            "mean_error": None if noise is None else noise / len(record["measured"]) ** 0.5,
             "usual": self.briefing is not None and record["episodes"] == self.briefing.validate_episodes,
             "range": additive,
             "returns": [min(returns), max(returns)] if additive and returns else returns,

@@ -26,6 +26,7 @@ EXCLUDED: tuple[str, ...] = (
     "observers",  # observe without changing anything
     "report",  # presentation of results
     "regime_name",  # name of an option, whose values are elsewhere in the config
+    "regime_noise",  # recorded noise of measurements, for the plan
     "prompts",  # location of prompts; their content is in `prompts_digest`
     # Recordings of episodes for people.
     "play.videos",
