@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -32,17 +34,24 @@ def sources_of(config: Mapping[str, Any]) -> Mapping[str, bytes]:
 def save_sources(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write `files` to `sources/` in the run folder `folder`, unless that exists.
 
+    Several launchers and the run may do this at the same time.
+
     Raises:
         RunFolderError: the folder cannot be written.
     """
     if not files or (folder / FOLDER).exists():
         return
-    partial = folder / f"{FOLDER}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    for path, content in files.items():
-        create_folder((partial / path).parent, folder)
-        write_bytes(partial / path, content, folder)
-    partial.rename(folder / FOLDER)
+    partial = folder / f".{FOLDER}-{uuid.uuid4().hex[:8]}"
+    try:
+        for path, content in files.items():
+            create_folder((partial / path).parent, folder)
+            write_bytes(partial / path, content, folder)
+        partial.rename(folder / FOLDER)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def changed_sources(folder: Path) -> list[str]:
