@@ -1,27 +1,23 @@
 """Copies of the user's modules in a run folder."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from llmrl.run.source_copies import save_sources
+
+N_WRITERS = 6
 
 
 def test_processes_may_write_at_the_same_time(tmp_path):
     files = {f"package/module_{i}.py": b"content %d" % i for i in range(20)}
-    barrier, errors = threading.Barrier(6), []
+    barrier = threading.Barrier(N_WRITERS)
 
-    def write():
+    def write(_):
         barrier.wait()
-        try:
-            save_sources(tmp_path, files)
-        except OSError as error:
-            errors.append(error)
+        save_sources(tmp_path, files)
 
-    threads = [threading.Thread(target=write) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(N_WRITERS) as pool:
+        list(pool.map(write, range(N_WRITERS)))  # raises what a writer raises
     assert {path.name for path in tmp_path.iterdir()} == {"sources"}
     copies = {str(path.relative_to(tmp_path / "sources")): path.read_bytes() for path in tmp_path.rglob("*.py")}
     assert copies == files
