@@ -1,6 +1,7 @@
 """Results in the documentation: values of studies, and the pages whose numbers are computed from them.
 
     python scripts/results.py outputs/harvest_figure outputs/landscape_harvest   # store studies in docs/results
+    python scripts/results.py --add outputs/harvest_figure   # further runs of a study that is stored
     python scripts/results.py --write   # write all tables, the pages and the tables of the README
     python scripts/results.py --check   # compute all numbers again, and compare; the exit code is 1 for a difference
 
@@ -33,6 +34,8 @@ from llmrl.experiment.composition import plain
 from llmrl.results.run_records import read_runs
 from llmrl.results.study_settings import StudySettings, parse_settings
 from llmrl.results.table_format import ReportTable
+from llmrl.run import metrics, status
+from llmrl.run.artifacts import CONFIG_NAME
 
 ROOT = Path(__file__).parents[1]
 RUNS = "_runs.csv"
@@ -48,6 +51,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="output folders of studies to store")
+    parser.add_argument("--add", action="store_true", help="keep the stored runs that the folders do not have")
     parser.add_argument("--write", action="store_true", help="write all pages from their templates")
     parser.add_argument("--check", action="store_true", help="compare all tables and pages with their sources")
     options = parser.parse_args(arguments)
@@ -55,7 +59,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         parser.error("give folders of studies, --write or --check")
     results = root / "docs" / "results"
     for folder in options.folders:
-        sys.stdout.write(store_study(folder, results) + "\n")
+        if options.add:
+            with tempfile.TemporaryDirectory() as scratch:
+                sys.stdout.write(store_study(with_stored_runs(folder, results, Path(scratch)), results) + "\n")
+        else:
+            sys.stdout.write(store_study(folder, results) + "\n")
     pages = ResultPages(root)
     if options.write:
         for path, table in computed_tables(results / "data"):
@@ -93,6 +101,25 @@ def store_study(folder: Path, results: Path) -> str:
         (data / f"{folder.name}_{name}.csv").write_text(table.csv())
         texts += [table.caption, table.markdown()] if table.columns else []
     return "\n\n".join([*texts, *shown.sentences]) + "\n"
+
+
+def with_stored_runs(folder: Path, results: Path, scratch: Path) -> Path:
+    """Return a folder with the runs of a study in `folder`, and the stored ones that it does not have.
+
+    Args:
+        folder: output folder of the study.
+        results: folder of the result pages.
+        scratch: empty folder in which the returned one is created.
+    """
+    combined = scratch / folder.name
+    restore_runs(*_run_files(results / "data", folder.name), combined)
+    for run in read_runs(folder):
+        place = combined / run.folder.relative_to(folder)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        for name in (CONFIG_NAME, status.FILE_NAME, status.SUMMARY_NAME, metrics.FILE_NAME):
+            shutil.copy(run.folder / name, place)
+    return combined
 
 
 def computed_tables(data: Path) -> Iterator[tuple[Path, str]]:

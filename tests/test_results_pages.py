@@ -178,6 +178,26 @@ def test_tables_match_original_runs(tmp_path):
     assert summary.keys() == {"recommendation", "recommendation_standard_error", "online_performance", "references"}
 
 
+def test_further_runs_are_added_to_stored_ones(tmp_path):
+    """Tables of runs that are stored in two parts equal those of all runs; a run in both parts counts once."""
+    parts = {"first": (0, 1, 2), "second": (2, 3, 4), "all": range(5)}
+    for part, seeds in parts.items():
+        for name, level in (("random", 0.0), ("gp", 1.0)):
+            for seed in seeds:
+                values = list(np.random.default_rng(seed).normal(level, 1.0, 6))
+                write_run(tmp_path / part, "study", [f"principal={name}"], seed, values)
+    whole, stored = tmp_path / "whole" / "data", tmp_path / "stored" / "data"
+    for data in (whole, stored):
+        data.mkdir(parents=True)
+    files = [(data / "study_runs.csv", data / "study_run_curves.csv") for data in (whole, stored)]
+    write_runs(tmp_path / "all" / "study", SETTINGS, *files[0])
+    write_runs(tmp_path / "first" / "study", SETTINGS, *files[1])
+    combined = results.with_stored_runs(tmp_path / "second" / "study", stored.parent, tmp_path / "scratch")
+    write_runs(combined, SETTINGS, *files[1])
+    for one, other in zip(*files, strict=True):
+        assert one.read_text() == other.read_text()
+
+
 def test_training_episode_metric_tables(tmp_path):
     rng = np.random.default_rng(2)
     for name in ("taught", "random"):
