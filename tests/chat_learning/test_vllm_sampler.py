@@ -9,7 +9,7 @@ import torch
 from experiments import only_run_folder, silent_run
 from learning_chats import QUESTIONS, request, sampled_trajectories, settings
 from llmrl.chat_learning import losses
-from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.errors import ConfigError, Interrupted, LLMError
 from llmrl.llms.local.loading import load_tokenizer
 from llmrl.llms.local.small import SmallModelShape
 from llmrl.llms.local.small_chat import make_small_chat
@@ -114,6 +114,18 @@ def test_outages_are_retried(server, connect):
     chat = connect(retries=1)
     server.statuses += [503]
     assert chat.complete([request(QUESTIONS[0])])[0].completion_tokens > 0
+
+
+def test_stop_does_not_wait_for_server(server, connect):
+    chat = connect()
+    chat.complete([request(QUESTIONS[0])])
+    chat.stopping = lambda: True
+    server.proceed.clear()
+    try:
+        with pytest.raises(Interrupted):
+            chat.complete([request(QUESTIONS[1])])
+    finally:
+        server.proceed.set()
 
 
 @pytest.mark.parametrize("status", [400, 503])

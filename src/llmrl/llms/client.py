@@ -170,6 +170,8 @@ class ChatClient:
         """
         self._log_into(CallLog(folder / FILE_NAME))
         self._terms.stopping = stopping
+        for endpoint in self.endpoints.values():
+            endpoint.provider.stopping = stopping
 
     def _log_into(self, ledger: CallLog | None) -> None:
         self._terms.ledger = ledger

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from llmrl.core.addresses import check_transport
-from llmrl.core.errors import LLMError
+from llmrl.core.errors import Interrupted, LLMError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.llms.cancellable_calls import PendingCall, RequestBatch
 from llmrl.llms.retry import RETRIABLE_STATUS, Retry, TransientError
@@ -111,15 +111,19 @@ class VLLMClient:
         """Note that the adapters have changed; the server reads them before the next replies."""
         self._version += 1
 
-    def sample(self, requests: Sequence[SamplingRequest], max_tokens: int) -> list[tuple[list[int], np.ndarray]]:
+    def sample(
+        self, requests: Sequence[SamplingRequest], max_tokens: int, stopping: Callable[[], bool] = lambda: False
+    ) -> list[tuple[list[int], np.ndarray]]:
         """Return token ids of each reply and their log-probabilities, [n_tokens] float32.
 
         Args:
             requests: prompts, [n_requests].
             max_tokens: maximum number of tokens of a reply, >= 1.
+            stopping: function that returns whether the run is to stop.
 
         Raises:
             LLMError: the server cannot be reached, refuses a request, or does not return token ids.
+            Interrupted: the run is to stop, and replies have not arrived within a few seconds.
         """
         for name in sorted({request.adapter for request in requests}):
             self._load(name)
@@ -128,8 +132,11 @@ class VLLMClient:
             return self._complete(requests[i], max_tokens)
 
         batch = RequestBatch(ask, len(requests), self.settings.concurrency)
-        batch.wait(lambda: False)
-        return [answer for answer in batch.answers if answer is not None]
+        batch.wait(stopping)
+        answers = [answer for answer in batch.answers if answer is not None]
+        if len(answers) < len(requests):
+            raise Interrupted("the run is stopping, so it does not wait for the vLLM server")
+        return answers
 
     def close(self) -> None:
         """Unload the adapters; the next replies load them again."""
