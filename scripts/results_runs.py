@@ -114,16 +114,19 @@ def _line(run: RunRecord, task: str, group: str, settings: StudySettings) -> dic
 
 def _curve_rows(run: RunRecord, settings: StudySettings, width: int | None) -> list[dict[str, Any]]:
     """Return the rows of a run's metrics that the study needs, without other metrics, times and empty values."""
+    path = run.folder / FILE_NAME
+    content = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    logged = {name for row in content for name, value in row.items() if value is not None}
     metrics = [settings.metric] if settings.metric else list(DEFAULT_CURVES)
+    if settings.metric is None:  # only the first one that was logged is drawn
+        metrics = [name for name in metrics if name in logged or is_training_metric(run.folder, name)][:1]
     axis = AXES[settings.x_axis][0]
     rows = []
     for metric in metrics:
         if is_training_metric(run.folder, metric):  # binned episodes of training, which have a file of their own
             for place, value in zip(*series(run.folder, metric, settings.x_axis, width), strict=True):
                 rows.append({KIND: "training", X: axis, axis: float(place), metric: float(value)})
-    path = run.folder / FILE_NAME
-    for text in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(text)
+    for row in content:
         names = [name for name in row if name in metrics or name.startswith(CURVE_PREFIXES)]
         if any(row[name] is not None for name in names):
             kept = {KIND, X, axis, row.get(X), *names}

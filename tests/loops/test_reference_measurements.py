@@ -225,7 +225,7 @@ def test_objective_response_detection():
         "reference/no_mechanism": 0.5, "reference/untrained": -4.0, "reference/scan_best": 8.5,
     }  # fmt: skip
     flat = References.of(history([[0.0, 9.0], [4.0, 6.0], [9.0, 1.0]]), history([[0.0]]))
-    assert flat.responds is False and "does not respond to the mechanism" in str(flat.warning)
+    assert flat.responds is False and "does not show that the objective responds" in str(flat.warning)
     assert "standard deviation between 3 vectors is 0.289, and the noise of each is 3.52" in str(flat.warning)
 
 

@@ -204,13 +204,13 @@ class References:
 
     @property
     def warning(self) -> str | None:
-        """Warning that the objective does not respond, a sentence without a full stop; None if it does."""
+        """Warning that the scan shows no response, a sentence without a full stop; None if it does."""
         if self.responds is not False or self.variance is None:
             return None
         noise, p = self.variance.noise, self.variance.p
         return (
-            "in a coarse scan, the objective does not respond to the mechanism: its standard deviation between "
-            f"{len(self.situations[0].scan)} vectors is {self.variance.spread:.3g}, and the noise of each is "
+            "the coarse scan does not show that the objective responds to the mechanism: its standard deviation "
+            f"between {len(self.situations[0].scan)} vectors is {self.variance.spread:.3g}, and the noise of each is "
             f"{noise:.3g} (F test, p = {p:.2g})"
         )
 

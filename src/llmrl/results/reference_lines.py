@@ -48,8 +48,8 @@ class ReferenceLine:
 def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], tuple[str, ...]]:
     """Return the reference lines of a task, and the warnings of its runs.
 
-    There are several sets of lines if groups have different ones. A warning tells that an objective does not respond to
-    the mechanism.
+    There are several sets of lines if groups have different ones. A warning tells that the coarse scan shows no
+    response of an objective to the mechanism.
 
     Args:
         groups: each group with its finished runs.
