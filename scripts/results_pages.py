@@ -3,7 +3,7 @@
 A template has no measured numbers. These are expressions over CSV files, or stand in one of two lists:
 
 * `measurements.csv`: a quantity that no run record gives, such as a duration:
-  `{{ measurement("harvest_figure.duration") }}`.
+  `{{ measurement("harvest_figure.cpu") }}`.
 * `passages.csv`: the numbers of a passage whose per-run values were not stored. The passage stays in the template,
   inside `{% filter passage("key") %}...{% endfilter %}`.
 
