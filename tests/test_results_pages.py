@@ -178,7 +178,7 @@ def test_tables_match_original_runs(tmp_path):
     assert summary.keys() == {"recommendation", "recommendation_standard_error", "online_performance", "references"}
 
 
-def test_further_runs_are_added_to_stored_ones(tmp_path):
+def test_new_runs_extend_stored_runs(tmp_path):
     """Tables of runs that are stored in two parts equal those of all runs; a run in both parts counts once."""
     parts = {"first": (0, 1, 2), "second": (2, 3, 4), "all": range(5)}
     for part, seeds in parts.items():
@@ -186,10 +186,10 @@ def test_further_runs_are_added_to_stored_ones(tmp_path):
             for seed in seeds:
                 values = list(np.random.default_rng(seed).normal(level, 1.0, 6))
                 write_run(tmp_path / part, "study", [f"principal={name}"], seed, values)
-    whole, stored = tmp_path / "whole" / "data", tmp_path / "stored" / "data"
-    for data in (whole, stored):
+    complete, stored = tmp_path / "whole" / "data", tmp_path / "stored" / "data"
+    for data in (complete, stored):
         data.mkdir(parents=True)
-    files = [(data / "study_runs.csv", data / "study_run_curves.csv") for data in (whole, stored)]
+    files = [(data / "study_runs.csv", data / "study_run_curves.csv") for data in (complete, stored)]
     write_runs(tmp_path / "all" / "study", SETTINGS, *files[0])
     write_runs(tmp_path / "first" / "study", SETTINGS, *files[1])
     combined = results.with_stored_runs(tmp_path / "second" / "study", stored.parent, tmp_path / "scratch")

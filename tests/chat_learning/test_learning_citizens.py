@@ -76,8 +76,8 @@ def test_stopped_adaptation_resumes_exactly(models, citizens):
 @pytest.mark.slow
 def test_adaptation_survives_kills(models):
     """Five kills within the adaptation rounds do not change the metrics."""
-    killed, undisturbed = metrics_after_kills(models, (*FISHERY, *CITIZENS["per_player"], "design.steps=6"), 5)
-    assert killed == undisturbed
+    killed, reference = metrics_after_kills(models, (*FISHERY, *CITIZENS["per_player"], "design.steps=6"), 5)
+    assert killed == reference
 
 
 @pytest.mark.slow

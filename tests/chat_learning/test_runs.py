@@ -127,8 +127,8 @@ def test_training_survives_ten_kills(tmp_path, advantage):
         *("env=frozen_lake", "env.n_envs=8", "learn.rollout_steps=3", "learn.env_steps=1200", "env.horizon=8"),
         *("learn.evaluate_episodes=8", *PLAYER, "agent.history=4", *MODEL, f"llm.learn.advantage={advantage}"),
     )
-    killed, undisturbed = metrics_after_kills(tmp_path, overrides, 10)
-    assert killed == undisturbed and len(killed) > 10
+    killed, reference = metrics_after_kills(tmp_path, overrides, 10)
+    assert killed == reference and len(killed) > 10
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def update(chat, seed):
     return chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(seed))
 
 
-def test_samples_are_those_of_the_server(server, connect):
+def test_samples_equal_server_samples(server, connect):
     chat = connect()
     requests = [request(QUESTIONS[i % 2], repeat=i) for i in range(6)]
     replies = chat.complete(requests)
@@ -92,12 +92,12 @@ def test_staleness_is_bounded_and_corrected(server, connect):
     assert all(m["learn/importance"] <= 1.1 for m in metrics)
 
 
-def test_updates_equal_those_of_own_samples(connect, make_chat):
+def test_updates_equal_local_updates(connect, make_chat):
     """The weights after an update on given samples do not depend on which computation has sampled them."""
-    served, local = connect(), make_chat(learn=settings(**OPTIONS))
-    trajectories = sampled_trajectories(served, reward=odd_first_token)
+    remote, local = connect(), make_chat(learn=settings(**OPTIONS))
+    trajectories = sampled_trajectories(remote, reward=odd_first_token)
     states = []
-    for chat in (served, local):
+    for chat in (remote, local):
         learner = chat.learners.learner("")
         learner.update(trajectories, torch.Generator().manual_seed(0))
         states.append(learner.state_dict()["weights"])
@@ -110,7 +110,7 @@ def test_importance_weights_are_truncated():
     torch.testing.assert_close(weights, torch.tensor([2.0, 0.2]))
 
 
-def test_outages_are_retried(server, connect):
+def test_request_repeats_after_outage(server, connect):
     chat = connect(retries=1)
     server.statuses += [503]
     assert chat.complete([request(QUESTIONS[0])])[0].completion_tokens > 0
@@ -120,12 +120,12 @@ def test_stop_does_not_wait_for_server(server, connect):
     chat = connect()
     chat.complete([request(QUESTIONS[0])])
     chat.stopping = lambda: True
-    server.proceed.clear()
+    server.responsive.clear()
     try:
         with pytest.raises(Interrupted):
             chat.complete([request(QUESTIONS[1])])
     finally:
-        server.proceed.set()
+        server.responsive.set()
 
 
 @pytest.mark.parametrize("status", [400, 503])
@@ -147,7 +147,7 @@ def test_missing_features_of_servers_raise(server, connect):
     server.with_loras = True
 
 
-def test_served_model_is_checked(connect):
+def test_unknown_model_raises(connect):
     connect().check()
     with pytest.raises(LLMError, match=r"llm\.sampler\.model"):
         connect(model="another").check()
@@ -168,7 +168,7 @@ def test_incompatible_options_raise(connect, options, match):
         connect(**options)
 
 
-def test_server_needs_a_learner(server, make_chat):
+def test_server_needs_learner(server, make_chat):
     fields = {"model": None, "adapter_dir": None, "concurrency": 1, "timeout": 1.0, "retries": 0, "max_staleness": 0}
     with pytest.raises(ConfigError, match="llm/learn"):
         make_chat(sampler=VLLMSampler(server.url, **fields, max_importance=2.0))

@@ -27,7 +27,7 @@ def test_reference_lines_state_the_error():
     assert relative_error(references, 4) == pytest.approx(2**0.5 / 20)
 
 
-def test_error_is_unknown_without_repetitions_or_a_response():
+def test_error_needs_repetitions_and_response():
     assert relative_error(None, 1) is None
     assert relative_error(References.of(scan([(0.0, 2.0)]), []), 1) is None
     assert relative_error(References.of(scan([(0.0, 2.0), (2.0, 0.0)]), []), 1) is None
@@ -37,7 +37,7 @@ def test_error_is_unknown_without_repetitions_or_a_response():
     ("error", "candidates", "replicates", "expected"),
     [(0.2, 8, 1, (2, 4)), (0.11, 8, 1, (4, 2)), (0.9, 8, 1, (1, 8)), (0.05, 8, 1, (8, 1)), (0.14, 6, 2, (3, 4))],
 )
-def test_repeated_proposals_cost_the_same(error, candidates, replicates, expected):
+def test_repetitions_keep_cost(error, candidates, replicates, expected):
     assert repeated(error, candidates, replicates) == expected
     assert expected[0] * expected[1] == candidates * replicates
     remaining = error * (replicates / expected[1]) ** 0.5
@@ -62,6 +62,6 @@ def test_plan_advises_repetitions_of_noisy_measurements(capsys):
     assert "standard error" not in plan(capsys, *SMALL, "regime_noise=null")
 
 
-def test_agents_that_do_not_learn_have_no_estimate():
+def test_fixed_agents_have_no_estimate():
     config = compose("env=escape_room", "regime_noise=0.2")
     assert measurement_noise.plan_rows(config, SimpleNamespace(), []) == []

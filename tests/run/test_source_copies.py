@@ -8,7 +8,7 @@ from llmrl.run.source_copies import save_sources
 N_WRITERS = 6
 
 
-def test_processes_may_write_at_the_same_time(tmp_path):
+def test_concurrent_writers(tmp_path):
     files = {f"package/module_{i}.py": b"content %d" % i for i in range(20)}
     barrier = threading.Barrier(N_WRITERS)
 

@@ -24,15 +24,15 @@ class VLLMServer(LoopbackServer):
         requests: bodies of all completion requests.
         adapters: names of loaded adapters with the model that has them.
         loads: names of all adapters in the order of loading.
-        proceed: event without which no POST request is answered.
+        responsive: event without which no POST request is answered.
     """
 
     def __init__(self, folder, end, with_loras=True):
         self.folder, self.end, self.with_loras = folder, end, with_loras
         self.statuses, self.requests, self.adapters, self.loads = deque(), [], {}, []
         self.with_token_ids = True
-        self.proceed = threading.Event()
-        self.proceed.set()
+        self.responsive = threading.Event()
+        self.responsive.set()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,7 +43,7 @@ class VLLMServer(LoopbackServer):
                 self._send(200, {"data": [{"id": str(folder)}]})
 
             def do_POST(self):
-                server.proceed.wait()
+                server.responsive.wait()
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if server.statuses:
                     self._send(server.statuses.popleft(), {"error": "busy"})

@@ -68,11 +68,11 @@ def test_conversations_are_invariant_to_reuse(folder, max_tokens):
     assert 0 < model._prefix.n_tokens <= max_tokens
 
 
-def test_earlier_turns_are_not_read_again(folder):
-    reused, all_read = (build(folder, prefix_cache_tokens=n) for n in (10_000, 0))
-    counts = [count_tokens_read(model) for model in (reused, all_read)]
+def test_prompts_are_read_from_end_of_last_turn(folder):
+    cached, uncached = (build(folder, prefix_cache_tokens=n) for n in (10_000, 0))
+    counts = [count_tokens_read(model) for model in (cached, uncached)]
     prompts = [[], []]
-    for model, count, read in zip((reused, all_read), counts, prompts, strict=True):
+    for model, count, read in zip((cached, uncached), counts, prompts, strict=True):
         converse(model)
         read += [n for n in count if n > 1]  # others are tokens of replies
     # The first two prompts are read from the end of the system message, later ones from the end of the last turn.
@@ -103,7 +103,7 @@ def test_keys_and_values_belong_to_one_adapter(folder):
     assert list(cache.find(model, prompts, ["a", "b"]).lengths) == [MIN_LENGTH, 0]
 
 
-def test_least_recently_used_tokens_are_removed(folder):
+def test_oldest_tokens_are_removed(folder):
     model = build(folder).module
     prompts = [[[*range(start, start + MIN_LENGTH), i] for i in range(2)] for start in (5, 6, 7)]
     cache = PrefixCache(2 * MIN_LENGTH)
