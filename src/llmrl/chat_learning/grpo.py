@@ -22,7 +22,6 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapters_off, write_adapter
 from llmrl.llms.local.adapter_set import AdapterSet
-from llmrl.llms.local.batching import plan_batches
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.chat_learner import Sharing
 from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
@@ -197,7 +196,9 @@ class ChatGRPO:
             n_replies = 1 + int(sequences[-1].replies[-1]) if sequences else 0
             sequences += token_sequences([turn.sample for turn in trajectory.turns], n_replies)
         if self.chat.settings.sampler is not None:
-            sequences = self._with_old_log_probs(sequences)
+            # Probabilities of the server differ by rounding, and by staleness.
+            old = self._token_network().sampled_log_probs(sequences)
+            sequences = [replace(s, old_log_probs=x) for s, x in zip(sequences, old, strict=True)]
         records: list[Record] = []
         for _ in range(settings.epochs):
             order = torch.randperm(len(sequences), generator=generator).tolist()
@@ -338,20 +339,6 @@ class ChatGRPO:
             token_loss = token_loss + batch["kl"] * kl
             record["kl"] = kl.detach().sum() / n_replies
         return (weights * token_loss).sum(), record
-
-    @torch.no_grad()
-    def _with_old_log_probs(self, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-        """Return sequences with the log-probabilities of the trained policy, which differ from those of a server."""
-        network = self._token_network()
-        completed = list(sequences)
-        for indices in plan_batches([len(s.tokens) for s in sequences], 0, self.settings.piece_tokens):
-            piece = [sequences[i] for i in indices]
-            tokens = torch.from_numpy(np.concatenate([np.array(s.tokens)[s.positions] for s in piece]))
-            log_probs = network.forward(piece).cpu().gather(1, tokens[:, None]).squeeze(1).numpy()
-            parts = np.split(log_probs, np.cumsum([len(s.positions) for s in piece])[:-1])
-            for i, part in zip(indices, parts, strict=True):
-                completed[i] = replace(sequences[i], old_log_probs=part)
-        return completed
 
     @torch.no_grad()
     def _reference_log_probs(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:

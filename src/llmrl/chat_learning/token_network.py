@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -85,6 +86,19 @@ class TokenNetwork(nn.Module):
         self.tokens += length + ids[:, length:].numel()
         model.eval()
         return torch.log_softmax(logits[row, index].float() / self.temperature, dim=-1)
+
+    @torch.no_grad()
+    def sampled_log_probs(self, sequences: Sequence[TokenSequence]) -> list[np.ndarray]:
+        """Return the log-probabilities of the sampled tokens of each sequence, [n_sampled] float32."""
+        log_probs = [np.empty(0, dtype=np.float32)] * len(sequences)
+        for indices in plan_batches([len(s.tokens) for s in sequences], 0, self.piece_tokens):
+            piece = [sequences[i] for i in indices]
+            tokens = torch.from_numpy(np.concatenate([np.array(s.tokens)[s.positions] for s in piece]))
+            chosen = self.forward(piece).cpu().gather(1, tokens[:, None]).squeeze(1).numpy()
+            parts = np.split(chosen, np.cumsum([len(s.positions) for s in piece])[:-1])
+            for i, part in zip(indices, parts, strict=True):
+                log_probs[i] = part
+        return log_probs
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch; the loss of the minibatch is the sum of those of all pieces."""

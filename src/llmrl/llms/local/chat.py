@@ -263,9 +263,8 @@ class LocalChat(Provider):
                 end = self._end(tokens[i])
                 # The last token of the longest reply was not read.
                 n_read = min(len(tokens[i]) - 1, len(tokens[i]) if end is None else end + 1)
-                positions = [*mask[i].nonzero().flatten().tolist(), *range(ids.shape[1], ids.shape[1] + n_read)]
                 read = [*prompt, *tokens[i][:n_read]]
-                self._prefix.store(output.past_key_values, i, positions, read, request.adapter)
+                self._prefix.store(output.past_key_values, i, mask[i], read, request.adapter)
         return replies
 
     def _sample_on_server(

@@ -88,22 +88,28 @@ class PrefixCache:
                 matches = [(shared, length) if shared and match[0] is None else match for match in matches]
         return CachedPrompts([length for _, length in matches], _padded_cache(matches))
 
-    def store(self, cache: Any, row: int, positions: Sequence[int], tokens: Sequence[int], adapter: str) -> None:
+    def store(self, cache: Any, row: int, mask: torch.Tensor, tokens: Sequence[int], adapter: str) -> None:
         """Store the tokens of a conversation in place of its earlier turns.
 
         Args:
             cache: transformers cache of a batch.
             row: index of the conversation in the batch.
-            positions: positions of its tokens in the cache, [n_tokens].
-            tokens: its token ids, [n_tokens].
+            mask: mask of its prompt, [width] int64: 1 token, 0 padding; the reply stands after it.
+            tokens: token ids of prompt and reply, without tokens that were not read, [n_tokens].
             adapter: name of the adapter that reads the conversation.
         """
+        import torch
+
         if len(tokens) > self._max_tokens or not _is_complete(cache):
             return
         array = np.array(tokens)
         earlier, length = self._longest_match(array, adapter)
         if earlier is not None and not earlier.is_shared and length == len(earlier.tokens):
             self._entries.remove(earlier)
+        prompt = mask.nonzero().flatten()
+        reply = torch.arange(len(mask), len(mask) + len(tokens) - len(prompt))
+        # One transfer to the device for all layers.
+        positions = torch.cat([prompt, reply]).to(cache.layers[0].keys.device)
         layers = [(layer.keys[row][:, positions], layer.values[row][:, positions]) for layer in cache.layers]
         self._add(CachedTokens(array, layers, adapter, is_shared=False))
 
@@ -143,6 +149,7 @@ def _padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> Any:
     Args:
         matches: entry and number of its tokens for each row of the cache, [n_rows].
     """
+    import torch
     from transformers import DynamicCache
 
     rows: dict[tuple[CachedTokens, int], list[int]] = {}
@@ -154,7 +161,8 @@ def _padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> Any:
     width = max(length for _, length in rows)
     shapes = next(iter(rows))[0].layers
     layers = [tuple(x.new_zeros(len(matches), x.shape[0], width, x.shape[2]) for x in layer) for layer in shapes]
-    for (entry, length), indices in rows.items():
+    for (entry, length), row_indices in rows.items():
+        indices = torch.tensor(row_indices, device=layers[0][0].device)
         for target, source in zip(layers, entry.layers, strict=True):
             for padded, cached in zip(target, source, strict=True):
                 padded[indices, :, width - length :] = cached[:, :length]
