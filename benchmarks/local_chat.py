@@ -5,10 +5,14 @@ and how many replies do. Random models have closer calls between tokens than tra
 
 Conversations of several games side by side, whose prompts contain all earlier turns: seconds of a turn with and without
 the cached keys and values of earlier turns (`llm.prefix_cache_tokens`).
+
+More prompts than `llm.batch_tokens` admits, with replies of different lengths: seconds if waiting prompts take the
+places of finished replies, and if each batch is finished before the next.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +25,7 @@ from random_models import save_llama, save_tokenizer
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.local.batching import pad_left
+from llmrl.llms.local.batching import pad_left, plan_batches
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.token_sampling import GumbelNoise
 
@@ -30,6 +34,7 @@ QUESTIONS, SHORTEST, LONGEST, REPLY = 32, 20, 128, 48
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 BIG_VOCABULARY, DRAWS = 152_000, 50
 GAMES, TURNS, WORDS = 8, 12, 100
+PROMPTS, ROWS, LONGEST_REPLY, END_TOKENS = 96, 16, 128, range(5, VOCABULARY, 24)
 
 
 def questions() -> list[ChatRequest]:
@@ -88,6 +93,32 @@ def seconds_per_turn(folder: Path, prefix_cache_tokens: int) -> list[float]:
     return seconds
 
 
+def seconds_with_waiting_prompts(folder: Path) -> tuple[float, float]:
+    """Return the seconds of prompts of which `ROWS` fit into a batch: one batch after another, and continuously."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(END_TOKENS)}))
+    longest = SHORTEST + LONGEST_REPLY + 8
+    chat = build_model(
+        "local_chat",
+        model=str(folder),
+        seeds=Seeds(0),
+        dtype="float32",
+        max_tokens=LONGEST_REPLY,
+        batch_tokens=ROWS * longest,
+    )
+    rng = np.random.default_rng(0)
+    texts = (" ".join(f"w{i}" for i in rng.integers(VOCABULARY - 3, size=SHORTEST)) for _ in range(PROMPTS))
+    requests = [ChatRequest(({"role": "user", "content": text},)) for text in texts]
+    chat.complete(requests[:1])
+    lengths = [len(chat.encode(request.messages)) for request in requests]
+    batches = plan_batches(lengths, LONGEST_REPLY, chat.settings.batch_tokens)
+    start = time.perf_counter()
+    for batch in batches:
+        chat.complete([requests[i] for i in batch])
+    middle = time.perf_counter()
+    chat.complete(requests)
+    return middle - start, time.perf_counter() - middle
+
+
 def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
@@ -110,6 +141,9 @@ def main() -> None:
             pair = all_read[turn - 1], reused[turn - 1]
             print(f"turn {turn:2} of {GAMES} conversations: {pair[0]:.2f} s, with cache {pair[1]:.2f} s", end="")
             print(f" ({pair[0] / pair[1]:.1f} times faster)")
+        separate, continuous = seconds_with_waiting_prompts(folder)
+        print(f"{PROMPTS} prompts, {ROWS} at once: batches in sequence {separate:.1f} s, ", end="")
+        print(f"continuous {continuous:.1f} s ({separate / continuous:.2f} times faster)")
     noise, scores = GumbelNoise([np.random.default_rng(0)]), torch.zeros(1, BIG_VOCABULARY)
     start = time.perf_counter()
     for _ in range(DRAWS):

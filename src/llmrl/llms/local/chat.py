@@ -1,4 +1,4 @@
-"""Chat model whose weights are in this process: whole batches through transformers' `generate`."""
+"""Chat model whose weights are in this process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Uni
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
-from llmrl.llms.local.batching import pad_left, plan_batches
 from llmrl.llms.local.chat_learner import ChatLearners, LearnerFactory
+from llmrl.llms.local.generation import Generator, Prompt, SamplingSettings
 from llmrl.llms.local.loading import (
     Dtype,
     check_installed,
@@ -30,7 +30,7 @@ from llmrl.llms.local.loading import (
 from llmrl.llms.local.prefix_cache import PrefixCache
 from llmrl.llms.local.small import SmallModelFactory, find_model
 from llmrl.llms.local.small_chat import SmallChat
-from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan, request_stream
+from llmrl.llms.local.token_sampling import request_stream
 from llmrl.llms.local.vllm_sampler import SamplingRequest, VLLMClient, VLLMSampler
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
@@ -111,6 +111,7 @@ class LocalChat(Provider):
         self._identity: dict[str, Any] | None = None
         self._tokenizer: Any = None
         self._model: Any = None
+        self._generator: Generator | None = None
         self._prefix = PrefixCache(settings.prefix_cache_tokens)
         self._learners: ChatLearners | None = (
             None if settings.learn is None else settings.learn.learners(self, self._seeds)
@@ -205,12 +206,7 @@ class LocalChat(Provider):
             self._check_length(len(prompt), request)
         if self._sampler is not None:
             return self._sample_on_server(self._sampler, prompts, requests)
-        replies: dict[int, ChatReply] = {}
-        limits = self.settings.max_tokens, self.settings.batch_tokens
-        for batch in plan_batches([len(prompt) for prompt in prompts], *limits):
-            answers = self._generate([prompts[i] for i in batch], [requests[i] for i in batch])
-            replies |= zip(batch, answers, strict=True)
-        return [replies[i] for i in range(len(requests))]
+        return self._generate(prompts, requests)
 
     def close(self) -> None:
         """Release the weights; the next request loads them again. Those of a learner stay."""
@@ -218,54 +214,56 @@ class LocalChat(Provider):
         if self._sampler is not None:
             self._sampler.close()
         if self._learners is None:
-            self._model = None
+            self._model = self._generator = None
         if self.device.startswith("cuda"):
             import torch
 
             torch.cuda.empty_cache()
 
     def _generate(self, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Generate the replies of one batch."""
+        """Generate the replies in this process."""
         import torch
 
         model = self._load_model()
-        noise = self._noise(requests)
-        adapters = [request.adapter for request in requests]
+        if self._generator is None:
+            self._generator = self._make_generator(model)
+        streams: Sequence[np.random.Generator | None] = [None] * len(requests)
+        if self.settings.temperature > 0:  # otherwise the most probable tokens
+            streams = self._streams(requests)
         try:
-            with nullcontext() if self._learners is None else self._learners.using(adapters):
-                cached = self._prefix.find(model, prompts, adapters)
-                ids, mask = pad_left(prompts, self._pad_token, cached.lengths)
-                # `generate` derives the positions from the mask, so padding does not shift them.
-                output = model.generate(
-                    ids.to(self.device),
-                    attention_mask=mask.to(self.device),
-                    logits_processor=self._processors(noise),
-                    max_new_tokens=self.settings.max_tokens,
-                    return_dict_in_generate=True,
-                    **({} if cached.cache is None else {"past_key_values": cached.cache}),
-                )
+            replies = self._generator.generate(
+                [
+                    Prompt(
+                        prompt,
+                        request.adapter,
+                        stream,
+                        # Conversations are continued; most requests with a single question are not.
+                        is_conversation=any(message["role"] == "assistant" for message in request.messages),
+                    )
+                    for prompt, request, stream in zip(prompts, requests, streams, strict=True)
+                ]
+            )
         except torch.cuda.OutOfMemoryError as error:
             self.close()
             raise LLMError(
-                f"{self.model}: {self.device} has not enough memory for {len(prompts)} prompts of up to {ids.shape[1]} "
+                f"{self.model}: {self.device} has not enough memory for prompts of up to {max(map(len, prompts))} "
                 f"tokens with replies of up to {self.settings.max_tokens}. Lower llm.batch_tokens "
                 f"({self.settings.batch_tokens}) or llm.max_tokens"
             ) from error
-        tokens = output.sequences[:, ids.shape[1] :].tolist()
-        log_probs = None if noise is None or not noise.log_probs else torch.stack(noise.log_probs, dim=1).cpu().numpy()
-        replies = [
-            self._reply(prompt, tokens[i], None if log_probs is None else log_probs[i])
-            for i, prompt in enumerate(prompts)
+        return [
+            self._reply(prompt, reply.tokens, np.array(reply.log_probs, np.float32) if reply.log_probs else None)
+            for prompt, reply in zip(prompts, replies, strict=True)
         ]
-        for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-            # Only conversations are stored: most requests with a single question are not continued.
-            if any(message["role"] == "assistant" for message in request.messages):
-                end = self._end(tokens[i])
-                # The last token of the longest reply was not read.
-                n_read = min(len(tokens[i]) - 1, len(tokens[i]) if end is None else end + 1)
-                read = [*prompt, *tokens[i][:n_read]]
-                self._prefix.store(output.past_key_values, i, mask[i], read, request.adapter)
-        return replies
+
+    def _make_generator(self, model: Any) -> Generator:
+        settings, learners = self.settings, self._learners
+        return Generator(
+            model,
+            SamplingSettings(settings.temperature, settings.top_p, settings.max_tokens, settings.batch_tokens),
+            self._prefix,
+            (lambda _: nullcontext()) if learners is None else learners.using,
+            record=learners is not None,
+        )
 
     def _sample_on_server(
         self, sampler: VLLMClient, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]
@@ -292,24 +290,6 @@ class LocalChat(Provider):
         keys = [request_key({}, replace(request, adapter="")) for request in requests]
         seeds = [learners.seeds(request.adapter) for request in requests]
         return [request_stream(*pair) for pair in zip(seeds, keys, strict=True)]
-
-    def _noise(self, requests: Sequence[ChatRequest]) -> GumbelNoise | None:
-        """Return the noise that makes the most probable token a sample; None if the most probable one is taken."""
-        if self.settings.temperature == 0:
-            return None
-        return GumbelNoise(self._streams(requests), record=self._learners is not None)
-
-    def _processors(self, noise: GumbelNoise | None) -> Any:
-        """Return the processors that turn logits into a sampled choice; `generate` itself takes the maximum."""
-        from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
-
-        processors: list[Any] = [RefuseNan()]
-        if noise is not None:
-            processors.append(TemperatureLogitsWarper(float(self.settings.temperature)))
-            if self.settings.top_p < 1:
-                processors.append(TopPLogitsWarper(float(self.settings.top_p)))
-            processors.append(noise)
-        return LogitsProcessorList(processors)
 
     def _reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
         """Decode `tokens` up to the first end token; shorter sequences of a batch are padded."""

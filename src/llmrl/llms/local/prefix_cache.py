@@ -100,7 +100,7 @@ class PrefixCache:
         """
         import torch
 
-        if len(tokens) > self._max_tokens or not _is_complete(cache):
+        if len(tokens) > self._max_tokens or not has_all_tokens(cache):
             return
         array = np.array(tokens)
         earlier, length = self._longest_match(array, adapter)
@@ -131,7 +131,7 @@ class PrefixCache:
         with torch.no_grad():
             ids = torch.tensor([tokens.tolist()], device=next(model.parameters()).device)
             cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
-        if not _is_complete(cache):
+        if not has_all_tokens(cache):
             return None
         layers = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
         return self._add(CachedTokens(tokens, layers, adapter, is_shared=True))
@@ -188,7 +188,7 @@ def _common_beginning(first: np.ndarray, second: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-def _is_complete(cache: Any) -> bool:
+def has_all_tokens(cache: Any) -> bool:
     """Return whether a cache keeps all keys and values in every layer."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
