@@ -102,10 +102,16 @@ class TokenNetwork(nn.Module):
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch; the loss of the minibatch is the sum of those of all pieces."""
-        sequences = batch["sequences"]
-        plan = plan_batches([len(sequence.tokens) for sequence in sequences], 0, self.piece_tokens)
-        for indices in plan[self.processes.rank :: self.processes.world_size]:
-            yield batch | {"sequences": [sequences[i] for i in indices]}, 1.0
+        sequences, world = batch["sequences"], self.processes.world_size
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        # With several processes, pieces are so small that each process usually has one.
+        budget = self.piece_tokens if world == 1 else min(self.piece_tokens, -(-sum(lengths) // world))
+        plan = plan_batches(lengths, 0, budget)
+        pieces = [batch | {"sequences": [sequences[i] for i in indices]} for indices in plan]
+        share = pieces[self.processes.rank :: world]
+        yield from ((piece, 1.0) for piece in share)
+        if not share:  # records of all processes have equal names
+            yield pieces[0], 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
         kind = next(self.language.parameters()).device.type

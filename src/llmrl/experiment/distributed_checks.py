@@ -30,15 +30,19 @@ def check_distributed(config: Config, resources: RunResources) -> None:
     if "method" in config:
         raise ConfigError(f"llmrl-finetune trains in one process, and there are {n}; {advice}")
     builder = resources.builder
-    if not builder.needs(config["agent"], "processes", "agent"):
+    learns, samples = (config["llm"].get(name, {}).get("_target_") is not None for name in ("learn", "sampler"))
+    # A model that learns divides the requests of its players, unless a server samples the replies.
+    players_learn = learns and not samples and builder.needs(config["agent"], "llm", "agent")
+    if not (players_learn or builder.needs(config["agent"], "processes", "agent")):
         works = ", ".join(
             name for name, option in options("agent").items() if Builder().needs(option, "processes", "agent")
         )
         raise ConfigError(
             f"{config['agent']['_target_'].rpartition('.')[2]} computes alone, so {n} processes would do the same work "
-            f"{n} times. Use an agent whose work can be divided, agent={works}; or {advice}"
+            f"{n} times. Use an agent whose work can be divided, agent={works}, or agent=llm_player with llm/learn and "
+            f"llm/sampler=none; or {advice}"
         )
-    for group in ("principal", "agent", "teacher"):
+    for group in ("principal", "teacher") if players_learn else ("principal", "agent", "teacher"):
         if builder.needs(config[group], "llm", group):
             raise ConfigError(
                 f"the chosen {group} uses a chat model, to which {n} processes would send each request {n} times; "

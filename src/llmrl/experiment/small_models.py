@@ -16,6 +16,7 @@ import numpy as np
 
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.llms.local.small import SmallModel
@@ -60,14 +61,21 @@ class SmallModels:
         )
 
     def make(self, kind: SmallKind, model: SmallModel | SmallChat) -> None:
-        """Make the model unless it exists; if several processes make it at the same time, one copy is kept.
+        """Make the model unless it exists.
+
+        The first process of a run makes it, and the others wait. If several runs make it at the same time, one copy is
+        kept.
 
         Raises:
             ConfigError: as `make_for_env`.
         """
-        folder = self.folder(kind, model)
-        if folder.is_dir():
-            return
+        folder, processes = self.folder(kind, model), ProcessGroup.joined()
+        if processes.is_main and not folder.is_dir():
+            self._make(folder, kind, model)
+        processes.barrier()
+
+    def _make(self, folder: Path, kind: SmallKind, model: SmallModel | SmallChat) -> None:
+        """Make the model in a temporary folder and move it to `folder`."""
         log.info("making a small model that %s: %s", model.told, folder)
         # Not by `tempfile`, whose folders have other permissions than folders of runs.
         scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
@@ -81,7 +89,7 @@ class SmallModels:
             if not folder.is_dir():
                 scratch.replace(folder)
         except OSError:
-            if not folder.is_dir():  # another process has not made it meanwhile
+            if not folder.is_dir():  # no other run has made it meanwhile
                 raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
@@ -206,7 +208,11 @@ class LocalChat(Provider):
             self._check_length(len(prompt), request)
         if self._sampler is not None:
             return self._sample_on_server(self._sampler, prompts, requests)
-        return self._generate(prompts, requests)
+        # Processes that train a model together sample equal shares, and each learns from all replies.
+        processes = ProcessGroup() if self._learners is None else ProcessGroup.joined()
+        share = processes.share(len(requests))
+        replies = processes.all_gather_object(self._generate(prompts[share], requests[share]))
+        return list(chain.from_iterable(replies))
 
     def close(self) -> None:
         """Release the weights; the next request loads them again. Those of a learner stay."""
