@@ -615,7 +615,6 @@ def asking_run(folder: Path, url: str) -> Path:
 
 FOLDERS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "llmrl-evaluate": lambda run: ("llmrl-evaluate", str(run), "--episodes", "2"),
-    "llmrl-train --again": lambda run: ("llmrl-train", "--again", str(run), f"output_root={run.parents[3] / 'out'}"),
     "llmrl-sweep retry": lambda run: ("llmrl-sweep", "retry", str(run.parents[2])),
 }
 for _name, _words in FOLDERS.items():

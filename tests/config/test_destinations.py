@@ -20,7 +20,6 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import REDACTED
 from llmrl.core.trust import record_destinations, user_file
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.repeat_run import repeat_arguments
 
 VARIABLE = "AWS_SECRET_ACCESS_KEY"
 GAME = ("env=escape_room", "principal=llm", "design.steps=1", "design.references=0", "design.adapt_rounds=0")
@@ -173,17 +172,6 @@ def test_retry_rejects_key_for_different_host(foreign_run, capsys):
     assert stop.value.code == 1
     assert f"--trust {VARIABLE}@https://evil.example.org" in capsys.readouterr().err
     assert not (foreign_run.parents[2] / ".sweeps").exists()
-
-
-def test_rerun_rejects_key_for_different_host(foreign_run):
-    with pytest.raises(ConfigError, match=VARIABLE):
-        repeat_arguments("llmrl-train", ["--again", str(foreign_run), "seed=3"])
-    mine = ["llm.base_url=https://mine.example.org/v1", f"llm.api_key_env={VARIABLE}"]
-    for words in (mine[:1], mine[1:]):
-        with pytest.raises(ConfigError, match=VARIABLE):
-            repeat_arguments("llmrl-train", ["--again", str(foreign_run), *words])
-    for words in (mine, ["llm=gpt4o"], [f"trusted_modules=[{VARIABLE}@https://evil.example.org]"]):
-        assert words[-1] in repeat_arguments("llmrl-train", ["--again", str(foreign_run), *words])
 
 
 @pytest.mark.parametrize("key", ["llm.base_url", "llm.api_base", "++llm.api_key_env", "loggers.mlflow.tracking_uri"])

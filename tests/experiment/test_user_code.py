@@ -13,7 +13,6 @@ import pytest
 
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.repeat_run import repeat_arguments
 from llmrl.experiment.run_job import run_and_print
 from llmrl.experiment.sweep_jobs import TASK, job_of
 from llmrl.run.artifacts import read_config
@@ -114,20 +113,6 @@ def test_skipped_run_reports_changed_comments(lab: Path, compose, capsys: pytest
     run_and_print(compose())
     output = capsys.readouterr().out
     assert "Already finished" in output and "tariff_lab/rates.py" in output and "principal.py" not in output
-
-
-def test_rerun_reports_changed_files(lab: Path, compose, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    experiment = compose()
-    run_and_print(experiment)
-    arguments = ["--again", str(experiment.folder), "--config-dir", str(tmp_path / "conf")]
-    forget()
-    repeat_arguments("llmrl-train", [*arguments, "trusted_modules=[tariff_lab]"])
-    assert "rates.py" not in capsys.readouterr().err
-    (lab / "rates.py").write_text("RATE = 0.5\n")
-    forget()
-    repeat_arguments("llmrl-train", [*arguments, "trusted_modules=[tariff_lab]"])
-    output = capsys.readouterr().err
-    assert "tariff_lab/rates.py" in output and "principal.py" not in output
 
 
 def test_job_uses_submitted_code(lab: Path, compose, tmp_path: Path) -> None:

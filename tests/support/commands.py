@@ -38,7 +38,6 @@ PRELOADS = (
     "llmrl.agents.ppo_agent",
     "llmrl.config.composition_errors",
     "llmrl.display.run_summary",
-    "llmrl.experiment.repeat_run",
     "llmrl.experiment.composition",
     "llmrl.experiment.run_job",
     "llmrl.experiment.train_application",

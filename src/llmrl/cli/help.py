@@ -51,7 +51,6 @@ FLAGS = (
     ("--explain GROUP=OPTION", "what the options of a choice mean: name, default, range, file"),
     ("--cfg job", "the composed config"),
     ("--multirun", "every combination of values with commas; the same command again computes what is missing"),
-    ("--again RUN key=value", "the experiment of a run folder, with changes"),
     ("--version", "the version of llmrl"),
     ("--hydra-help", "what else Hydra takes"),
 )

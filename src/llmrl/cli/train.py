@@ -61,7 +61,6 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import check_no_secrets_in_arguments
     from llmrl.core.terminal import guard_terminal
-    from llmrl.experiment.repeat_run import repeat_arguments
 
     guard_terminal()
     keep_private()
@@ -69,7 +68,7 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
         check_no_secrets_in_arguments(sys.argv[1:])
         if print_information(name, config_name, sys.argv[1:]):
             return
-        sys.argv[1:] = translate_arguments(repeat_arguments(name, sys.argv[1:]))
+        sys.argv[1:] = translate_arguments(sys.argv[1:])
     sys.argv[1:] = overrides_first(sys.argv[1:])
     guard_hydra()
     for problem in offer_installed():

@@ -124,15 +124,6 @@ def resolve_references(config: Config) -> dict[str, Any]:
     return {**new_config, RESOLVED: identities} if identities else new_config
 
 
-def restore_references(config: Config) -> dict[str, Any]:
-    """Return the config as it was before `resolve_references`, except that `latest:` is replaced by its run."""
-    original = {key: value for key, value in config.items() if key != RESOLVED}
-    for path, entry in (config.get(RESOLVED) or {}).items():
-        group, _, key = path.partition(".")
-        original[group] = {**original[group], key: entry["as"]}
-    return original
-
-
 def with_digests(config: Config) -> dict[str, Any]:
     """Return a config with the identities of runs (`resolve_references`) and digests of files (`input_digests`).
 
@@ -146,8 +137,12 @@ def with_digests(config: Config) -> dict[str, Any]:
 
 
 def without_digests(config: Config) -> dict[str, Any]:
-    """Return the config as it was before `with_digests`; `latest:` is replaced as by `restore_references`."""
-    return restore_references(input_digests.without_digests(config))
+    """Return the config as it was before `with_digests`, except that `latest:` is replaced by its run."""
+    original = {key: value for key, value in input_digests.without_digests(config).items() if key != RESOLVED}
+    for path, entry in (config.get(RESOLVED) or {}).items():
+        group, _, key = path.partition(".")
+        original[group] = {**original[group], key: entry["as"]}
+    return original
 
 
 def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
