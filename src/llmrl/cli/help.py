@@ -26,7 +26,7 @@ GROUPS = {
     "loggers": "metric loggers: loggers=[jsonl,tensorboard,wandb]",
     "method": "method of fine-tuning a proposer",
     "dataset": "data of fine-tuning",
-    "debug": "small sizes or diagnostics: +debug=quick, or several, +debug=[quick,profile]",
+    "debug": "small sizes: +debug=quick",
 }
 """Groups of options with descriptions, in the order in which they are listed."""
 

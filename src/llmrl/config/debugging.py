@@ -1,4 +1,4 @@
-"""The options of `+debug=`, which change the sizes of an experiment, its checks, or its episodes."""
+"""The options of `+debug=quick`, which change the sizes of an experiment."""
 
 from __future__ import annotations
 
@@ -14,35 +14,15 @@ KEY = "debug"
 
 @dataclass(frozen=True)
 class Debugging:
-    """Options for debugging an experiment; they are documented in `conf/debug/`.
+    """Sizes for debugging an experiment; they are documented in `conf/debug/`.
 
     Args:
         upper_limits: maximum numbers by section and key of the config; larger numbers and null are replaced by them.
         replacements: values by section and key of the config, which replace those of the config.
-        fixed_episode_seed: whether all episodes start from the same seed.
-        anomaly: whether the run ends at the first number that is not finite.
-        profile: whether time is measured by function.
-        trace: whether the operations of torch are recorded.
     """
 
     upper_limits: Mapping[str, Any] = field(default_factory=dict)
     replacements: Mapping[str, Any] = field(default_factory=dict)
-    fixed_episode_seed: bool = False
-    anomaly: bool = False
-    profile: bool = False
-    trace: bool = False
-
-
-def debugging(config: Mapping[str, Any]) -> Debugging:
-    """Return the debugging options of a config; the defaults without `debug`.
-
-    Raises:
-        ConfigError: an option is unknown or has the wrong type.
-    """
-    if not config.get(KEY):
-        return Debugging()
-    options: Debugging = Builder().build(config[KEY], KEY, "llmrl.config.debugging.Debugging")
-    return options
 
 
 def apply_debug_sizes(config: dict[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
@@ -54,8 +34,13 @@ def apply_debug_sizes(config: dict[str, Any], typed: Collection[str] = ()) -> di
     Args:
         config: plain data; it is not changed.
         typed: dotted keys that were typed on the command line.
+
+    Raises:
+        ConfigError: a debugging option is unknown or has the wrong type.
     """
-    debug = debugging(config)
+    if not config.get(KEY):
+        return config
+    debug: Debugging = Builder().build(config[KEY], KEY, "llmrl.config.debugging.Debugging")
     config = _apply_changes(config, debug.upper_limits, typed, _smaller)
     return _apply_changes(config, debug.replacements, typed, lambda old, new: new)
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llmrl.config.debugging import apply_debug_sizes, debugging
+from llmrl.config.debugging import apply_debug_sizes
 from llmrl.config.destinations import with_approvals
 from llmrl.config.overrides import override_key
 from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
 from llmrl.experiment.application import Application, Rows
-from llmrl.experiment.debug_tools import apply_debugging
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.compute_requests import ExecutorSeat
@@ -201,8 +200,7 @@ class Experiment:
                 with self._open() as run:
                     try:
                         if not run.finished:
-                            with apply_debugging(debugging(self.config), run.folder, run.metrics):
-                                self.application.compute(self.config, self.resources, run, self._compute_needed)
+                            self.application.compute(self.config, self.resources, run, self._compute_needed)
                     finally:
                         stack.enter_context(self.resources.away())
         finally:

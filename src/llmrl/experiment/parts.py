@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.debugging import debugging
 from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_learns, agent_loop, section
 from llmrl.core.errors import ConfigError, ErrorCollector, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, Scorer
@@ -22,7 +21,6 @@ from llmrl.core.services import AgentServices, EnvServices, ObserverServices, Pr
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.experiment.build_env import build_env
-from llmrl.experiment.debug_tools import FiniteCheck, with_single_episode
 from llmrl.experiment.distributed_checks import check_distributed, current_processes
 from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.members import parts_of
@@ -102,15 +100,12 @@ def build_parts(
     device = resources.device
     builder = resources.builder
     env = build_env(_env_options(config, render), builder.with_services(EnvServices(seeds.child("env"), device)))
-    debug = debugging(config)
     try:
         if (config.get("play", {}).get("videos") if render is None else render) and not hasattr(env, "render"):
             raise ConfigError(
                 f"a video needs frames, and {env.spec.name} has no method `render` (llmrl.core.protocols.VecEnv): "
                 f"implement it in {type(env).__qualname__}, or leave out --video and play.videos"
             )
-        if debug.fixed_episode_seed:
-            env = with_single_episode(env)
         kind = loop_kind(config, builder)
         has_principal = kind == "design"
         if has_principal and env.spec.mechanism is None:
@@ -158,8 +153,6 @@ def build_parts(
             spec = replace(env.spec, objective=objective, spending_cost=cost)
             principal = _build_principal(config, spec, services, agents[0], builder)
         observers = [] if play_only else _observers(config, env, folder, kind, builder)
-        if debug.anomaly and kind in WATCHED and not play_only:
-            observers.append(FiniteCheck())
     except BaseException:
         env.close()
         raise

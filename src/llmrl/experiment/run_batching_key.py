@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.debugging import KEY
 from llmrl.experiment.batched_runs import process_key
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import loop_kind
@@ -30,7 +29,6 @@ Config = Mapping[str, Any]
 class Alone(StrEnum):
     """Reasons why a run shares its process with no other, as texts for a table."""
 
-    DEBUG = "it is debugged (+debug=)"
     LOOP = "only the loops design, learn and search can share a process"
     OWN = "it plays by itself, so sharing saves no time (hardware.rows=<n> or hardware.jobs=<n> share all the same)"
     METAGRAD = "its principal differentiates the agents' learning (principal=metagrad)"
@@ -115,8 +113,6 @@ def reason_to_run_alone(config: Config) -> Alone | None:
     Raises:
         ConfigError: a part cannot be found.
     """
-    if config.get(KEY):
-        return Alone.DEBUG
     kind = None if "method" in config else loop_kind(config)
     if kind not in ("design", "learn", "search"):
         return Alone.LOOP

@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from llmrl.core.errors import Diverged, RunFolderError
+from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.core.metric_kinds import Counter, Kind
 from llmrl.run.line_file import FilePosition, LineFile
@@ -41,8 +41,6 @@ first."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 KIND, X = "kind", "x"
-LOSS = "loss/"
-"""Prefix of the names of losses of updates."""
 _NOT_FINAL: tuple[Kind, ...] = ("adaptation", "confirmation", "recommendation", "race")
 """Kinds of rows whose counter is not the x coordinate of final numbers."""
 _NO_METRICS = frozenset({KIND, X, *COUNTERS})
@@ -64,9 +62,6 @@ class MetricLog:
             remaining rows are passed to the sinks, so that they, too, continue as if uninterrupted.
         sinks: sinks by the names of their options. A failure of a sink is not a failure of this log.
         opening: description of the run for the sinks; None: one with the folder only.
-
-    Attributes:
-        finite_only: whether a loss that is not finite ends the run.
 
     Raises:
         RunFolderError: the file has other lines before `position`, or cannot be written.
@@ -99,7 +94,6 @@ class MetricLog:
             ) from error
         self._elapsed = float(rows[-1][TIME + "elapsed_s"]) if rows else 0.0
         self._x = _x(rows[-1]) if rows else 0
-        self.finite_only = False
         self._texts: dict[str, TextOf] = {}
         self._pictures: dict[str, PicturesOf] = {}
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
@@ -218,8 +212,6 @@ class MetricLog:
     def _finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
             return value
-        if self.finite_only and name.startswith(LOSS):
-            raise Diverged(f"+debug=anomaly: {name} is {value} at {x}")
         if name not in self._not_finite:
             self._not_finite.add(name)
             log.warning("metric %s is %s at %d (logged once for each metric)", name, value, x)
