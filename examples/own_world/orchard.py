@@ -2,8 +2,7 @@
 
 A `ParallelEnv` of PettingZoo that declares a mechanism (docs/worlds.md). llmrl is not imported, and not changed:
 
-    PYTHONPATH=examples/own_world llmrl-train env=pettingzoo env.id=orchard:Orchard principal=cmaes agent=ppo \
-        'trusted_modules=[orchard]'
+    PYTHONPATH=examples/own_world llmrl-train env=pettingzoo env.id=orchard:Orchard principal=cmaes agent=ppo
 """
 
 import numpy as np

@@ -4,7 +4,7 @@ Ahn et al. 2022 (arXiv 2204.01691): pi(a | s) is proportional to p(name of a | p
 in s. Here the chance is read off what lies in front of the agent: nobody can walk into a wall or pick up nothing.
 
     PYTHONPATH=examples/saycan llmrl-train --config-dir examples/saycan/conf env=mixed_train agent=saycan \
-        llm=local_scorer_seq2seq llm.model=google/flan-t5-small 'trusted_modules=[saycan]'
+        llm=local_scorer_seq2seq llm.model=google/flan-t5-small
 """
 
 from __future__ import annotations

@@ -119,7 +119,6 @@ def command(app: str, *words: str) -> Callable[[], Any]:
     return call
 
 
-CLEANUP = ("env=cleanup", "agent=random", "env.engine=native", "play.episodes=1", "dry_run=true")
 PLAIN = ("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2")
 
 
@@ -175,10 +174,10 @@ GAME = {"_target_": "llmrl.envs.gym.vec_env.GymnasiumEnv", "id": "CartPole-v1", 
 NAMED = {
     "torch reached through the network that uses it": (
         "llmrl.networks.actor_critic.torch.load",
-        "no class or function",
+        "outside the trusted modules",
     ),
-    "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "no class or function"),
-    "Path, imported by a part's module": ("llmrl.llms.replay.Path", "at home in pathlib"),
+    "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "not a class or function"),
+    "Path, imported by a part's module": ("llmrl.llms.replay.Path", "defined in pathlib"),
     "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_status.output_of", OUTSIDE),
     "the remover of llmrl-sweep": ("llmrl.sweeps.cleaning.remove", OUTSIDE),
     "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
@@ -194,11 +193,6 @@ for _name, (_target, _words) in NAMED.items():
     attack(_name, "refused, nothing imported")(
         lambda folder, target=_target, words=_words: refused(folder, build({"_target_": target}), words)  # type: ignore[misc]
     )
-
-
-@attack("a part inside a part (env.mechanism)", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    return refused(folder, command("llmrl-train", *CLEANUP, "env.mechanism._target_=evil.Part"), OUTSIDE)
 
 
 @attack("an option that hands the gate its own trust", "refused, nothing imported")
@@ -245,117 +239,6 @@ def _(folder: Path) -> tuple[bool, str]:
         PromptFamily("p", own, folder / "prompts").render("x")
 
     return refused(folder, call, "prompt p/x")
-
-
-# --- option files ----------------------------------------------------------------------------------------------------
-
-
-@attack("a preset trusts by an interpolation", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    os.environ["LLMRL_ATTACK"] = "evil_module"
-    own = options(folder, "# @package _global_\ntrusted_modules: ['${oc.env:LLMRL_ATTACK}']\n")
-    return refused(folder, trained(*own, "experiment=nice"), "for whoever types the command")
-
-
-@attack("a preset adds to what is typed", "what is typed alone counts")
-def _(folder: Path) -> tuple[bool, str]:
-    own = options(folder, "# @package _global_\ntrusted_modules: [evil]\nagent: {_target_: evil.Part}\n")
-    return refused(folder, trained(*own, "experiment=nice", "trusted_modules=[mine]"), OUTSIDE)
-
-
-@attack("a preset trusts, in a sweep", "refused before anything starts")
-def _(folder: Path) -> tuple[bool, str]:
-    own = options(folder, "# @package _global_\ntrusted_modules: [evil]\nagent: {_target_: evil.Part}\n")
-    call = command("llmrl-train", "--multirun", *own, "env=escape_room", "experiment=nice", "seed=0,1")
-    return refused(folder, call, "for whoever types the command")
-
-
-@attack("a group of callbacks of Hydra's in a stranger's folder", "refused before Hydra calls it")
-def _(folder: Path) -> tuple[bool, str]:
-    own = options(folder, "x: {_target_: evil.boom}\n", "hydra/callbacks/nice.yaml")
-    return refused(folder, trained(*own, "hydra/callbacks=nice"), "hydra.callbacks.x._target_=evil.boom is outside")
-
-
-@attack("a log formatter that is a function", "refused before logging is set up")
-def _(folder: Path) -> tuple[bool, str]:
-    text = "# @package _global_\nhydra: {job_logging: {formatters: {x: {(): evil.boom}}}}\n"
-    return refused(folder, trained(*options(folder, text), "experiment=nice"), OUTSIDE)
-
-
-@attack("a log handler that is looked up by ext://", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    text = "# @package _global_\nhydra: {job_logging: {handlers: {x: {class: logging.StreamHandler, stream: ext://evil.boom}}}}\n"
-    ended = trained(*options(folder, text), "experiment=nice")
-    return refused(folder, ended, "not a logging setting that an option file")
-
-
-@attack("LD_PRELOAD for the run's processes", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    text = "# @package _global_\nhydra: {job: {env_set: {LD_PRELOAD: /tmp/evil.so}}}\n"
-    return refused(folder, trained(*options(folder, text), "experiment=nice"), "hydra.job.env_set.LD_PRELOAD")
-
-
-for _key, _value in (
-    ("run", "{dir: pwned}"),
-    ("run", "{dir: '${output_root}/../pwned'}"),
-    ("sweep", "{dir: pwned}"),
-    ("output_subdir", "pwned"),
-):
-
-    @attack(f"a preset with hydra.{_key}={_value}", "refused, no folder is created")
-    def _(folder: Path, key: str = _key, value: str = _value) -> tuple[bool, str]:
-        own = options(folder, f"# @package _global_\nhydra: {{{key}: {value}}}\n")
-        held, said = refused(folder, trained(*own, "experiment=nice"), f"hydra.{key}=")
-        return held and not list(folder.rglob("pwned")), said
-
-
-@attack("overrides that a preset claims were typed", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    text = "# @package _global_\nhydra: {overrides: {hydra: ['hydra.job.env_set.X=1']}}\n"
-    return refused(folder, trained(*options(folder, text), "experiment=nice"), "overrides are typed")
-
-
-@attack("a model of a stranger in llmrl-llm check", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    own = options(folder, "_target_: evil.Part\n", "llm/nice.yaml")
-    return refused(folder, command("llmrl-llm", "check", "llm=nice", *own), OUTSIDE)
-
-
-@attack("another task of llmrl-finetune", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    own = options(
-        folder, "# @package _global_\ntransfer: {x: {env: {_target_: evil.Part}, agent: {_target_: evil.Part}}}\n"
-    )
-    return refused(folder, command("llmrl-finetune", *own, "+experiment=nice", "llm.model=x", "dry_run=true"), OUTSIDE)
-
-
-@attack("entry points in the working directory, started by python -m", "not installed, not trusted")
-def _(folder: Path) -> tuple[bool, str]:
-    meta = folder / "evil-1.dist-info"
-    meta.mkdir()
-    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
-    (meta / "entry_points.txt").write_text("[llmrl.parts]\nx = evil\n")
-    (folder / "evil.py").write_text(CODE.format(marker=str(folder / "ran")))
-    words = [sys.executable, "-m", "llmrl.cli.train", *PLAIN, "agent._target_=evil.Part", "dry_run=true"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=100)
-    return done.returncode == 1 and OUTSIDE in done.stderr and not (folder / "ran").exists(), last(done.stderr)
-
-
-@attack("the user's list is a link into a folder that all may write", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    shared, before = folder / "shared", os.environ.get("XDG_CONFIG_HOME")
-    shared.mkdir()
-    shared.chmod(0o777)
-    (shared / "list").write_text("evil\n")
-    (folder / "config" / "llmrl").mkdir(parents=True)
-    (folder / "config" / "llmrl" / "trusted").symlink_to(shared / "list")
-    os.environ["XDG_CONFIG_HOME"] = str(folder / "config")
-    try:
-        return refused(folder, build({"_target_": "evil.Part"}), "others may write it")
-    finally:
-        os.environ.pop("XDG_CONFIG_HOME")
-        if before is not None:
-            os.environ["XDG_CONFIG_HOME"] = before
 
 
 # --- run folders -----------------------------------------------------------------------------------------------------
@@ -516,54 +399,9 @@ def asked_by_preset(folder: Path, content: str, *typed: str) -> Callable[[], Any
     return command("llmrl-train", *own, *game, "+experiment=nice", *typed)
 
 
-PRESETS = {
-    "a preset sends a secret of the cloud to its own server": ("", ()),
-    "a preset, and the address alone is typed": ("", ("llm.base_url={url}",)),
-    "a preset, and the variable alone is typed": ("https", (f"llm.api_key_env={CLOUD}",)),
-    "a preset, and another host is approved": ("", (f"trusted_modules=[{CLOUD}@http://127.0.0.1:1]",)),
-    "a preset, in a sweep": ("", ("seed=0,1", "--multirun")),
-}
-for _name, (_scheme, _more) in PRESETS.items():
-
-    @attack(_name, "refused before anything starts, nothing is sent")
-    def _(folder: Path, scheme: str = _scheme, more: tuple[str, ...] = _more) -> tuple[bool, str]:
-        def call(url: str) -> Callable[[], Any]:
-            url = "https://evil.invalid/v1" if scheme else url
-            content = f"defaults: [{{override /llm: openai_compatible}}, _self_]\nllm: {json.dumps(serving_model(url))}"
-            return asked_by_preset(folder, content, *(word.format(url=url) for word in more))
-
-        held, seen = sent(folder, call)
-        return held and not list((folder / "out").rglob("config.yaml")), seen
-
-
-@attack("a preset has litellm send the key that it finds by itself", "refused, nothing is sent")
-def _(folder: Path) -> tuple[bool, str]:
-    def call(url: str) -> Callable[[], Any]:
-        model = {"model": "gpt-4o", "api_key_env": None, "api_base": url}
-        return asked_by_preset(folder, f"defaults: [{{override /llm: gpt4o}}, _self_]\nllm: {json.dumps(model)}")
-
-    return sent(folder, call, "OPENAI_API_KEY@http://127.0.0.1")
-
-
-@attack("a preset sends one provider's key to another provider", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    content = "defaults: [{override /llm: gpt4o}, _self_]\nllm: {model: deepseek/deepseek-chat}"
-    return sent(folder, lambda url: asked_by_preset(folder, content), "OPENAI_API_KEY@https://api.deepseek.com")
-
-
-@attack("a preset's sweeper types host and key", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    def call(url: str) -> Callable[[], Any]:
-        params = {"llm.base_url": url, "llm.api_key_env": CLOUD}
-        content = f"hydra: {{sweeper: {{params: {json.dumps(params)}}}}}"
-        return asked_by_preset(folder, content, "llm=openai_compatible", "llm.model=m", "--multirun")
-
-    return sent(folder, call, "hydra.sweeper.params has llm.base_url")
-
-
 @attack("an address that reads as a provider's and leads elsewhere", "refused")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.config.destinations import with_approvals
+    from llmrl.config.permissions import check_permissions
     from llmrl.core.errors import ConfigError
 
     hosts = (
@@ -583,7 +421,7 @@ def _(folder: Path) -> tuple[bool, str]:
     for host in hosts:
         node = serving_model(f"https://{host}/v1", "OPENAI_API_KEY")
         with contextlib.suppress(ConfigError):
-            with_approvals({"llm": node, "trusted_modules": []})
+            check_permissions({"llm": node, "trusted_modules": []})
             taken.append(host)
     return not taken, f"{len(hosts)} addresses, taken {taken}"
 

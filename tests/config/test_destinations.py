@@ -1,4 +1,4 @@
-"""Destinations of API keys: the key's provider, and hosts that the user has approved."""
+"""Destinations of API keys: the key's provider, and in saved configs hosts that the user has granted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.cli.llm import check
 from llmrl.cli.sweep import main as sweep
-from llmrl.config.destinations import ORIGINS, destinations, with_approvals
+from llmrl.config.permissions import ORIGINS, check_permissions, destinations
 from llmrl.core.addresses import check_transport, is_loopback, origin_of
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import REDACTED
-from llmrl.core.trust import record_destinations, user_file
 from llmrl.experiment.experiment import Experiment
 
 VARIABLE = "AWS_SECRET_ACCESS_KEY"
@@ -28,8 +26,7 @@ EVIL = ("llm=openai_compatible", "llm.base_url=https://evil.example.org/v1", f"l
 
 
 @pytest.fixture(autouse=True)
-def _user(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+def _user(monkeypatch):
     monkeypatch.setenv(VARIABLE, "correct-horse-battery")
 
 
@@ -57,58 +54,18 @@ def litellm_node(**fields):
     return {"llm": {"_target_": "llmrl.llms.litellm_chat.LiteLLMChat", **fields}, "trusted_modules": []}
 
 
-def test_preset_host_needs_user_approval(tmp_path):
-    with FakeOpenAIServer() as server:
-        folder = preset(tmp_path, base_url=server.url, api_key_env=VARIABLE)
-        words = ["experiment=nice", "llm.model=m"]
-        with pytest.raises(ConfigError, match=f"{VARIABLE}@{server.url.removesuffix('/v1')}"):
-            check(words, folder)
-        assert not server.exchanges
-        check(["llm=openai_compatible", "llm.model=m", f"llm.base_url={server.url}", f"llm.api_key_env={VARIABLE}"])
-        check(words, folder)
-    assert user_file().stat().st_mode & 0o077 == 0
-
-
-def test_command_approves_host(tmp_path):
+def test_jobs_inherit_permission(tmp_path):
+    typed = compose("llm=openai_compatible", "llm.base_url=https://lab.example.org/v1", f"llm.api_key_env={VARIABLE}")
     folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
-    words = ("+experiment=nice", f"trusted_modules=[{VARIABLE}@https://lab.example.org]")
-    assert compose(*words, config_dirs=[folder]).config["llm"]["api_key_env"] == VARIABLE
-    with pytest.raises(ConfigError):
-        compose("+experiment=nice", config_dirs=[folder])
-    assert not user_file().exists()
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("llm.base_url=https://lab.example.org/v1",),
-        (f"llm.api_key_env={VARIABLE}",),
-        ("trusted_modules=[AWS_SECRET_ACCESS_KEY@https://other.example.org]",),
-        ("trusted_modules=['https://lab.example.org']",),
-        ("llm.model=gpt-4o",),
-    ],
-)
-def test_partial_pair_is_not_approved(tmp_path, overrides):
-    folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
-    with pytest.raises(ConfigError):
-        compose("+experiment=nice", *overrides, config_dirs=[folder])
-
-
-def test_jobs_inherit_approval(monkeypatch, tmp_path):
-    config = compose("llm=openai_compatible", "llm.base_url=https://lab.example.org/v1", f"llm.api_key_env={VARIABLE}")
-    folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
-    preset_config = compose("+experiment=nice", config_dirs=[folder])
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
-    for experiment in (config, preset_config):
+    for experiment in (typed, compose("+experiment=nice", config_dirs=[folder])):
         assert Experiment(experiment.config).config["llm"] == experiment.config["llm"]
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=f"--trust {VARIABLE}@https://lab.example.org"):
             Experiment({**experiment.config, "trusted_modules": []})
 
 
 def test_package_options_need_no_approval():
     for name in ("gpt4o", "claude_haiku", "gemini_flash", "grok", "mistral_medium", "vllm", "ollama"):
         compose(f"llm={name}", *(["llm.model=m"] if name == "vllm" else []))
-    assert not user_file().exists()
 
 
 @pytest.mark.parametrize(
@@ -128,20 +85,20 @@ def test_package_options_need_no_approval():
 )
 def test_saved_config_has_restricted_hosts(config, entry):
     with pytest.raises(ConfigError) as error:
-        with_approvals(config)
+        check_permissions(config)
     [destination] = destinations(config)
-    assert entry in (None, destination.entry) and destination.entry in str(error.value)
-    assert with_approvals({**config, "trusted_modules": [destination.entry]})
+    assert entry in (None, destination) and destination in str(error.value)
+    check_permissions({**config, "trusted_modules": [destination]})
 
 
 @given(st.sampled_from(sorted(ORIGINS)), st.sampled_from(sorted(ORIGINS)))
 def test_key_belongs_to_single_provider(provider, other_provider):
     config = node(base_url=f"{ORIGINS[provider]}/v1", api_key_env=f"{other_provider.upper()}_API_KEY")
     if provider == other_provider:
-        assert with_approvals(config) == config
+        check_permissions(config)
     else:
         with pytest.raises(ConfigError):
-            with_approvals(config)
+            check_permissions(config)
 
 
 @pytest.fixture(scope="module")
@@ -172,31 +129,6 @@ def test_retry_rejects_key_for_different_host(foreign_run, capsys):
     assert stop.value.code == 1
     assert f"--trust {VARIABLE}@https://evil.example.org" in capsys.readouterr().err
     assert not (foreign_run.parents[2] / ".sweeps").exists()
-
-
-@pytest.mark.parametrize("key", ["llm.base_url", "llm.api_base", "++llm.api_key_env", "loggers.mlflow.tracking_uri"])
-def test_preset_is_not_user_input(tmp_path, key):
-    path = tmp_path / "experiment" / "nice.yaml"
-    path.parent.mkdir()
-    path.write_text(f"# @package _global_\nhydra: {{sweeper: {{params: {{{key}: 'https://evil.example.org'}}}}}}\n")
-    with pytest.raises(ConfigError, match=r"hydra\.sweeper\.params"):
-        compose("+experiment=nice", config_dirs=[tmp_path])
-
-
-def test_record_keeps_user_text():
-    user_file().parent.mkdir(parents=True, mode=0o700)
-    user_file().write_text("my_package  # mine")
-    user_file().chmod(0o600)
-    for _ in range(2):
-        record_destinations(["A_KEY@https://a.org", "https://b.org:8443"])
-    assert user_file().read_text() == "my_package  # mine\nA_KEY@https://a.org\nhttps://b.org:8443\n"
-
-
-def test_unwritable_record_gives_warning(caplog):
-    user_file().parent.mkdir(parents=True)
-    user_file().mkdir()
-    record_destinations(["A_KEY@https://a.org"])
-    assert str(user_file()) in caplog.text
 
 
 @pytest.mark.parametrize(

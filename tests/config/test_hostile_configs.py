@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 
 from experiments import only_run_folder, run
-from llmrl.cli import evaluate, sweep, train
+from llmrl.cli import evaluate, sweep
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import option
@@ -47,7 +45,6 @@ def marker(tmp_path, monkeypatch):
     for file in ("evil/__init__.py", "evil/parts.py", "llmrl_evil.py"):
         (code / file).write_text(CODE.format(marker=str(touched)))
     monkeypatch.syspath_prepend(str(code))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     yield touched
     for name in [name for name in sys.modules if name.split(".")[0] in ("evil", "llmrl_evil")]:
@@ -126,72 +123,6 @@ def test_importing_text(text, marker):
     node = {**option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1, "text": text}
     with pytest.raises(ConfigError, match=r"env\.text"):
         Builder({"seeds": Seeds(0)}).build(node, "env")
-    assert not marker.exists()
-
-
-CALLBACK = {"x": {"_target_": "evil.boom"}}
-OPTIONS = {
-    "trusts itself": {"trusted_modules": ["evil"], "agent": {"_target_": "evil.Part"}},
-    "trusts everything": {"trusted_modules": ["evil", "torch", "llmrl"]},
-    "a callback": {"hydra": {"callbacks": CALLBACK}},
-    "a callback elsewhere": {"hydra": {"callbacks": {"x": "${prompts}"}}, "prompts": {"_target_": "evil.boom"}},
-    "typed for you": {
-        "hydra": {"overrides": {"task": ["trusted_modules=[evil]"]}},
-        "trusted_modules": ["evil"],
-        "agent": {"_target_": "evil.Part"},
-    },
-    "a logger": {"hydra": {"hydra_logging": {"formatters": {"simple": {"()": "evil.boom"}}}}},
-    "a log handler": {"hydra": {"job_logging": {"handlers": {"x": {"class": "evil.Part"}}}}},
-    "logs into a start-up file": {
-        "hydra": {
-            "job_logging": {"handlers": {"x": {"class": "logging.FileHandler", "filename": "touched"}}},
-        }
-    },
-    "a library to preload": {"hydra": {"job": {"env_set": {"PYTHONPATH": "/tmp/evil"}}}},
-    "a folder of a run": {"hydra": {"run": {"dir": "touched"}}},
-    "a folder for Hydra's files": {"hydra": {"output_subdir": "touched"}},
-    "a folder of the sweeper's launches": {"hydra": {"sweep": {"dir": "touched"}}},
-    "a folder of the sweeper's runs": {"hydra": {"sweep": {"subdir": "../touched"}}},
-    "a part of the sweeper": {"hydra": {"sweeper": {"params": {"_target_": "evil.boom"}}}},
-    "overrides of the sweeper": {"hydra": {"sweeper": {"params": {"trusted_modules": "[evil]"}}}},
-    "shell lines by the sweeper": {"hydra": {"sweeper": {"params": {"hardware.backend.setup": "[touch touched]"}}}},
-}
-
-
-def run_train(monkeypatch, *words):
-    """Run `llmrl-train` with overrides in this process and return the exit code."""
-    monkeypatch.setattr(sys, "argv", ["llmrl-train", *words])
-    GlobalHydra.instance().clear()
-    environment = dict(os.environ)
-    try:
-        train.main()
-    except SystemExit as stop:
-        return stop.code
-    finally:
-        changed = {k: v for k, v in os.environ.items() if environment.get(k) != v}
-        os.environ.clear()
-        os.environ.update(environment)
-        assert "PYTHONPATH" not in changed
-    return 0
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_option_file(name, marker, tmp_path, monkeypatch, capfd):
-    file = tmp_path / "conf" / "experiment" / "nice.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("# @package _global_\n" + yaml.safe_dump(OPTIONS[name]))
-    sweep_options = ["--multirun"] if "sweeper" in name else []
-    words = [
-        *sweep_options,
-        "--config-dir",
-        str(tmp_path / "conf"),
-        "experiment=nice",
-        "env=escape_room",
-        "principal=none",
-    ]
-    overrides = ["seed=0,1"] if sweep_options else ["agent=random"]
-    code = run_train(monkeypatch, *words, "play.episodes=1", "env.n_envs=1", "dry_run=true", *overrides)
-    assert code == 1, capfd.readouterr()
     assert not marker.exists()
 
 

@@ -1,8 +1,7 @@
-"""Classes that a config may name. Components of the name, the origin of the object and the source of trust decide."""
+"""Classes that a config may name. Components of the name and the origin of the object decide."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrl.conf
-from llmrl.config.trust_options import shell_keys, typed_modules, with_typed_trust
-from llmrl.core import trust as gate
+from llmrl.config.permissions import check_command_lines, command_lines, with_permissions
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.core.trust import NAMED, PACKAGES, Trust
@@ -46,7 +44,6 @@ def package(tmp_path, monkeypatch):
         (tmp_path / name / "__init__.py").write_text("")
         (tmp_path / name / "parts.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     entry_points.cache_clear()
     yield tmp_path
     entry_points.cache_clear()
@@ -63,14 +60,13 @@ def test_local_classes_and_functions_are_resolved(package, name):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("json.loads", "json is a module"),
-        ("json.decoder.JSONDecoder", "json is a module"),
+        ("json.loads", "defined in json"),
+        ("json.decoder.JSONDecoder", "defined in json"),
         ("JSONDecoder", "json.decoder"),
         ("Path", "defined in pathlib"),
         ("loads", "defined in json"),
         ("half", "is an object"),
         ("part", "is an object"),
-        ("part.made", "is an object"),
         ("Nobody", "there is no such name"),
         ("Part.__init__", "not the dotted name"),
     ],
@@ -126,31 +122,6 @@ def test_module_names_are_valid(name):
         Trust((name,))
 
 
-def test_user_file(package):
-    path = gate.user_file()
-    assert path.is_relative_to(package / "config")
-    path.parent.mkdir(parents=True)
-    path.write_text("# what I work on\nmine  # with its parts\n\n")
-    assert Trust().locate("mine.parts.Part", "x").__name__ == "Part" and not Trust().covers("mine_too")
-    path.write_text("llmrl\n")
-    assert not Trust().covers("llmrl.cli.sweep") and not Trust().covers("mine")
-    path.write_text("mine\nnot a name\n")
-    with pytest.raises(ConfigError, match="'not a name'"):
-        Trust().covers("mine")
-
-
-@pytest.mark.parametrize("location", ["file", "folder"])
-@pytest.mark.parametrize("mode", [0o020, 0o002])
-def test_world_writable_file_is_ignored(package, location, mode):
-    path = gate.user_file()
-    path.parent.mkdir(parents=True)
-    path.write_text("mine\n")
-    loose = path if location == "file" else path.parent
-    loose.chmod(loose.stat().st_mode | mode)
-    with pytest.raises(ConfigError, match="may write"):
-        Trust().covers("mine")
-
-
 def test_installed_entry_points_are_allowed(package, monkeypatch):
     meta = package / "mine-1.0.dist-info"
     meta.mkdir()
@@ -162,40 +133,27 @@ def test_installed_entry_points_are_allowed(package, monkeypatch):
     assert not Trust().covers("mine.parts")
 
 
-def test_only_command_line_grants_trust():
-    assert typed_modules(["seed=1", "trusted_modules=[a,b.c]"]) == ["a", "b.c"]
-    assert typed_modules(["trusted_modules=[a]", "++trusted_modules=['b']"]) == ["b"]
-    assert with_typed_trust({"trusted_modules": ["a"]}, ["trusted_modules=[a]"]) == {"trusted_modules": ["a"]}
-    for trusted_modules, overrides in (
-        (["a"], []),
-        (["a", "b"], ["trusted_modules=[a]"]),
-        (["b"], ["trusted_modules=[a]"]),
-    ):
-        with pytest.raises(ConfigError, match="the command"):
-            with_typed_trust({"trusted_modules": trusted_modules}, overrides)
-    for wrong in ("trusted_modules=a", "trusted_modules={a: b}", "trusted_modules=[1]", "trusted_modules=[a],[b]"):
+def test_composed_config_has_its_permissions():
+    config = {"trusted_modules": ["a"], "agent": {"_target_": "b.c.D"}, "env": {"id": "e:X-v0", "text": "f.G"}}
+    assert with_permissions(config)["trusted_modules"] == ["a", "b", "e"]
+    harmless = {"trusted_modules": [], "agent": {"_target_": "llmrl.run.files.write_atomic"}, "env": {"id": "os:X"}}
+    assert with_permissions(harmless)["trusted_modules"] == []
+    for wrong in ("a", {"a": "b"}, [1]):
         with pytest.raises(ConfigError, match="list of"):
-            typed_modules([wrong])
+            with_permissions({"trusted_modules": wrong})
 
 
-def test_job_command_lines_need_trust():
+def test_job_command_lines_need_permission():
     slurm = {"setup": ["module load cuda"], "srun_args": ["--cpu-bind=none"], "python": None, "extra": None}
     slurm["_target_"] = "llmrl.sweeps.backends.slurm_submission.Slurm"
     config = {"trusted_modules": [], "hardware": {"backend": slurm}}
-    assert shell_keys(config["hardware"], []) == ["hardware.backend.setup"]
-    assert with_typed_trust(config, ["hardware.backend.partition=x"])["trusted_modules"] == []
-    assert with_typed_trust(config, ["hardware.backend.setup=[module load cuda]"])["trusted_modules"] == ["shell"]
+    assert command_lines(config["hardware"], []) == ["hardware.backend.setup"]
     with pytest.raises(ConfigError, match="command lines"):
-        Trust().check_shell(["hardware.backend.setup"])
-    Trust(("shell",)).check_shell(["hardware.backend.setup"])
-    Trust().check_shell([])
+        check_command_lines(config)
+    composed = with_permissions(config)
+    assert composed["trusted_modules"] == ["shell"]
+    check_command_lines(composed)
     reasons = {"llmrl.llms.retry.Retry": "not a backend", "nobody.Knows": "outside the trusted modules"}
     for target, reason in reasons.items():
         with pytest.raises(ConfigError, match=reason):
-            shell_keys({"backend": {"_target_": target, "setup": ["x"]}}, [])
-
-
-def test_default_folder_is_in_home(monkeypatch, tmp_path):
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert gate.user_file() == tmp_path / ".config" / "llmrl" / "trusted" and os.getuid() >= 0
+            command_lines({"backend": {"_target_": target, "setup": ["x"]}}, [])

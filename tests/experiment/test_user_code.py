@@ -1,23 +1,19 @@
-"""User code is part of a run's hash, is copied into the run folder, and is used by jobs."""
+"""User code is part of a run's hash."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from llmrl.core import module_digest
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_job import run_and_print
-from llmrl.experiment.sweep_jobs import TASK, job_of
-from llmrl.run.artifacts import read_config
-from llmrl.sweeps.jobs import take_on
-from llmrl.sweeps.work import JobWork
 
 PRINCIPAL = '''"""A principal of one vector."""
 from tariff_lab.rates import RATE
@@ -65,6 +61,7 @@ def forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tariff_lab"]:
         del sys.modules[name]
     importlib.invalidate_caches()
+    module_digest._entries.cache_clear()
 
 
 @pytest.fixture
@@ -99,38 +96,6 @@ def test_edited_principal_changes_hash(lab: Path, compose, capsys: pytest.Captur
         read_proposal(second.folder) == pytest.approx(2 * read_proposal(first.folder))
         and read_proposal(first.folder) > 0
     )
-    assert (first.folder / "sources" / "tariff_lab" / "rates.py").read_text() == "RATE = 0.25\n"
-    assert (second.folder / "sources" / "tariff_lab" / "rates.py").read_text() == "RATE = 0.5  # more\n"
-    assert (first.folder / "sources" / "tariff_lab" / "principal.py").read_text() == PRINCIPAL
-
-
-def test_skipped_run_reports_changed_comments(lab: Path, compose, capsys: pytest.CaptureFixture[str]) -> None:
-    run_and_print(compose())
-    run_and_print(compose())
-    output = capsys.readouterr().out
-    assert "Already finished" in output and "rates.py" not in output
-    (lab / "rates.py").write_text("RATE = 0.25  # as in the paper\n")
-    run_and_print(compose())
-    output = capsys.readouterr().out
-    assert "Already finished" in output and "tariff_lab/rates.py" in output and "principal.py" not in output
-
-
-def test_job_uses_submitted_code(lab: Path, compose, tmp_path: Path) -> None:
-    job = job_of(compose(), [])
-    take_on(job, tmp_path / "sweep")
-    work = pickle.dumps(JobWork(TASK, job.config, job.overrides, job.folder, {}))
-    assert (job.folder / "sources" / "tariff_lab" / "rates.py").read_text() == "RATE = 0.25\n"
-    (lab / "rates.py").write_text("RATE = 0.75\n")
-    (lab / "principal.py").unlink()
-    # What is in the run folder is not imported: somebody else may have written it.
-    (job.folder / "sources" / "tariff_lab" / "rates.py").write_text("raise SystemExit('imported')\n")
-    forget()
-    pickle.loads(work)()  # noqa: S301
-    rates = sys.modules["tariff_lab.rates"]
-    assert rates.RATE == 0.25 and Path(rates.__file__) == lab / "rates.py"
-    assert (
-        read_proposal(job.folder) > 0 and read_config(job.folder, ())["sources_digest"] == job.config["sources_digest"]
-    )
 
 
 def test_rejects_config_of_different_code(lab: Path, compose) -> None:
@@ -138,25 +103,8 @@ def test_rejects_config_of_different_code(lab: Path, compose) -> None:
     experiment = compose()
     (lab / "rates.py").write_text("RATE = 0.5\n")
     forget()
-    with pytest.raises(ConfigError, match=r"tariff_lab/rates\.py"):
+    with pytest.raises(ConfigError, match=r"tariff_lab.*changed"):
         Experiment(experiment.config, experiment.overrides)
-
-
-def test_rejects_secret_in_source_file(lab: Path, compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_API_KEY", "correct-horse-battery-staple")
-    (lab / "rates.py").write_text("RATE = 0.25\nKEY = 'correct-horse-battery-staple'\n")
-    with pytest.raises(ConfigError, match=r"tariff_lab/rates\.py"):
-        compose()
-
-
-def test_rerun_stores_both_sources(lab: Path, compose) -> None:
-    run_and_print(compose())
-    (lab / "rates.py").write_text("RATE = 0.25  # again\n")
-    experiment = compose("rerun=true")
-    run_and_print(experiment)
-    assert "again" in (experiment.folder / "sources" / "tariff_lab" / "rates.py").read_text()
-    assert "again" not in (experiment.folder / "backup_1" / "sources" / "tariff_lab" / "rates.py").read_text()
-    assert not (experiment.folder / "backup_2").exists()
 
 
 def test_run_with_no_user_code_has_no_digest(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def compose(*overrides: str, primary: str = "train") -> dict:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from llmrl.config.trust_options import with_typed_trust
+    from llmrl.config.permissions import with_permissions
 
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         short = ["design.references=0"] if primary == "train" else []
@@ -27,7 +27,7 @@ def compose(*overrides: str, primary: str = "train") -> dict:
         HydraConfig.instance().set_config(config)
         OmegaConf.set_struct(config, False)
         config.pop("hydra")
-        return with_typed_trust(OmegaConf.to_container(config, resolve=True, throw_on_missing=True), overrides)
+        return with_permissions(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
 
 
 def search_in(env: str, treatment: str = "none") -> tuple[str, ...]:

@@ -25,7 +25,6 @@ def make_env(
     api: Literal["vec"] = "vec",
     seed: int = 0,
     device: str = "cpu",
-    trusted: Sequence[str] = (),
     **options: Any,
 ) -> VecEnv: ...
 @overload
@@ -38,7 +37,6 @@ def make_env(
     render_mode: Literal["rgb_array"] | None = None,
     seed: int = 0,
     device: str = "cpu",
-    trusted: Sequence[str] = (),
     **options: Any,
 ) -> GymnasiumAdapter | GymnasiumVectorAdapter: ...
 @overload
@@ -51,7 +49,6 @@ def make_env(
     render_mode: Literal["rgb_array"] | None = None,
     seed: int = 0,
     device: str = "cpu",
-    trusted: Sequence[str] = (),
     **options: Any,
 ) -> ParallelAdapter: ...
 def make_env(
@@ -63,7 +60,6 @@ def make_env(
     render_mode: Literal["rgb_array"] | None = None,
     seed: int = 0,
     device: str = "cpu",
-    trusted: Sequence[str] = (),
     **options: Any,
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
     """Make an environment as a run would.
@@ -77,7 +73,6 @@ def make_env(
         render_mode: `rgb_array`: `render()` of the other interfaces returns pictures.
         seed: root of the random numbers, as in `seed=1`; `reset(seed=...)` sets another one.
         device: device of environments made of tensors, e.g. `cuda`.
-        trusted: packages outside llmrl that the option may name.
         options: fields of the option, e.g. `horizon=200`, `mechanism=None`; nested fields are merged:
             `task={"max_size": 8}`.
 
@@ -92,13 +87,17 @@ def make_env(
     """
     games = 1 if n_envs is None and api != "vec" else n_envs
     env_options = options if games is None else {**options, "n_envs": games}
-    return build(compose_env(env, env_options, trusted), api, render_mode, seed, device, trusted)
+    node, modules = compose_env(env, env_options)
+    return build(node, api, render_mode, seed, device, modules)
 
 
 def build(
-    node: Mapping[str, Any], api: Interface, render_mode: str | None, seed: int, device: str, trusted: Sequence[str]
+    node: Mapping[str, Any], api: Interface, render_mode: str | None, seed: int, device: str, modules: Sequence[str]
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
-    """Build an environment from section `env` of a config; other arguments as in `make_env`."""
+    """Build an environment from section `env` of a config, which may name code of `modules`.
+
+    The other arguments are those of `make_env`.
+    """
     from llmrl.config.builder import Builder
     from llmrl.core.seeding import Seeds
     from llmrl.core.services import EnvServices
@@ -108,7 +107,7 @@ def build(
         raise ConfigError(f"api={api!r} is unknown; use {', '.join(get_args(Interface))}")
     if render_mode is not None and "render" in node:
         node = {**node, "render": True}
-    env = build_env(node, Builder(EnvServices(Seeds(seed).child("env"), device), trusted))
+    env = build_env(node, Builder(EnvServices(Seeds(seed).child("env"), device), modules))
     try:
         if api == "pettingzoo":
             from llmrl.envs.adapters.parallel import ParallelAdapter
@@ -134,12 +133,10 @@ def with_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     return changed
 
 
-def compose_env(env: str, options: Mapping[str, Any], trusted: Sequence[str]) -> dict[str, Any]:
-    """Return the resolved option `env` of the group with some fields set."""
+def compose_env(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the resolved option `env` of the group with some fields set, and the permissions that it needs."""
     from llmrl.experiment.experiment import Experiment
 
     words = [typed("env", env), *(typed(f"env.{name}", value) for name, value in options.items())]
-    if trusted:
-        words.append(typed("trusted_modules", trusted))
-    node: dict[str, Any] = Experiment.compose(*words).config["env"]
-    return node
+    config = Experiment.compose(*words).config
+    return config["env"], config["trusted_modules"]

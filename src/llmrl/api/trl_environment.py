@@ -27,14 +27,14 @@ class TextEnvironment:
 
     _node: ClassVar[Mapping[str, Any]]
     _seed: ClassVar[int]
-    _trusted: ClassVar[Sequence[str]]
+    _modules: ClassVar[Sequence[str]]
     _instances: ClassVar[Iterator[int]]
 
     def __init__(self) -> None:
         from llmrl.agents.llm_player.answer_format import make_answer_format
         from llmrl.core.option_files import option
 
-        env: Any = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._trusted)
+        env: Any = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._modules)
         self._env = env
         self._answers: AnswerFormat = make_answer_format(env.spec, "name", option("agent", "llm_player")["decimals"])
         self._observation: Observation = {}
@@ -82,9 +82,7 @@ class TextEnvironment:
         return json.dumps(content, ensure_ascii=False)
 
 
-def trl_environment(
-    env: str, /, *, seed: int = 0, trusted: Sequence[str] = (), **options: Any
-) -> type[TextEnvironment]:
+def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextEnvironment]:
     """Return a class of environments for `environment_factory` of TRL's `GRPOTrainer`.
 
     The reward of a rollout is the return of its episode. A tool call that names no legal action costs a turn, but no
@@ -94,7 +92,6 @@ def trl_environment(
     Args:
         env: name of an environment of one agent with texts, as in `env=taxi`.
         seed: root of the random numbers of episodes without a seed of their own.
-        trusted: packages outside llmrl that the option may name.
         options: fields of the option, as in `make_env`.
 
     Raises:
@@ -109,8 +106,8 @@ def trl_environment(
         ...     environment_factory=llmrl.trl_environment("taxi"),
         ... )
     """
-    node = compose_env(env, {**options, "n_envs": 1}, trusted)
-    template: Any = build(node, "vec", None, seed, "cpu", trusted)
+    node, modules = compose_env(env, {**options, "n_envs": 1})
+    template: Any = build(node, "vec", None, seed, "cpu", modules)
     spec: EnvSpec = template.spec
     template.close()
     if spec.text is None or "text" not in spec.observation or spec.n_agents != 1:
@@ -121,7 +118,7 @@ def trl_environment(
         )
 
     class Environment(TextEnvironment):
-        _node, _seed, _trusted, _instances = node, seed, trusted, itertools.count()
+        _node, _seed, _modules, _instances = node, seed, modules, itertools.count()
 
         def act(self, action: str) -> str:
             return self._step(action)

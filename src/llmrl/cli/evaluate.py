@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.config.trust_options import add_trust
+    from llmrl.config.permissions import add_trust
     from llmrl.evaluation.settings import EvaluationSettings
     from llmrl.experiment.run_lookup import add_root
 

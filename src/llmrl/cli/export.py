@@ -20,7 +20,7 @@ TABLES = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.config.trust_options import add_trust
+    from llmrl.config.permissions import add_trust
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-export", description=__doc__)

@@ -63,7 +63,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     Raises:
         LlmrlError: no model is chosen, or it did not answer.
     """
-    from llmrl.config.trust_options import with_typed_trust
+    from llmrl.config.permissions import with_permissions
     from llmrl.core.errors import ConfigError
     from llmrl.experiment.composition import composed, plain_config
     from llmrl.experiment.models import build_model
@@ -73,7 +73,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     with composed("train", overrides, [] if config_dir is None else [config_dir]) as composition:
         plain = plain_config(composition)
     keys = ("llm", "hardware", "seed", "trusted_modules", "dry_run")
-    config = with_typed_trust({key: plain[key] for key in keys}, overrides)
+    config = with_permissions({key: plain[key] for key in keys})
     resources = RunResources(config, build_model)
     if (model := resources.checked_model) is None:
         raise ConfigError("llm=none is not a model; choose one with llm=<option>")

@@ -20,7 +20,6 @@ _SHUTDOWN_S = 5
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.config.trust_options import add_trust
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-serve", description=__doc__)
@@ -37,7 +36,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="idle sessions end after it, > 0 (default 600)"
     )
-    add_trust(p)
     add_root(p)
     return p
 
@@ -78,14 +76,13 @@ def serve(args: argparse.Namespace) -> None:
     overrides = [text for text in args.overrides if not text.startswith("principal=")]
     if foreign := [text for text in overrides if not text.lstrip("+~").startswith(("env=", "env."))]:
         raise ConfigError(f"llmrl-serve takes env=, env.* and principal=, not {foreign[0]}")
-    trusted = args.trust or []
-    config = Experiment.compose(*overrides, *([f"trusted_modules=[{','.join(trusted)}]"] if trusted else [])).config
+    config = Experiment.compose(*overrides).config
     node = {**config["env"], "n_envs": 1}
 
     import uvicorn
 
     def make() -> VecEnv:
-        env = build(node, "vec", None, config["seed"], "cpu", trusted)
+        env = build(node, "vec", None, config["seed"], "cpu", config["trusted_modules"])
         assert isinstance(env, VecEnv)
         return env
 

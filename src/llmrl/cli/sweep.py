@@ -40,7 +40,7 @@ RETRIED = "failed,stopped,preempted,cancelled,lost"
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.config.trust_options import add_trust
+    from llmrl.config.permissions import add_trust
     from llmrl.experiment.run_lookup import add_root
     from llmrl.sweeps.cleaning import KINDS
 

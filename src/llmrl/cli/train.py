@@ -53,10 +53,9 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     """
     import hydra
 
-    from llmrl.config.hydra_versions import BASE
+    from llmrl.config.hydra_hooks import BASE, adapt_hydra
     from llmrl.config.installed_options import offer_installed
     from llmrl.config.overrides import overrides_first, translate_arguments
-    from llmrl.config.trust_options import guard_hydra
     from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import check_no_secrets_in_arguments
@@ -70,7 +69,7 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
             return
         sys.argv[1:] = translate_arguments(sys.argv[1:])
     sys.argv[1:] = overrides_first(sys.argv[1:])
-    guard_hydra()
+    adapt_hydra()
     for problem in offer_installed():
         print_message(name, problem)
     hide_bases()

@@ -13,7 +13,6 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from llmrl.config.option_file_checks import find_interpolation
 from llmrl.core import option_files
 from llmrl.core.errors import ConfigError
 
@@ -86,8 +85,7 @@ def _describe_value(error: OmegaConfBaseException, overrides: Sequence[str]) -> 
         places = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
         if "${" in value and (override_key == key or key.startswith(places)):
             return f"{override}: {reason}"
-    place = find_interpolation(key)
-    return f"{key}: {reason}" if place is None else f"{place}: {key}: {reason}"
+    return f"{key}: {reason}"
 
 
 def _misplaced_subgroup(overrides: Sequence[str]) -> str | None:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.trust_options import code_names
+from llmrl.config.permissions import code_names
 from llmrl.core.errors import ConfigError
-from llmrl.core.module_sources import collect
-from llmrl.core.secrets import known_secrets, redact
+from llmrl.core.module_digest import module_digest
 from llmrl.run.config_hash import without_excluded
-from llmrl.run.source_copies import KEY as SOURCES
 
+SOURCES = "sources_digest"
+"""Key of a config: digest of the modules outside llmrl that its parts come from; absent without such modules."""
 _SUBSTRATE = "llmrl.envs.substrate.factory.substrate_env"
 _WITH_TABLE = "llmrl.teachers.teacher_factory.offline_teacher"
 
@@ -27,10 +27,10 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
     The digests are `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model),
     `table_digest` (plan table from a file), `text_digest` (game texts from files), `personas_digest` (personas of
     players from files), `map_digest` (map and pictures of a society's games, if they are files or depend on installed
-    packages), and `sources_digest` (modules outside llmrl that define parts; `llmrl.core.module_sources`).
+    packages), and `sources_digest` (modules outside llmrl that define parts; `llmrl.core.module_digest`).
 
     Raises:
-        ConfigError: a file is missing, has changed since the run was submitted, or is a module that holds a secret.
+        ConfigError: a file is missing, or has changed since the run was submitted.
     """
     digests: dict[str, str] = {}
     for key, places in _file_places(config).items():
@@ -47,32 +47,15 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
             raise ConfigError(
                 f"{subject} changed since this run was submitted; repeat its command, which starts a new run"
             )
-    if only is None and (digest := _sources_digest(config)):
+    names = sorted(set(code_names(without_excluded(config)))) if only is None else []
+    if digest := module_digest(names):
+        if config.get(SOURCES, digest) != digest:
+            raise ConfigError(
+                f"the modules of {', '.join(names)} have changed since this run was submitted; repeat its command, "
+                "which starts a new run"
+            )
         digests[SOURCES] = digest
     return {**config, **digests}
-
-
-def _sources_digest(config: dict[str, Any]) -> str:
-    """Return the digest of the modules outside llmrl that the parts of a config come from; empty without any.
-
-    Raises:
-        ConfigError: they have changed since the run was submitted, or hold a secret, which would be copied.
-    """
-    names = sorted(set(code_names(without_excluded(config))))
-    sources = collect(names)
-    for path, content in sources.files.items():
-        text = content.decode("utf-8", "replace")
-        if redact(text, known_secrets(include_resolved=False)) != text:
-            raise ConfigError(
-                f"{path} holds a secret and would be copied into run folders; read the secret from an environment "
-                "variable instead"
-            )
-    if config.get(SOURCES, sources.digest) != sources.digest:
-        raise ConfigError(
-            f"{', '.join(sources.files) or ', '.join(names)} changed since this run was submitted; repeat its command, "
-            "which starts a new run"
-        )
-    return sources.digest
 
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,10 +195,10 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
+    from llmrl.config.hydra_hooks import adapt_hydra
     from llmrl.config.overrides import override_key
-    from llmrl.config.trust_options import guard_hydra
 
-    guard_hydra()
+    adapt_hydra()
     Plugins.instance()  # registers the sources of configs
     loader = ConfigLoaderImpl(create_config_search_path("pkg://llmrl.conf"))
     search_path = ",".join(f"file://{folder.absolute()}" for folder in folders)

@@ -27,11 +27,6 @@ def cache_compositions() -> Iterator[None]:
         _results = None
 
 
-def is_active() -> bool:
-    """Return whether results are cached."""
-    return _results is not None
-
-
 def cached(key: Any, compute: Callable[[], Any]) -> Any:
     """Return the result of `compute`, or a copy of the result of an earlier call with an equal key, if it is cached."""
     if _results is not None and key in _results:
@@ -48,11 +43,16 @@ def sources_of(repository: Any) -> tuple[str, ...]:
 
 
 def cache_steps() -> None:
-    """Make Hydra cache lists and merges of options. It patches Hydra once per process; further calls do nothing."""
+    """Make Hydra cache files, lists and merges of options.
+
+    It patches Hydra once per process; further calls do nothing.
+    """
     from hydra._internal import defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import ConfigRepository
 
     create, compose = defaults_list._create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
+    load = ConfigRepository.load_config
     if hasattr(create, "__wrapped__"):
         return
 
@@ -70,5 +70,10 @@ def cache_steps() -> None:
     def compose_cached(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
         return cached(("merge", sources_of(repo), repr(defaults)), lambda: compose(self, defaults, repo))
 
+    @functools.wraps(load)
+    def load_cached(self: ConfigRepository, config_path: str) -> Any:
+        return cached(("file", sources_of(self), config_path), lambda: load(self, config_path))
+
+    ConfigRepository.load_config = load_cached  # type: ignore[method-assign]
     defaults_list._create_defaults_list = create_cached  # type: ignore[assignment]
     ConfigLoaderImpl._compose_config_from_defaults_list = compose_cached  # type: ignore[method-assign]

@@ -3,34 +3,26 @@
 Importing a module runs it. A module is therefore checked by its whole dotted name before it is imported, and an object
 in it by the module that defines it: a config cannot name what a trusted module has imported for itself.
 
-Trusted are the parts of this package, the modules in `Trust.modules`, the entry points of installed packages
-(`llmrl.core.installed`), and the modules listed in the user's own file (`user_file`). A config cannot add to them.
-
-`Trust.modules` and the file also hold the hosts that API keys may be sent to (`llmrl.config.destinations`).
+Trusted are the parts of this package, the modules in `Trust.modules`, and the entry points of installed packages
+(`llmrl.core.installed`). `llmrl.config.permissions` says where `Trust.modules` come from.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import logging
-import os
 import re
-import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 
-log = logging.getLogger(__name__)
-
 SHELL = "shell"
-"""Entry among trusted modules that allows command lines of a config, which jobs on a cluster run."""
+"""Entry among trusted modules that allows command lines of a saved config, which jobs on a cluster run."""
 PACKAGES = (
     *("llmrl.agents", "llmrl.chat_learning", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
     *("llmrl.networks", "llmrl.principals", "llmrl.teachers"),
@@ -67,11 +59,11 @@ class Trust:
     """Rules for the modules that may be imported, and the objects that may be called, because a config names them.
 
     Args:
-        modules: dotted names of further trusted modules; their submodules are trusted, too. Destinations of API keys
-            (`VARIABLE@https://host`) may be among them.
+        modules: dotted names of further trusted modules; their submodules are trusted, too. Further permissions of a
+            config (`llmrl.config.permissions`) may be among them.
 
     Raises:
-        ConfigError: an entry is neither a module nor a destination.
+        ConfigError: an entry is not a permission.
     """
 
     modules: tuple[str, ...] = ()
@@ -86,10 +78,7 @@ class Trust:
 
     def covers(self, module: str) -> bool:
         """Return whether code of `module` may run because a config names it."""
-        if _matches_package(module, (*PACKAGES, *self.modules)) or _matches_package(module, _plugin_modules()):
-            return True
-        # Further modules of llmrl itself can only be trusted on the command line.
-        return not _matches_package(module, _OUR_PACKAGES) and _matches_package(module, _read_entries())
+        return _matches_package(module, (*PACKAGES, *self.modules, *(entry.module for entry in entry_points())))
 
     def load(self, module: str, where: str) -> ModuleType:
         """Import and return a trusted module.
@@ -128,20 +117,22 @@ class Trust:
             return getattr(importlib.import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
         module, names = self._imported(target, label)
         part: Any = module
-        for i, name in enumerate(names):
+        for name in names:
             try:
                 part = getattr(part, name)
             except AttributeError as error:
                 raise ConfigError(f"{label} cannot be imported: there is no such name ({error})") from error
-            last = i == len(names) - 1
-            if inspect.ismodule(part) or not (inspect.isclass(part) if not last else _callable(part)):
-                kind = "a module" if inspect.ismodule(part) else "an object"
-                raise ConfigError(f"{label}: {'.'.join(names[: i + 1])} is {kind}, not a class or function")
-            self._check_definition(part, label)
-        is_ours = _matches_package(module.__name__, _OUR_PACKAGES)
-        is_trusted_anyway = _matches_package(module.__name__, self.modules)
-        is_class = len(names) == 1 and inspect.isclass(part) and names[0][0] != "_"
-        if is_ours and not is_trusted_anyway and not is_class:
+        if not _callable(part):
+            kind = "a module" if inspect.ismodule(part) else "an object"
+            raise ConfigError(f"{label} is {kind}, not a class or function")
+        defining_module = getattr(getattr(part, "__func__", part), "__module__", None)
+        if not isinstance(defining_module, str) or not self.covers(defining_module):
+            raise ConfigError(
+                f"{label} is defined in {defining_module}, which is outside the trusted modules; name it by "
+                "the module that defines it, and trust that module"
+            )
+        is_public_class = len(names) == 1 and inspect.isclass(part) and names[0][0] != "_"
+        if _matches_package(target, _OUR_PACKAGES) and not is_public_class:
             raise ConfigError(
                 f"{label} is not part of llmrl: a config may name classes of parts, and the functions that llmrl's own "
                 "options name"
@@ -152,19 +143,16 @@ class Trust:
         """Return those dotted names (classes, functions, modules) that are not trusted, in order, without repeats."""
         return [name for name in dict.fromkeys(names) if not self.covers(name) and name not in NAMED]
 
-    def check_shell(self, lines: Iterable[str]) -> None:
-        """Raise ConfigError if a config has command lines and they are not trusted; `lines` are their keys."""
-        if (keys := list(lines)) and SHELL not in self.modules and SHELL not in _read_entries():
-            raise ConfigError(
-                f"{', '.join(keys)} are command lines that jobs would run with your rights, and an option file or a "
-                f"saved config sets them: set them on the command line, or trust them with {how_to_trust([SHELL])}"
-            )
-
     def refusal(self, name: str) -> str:
         """Return why a name is not trusted and what the user can do, in words that follow the name."""
-        top = name.split(".")[0]
-        cure = f". If you know whose it is, repeat the command with {how_to_trust([top])}"
-        return f"is outside the trusted modules: {_kind(name)}{'' if is_never_trusted(name) else cure}"
+        if _matches_package(name, _OUR_PACKAGES):
+            reason = "this module of llmrl holds no parts that a config could name"
+        elif is_never_trusted(name):
+            reason = "it belongs to Python, or is not the name of a module, so it is not part of an experiment"
+        else:
+            remedy = f"If you know whose it is, repeat the command with {how_to_trust([name.split('.')[0]])}"
+            reason = f"it is not part of llmrl, and would run with your rights. {remedy}"
+        return f"is outside the trusted modules: {reason}"
 
     def _imported(self, target: str, label: str) -> tuple[ModuleType, list[str]]:
         """Return the longest importable module that a dotted name begins with, and the names after it."""
@@ -187,14 +175,6 @@ class Trust:
             raise ConfigError(f"{label} cannot be imported: {import_error}{advice}") from import_error
         raise ConfigError(f"{label} {self.refusal(target)}")
 
-    def _check_definition(self, part: Any, label: str) -> None:
-        defining_module = getattr(getattr(part, "__func__", part), "__module__", None)
-        if not isinstance(defining_module, str) or not self.covers(defining_module):
-            raise ConfigError(
-                f"{label} is defined in {defining_module}, which is outside the trusted modules; name it by "
-                "the module that defines it, and trust that module"
-            )
-
 
 def is_never_trusted(name: str) -> bool:
     """Return whether a name can never be trusted: it belongs to llmrl or to Python, or is not the name of a module."""
@@ -203,94 +183,16 @@ def is_never_trusted(name: str) -> bool:
     )
 
 
-def _kind(name: str) -> str:
-    if _matches_package(name, _OUR_PACKAGES):
-        return "this module of llmrl holds no parts that a config could name"
-    if is_never_trusted(name):
-        return "it belongs to Python, or is not the name of a module, so it is not part of an experiment"
-    return "it is not part of llmrl, and would run with your rights"
-
-
 NOBODY = Trust()
 """Trust without any further modules."""
 
 
 def how_to_trust(modules: Iterable[str]) -> str:
     """Return the text that must be typed to trust modules, for commands that compose a config or read a run."""
-    names = list(modules)
+    names = [*modules]
     return (
         f"'trusted_modules=[{','.join(names)}]' ({' '.join(f'--trust {name}' for name in names)} where a run is read)"
     )
-
-
-def user_file() -> Path:
-    """Return the path of the user's list of trusted modules and approved destinations of API keys, one per line.
-
-    It is `$XDG_CONFIG_HOME/llmrl/trusted`, by default in ~/.config.
-    """
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "llmrl" / "trusted"
-
-
-def approved_destinations() -> list[str]:
-    """Return the destinations of API keys in the user's file. Errors as for the file's modules (`Trust.covers`)."""
-    return [entry for entry in _read_entries() if _is_destination(entry)]
-
-
-def record_destinations(entries: Iterable[str]) -> None:
-    """Add destinations of API keys to the user's file, for later commands.
-
-    The additions are reported on standard error; a warning is logged if the file cannot be written.
-    """
-    path = user_file()
-    try:
-        if not (new := [entry for entry in dict.fromkeys(entries) if entry not in _read_entries()]):
-            return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            lacks_newline = bool(size) and os.pread(descriptor, 1, size - 1) != b"\n"
-            # One write, so that lines of concurrent commands do not mix.
-            os.write(descriptor, "".join(("\n" * lacks_newline, *(f"{entry}\n" for entry in new))).encode())
-        sys.stderr.write(f"approved (set on the command line) and recorded in {path}: {', '.join(new)}\n")
-    except (OSError, ConfigError) as error:
-        log.warning("%s cannot record where API keys may be sent: %s", path, error)
-
-
-def _read_entries() -> tuple[str, ...]:
-    """Return the entries of the user's file; none if there is no file.
-
-    Raises:
-        ConfigError: the file cannot be read, other users may write it, or a line is not an entry.
-    """
-    path = user_file()
-    try:
-        with path.open(encoding="utf-8") as file:
-            file_status = os.fstat(file.fileno())
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return ()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}, which lists trusted modules, cannot be read: {error}") from error
-    folder = path.resolve().parent.stat()
-    for place, status in ((path, file_status), (path.resolve().parent, folder)):
-        if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(
-                f"{place}: other users may write it, so its list of trusted modules is not read; make it yours, and "
-                "take their permission away (chmod go-w)"
-            )
-    names = tuple(line.partition("#")[0].strip() for line in lines)
-    if wrong := [name for name in names if name and not _is_entry(name)]:
-        raise ConfigError(
-            f"{path}: {wrong[0]!r} is not the name of a module; write one a line, such as my_package, or "
-            "MY_API_KEY@https://my.host"
-        )
-    return tuple(name for name in names if name)
-
-
-def _plugin_modules() -> tuple[str, ...]:
-    """Return the modules in the entry points of installed packages, of all groups."""
-    return tuple(entry.module for entry in entry_points())
 
 
 def _import_advice(error: ImportError, name: str) -> str:
@@ -310,13 +212,9 @@ def _matches_package(module: str, packages: Iterable[str]) -> bool:
 
 
 def _is_entry(text: str) -> bool:
-    return _is_dotted(text) or _is_destination(text)
-
-
-def _is_destination(text: str) -> bool:
-    """Return whether a text is `VARIABLE@host` or an origin (`llmrl.config.destinations`)."""
-    form = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
-    return re.fullmatch(form, text) is not None
+    """Return whether a text is the name of a module, or the destination of an API key (`llmrl.config.permissions`)."""
+    destination = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
+    return _is_dotted(text) or re.fullmatch(destination, text) is not None
 
 
 def _is_dotted(name: str) -> bool:

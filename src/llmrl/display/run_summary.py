@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.plain_data import read_object
+from llmrl.core.trust import SHELL
 from llmrl.display.console import near, print_line, print_rows, print_table
 from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
@@ -19,7 +20,6 @@ from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 from llmrl.run.sink import FOLDER as LOGGERS_FOLDER
-from llmrl.run.source_copies import changed_sources
 from llmrl.run.status import SUMMARY_NAME
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ def print_skipped(run: Run) -> None:
     """Print that a run of the same configuration and seed is already finished."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
     print_line(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
-    if changed := changed_sources(run.folder):
-        print_line(f"Changed since then, only in comments, docstrings or layout: {', '.join(changed)}")
     print_validity_warning(record(run.folder / SUMMARY_NAME))
     configs = (run.config, _load_config(run.folder))
     target_videos, previous_videos = (config.get("play", {}).get("videos", 0) for config in configs)
@@ -115,13 +113,14 @@ def _reply_seconds(folder: Path) -> float | None:
 
 
 def evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
-    """Return the command that films a run, with the modules that were trusted for it on its command line.
+    """Return the command that films a run, with the modules outside llmrl that it needs.
 
     Args:
         config: config of the run, with `trusted_modules`.
         folder: run folder.
     """
-    modules = [entry for entry in config.get(TRUSTED_KEY, ()) if "@" not in entry and "://" not in entry]
+    entries = config.get(TRUSTED_KEY, ())
+    modules = [entry for entry in entries if entry != SHELL and "@" not in entry and "://" not in entry]
     trust_arguments = [word for module in modules for word in ("--trust", module)]
     return shlex.join(["llmrl-evaluate", str(folder), "--video", *trust_arguments])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.trust_options import check_known
+from llmrl.config.permissions import check_permissions
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
 from llmrl.run.artifacts import read_config, saved_state
@@ -74,7 +74,7 @@ def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
         raise ConfigError(
             f"{folder} is a run of llmrl-finetune, which has no agent to play; see its own evaluation.json"
         )
-    check_known(config, str(folder / "config.yaml"))
+    check_permissions(config, str(folder / "config.yaml"))
     return SavedRun(folder, {**config, "hardware": {**config["hardware"], "device": "auto"}}, iteration, state)
 
 

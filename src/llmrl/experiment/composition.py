@@ -17,7 +17,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from llmrl.config.composition_errors import describe
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import translate_arguments
-from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
 from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redacted_folder
@@ -46,10 +45,10 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
 
-    from llmrl.config.hydra_versions import BASE
+    from llmrl.config.hydra_hooks import BASE, adapt_hydra
 
     check_no_secrets_in_arguments(overrides)
-    guard_hydra()
+    adapt_hydra()
     hide_bases()
     for problem in offer_installed():
         log.debug("%s", problem)  # commands report it once

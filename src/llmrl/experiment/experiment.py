@@ -13,8 +13,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from llmrl.config.debugging import apply_debug_sizes
-from llmrl.config.destinations import with_approvals
 from llmrl.config.overrides import override_key
+from llmrl.config.permissions import check_permissions, with_permissions
 from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
@@ -49,8 +49,8 @@ class Experiment:
 
     Raises:
         ConfigError: an option of the run has the wrong type or is out of range, a file that results depend on is
-            missing, or has changed since its digest was taken, or a key would be sent to a host that the user has not
-            approved.
+            missing, or has changed since its digest was taken, or the config lacks a permission that it needs
+            (`llmrl.config.permissions`).
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class Experiment:
     ) -> None:
         check_run_options(config)
         self.application = application_of(config)
-        self.config = with_approvals(self.application.with_digests(dict(config)))
+        self.config = self.application.with_digests(dict(config))
+        check_permissions(self.config)
         self.overrides = list(overrides)
         self.environment = dict(environment or {})
         self.resources = RunResources(self.config, self.application.make_model, seat)
@@ -77,7 +78,7 @@ class Experiment:
             config_dirs: folders with the user's own options (`--config-dir`).
 
         Raises:
-            ConfigError: an unknown option, key or value, a secret in the config, or code that is not trusted.
+            ConfigError: an unknown option, key or value, or a secret in the config.
         """
         from llmrl.experiment.composition import composed
 
@@ -89,13 +90,12 @@ class Experiment:
         """Create the experiment of a config that Hydra has composed; `HydraConfig` must be set.
 
         Raises:
-            ConfigError: a value is missing, a part cannot be found, a file sets `trusted_modules`, the treatment was
-                not made for the study, or an environment variable of the job is a secret.
+            ConfigError: a value is missing, a part cannot be found, the treatment was not made for the study, or an
+                environment variable of the job is a secret.
         """
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.config.treatments import check_treatment
-        from llmrl.config.trust_options import with_typed_trust
         from llmrl.core.secrets import check_no_secrets
         from llmrl.experiment.composition import plain_config
 
@@ -103,7 +103,7 @@ class Experiment:
         overrides = list(hydra_config.overrides.task)
         folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
         check_treatment(hydra_config.runtime.choices, folders)
-        plain = with_typed_trust(plain_config(config), overrides)
+        plain = with_permissions(plain_config(config))
         override_keys = set(map(override_key, overrides))
         choices = hydra_config.runtime.choices
         name_options = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.destinations import with_approvals
+from llmrl.config.permissions import check_permissions
 from llmrl.core import option_files
 from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
@@ -90,7 +90,7 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
     """
     config = resources.config
     builder, llm_config = resources.builder, config["llm"] if llm is None else llm
-    with_approvals({"llm": llm_config, "trusted_modules": config["trusted_modules"]})
+    check_permissions({"llm": llm_config, "trusted_modules": config["trusted_modules"]})
     node, connect = resources.model_nodes if llm is None else model_nodes(llm)
     services = _services(resources, node, "llm")
     if node.get("make") is not None:

@@ -88,13 +88,13 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
         ConfigError: the config names code that is not `trusted`.
         RunFolderError: there is no readable config.
     """
-    from llmrl.config.trust_options import check_known
+    from llmrl.config.permissions import check_permissions
     from llmrl.run.artifacts import CONFIG_NAME, read_config
     from llmrl.run.folder_names import seed_of
     from llmrl.run.queued import typed_overrides
 
     config = read_config(folder, trusted)
-    check_known(config, str(folder / CONFIG_NAME))
+    check_permissions(config, str(folder / CONFIG_NAME))
     # The folder may be a copy in another place.
     config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": seed_of(folder) or 0}
     return config | {"rerun": False, "resume": True}, typed_overrides(folder)

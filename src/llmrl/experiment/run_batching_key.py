@@ -14,12 +14,12 @@ from enum import StrEnum
 from typing import Any
 
 from llmrl.config.builder import Builder
+from llmrl.config.input_digests import SOURCES
 from llmrl.experiment.batched_runs import process_key
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import loop_kind
 from llmrl.experiment.unused_sections import JUDGED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
-from llmrl.run.source_copies import KEY as SOURCES
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import Machine
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmrl.config.trust_options import shell_keys
+from llmrl.config.permissions import check_command_lines
 from llmrl.experiment import run_references
 from llmrl.experiment.batched_runs import compute_rows
 from llmrl.experiment.experiment import Experiment
@@ -75,12 +75,12 @@ def job_of(experiment: Experiment, naming: Sequence[str]) -> Job:
         naming: overrides for the label of its folder: those that differ within the sweep.
 
     Raises:
-        ConfigError: an invalid value, or a command line from a file that is not trusted.
+        ConfigError: an invalid value, or a command line in a saved config that is not trusted.
     """
     config = experiment.config
     experiment.application.check_values(config, experiment.resources)
     absolute = {**config, "output_root": str(Path(config["output_root"]).expanduser().absolute())}
-    experiment.resources.builder.trust.check_shell(shell_keys(config["hardware"], config["trusted_modules"]))
+    check_command_lines(config)
     hardware = experiment.resources.hardware
     cores = hardware.cores_for(game_processes(config))
     key = row_key(config, experiment.environment)

@@ -16,7 +16,6 @@ from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import unwritable
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-from llmrl.run.source_copies import FOLDER as SOURCES
 from llmrl.run.tensorboard_file import PATTERN
 
 log = logging.getLogger(__name__)
@@ -130,8 +129,8 @@ def move_to_backup(folder: Path) -> None:
         if path.name not in (ownership.FILE_NAME, queued.FILE_NAME, PARTIAL_BACKUP)
         and not path.name.startswith(("backup_", "."))
     ]
-    if all(path.name in (CONFIG_NAME, SOURCES) for path in content) and not partial.exists():
-        return  # there is nothing, or only the config and the sources that a launcher wrote
+    if all(path.name == CONFIG_NAME for path in content) and not partial.exists():
+        return  # there is nothing, or only the config that a launcher wrote
     try:
         create_folder(partial, folder)
     except OSError as error:

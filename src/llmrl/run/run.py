@@ -60,7 +60,6 @@ from llmrl.run.queued import warn_of_changed_code
 from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag, Stopped, agreed
 from llmrl.run.sink import FOLDER as SINKS
 from llmrl.run.sink import Opening, Sink
-from llmrl.run.source_copies import save_sources, sources_of
 from llmrl.run.tensorboard_file import hyperparameters_of
 
 log = logging.getLogger(__name__)
@@ -212,7 +211,6 @@ class Run:
             self._saved = self.iteration
             position = self.restored.pop(RUN_KEY)["metrics"]
         save_config(self.folder / CONFIG_NAME, self.config)
-        save_sources(self.folder, sources_of(self.config))
         warn_of_changed_code(self.folder, self.status.attempt, write_provenance(self.folder, self.status.attempt))
         opening = Opening(
             self.folder,

@@ -23,7 +23,6 @@ from llmrl.run.folder import run_folder, split_overrides
 from llmrl.run.folder_names import label_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, read_queued, record_cancellation
-from llmrl.run.source_copies import save_sources, sources_of
 from llmrl.run.status import PrerequisiteRecord, read_status
 from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, name_of
 
@@ -181,7 +180,6 @@ def take_on(
     )
     if not (folder / CONFIG_NAME).exists():
         save_config(folder / CONFIG_NAME, c)
-    save_sources(folder, sources_of(c))
     launch_record.write(folder)
     return launch_record
 

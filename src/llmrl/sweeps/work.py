@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from llmrl.core.terminal import guard_terminal
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
-from llmrl.run.source_copies import import_from, sources_of
 from llmrl.run.status import Status, read_status
 
 log = logging.getLogger(__name__)
@@ -38,8 +37,6 @@ class JobWork:
         environment: environment variables to set.
         batch_key: runs with the same key that share a process may be executed as one batch. If None, the run is never
             batched.
-        sources: contents of the user's module files at submission time, by path relative to the folder on `sys.path`
-            (`run.source_copies`).
     """
 
     task: Task
@@ -48,10 +45,6 @@ class JobWork:
     folder: Path
     environment: dict[str, str]
     batch_key: str | None = None
-    sources: Mapping[str, bytes] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sources", sources_of(self.config))
 
     def __call__(self) -> float | None:
         """Prepare the process, execute the run and return its result.
@@ -63,15 +56,11 @@ class JobWork:
         self.prepare()
         return self.compute(self.task)
 
-    def prepare(self, others: Sequence[JobWork] = ()) -> None:
-        """Set up the process: environment variables, terminal, permissions of new files, and imports of user modules.
-
-        Modules of this run and of `others`, which share the process, are imported as they were at submission.
-        """
+    def prepare(self) -> None:
+        """Set up the process: environment variables, terminal, and permissions of new files."""
         os.environ.update(self.environment)
         guard_terminal()
         keep_private(self.config.get("private", True))
-        import_from({path: x for work in (*others, self) for path, x in work.sources.items()}, self.folder)
 
     def run_and_capture_exit(self, task: Task) -> RunExit:
         """Execute the run by `task` in a prepared process.
@@ -172,7 +161,7 @@ class PackWork:
     def __call__(self) -> list[RunExit]:
         """Execute the runs; return how each one ended, in order. A single run is executed by its own task."""
         first = self.works[0]
-        first.prepare(self.works[1:])
+        first.prepare()
         return [first.run_and_capture_exit(first.task)] if len(self.works) == 1 else self.batch_task(self.works)
 
 

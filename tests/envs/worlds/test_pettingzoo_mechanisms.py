@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "own_world"
 
 
 def make_test_env(name, n_envs=2, **options):
-    return make_env("pettingzoo", id=f"own_worlds:{name}", n_envs=n_envs, trusted=("own_worlds",), **options)
+    return make_env("pettingzoo", id=f"own_worlds:{name}", n_envs=n_envs, **options)
 
 
 class TestWorldMechanism:

@@ -1,0 +1,198 @@
+"""Permissions that a config needs besides llmrl's own parts: to run code, to send keys to hosts, to run command lines.
+
+A config that is composed from a command line and the user's option files has what it needs (`with_permissions`). A
+config that was read from a run folder, which somebody else may have written, has only what the user grants with
+`--trust` or `trusted_modules=`; the permissions of a run are not stored in its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmrl.core import option_files
+from llmrl.core.addresses import is_loopback, origin_of
+from llmrl.core.errors import ConfigError
+from llmrl.core.trust import SHELL, Trust, how_to_trust, is_never_trusted
+
+KEY = "trusted_modules"
+ORIGINS = {
+    "anthropic": "https://api.anthropic.com",
+    "deepseek": "https://api.deepseek.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+    "groq": "https://api.groq.com",
+    "mistral": "https://api.mistral.ai",
+    "openai": "https://api.openai.com",
+    "openrouter": "https://openrouter.ai",
+    "xai": "https://api.x.ai",
+}
+"""Provider, as litellm names it -> origin of its API. The provider's key is `<PROVIDER>_API_KEY`."""
+_ADDRESSES = ("base_url", "api_base", "tracking_uri")
+"""Fields of options of `llm=` and `loggers=` that hold an address."""
+_LITELLM = "llmrl.llms.litellm_chat.LiteLLMChat"
+_UNPREFIXED = {"openai": r"gpt-|chatgpt-|o\d", "anthropic": r"claude-"}
+"""Provider -> pattern of the names of models that litellm accepts without `<provider>/`."""
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--trust` to a command that reads the configs of runs."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a package outside llmrl that the run's config may name; its code runs with your rights; or "
+        "VARIABLE@https://host, a host that the key in VARIABLE may be sent to (may be repeated)",
+    )
+
+
+def with_permissions(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a composed config (plain data) whose `trusted_modules` hold all permissions that it needs.
+
+    Modules of Python, and those of llmrl that hold no parts, are left out; a config cannot name them.
+
+    Raises:
+        ConfigError: an address is invalid, or `trusted_modules` is not a list of names.
+    """
+    granted = config[KEY]
+    if not isinstance(granted, list) or not all(isinstance(name, str) for name in granted):
+        raise ConfigError(f"{KEY}={granted} must be a list of modules, such as {KEY}=[my_package]")
+    code = (name.partition(".")[0] for name in Trust(tuple(granted)).outside(code_names(config)))
+    modules = [name for name in code if not is_never_trusted(name)]
+    shell = [SHELL] * bool(command_lines(config.get("hardware") or {}, [*granted, *modules]))
+    return {**config, KEY: list(dict.fromkeys([*granted, *modules, *destinations(config), *shell]))}
+
+
+def check_permissions(config: Mapping[str, Any], whose: str = "the config") -> None:
+    """Check that a config names only code and hosts for keys that are granted in its `trusted_modules`.
+
+    Args:
+        config: plain data.
+        whose: file with the config, for the message.
+
+    Raises:
+        ConfigError: it names others; the message says how to grant them.
+    """
+    trust = Trust(tuple(config[KEY]))
+    untrusted_names = trust.outside(code_names(config))
+    for name in untrusted_names:
+        if is_never_trusted(name):
+            raise ConfigError(f"{whose}: {name} {trust.refusal(name)}")
+    if untrusted_names:
+        modules = dict.fromkeys(name.split(".")[0] for name in untrusted_names)
+        raise ConfigError(
+            f"{whose} names code outside llmrl, which would run with your rights: {', '.join(untrusted_names)}. "
+            f"If you trust it, repeat the command with {how_to_trust(modules)}"
+        )
+    # Requests without a key may be sent to a host that gets a key.
+    granted = {*config[KEY], *(entry.rpartition("@")[2] for entry in config[KEY])}
+    for destination in destinations(config):
+        if destination not in granted:
+            raise ConfigError(
+                f"{whose} would send requests to {destination.rpartition('@')[2]}, with the key in "
+                f"{destination.rpartition('@')[0] or 'no variable'}; this is not the key's provider. If you trust that "
+                f"host, repeat the command with {how_to_trust([destination])}"
+            )
+
+
+def check_command_lines(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if jobs of a config would run command lines that are not granted (`SHELL`)."""
+    keys = command_lines(config["hardware"], config[KEY])
+    if keys and SHELL not in config[KEY]:
+        raise ConfigError(
+            f"{', '.join(keys)} are command lines of a saved config that jobs would run with your rights; if you trust "
+            f"them, repeat the command with {how_to_trust([SHELL])}"
+        )
+
+
+def command_lines(hardware: Mapping[str, Any], trusted: list[str]) -> list[str]:
+    """Return the keys of a `hardware` node that hold command lines, as its backend declares (`Backend.command_lines`).
+
+    Raises:
+        ConfigError: the target is not a backend, or is not trusted.
+    """
+    node = hardware.get("backend")
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return []  # errors are reported when the backend is built
+    backend = Trust(tuple(trusted)).locate(node["_target_"], "hardware.backend._target_")
+    lines: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
+    if lines is None:
+        raise ConfigError(
+            f"hardware.backend._target_={node['_target_']} is not a backend: derive it from "
+            "llmrl.sweeps.backends.protocol.Backend (docs/extending.md)"
+        )
+    names = [name for name, harmless in lines.items() if node.get(name) and node[name] != harmless]
+    return [f"hardware.backend.{name}" for name in names]
+
+
+def code_names(node: Any) -> Iterator[str]:
+    """Yield the dotted names of the code that a config names."""
+    if isinstance(node, Mapping):
+        target, name, text = node.get("_target_"), node.get("id", node.get("level")), node.get("text")
+        if target is not None:
+            yield str(target)
+        if isinstance(name, str) and ":" in name:
+            yield name.rpartition(":")[0]
+        if target is not None and isinstance(text, str) and "." in text and not text.endswith((".yaml", ".yml")):
+            yield text
+        for value in node.values():
+            yield from code_names(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from code_names(value)
+
+
+def destinations(config: Mapping[str, Any]) -> list[str]:
+    """Return the destinations of language models and loggers of a config that need a permission.
+
+    These are `VARIABLE@origin`, unless the key belongs to the host, and `origin` for requests without a key to a host
+    that is neither a provider nor this machine. For a model without an address, the origin is its provider or class.
+
+    Raises:
+        ConfigError: an address is invalid.
+    """
+    nodes = {"llm": config.get("llm")}
+    variants = nodes["llm"].get("variants") if isinstance(nodes["llm"], Mapping) else None
+    for name, changes in (variants or {}).items() if isinstance(variants, Mapping) else ():
+        base_options = option_files.option("llm", name) if name in option_files.names("llm") else {}
+        nodes[f"llm.variants.{name}"] = {**base_options, **changes} if isinstance(changes, Mapping) else base_options
+    loggers = config.get("loggers")
+    nodes |= {f"loggers.{name}": node for name, node in loggers.items()} if isinstance(loggers, Mapping) else {}
+    found = (_destination(path, node) for path, node in nodes.items() if isinstance(node, Mapping))
+    return [destination for destination in found if destination is not None]
+
+
+def _destination(path: str, node: Mapping[str, Any]) -> str | None:
+    """Return where the part with the options `node` sends a key or requests; None if that needs no permission."""
+    variable = node.get("api_key_env")
+    provider = _find_provider(str(node.get("model"))) if node.get("_target_") == _LITELLM else None
+    origin = None
+    for field in _ADDRESSES:
+        address = node.get(field)
+        if isinstance(address, str) and (field != "tracking_uri" or re.match(r"(?i)https?:", address)):
+            origin = origin_of(address, f"{path}.{field}")
+            if variable is None and provider is not None:
+                variable = _key_variable(provider)  # litellm reads this variable by default
+            break
+    if variable is None:
+        return None if origin is None or origin in ORIGINS.values() or is_loopback(origin) else origin
+    origin = origin or (str(node.get("_target_")) if provider is None else ORIGINS.get(provider, provider))
+    providers = {url: name for name, url in ORIGINS.items()}
+    return None if variable == _key_variable(providers.get(origin, origin)) else f"{variable}@{origin}"
+
+
+def _find_provider(model: str) -> str:
+    """Return litellm's name of the provider of a model; the model's own name if it is unknown.
+
+    litellm itself is not used, because its import takes seconds.
+    """
+    provider, slash, _ = model.partition("/")
+    if slash and "://" not in model:
+        return provider
+    return next((name for name, pattern in _UNPREFIXED.items() if re.match(pattern, model)), model)
+
+
+def _key_variable(provider: str) -> str:
+    return f"{re.sub('[^A-Za-z0-9]', '_', provider).upper()}_API_KEY"
