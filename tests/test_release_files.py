@@ -93,7 +93,7 @@ def test_lock_pins_direct_dependencies():
     extras = PROJECT["optional-dependencies"]
     direct = [
         *PROJECT["dependencies"],
-        *(dependency for name in extras.keys() - {"gpu", "inspect"} for dependency in extras[name]),
+        *(dependency for name in extras.keys() - {"gpu"} for dependency in extras[name]),
     ]
     for requirement in map(Requirement, direct):
         name = canonicalize_name(requirement.name)

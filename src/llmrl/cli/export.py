@@ -1,4 +1,4 @@
-"""`llmrl-export`: results of runs for other programs: tables, episodes as Inspect logs, trained agents and models."""
+"""`llmrl-export`: results of runs for other programs: tables, trained agents and models."""
 
 from __future__ import annotations
 
@@ -25,15 +25,6 @@ def parser() -> argparse.ArgumentParser:
 
     p = argparse.ArgumentParser(prog="llmrl-export", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
-    inspect = commands.add_parser("inspect", help="the episodes of a run as an Inspect log; `inspect view` shows it")
-    inspect.add_argument("run", type=Path, help="a run folder; run:<hash>, latest:<name>")
-    inspect.add_argument(
-        "--out",
-        type=Path,
-        default=None,
-        help="the file, .eval (compressed) or .json (default: <run>/inspect/episodes.eval)",
-    )
-    add_root(inspect)
     adapter = commands.add_parser("adapter", help="the trained adapter of a run in peft's format, or a complete model")
     adapter.add_argument("run", type=Path, help="a run folder; run:<hash>, latest:<name>")
     adapter.add_argument("--out", type=Path, default=None, help="the folder (default: <run>/adapter or <run>/merged)")
@@ -76,22 +67,6 @@ def export_table(folder: Path, what: str, format: str, out: Path | None = None) 
     return out, len(frame)
 
 
-def export_inspect(folder: Path, out: Path | None = None) -> tuple[Path, int]:
-    """Write the Inspect log of a run; return its path and the number of its episodes.
-
-    Raises:
-        LlmrlError: Inspect is not installed, there is no such run, or none of its steps were written down.
-    """
-    from llmrl.analysis.inspect_log import write_inspect_log
-    from llmrl.results.run_records import only_run, read_runs
-    from llmrl.run.files import inside
-
-    run = only_run(folder)
-    [record] = read_runs(run)
-    out = inside(run, "inspect", "episodes.eval") if out is None else out
-    return out, write_inspect_log(record, out)
-
-
 @handle_interrupt("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-export`, with `argv` or else the process's arguments."""
@@ -118,14 +93,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             from llmrl.experiment.model_export import export_model
 
             print_line(f"model: {export_model(run, args.out, args.merge)}")
-        elif args.command == "agent":
+        else:
             from llmrl.api.agent_export import export_agent
 
             print_line(f"agent: {' and '.join(map(str, export_agent(run, args.out, args.trust)))}")
-        else:
-            out, episodes = export_inspect(run, args.out)
-            print_line(f"{episodes:,} episodes: {out}")
-            print_line(f"Look at them: inspect view --log-dir {out.parent}")
 
 
 if __name__ == "__main__":
