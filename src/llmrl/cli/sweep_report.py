@@ -213,14 +213,10 @@ def main(argv: list[str] | None = None) -> None:
                 raise ConfigError(f"--explore takes one folder of runs, not {len(args.folders)}")
             explore(args.folders[0], args.out)
             return
-        from llmrl.display.sweeps import print_first_screen
-
         numbers, page = report(args)
         print_numbers(numbers, page)
         if args.diff:
             print_differences(numbers)
-        if len(args.folders) == 1:
-            print_first_screen(args.folders[0], [run for _, _, run, _ in numbers.runs])
     if not numbers.n_scored:
         print_message("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)

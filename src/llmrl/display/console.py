@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -45,19 +44,6 @@ def print_line(text: object, style: str | None = None) -> None:
         sys.stdout.write(f"{printable(text)}\n")
     else:
         terminal().print(str(text), style=style, soft_wrap=True)
-
-
-def print_link(text: str, address: str) -> None:
-    """Print a text that links to an address in terminals; in files the address itself follows the text.
-
-    Args:
-        text: text of the link.
-        address: URL of any length.
-    """
-    if sys.stdout.isatty():
-        terminal().print(Text(text, style=Style(link=address, underline=True)), soft_wrap=True)
-    else:
-        print_line(f"{text}: {address}")
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:

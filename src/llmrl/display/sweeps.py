@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrl.display.console import near, print_line, print_link, print_table
+from llmrl.display.console import near, print_line, print_table
 from llmrl.display.run_summary import record, validity_warning_of
 from llmrl.run.status import SUMMARY_NAME
 
 if TYPE_CHECKING:
-    from llmrl.results.run_records import RunRecord
     from llmrl.sweeps.backends.protocol import JobOutcome
-
-_MEANS = "Means of the groups, with TensorBoard on its usual port"
 
 
 def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
@@ -53,27 +50,14 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         print_line("The same command continues the unfinished runs.")
     if not commands:
         return
-    folders = [outcome.folder for outcome in outcomes]
-    are_finished = all(outcome.skipped and outcome.state == "finished" for outcome in outcomes)
-    print_commands(common_folder(folders), folders if are_finished else ())
+    print_commands(common_folder([outcome.folder for outcome in outcomes]))
 
 
-def print_commands(folder: Path, finished: Sequence[Path] = ()) -> None:
-    """Print the commands that show a folder of runs, and a link to the means of its groups.
-
-    Args:
-        folder: folder of the runs.
-        finished: folders of all its runs if all were finished before; their means are not written again.
-    """
-    from llmrl.analysis.first_screen import find_first_screen
-
+def print_commands(folder: Path) -> None:
+    """Print the commands that show a folder of runs."""
     root = shlex.quote(str(near(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         print_line(f"{command} {root}")
-    if (link := find_first_screen(finished)) is not None:
-        print_link(_MEANS, link)
-    else:
-        print_first_screen(folder)
 
 
 def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
@@ -117,30 +101,6 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
         rows.append([prerequisite.name, prerequisite.what, state or "-", duration, str(near(folder))])
     columns = ["name", "what", "state", "duration", "folder"]
     print_table("Prerequisite runs", columns, rows, "lllrl", styles)
-
-
-def print_first_screen(folder: Path, runs: Sequence[RunRecord] | None = None) -> None:
-    """Write the means of a folder's groups for TensorBoard, unless they are current, and print a link to them.
-
-    Nothing is printed if there are no groups to compare, or no finished run has a TensorBoard log.
-
-    Args:
-        folder: folder of the runs.
-        runs: records of the runs; None: read here.
-    """
-    from llmrl.analysis.first_screen import find_first_screen, write_first_screen
-    from llmrl.core.errors import LlmrlError
-    from llmrl.results.run_records import read_runs
-
-    try:
-        runs = read_runs(folder) if runs is None else runs
-        link = find_first_screen([run.folder for run in runs if run.state == "finished"])
-        link = link or write_first_screen(folder, runs)
-    except LlmrlError as error:
-        print_line(f"The means of the groups cannot be written for TensorBoard: {error}")
-        return
-    if link is not None:
-        print_link(_MEANS, link)
 
 
 def common_folder(folders: Sequence[Path]) -> Path:
