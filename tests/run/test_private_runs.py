@@ -252,9 +252,8 @@ def umask(mask):
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_run_file_permissions(tmp_path, private, monkeypatch):
+def test_run_file_permissions(tmp_path, private):
     """The run folder, all above it up to the output root, and the cache of replies."""
-    monkeypatch.delenv("LLMRL_UMASK", raising=False)
     root = tmp_path / "deep" / "outputs"
     with FakeOpenAIServer() as server, umask(0o022):
         url = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
@@ -281,16 +280,13 @@ def test_privacy_is_not_hashed():
     assert config_hash(compose(*GAME)) == config_hash(compose(*GAME, "private=false"))
 
 
-def test_nested_blocks_restore_state(monkeypatch):
-    monkeypatch.delenv("LLMRL_UMASK", raising=False)
+@pytest.mark.parametrize("private", [True, False])
+def test_blocks_restore_state(private):
     with umask(0o027):
-        with kept_private(True):
-            assert os.umask(0o077) == 0o077
-            with kept_private(False):
-                assert os.umask(0o027) == 0o027
-            assert os.umask(0o077) == 0o077
+        with kept_private(private):
+            assert os.umask(0o077) == (0o077 if private else 0o027)
+            os.umask(0o077 if private else 0o027)
         assert os.umask(0o027) == 0o027
-    assert "LLMRL_UMASK" not in os.environ
 
 
 @pytest.mark.slow

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 OWNER_ONLY = 0o077
 """The umask that gives new folders the mode 0700 and new files 0600."""
-_USERS_UMASK = "LLMRL_UMASK"
-"""Environment variable with the original umask of our first process, for the processes that it starts."""
+_users_umask: int | None = None  # umask before the first call of `keep_private`
 
 
 def keep_private(private: bool = True) -> None:
     """Make files that this process and its children create from now on readable by their owner alone.
 
-    If not `private`, restore the umask with which our first process was started.
+    If not `private`, restore the umask with which this process was started.
     """
+    global _users_umask
     previous_umask = os.umask(OWNER_ONLY)
-    users = int(os.environ.setdefault(_USERS_UMASK, f"{previous_umask:04o}"), 8)
+    _users_umask = previous_umask if _users_umask is None else _users_umask
     if not private:
-        os.umask(users)
+        os.umask(_users_umask)
 
 
 def keep_private_like(folder: Path) -> None:
@@ -31,45 +29,18 @@ def keep_private_like(folder: Path) -> None:
     keep_private(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
 
 
-@dataclass
-class _PrivacySetting:
-    """Concurrent blocks of `kept_private` with the same argument, and the settings before the first of them."""
-
-    private: bool
-    umask: int
-    users: str | None
-    blocks: int = 0
-
-
-_changing = threading.Lock()
-_settings: list[_PrivacySetting] = []
-
-
 @contextmanager
 def kept_private(private: bool) -> Iterator[None]:
-    """Call `keep_private(private)` for the duration of the block, and of concurrent blocks of other threads.
+    """Return a context in which files of this process are readable by their owner alone if `private`, else unchanged.
 
-    Concurrent blocks must have the same argument, because the umask belongs to the whole process.
+    Concurrent contexts must have the same argument, because the umask belongs to the whole process.
     """
-    with _changing:
-        # Not set again if unchanged: files that another thread creates meanwhile would get the wrong mode.
-        if not _settings or _settings[-1].private != private:
-            previous_umask = os.umask(OWNER_ONLY)
-            os.umask(previous_umask)
-            _settings.append(_PrivacySetting(private, previous_umask, os.environ.get(_USERS_UMASK)))
-            keep_private(private)
-        setting = _settings[-1]
-        setting.blocks += 1
+    previous_umask = os.umask(OWNER_ONLY) if private else None
     try:
         yield
     finally:
-        with _changing:
-            setting.blocks -= 1
-            if not setting.blocks:
-                _settings.remove(setting)
-                os.umask(setting.umask)
-                if setting.users is None:
-                    os.environ.pop(_USERS_UMASK, None)
+        if previous_umask is not None:
+            os.umask(previous_umask)
 
 
 def make_folder(folder: Path, private: bool) -> None:
