@@ -107,7 +107,9 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
     except OmegaConfBaseException as error:
-        raise ConfigError(describe(error, HydraConfig.get().overrides.task)) from error
+        overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        assert isinstance(overrides, list)
+        raise ConfigError(describe(error, [str(override) for override in overrides])) from error
     assert isinstance(container, dict)
     check_no_secrets(container)
     return {str(key): value for key, value in container.items()}

@@ -100,10 +100,10 @@ class Experiment:
         from llmrl.experiment.composition import plain_config
 
         hydra_config = HydraConfig.get()
-        overrides = list(hydra_config.overrides.task)
         folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
         check_treatment(hydra_config.runtime.choices, folders)
         plain = with_permissions(plain_config(config))
+        overrides = list(hydra_config.overrides.task)
         override_keys = set(map(override_key, overrides))
         choices = hydra_config.runtime.choices
         name_options = [
