@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.option_docs import Key, display_path, document_keys, entries, header, value_text
-from llmrl.config.option_types import option_type
+from llmrl.config.option_docs import Key, display_path, document_keys, entries, header, option_type, value_text
 from llmrl.core.option_files import chain, choosable, content, is_global, part_groups, root, subgroups, variants
 
 _INTRODUCTION = """# Options

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from llmrl.cli.help import explain
-from llmrl.config.option_docs import document_config, entries, value_text
-from llmrl.config.option_types import option_type
+from llmrl.config.option_docs import document_config, entries, option_type, value_text
 from llmrl.core.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from options import page
 
-from llmrl.config.option_types import option_type
+from llmrl.config.option_docs import option_type
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from llmrl.run.command_exit import handle_interrupt
+from llmrl.run.command_exit import console_command
 
 if TYPE_CHECKING:
     from llmrl.evaluation.settings import EvaluationSettings
@@ -141,22 +141,18 @@ def print_suite(results: Mapping[str, Any]) -> None:
     print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")
 
 
-@handle_interrupt("llmrl-evaluate")
+@console_command("llmrl-evaluate")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-evaluate`, with `argv` or else the process's arguments."""
-    from llmrl.core.terminal import guard_terminal
-
-    guard_terminal()
-
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
     from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import keep_private_like
     from llmrl.display.evaluation_tables import print_evaluation
-    from llmrl.run.command_exit import exit_on_error, exit_on_signal
+    from llmrl.run.command_exit import exit_on_signal
 
     note = "tests of a suite that were over are written" if words else "nothing of it is written"
-    with exit_on_error("llmrl-evaluate"), exit_on_signal("llmrl-evaluate", note):
+    with exit_on_signal("llmrl-evaluate", note):
         from llmrl.experiment.run_lookup import folder_of, run_folder_of
         from llmrl.results.run_records import find_runs
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrl.run.command_exit import handle_interrupt
+from llmrl.run.command_exit import console_command
 
 TABLES = {
     "runs": "runs",
@@ -67,36 +67,30 @@ def export_table(folder: Path, what: str, format: str, out: Path | None = None) 
     return out, len(frame)
 
 
-@handle_interrupt("llmrl-export")
+@console_command("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-export`, with `argv` or else the process's arguments."""
-    from llmrl.core.terminal import guard_terminal
-
-    guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.command_exit import exit_on_error
+    from llmrl.display.console import print_line
+    from llmrl.experiment.run_lookup import folder_of, run_folder_of
 
-    with exit_on_error("llmrl-export"):
-        from llmrl.display.console import print_line
-        from llmrl.experiment.run_lookup import folder_of, run_folder_of
+    if args.command == "table":
+        folder = folder_of(args.folder, args.output_root)
+        keep_private_like(folder)
+        out, rows = export_table(folder, args.what, args.format, args.out)
+        print_line(f"{rows:,} rows: {out}")
+        return
+    run = run_folder_of(args.run, args.output_root)
+    keep_private_like(run)
+    if args.command == "adapter":
+        from llmrl.experiment.model_export import export_model
 
-        if args.command == "table":
-            folder = folder_of(args.folder, args.output_root)
-            keep_private_like(folder)
-            out, rows = export_table(folder, args.what, args.format, args.out)
-            print_line(f"{rows:,} rows: {out}")
-            return
-        run = run_folder_of(args.run, args.output_root)
-        keep_private_like(run)
-        if args.command == "adapter":
-            from llmrl.experiment.model_export import export_model
+        print_line(f"model: {export_model(run, args.out, args.merge)}")
+    else:
+        from llmrl.api.agent_export import export_agent
 
-            print_line(f"model: {export_model(run, args.out, args.merge)}")
-        else:
-            from llmrl.api.agent_export import export_agent
-
-            print_line(f"agent: {' and '.join(map(str, export_agent(run, args.out, args.trust)))}")
+        print_line(f"agent: {' and '.join(map(str, export_agent(run, args.out, args.trust)))}")
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ def unknown(key: str, documents: Iterable[str]) -> str:
 
 
 def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
-    from llmrl.config.option_types import option_type
+    from llmrl.config.option_docs import option_type
 
     rows = [_row(document, option_type(document.key, targets)) for document in documents]
     if not sys.stdout.isatty():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from llmrl.run.command_exit import handle_interrupt
+from llmrl.run.command_exit import console_command
 
 if TYPE_CHECKING:
     from llmrl.core.model_protocols import Scorer
@@ -221,31 +221,26 @@ def _format_count(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-@handle_interrupt("llmrl-llm")
+@console_command("llmrl-llm")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
-    from llmrl.core.terminal import guard_terminal
-
-    guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.display.console import print_rows, print_table
-    from llmrl.run.command_exit import exit_on_error
 
-    with exit_on_error("llmrl-llm"):
-        if args.command == "check":
-            checked = check(args.overrides, args.config_dir)
-            print_rows("One request", checked)
-            if dict(checked).get("form", VALID_FORM) != VALID_FORM:
-                raise SystemExit(1)
-        elif args.command == "trial":
-            page, columns, rows = run_trial(args.overrides, args.out)
-            print_table("Trial", columns, rows)
-            print(f"The page: {page}")
-        else:
-            from llmrl.experiment.run_lookup import folder_of
+    if args.command == "check":
+        checked = check(args.overrides, args.config_dir)
+        print_rows("One request", checked)
+        if dict(checked).get("form", VALID_FORM) != VALID_FORM:
+            raise SystemExit(1)
+    elif args.command == "trial":
+        page, columns, rows = run_trial(args.overrides, args.out)
+        print_table("Trial", columns, rows)
+        print(f"The page: {page}")
+    else:
+        from llmrl.experiment.run_lookup import folder_of
 
-            folder = folder_of(args.folder, args.output_root)
-            print_table(str(folder), *totals(folder))
+        folder = folder_of(args.folder, args.output_root)
+        print_table(str(folder), *totals(folder))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrl.run.command_exit import handle_interrupt
+from llmrl.run.command_exit import console_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,17 +40,12 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-@handle_interrupt("llmrl-serve")
+@console_command("llmrl-serve")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-serve`, with `argv` or else the process's arguments."""
-    from llmrl.core.terminal import guard_terminal
-
-    guard_terminal()
     args = parser().parse_args(argv)
-    from llmrl.run.command_exit import exit_on_error
 
-    with exit_on_error("llmrl-serve"):
-        serve(args)
+    serve(args)
 
 
 def serve(args: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.run.command_exit import handle_interrupt
+from llmrl.run.command_exit import console_command
 
 if TYPE_CHECKING:
     from llmrl.results.run_records import RunRecord
@@ -268,20 +268,15 @@ def clean(args: argparse.Namespace) -> int:
     return 0
 
 
-@handle_interrupt("llmrl-sweep")
+@console_command("llmrl-sweep")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-sweep`, with `argv` or else the process's arguments."""
-    from llmrl.core.terminal import guard_terminal
-
-    guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.command_exit import exit_on_error
 
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
-    with exit_on_error("llmrl-sweep"):
-        from llmrl.experiment.run_lookup import folder_of
+    from llmrl.experiment.run_lookup import folder_of
 
-        args.folder = folder_of(args.folder, args.output_root)
-        keep_private_like(args.folder)
-        raise SystemExit(commands[args.command](args))
+    args.folder = folder_of(args.folder, args.output_root)
+    keep_private_like(args.folder)
+    raise SystemExit(commands[args.command](args))

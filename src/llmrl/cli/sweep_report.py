@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
-from llmrl.run.command_exit import handle_interrupt
+from llmrl.run.command_exit import console_command
 
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report
@@ -191,32 +191,27 @@ def print_numbers(numbers: Report, page: Path) -> None:
     print_line(f"Report: {page}")
 
 
-@handle_interrupt("llmrl-report")
+@console_command("llmrl-report")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-report`, with `argv` or else the process's arguments."""
-    from llmrl.core.terminal import guard_terminal
-
-    guard_terminal()
     args = parser().parse_args(argv)
+    from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.command_exit import EXIT_FAILED, exit_on_error, print_message
+    from llmrl.experiment.run_lookup import folder_of
+    from llmrl.run.command_exit import EXIT_FAILED, print_message
 
-    with exit_on_error("llmrl-report"):
-        from llmrl.core.errors import ConfigError
-        from llmrl.experiment.run_lookup import folder_of
-
-        args.folders = list(dict.fromkeys(folder_of(folder, args.output_root) for folder in args.folders))
-        for folder in args.folders:
-            keep_private_like(folder)
-        if args.explore:
-            if len(args.folders) > 1:
-                raise ConfigError(f"--explore takes one folder of runs, not {len(args.folders)}")
-            explore(args.folders[0], args.out)
-            return
-        numbers, page = report(args)
-        print_numbers(numbers, page)
-        if args.diff:
-            print_differences(numbers)
+    args.folders = list(dict.fromkeys(folder_of(folder, args.output_root) for folder in args.folders))
+    for folder in args.folders:
+        keep_private_like(folder)
+    if args.explore:
+        if len(args.folders) > 1:
+            raise ConfigError(f"--explore takes one folder of runs, not {len(args.folders)}")
+        explore(args.folders[0], args.out)
+        return
+    numbers, page = report(args)
+    print_numbers(numbers, page)
+    if args.diff:
+        print_differences(numbers)
     if not numbers.n_scored:
         print_message("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.option_docs import document_keys
-from llmrl.config.option_types import PART, hint_schemas
+from llmrl.config.option_docs import PART, document_keys, hint_schemas
 from llmrl.config.run_options import HINTS
 from llmrl.core.arguments import signature_of
 from llmrl.core.option_files import SCHEMAS, chain, content, merge, names, option, part_groups, root, subgroups

@@ -5,11 +5,11 @@ They run before the allocation, because a process that runs out of memory is kil
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 
+_CGROUP = Path("/sys/fs/cgroup")
 SHARE = 0.9
 """Fraction of the free memory that one allocation may take."""
 
@@ -22,20 +22,32 @@ def free_memory(device: str) -> int | None:
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     limits = []
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(int(line.split()[1]) * 1024)
+    for line in read_system_file(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            limits.append(int(line.split()[1]) * 1024)
     # A container or a batch job may have less memory than the machine.
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no such files, or no limit
-        used = int((group / "memory.current").read_text())
-        # The kernel frees inactive file pages before memory runs out.
-        statistics = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
-        used -= sum(int(n) for name, n in statistics if name == "inactive_file")
-        limits.append(int((group / "memory.max").read_text()) - used)
+    for group in control_groups():
+        limit, used = (read_system_file(group / name).strip() for name in ("memory.max", "memory.current"))
+        if limit.isdecimal() and used.isdecimal():
+            # The kernel frees inactive file pages before memory runs out.
+            statistics = [line.split() for line in read_system_file(group / "memory.stat").splitlines()]
+            limits.append(int(limit) - int(used) + sum(int(n) for name, n in statistics if name == "inactive_file"))
     return min(limits) if limits else None
+
+
+def control_groups() -> list[Path]:
+    """Return the folders of this process's control group and its parents (cgroup v2)."""
+    group_name = read_system_file(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
+    path = _CGROUP / group_name
+    return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP))]
+
+
+def read_system_file(path: Path) -> str:
+    """Return the text of a file of the operating system; empty if it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 MIN_GAME_BYTES = 256

@@ -120,6 +120,24 @@ def exit_on_error(name: str, report: Callable[[str, object], None] = print_messa
         raise SystemExit(EXIT_FAILED) from error
 
 
+@contextmanager
+def console_command(name: str) -> Iterator[None]:
+    """Return the context of a console script: guarded output, one line after Ctrl-C, and a message for each error.
+
+    Args:
+        name: name of the command.
+
+    Raises:
+        SystemExit: the command failed or was interrupted.
+    """
+    with handle_interrupt(name):
+        from llmrl.core.terminal import guard_terminal
+
+        guard_terminal()
+        with exit_on_error(name):
+            yield
+
+
 class _Terminated(KeyboardInterrupt):
     """SIGTERM as an exception, for commands that it ends in the same way as Ctrl-C."""
 

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.ram import control_groups, free_memory, read_system_file
 from llmrl.sweeps.backends.protocol import Hardware
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -19,7 +19,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
 """Environment variable with the number of runs of a sweep that share this machine's cores, including the run itself."""
 
-_CGROUP = Path("/sys/fs/cgroup")
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
 
 
@@ -66,8 +65,8 @@ def _cores() -> int:
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     if os.environ.get("SLURM_CPUS_ON_NODE", "").isdecimal():
         limits.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
-    for group in _cgroups():
-        quota = _read(group / "cpu.max").split()
+    for group in control_groups():
+        quota = read_system_file(group / "cpu.max").split()
         if len(quota) == 2 and quota[0].isdecimal():
             limits.append(int(quota[0]) // int(quota[1]))
     return max(1, min(limits))
@@ -75,25 +74,11 @@ def _cores() -> int:
 
 def _memory_gb() -> float:
     """Return the available memory, gigabytes, within the container's limit and SLURM's allocation."""
-    limits = []
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            limits.append(int(line.split()[1]) * 1024)
+    limits = [] if (free := free_memory("cpu")) is None else [free]
     allocated = os.environ.get("SLURM_MEM_PER_NODE", "")
     if allocated.isdecimal() and int(allocated) > 0:  # 0: no limit
         limits.append(int(allocated) * 1024**2)
-    for group in _cgroups():
-        limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
-        if limit.isdecimal() and used.isdecimal():
-            limits.append(int(limit) - int(used))
     return min(limits) / 1e9 if limits else float("inf")
-
-
-def _cgroups() -> list[Path]:
-    """Return the folders of this process's control group and its parents (cgroup v2)."""
-    group_name = _read(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
-    path = _CGROUP / group_name
-    return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP))]
 
 
 def _gpus() -> tuple[str, ...]:
@@ -109,10 +94,3 @@ def _gpus() -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(str(i) for i, line in enumerate(x for x in output.splitlines() if x.startswith("GPU ")))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
