@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from experiments import only_run_folder, run
 from llmrl.analysis.scores import series
 from llmrl.run.metrics import MetricTable, metric_tables
-from llmrl.run.tensorboard_tags import tag_of
+from llmrl.run.sinks.tensorboard import tag_of
 
 ROOM = ("env=escape_room", "env.n_envs=8")
 LEARN = ("principal=none", "learn.env_steps=320", "learn.evaluation_interval=4", "learn.evaluate_episodes=8")

@@ -8,8 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from llmrl.run.metrics import MetricLog
 from llmrl.run.sink import Opening
-from llmrl.run.sinks.tensorboard import TensorBoard
-from llmrl.run.tensorboard_tags import REPEATED, tag_of
+from llmrl.run.sinks.tensorboard import REPEATED, TensorBoard, tag_of
 
 
 def read_tags(folder: Path, rows: list[dict[str, float]], kind: str = "proposal") -> dict[str, list[tuple[int, float]]]:

@@ -14,8 +14,7 @@ from llmrl.display.sweeps import print_prerequisites
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.queued import Queued
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
-from llmrl.sweeps.stages import stage_counts, stage_of, stage_text
-from llmrl.sweeps.watch import summary
+from llmrl.sweeps.watch import stage_counts, stage_of, stage_text, summary
 from run_folders import write_run
 
 SCAN = RunStage("reference lines: coarse scan", "coarse scan of 8 vectors", 1, 3, 0.45, 120.0)

@@ -95,7 +95,7 @@ def status(args: argparse.Namespace) -> int:
 def print_status(found: Sequence[RunRecord], folder: Path) -> None:
     """Print a table with a row for every run, and the overrides that all have in common below it."""
     from llmrl.display.console import print_line, print_table
-    from llmrl.sweeps.stages import stage_counts
+    from llmrl.sweeps.watch import stage_counts
 
     counts = Counter(record.state for record in found)
     common = dict(set.intersection(*(set(record.overrides.items()) for record in found))) if found else {}
@@ -127,8 +127,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     from llmrl.llms.validity import validity_warning
     from llmrl.run.folder_names import title
     from llmrl.run.progress_bar import clock
-    from llmrl.sweeps.stages import stage_of, stage_text
-    from llmrl.sweeps.watch import newest_value
+    from llmrl.sweeps.watch import newest_value, stage_of, stage_text
 
     stage = stage_of(record)
     name = title(overrides) or record.digest
@@ -157,7 +156,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
 
 def as_json(record: RunRecord) -> dict[str, Any]:
     """Return a record as plain data, with its stage and the newest values of its metrics."""
-    from llmrl.sweeps.stages import stage_of
+    from llmrl.sweeps.watch import stage_of
 
     stage = stage_of(record)
     return {

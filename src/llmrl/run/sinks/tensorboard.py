@@ -1,23 +1,87 @@
-"""A sink for TensorBoard: an event file in the run folder, with the tags of `llmrl.run.tensorboard_tags`."""
+"""A sink for TensorBoard: an event file in the run folder.
+
+Metrics that compare runs come first, and no number is shown twice.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from llmrl.run.sink import Ending, Opening, Row, Sink
 from llmrl.run.tensorboard_evaluations import pictures
 from llmrl.run.tensorboard_file import EventFile
-from llmrl.run.tensorboard_tags import Tags, finals
+
+COMPARE = "Compare/"
+"""Prefix of the tags of metrics that compare runs. It is capitalized and sorts before `Final/`, because TensorBoard
+sorts groups of cards by character."""
+
+_COMPARE_TAGS: Mapping[tuple[str, str], str] = {
+    ("recommendation", "recommendation/objective"): "1_recommendation",
+    ("proposal", "principal/objective"): "2_online_objective",
+    ("proposal", "search/best_return"): "best_return",
+    ("update", "episode/return"): "return",
+    ("update", "episode/success"): "success",
+    ("update", "train/reward"): "reward",
+    ("episode", "evaluation/objective"): "objective",
+    ("episode", "evaluation/progress"): "progress",
+}
+"""Kind of row and metric -> name in the first group. A run has one or two of these, because HParams shows the first
+five tags in character order. Digits put the recommendation, which is the result, before the objective of proposals."""
+
+REPEATED: Mapping[str, str] = {
+    "welfare/mean": "`base_return` of the same episodes",
+    "welfare/sum": "`base_return` times the players",
+    "welfare/gini": "1 - `welfare/equality`",
+    "welfare/equality_productivity": "`welfare/equality` times the sum",
+    "adapt/first_return": "`train/return` of a step's first round",
+    "adapt/last_return": "`train/return` of a step's last round",
+    "llm/calls": "`usage/llm_calls`",
+    "llm/prompt_tokens": "in `usage/llm_tokens`",
+    "llm/completion_tokens": "in `usage/llm_tokens`",
+    "llm/cost": "`usage/llm_cost`",
+    "usage/llm_attempts": "`usage/llm_calls` and the failed ones",
+}
+"""Metrics that are not shown -> the metrics that show the same."""
+
+MORE = "More/"
+"""Prefix of final numbers other than the result. It sorts after `Final/`, so that the result is among the first
+five."""
+_DETAILS = ("area", "incumbent_")
+
+_WELFARE = "welfare/"
+_PAYMENT_METRICS = ("validation/incentives_paid", "evaluation/incentives_paid")
+"""Metrics of games that equal `welfare/spending`."""
+
+
+def tag_of(kind: str, metric: str) -> str | None:
+    """Return the tag of a metric of a kind of row; None if another metric shows the same number.
+
+    >>> tag_of("proposal", "principal/objective"), tag_of("adaptation", "train/return")
+    ('Compare/2_online_objective', 'train/return')
+    """
+    if metric in REPEATED:
+        return None
+    compare_tag = _COMPARE_TAGS.get((kind, metric))
+    return metric if compare_tag is None else COMPARE + compare_tag
+
+
+def finals(final: Mapping[str, float]) -> dict[str, float]:
+    """Return the final numbers for the HParams table, without standard errors, which would take the place of a result.
+
+    >>> finals({"Final/area": 3.0, "Final/result": 2.0, "Final/result_standard_error": 0.1})
+    {'More/area': 3.0, 'Final/result': 2.0}
+    """
+    names = {tag: tag.partition("/")[2] for tag in final if not tag.endswith("_standard_error")}
+    return {MORE + name if name.startswith(_DETAILS) else tag: final[tag] for tag, name in names.items()}
 
 
 class TensorBoard(Sink):
     """A sink that writes scalars, hyperparameters, texts and pictures for TensorBoard, which shows no MP4 videos.
 
     Resuming: the event file is written anew from the rows that are kept and replaces those of earlier attempts, which
-        may
-    be incomplete. TensorBoard sees it once all of these rows are in it.
+    may be incomplete. TensorBoard sees it once all of these rows are in it.
     """
 
     background = False
@@ -56,3 +120,31 @@ class TensorBoard(Sink):
             self._events.scalars(ending.place, ending.unix, finals(ending.final))
         self._events.end(ending.succeeded)
         self._events.close()
+
+
+class Tags:
+    """The tags of the rows of one run.
+
+    Welfare of a single agent is its return. Welfare measures are therefore held back until a sum over agents differs
+    from their mean, and are then written with the rows in which they were measured.
+    """
+
+    def __init__(self) -> None:
+        self._has_several_agents = False
+        self._waiting: list[tuple[Row, dict[str, float]]] = []
+
+    def of(self, row: Row) -> Iterator[tuple[Row, dict[str, float]]]:
+        """Yield the values to write for this row, by tag, after those of earlier rows that were held back."""
+        values = {tag: value for metric, value in row.metrics.items() if (tag := tag_of(row.kind, metric)) is not None}
+        if any(row.metrics.get(name) == values.get("welfare/spending") for name in _PAYMENT_METRICS):
+            values.pop("welfare/spending", None)
+        if not self._has_several_agents:
+            total, mean = (row.metrics.get(_WELFARE + name, 0.0) for name in ("sum", "mean"))
+            self._has_several_agents = total != mean and total == total and mean == mean
+            if self._has_several_agents:
+                yield from self._waiting
+                self._waiting = []
+            elif welfare := {tag: values.pop(tag) for tag in list(values) if tag.startswith(_WELFARE)}:
+                self._waiting.append((row, welfare))
+        if values:
+            yield row, values
