@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.core import module_digest
+from llmrl.config import input_digests
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_job import run_and_print
@@ -61,7 +61,7 @@ def forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tariff_lab"]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    module_digest._entries.cache_clear()
+    input_digests._entries.cache_clear()
 
 
 @pytest.fixture

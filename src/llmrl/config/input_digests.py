@@ -1,22 +1,29 @@
-"""Digests of files outside the config that results depend on.
+"""Digests of files and code outside the config that results depend on.
 
 The digests are in the config, so the hash in the name of a run folder depends on the content of these files.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from llmrl.config.permissions import code_names
 from llmrl.core.errors import ConfigError
-from llmrl.core.module_digest import module_digest
+from llmrl.core.installed import entry_points
 from llmrl.run.config_hash import without_excluded
 
 SOURCES = "sources_digest"
 """Key of a config: digest of the modules outside llmrl that its parts come from; absent without such modules."""
+_NOT_USER_CODE = frozenset({"llmrl", "hydra_plugins", *sys.stdlib_module_names})
+"""Top-level packages whose code has no digest."""
 _SUBSTRATE = "llmrl.envs.substrate.factory.substrate_env"
 _WITH_TABLE = "llmrl.teachers.teacher_factory.offline_teacher"
 
@@ -27,7 +34,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
     The digests are `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model),
     `table_digest` (plan table from a file), `text_digest` (game texts from files), `personas_digest` (personas of
     players from files), `map_digest` (map and pictures of a society's games, if they are files or depend on installed
-    packages), and `sources_digest` (modules outside llmrl that define parts; `llmrl.core.module_digest`).
+    packages), and `sources_digest` (modules outside llmrl that define parts; `module_digest`).
 
     Raises:
         ConfigError: a file is missing, or has changed since the run was submitted.
@@ -133,3 +140,53 @@ _FILES = {
     "personas_digest": ("the personas in {} have", "agent.personas"),
 }
 """For each digest in a config: text for messages, and the option that names the files."""
+
+
+def module_digest(names: Iterable[str]) -> str:
+    """Return 12 hexadecimal digits for the packages, and the modules without a package, that hold named code.
+
+    They depend on all Python files of a package but not on comments and layout, and on the version of an installed
+    package. Empty without such code. Nothing is imported.
+
+    Args:
+        names: dotted names of modules, classes or functions; unknown names, the standard library and llmrl are left
+            out.
+    """
+    packages = sorted({name.partition(".")[0] for name in names} - _NOT_USER_CODE - {""})
+    entries = [entry for package in packages for entry in _entries(package)]
+    return hashlib.sha256(repr(entries).encode()).hexdigest()[:12] if entries else ""
+
+
+@functools.cache  # as imported: later edits of a file do not change the code of this process
+def _entries(package: str) -> tuple[str, ...]:
+    """Return the code of the files of a package, or the version if it is installed."""
+    try:
+        spec = find_spec(package)
+    except ValueError:  # a module that was made without a file
+        spec = None
+    if spec is None:
+        return ()
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    if not folders and spec.origin is not None and spec.has_location:
+        files = [Path(spec.origin)]
+    sites = [folder.parent for folder in folders] or [file.parent for file in files]
+    if any(next(site.glob("*.dist-info"), None) for site in sites):
+        return _versions(package)
+    return tuple(f"{file.name} {_code(file.read_bytes())}" for file in files)
+
+
+def _code(content: bytes) -> str:
+    """Return the content of a Python file without comments and layout; unchanged if it is not valid."""
+    with suppress(SyntaxError, ValueError):  # the import reports them
+        return ast.unparse(ast.parse(content))
+    return repr(content)
+
+
+def _versions(package: str) -> tuple[str, ...]:
+    """Return name and version of the distributions of an installed top-level package."""
+    from importlib.metadata import packages_distributions, version  # reads the metadata of all packages
+
+    if declared := {entry.package for entry in entry_points() if entry.module.partition(".")[0] == package}:
+        return tuple(sorted(declared))
+    return tuple(sorted({f"{name} {version(name)}" for name in packages_distributions().get(package, ())}))

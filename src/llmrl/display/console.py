@@ -33,17 +33,12 @@ class Terminal(Console):
         return super().render_str(printable(text), **options)
 
 
-def terminal() -> Console:
-    """Return the console for printed output."""
-    return Terminal()
-
-
 def print_line(text: object, style: str | None = None) -> None:
     """Print a line without wrapping it, with control characters spelled out, in a style of rich if there is one."""
     if style is None:
         sys.stdout.write(f"{printable(text)}\n")
     else:
-        terminal().print(str(text), style=style, soft_wrap=True)
+        Terminal().print(str(text), style=style, soft_wrap=True)
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -51,7 +46,7 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
     table = Table(title=title, show_header=False, min_width=70)
     for name, value in rows:
         table.add_row(name, value)
-    terminal().print(table)
+    Terminal().print(table)
 
 
 def print_table(

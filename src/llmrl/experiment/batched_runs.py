@@ -38,8 +38,8 @@ def compute_rows(works: Sequence[JobWork]) -> list[RunExit]:
     prepared (`JobWork.prepare`).
 
     Args:
-        works: runs with equal `process_key`s. None is a fine-tuning run or computed by several processes, and none
-            draws from random streams that exist once per process.
+        works: runs with equal `process_key`s. None is a fine-tuning run or draws from random streams that exist once
+            per process.
     """
     if len(works) == 1:
         return [works[0].run_and_capture_exit(compute)]
@@ -51,10 +51,8 @@ def compute_rows(works: Sequence[JobWork]) -> list[RunExit]:
         return GivenUp(stop.signal)
 
     stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", build_error)
-    rows, ends = (
-        BatchedExecutor(),
-        [RunExit(work.folder, EXIT_FAILED, "its thread has ended without a result") for work in works],
-    )
+    rows = BatchedExecutor()
+    ends = [RunExit(work.folder, EXIT_FAILED, "its thread has ended without a result") for work in works]
 
     def compute_row(number: int, work: JobWork, seat: ExecutorSeat) -> None:
         try:

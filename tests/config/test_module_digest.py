@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.core import module_digest as digests
+from llmrl.config import input_digests
+from llmrl.config.input_digests import module_digest
 from llmrl.core.installed import entry_points
-from llmrl.core.module_digest import module_digest
 
 FILES = {"field_lab/__init__.py": "", "field_lab/deep/rates.py": "RATE = 2\n", "shared_rules.py": "LIMIT = 3\n"}
 
@@ -24,7 +24,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def compute(name: str) -> str:
-        digests._entries.cache_clear()
+        input_digests._entries.cache_clear()
         entry_points.cache_clear()
         importlib.invalidate_caches()
         return module_digest([name])
