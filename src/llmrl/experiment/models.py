@@ -14,7 +14,6 @@ from llmrl.core import option_files
 from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.model_protocols import Scorer
-from llmrl.core.option_files import options
 from llmrl.core.records import CHOSEN
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import ModelServices
@@ -218,7 +217,7 @@ def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
 
     if fits(node, builder):
         return
-    works = ", ".join(name for name, option in options("llm").items() if fits(option, Builder()))
+    works = ", ".join(name for name, option in option_files.options("llm").items() if fits(option, Builder()))
     target_path = node.get("_target_")
     if target_path is None:
         raise Incompatible(Misfit.ABSENT, f"the chosen {user} needs a language model; choose one of llm={works}")
