@@ -196,7 +196,7 @@ class Endpoint:
         in_log = in_flight = False
         pending_call.reservation = reservation
         try:
-            correct = self.limits.start(reservation.tokens, wait)
+            self.limits.pause(wait)
             wait(0.0)
             in_log = True
             # Counted and logged before it is sent, so that it counts even if this process ends.
@@ -215,8 +215,6 @@ class Endpoint:
             raise
         pending_call.finish()
         self.terms.budget.settle(reservation, reply)
-        counts = (reply.prompt_tokens, reply.completion_tokens)
-        correct(reservation.tokens if None in counts else sum(count or 0 for count in counts) or reservation.tokens)
         return reply, reservation
 
     def _call_provider(self, request: ChatRequest) -> ChatReply:
