@@ -6,7 +6,7 @@ The first table is of `SocietyPolicy.act` without what draws actions: microsecon
 each batch of seven players a game. `as before` computes one-hots as they were before their table: scattered cell by
 cell, all samples at once. The MLP reads 15 numbers. The second is of an update: forward
 and backward of 512 samples. The third says what is left of a step of a rollout that learns, with the core of
-`agent=harvest_society`, trained, and with the strided one: the environment, the forward pass, drawing actions with
+`agent=harvest_society`, trained, and with one of convolutions: the environment, the forward pass, drawing actions with
 their log-probabilities, and bookkeeping (all that the collector does beside).
 
 All take turns within a round. Printed are the least processor time of a call over the rounds, which other work on the
@@ -43,16 +43,13 @@ CORES: dict[str, dict[str, Any]] = {
     "convolutions [8,16] as before": {"map_channels": [8, 16], "features": 64},
     "convolutions [8,16]": {"map_channels": [8, 16], "features": 64},
     "convolutions [16,32,64], the default": {},
-    "one convolution [16], stride 2": {"map_channels": [16], "map_stride": 2, "features": 64},
-    "one convolution [16], stride 3": {"map_channels": [16], "map_stride": 3, "features": 64},
-    "one convolution [32], stride 3": {"map_channels": [32], "map_stride": 3, "features": 64},
     "planes, four facts": PLANES,
     "MLP on numbers": {"core": "mlp", "core_hidden": [64], "features": 64},
 }
 NUMBERS = {"numbers": Channel((15,), "float32", 0, 1)}
 ROLLOUTS = {
     "planes, four facts": {**PLANES, "head_hidden": [64]},
-    "one convolution [16], stride 3": CORES["one convolution [16], stride 3"],
+    "convolutions [8,16]": CORES["convolutions [8,16]"],
 }
 
 

@@ -1,6 +1,6 @@
 """Networks of several societies computed at once: our stacked layers against `torch.func`, and one after the other.
 
-    python benchmarks/society_stacking.py [--kinds strided grid] [--societies 4 16] [--rounds 9] [--device cpu]
+    python benchmarks/society_stacking.py [--kinds planes grid] [--societies 4 16] [--rounds 9] [--device cpu]
         [--threads 1]
 
 `torch.func` is `stack_module_state`, `functional_call` and `vmap` over the same `ActorCritic`. Measured are a forward
@@ -31,7 +31,7 @@ from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
-KINDS = ("vector", "planes", "strided", "grid")
+KINDS = ("vector", "planes", "grid")
 CODES, AGENTS, ACTIONS, MINIBATCHES = (20, 9, 5, 4), 7, 9, 4
 SETTINGS = replace(NUMBERS, epochs=1, minibatch_size=None)
 
@@ -80,8 +80,7 @@ class Societies:
         if core == "planes":
             planes = {f"fact_{i}": (0, i, i) for i in range(4)}
             observation["grid"] = Channel((11, 11, 4), "uint8", 0, 255, codes=CODES, planes=planes)
-        channels, stride = ((16,), 3) if kind == "strided" else ((8, 16), 1)
-        shape = NetworkSettings(None, [64], [], core=core, map_channels=channels, map_stride=stride)  # type: ignore[arg-type]
+        shape = NetworkSettings(None, [64], [], core=core, map_channels=(8, 16))  # type: ignore[arg-type]
         generator = torch.Generator().manual_seed(0)
         policies = [
             SocietyPolicy(self.spec, [ActorCritic(self.spec, generator, shape)], False).to(device) for _ in range(k)

@@ -35,7 +35,7 @@ NUMBERS = ContinuousActions(("push", "turn", "gear"), (-2.0, -1.0, 0.0), (2.0, 3
 
 def make_spec(kind, n_envs=GAMES):
     names = tuple(f"do_{i}" for i in range(ACTIONS))
-    numbers = NUMBERS if kind in ("numbers", "squashed") else None
+    numbers = NUMBERS if kind == "numbers" else None
     return EnvSpec(
         "toy", n_envs, AGENTS, CHANNELS.get(kind, VECTOR), ACTIONS, names, horizon=STEPS, continuous_actions=numbers
     )
@@ -51,8 +51,6 @@ def make_agent(kind, seed=0, share=True, freeze="none", teacher=None, agent_clas
         head_hidden=[6] if kind == "mlp" else [],
         memory=memory,
         critic=kind if kind in ("central", "separate") else "own",
-        state_dependent_std=kind == "squashed",
-        squash_actions=kind == "squashed",
         freeze=freeze,
         init_from=None,
         init_parts="all",
@@ -150,7 +148,7 @@ def each_once(names):
     return list(zip(names, itertools.cycle([True, False])))
 
 
-KINDS = ("mlp", "grid", "pixels", "masked", "central", "separate", "numbers", "squashed")
+KINDS = ("mlp", "grid", "pixels", "masked", "central", "separate", "numbers")
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 
 
@@ -255,7 +253,7 @@ def test_stacked_rollout_matches_separate_rollout(case):
             torch.testing.assert_close(act.value[mine], expected.value, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(values[mine], expected.value, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(act.log_prob[mine], expected.log_prob, rtol=1e-4, atol=1e-5)
-            if kind in ("numbers", "squashed"):
+            if kind == "numbers":
                 torch.testing.assert_close(act.action[mine], expected.action, rtol=1e-4, atol=1e-5)
                 assert act.logits is None
                 continue

@@ -1,4 +1,4 @@
-"""The core that looks at facts about the cells of a map, and where the mechanism's values join it."""
+"""The core that looks at facts about the cells of a map, and the mechanism's values beside it."""
 
 from __future__ import annotations
 
@@ -54,22 +54,19 @@ def test_default_planes_are_all():
 
 
 @pytest.mark.parametrize("options", [{"core": "planes"}, {"core": "auto", "map_channels": (2, 3)}])
-def test_join_values_reach_all_layers(options):
-    """At the heads, linear ones, they only shift what is chosen; before the core's last layer they change features."""
+def test_numbers_join_at_heads(options):
     observation = samples()
     shifted = {**observation, "mechanism": observation["mechanism"] + 1}
-    at_heads, at_core = network(**options), network(**options, join="core")
-    assert torch.equal(at_heads.encode(observation)[:, :16], at_heads.encode(shifted)[:, :16])
-    assert not torch.equal(at_core.encode(observation), at_core.encode(shifted))
-    assert at_core.encode(observation).shape == (5, 16) and at_heads.encode(observation).shape == (5, 16 + 3 + 3)
-    assert at_core.mechanism_columns is None and at_heads.mechanism_columns == slice(16, 19)
+    net = network(**options)
+    assert torch.equal(net.encode(observation)[:, :16], net.encode(shifted)[:, :16])
+    assert net.encode(observation).shape == (5, 16 + 3 + 3)
+    assert net.mechanism_columns == slice(16, 19)
 
 
-@pytest.mark.parametrize("join", ["heads", "core"])
-def test_stack_matches_single_networks(join):
-    members = [network(seed, core="planes", join=join) for seed in range(3)]
+def test_stack_matches_single_networks():
+    members = [network(seed, core="planes") for seed in range(3)]
     assert stackable(members)
-    assert not stackable([members[0], network(core="planes", planes=["apple"], join=join)])
+    assert not stackable([members[0], network(core="planes", planes=["apple"])])
     stacked, observations = StackedNetwork(members), [samples(seed=seed) for seed in range(3)]
     logits, values = stacked.network(
         {name: torch.stack([observation[name] for observation in observations]) for name in observations[0]}
@@ -87,7 +84,6 @@ def test_stack_matches_single_networks(join):
         ({"core": "planes", "planes": []}, "agent.planes is empty; choose from floor"),
         ({"core": "planes", "channels": ("vector",)}, "agent.core=planes needs a map, but env=cleanup"),
         ({"core": "planes", "channels": ("pixels",)}, "planes, but the channel 'pixels' of env=cleanup has none"),
-        ({"join": "core", "features": None}, "agent.join=core needs a last layer of the core; set agent.features"),
     ],
 )
 def test_invalid_options(options, message):

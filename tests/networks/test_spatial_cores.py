@@ -1,4 +1,4 @@
-"""Cores for maps of codes: tables of what a cell shows, and a first convolution with a stride."""
+"""Cores for maps of codes: tables of what a cell shows, and convolutions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import torch
 from torch.nn import functional
 
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, count_cells, stackable
-from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.spatial_cores import GridCore, OneHots, StridedConvolution
+from llmrl.networks.spatial_cores import OneHots
 
 CODES = (7, 9, 5, 3)
 LARGE_MAP = (300, 300, 20)
@@ -44,49 +43,15 @@ def test_one_hots_concatenate_codes(codes, has_table):
     assert torch.equal(encoder(codes_), reference.float())
 
 
-@pytest.mark.parametrize("stride", [2, 3])
-@pytest.mark.parametrize("size", [(11, 11), (7, 5), (12, 9), (2, 1)])
-@pytest.mark.parametrize("codes", [CODES, (), LARGE_MAP])
-def test_strided_convolution_matches_one_hots(stride, size, codes):
-    """With its gradient; what the map lacks beside its last cells is padded by zeros."""
-    codes_ = random_codes((3, *size), codes or CODES)
-    layer = StridedConvolution((*size, codes_.shape[-1]), codes, 6, stride, torch.Generator()).double()
-    planes = OneHots(codes)(codes_).double().movedim(-1, 1)
-    weight = layer.linear[0].weight.detach().unflatten(1, (3, 3, -1)).movedim(-1, 1).requires_grad_()
-    padded = functional.pad(planes, (1, 3, 1, 3))
-    reference = functional.conv2d(padded, weight, layer.linear[0].bias.detach(), stride)
-    reference = reference[:, :, : layer.size[0], : layer.size[1]].relu()
-    actual = layer(codes_).view(3, *layer.size, 6).movedim(-1, 1)
-    torch.testing.assert_close(actual, reference)
-    reference.square().sum().backward()
-    actual.square().sum().backward()
-    kernel_gradient = layer.linear[0].weight.grad.unflatten(1, (3, 3, -1)).movedim(-1, 1)
-    torch.testing.assert_close(kernel_gradient, weight.grad)
-
-
-@pytest.mark.parametrize("size", [(11, 11), (12, 12), (5, 7), (3, 2)])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_all_cells_are_visible(size, stride):
-    core = GridCore((*size, 4), None, torch.Generator().manual_seed(0), CODES, (64,), stride=stride).double()
-    observation = torch.zeros((1 + size[0] * size[1], *size, 4), dtype=torch.uint8)
-    for i in range(size[0] * size[1]):
-        observation[1 + i, i // size[1], i % size[1], 0] = 1
-    features = core(observation)
-    assert ((features[1:] - features[0]).abs().amax(1) > 1e-3).all()
-    assert features.shape[1] == core.n_features
-
-
 @pytest.mark.parametrize("channels", [(8,), (8, 4)])
 @pytest.mark.parametrize("encoding", ["onehot", "codes"])
 def test_stack_matches_single_networks(channels, encoding):
-    members = [network(seed, map_channels=channels, map_stride=2, encoding=encoding) for seed in range(3)]
+    members = [network(seed, map_channels=channels, encoding=encoding) for seed in range(3)]
     assert stackable(members)
-    different = network(0, map_channels=channels, map_stride=3, encoding=encoding)
+    different = network(0, map_channels=(4, 4), encoding=encoding)
     assert not stackable([members[0], different])
     observations = [samples(seed=seed) for seed in range(3)]
-    assert count_cells(members[0], observations[0]) == (0 if len(channels) == 1 else 35), (
-        "one convolution is a matrix product"
-    )
+    assert count_cells(members[0], observations[0]) == 35
     logits, values = StackedNetwork(members).network(
         {n: torch.stack([observation[n] for observation in observations]) for n in observations[0]}
     )
@@ -96,11 +61,8 @@ def test_stack_matches_single_networks(channels, encoding):
         torch.testing.assert_close(values[i], single[1])
 
 
-@pytest.mark.parametrize(
-    "options", [{"map_channels": (8, 4)}, {"map_channels": (8,), "map_stride": 3}, {"join": "core"}]
-)
-def test_chunks_match_full_batch(options):
-    net, observation = network(**options), samples(23)
+def test_chunks_match_full_batch():
+    net, observation = network(map_channels=(8, 4)), samples(23)
     batched = net(observation)
     net._piece = 5
     with torch.no_grad():
@@ -113,8 +75,3 @@ def test_chunks_match_full_batch(options):
         repeated = stacked.network({name: torch.stack([x, x]) for name, x in observation.items()})
     for full, chunk in zip(batched, repeated, strict=True):
         torch.testing.assert_close(torch.stack([full, full]), chunk)
-
-
-def test_invalid_stride_raises():
-    with pytest.raises(ConfigError, match=r"agent\.map_stride=4.*1, 2.*3"):
-        network(map_stride=4)

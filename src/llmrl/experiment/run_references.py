@@ -46,17 +46,7 @@ _PRESET_ENV_KEYS = ("n_envs", "render")
 """Options of the environment that the preset keeps: the number of games, and options outside the game."""
 
 _SHAPE_KEYS = (
-    *(
-        "share_parameters",
-        "observation_channels",
-        "features",
-        "core",
-        "encoding",
-        "map_channels",
-        "map_stride",
-        "planes",
-        "join",
-    ),
+    *("share_parameters", "observation_channels", "features", "core", "encoding", "map_channels", "planes"),
     *("core_hidden", "head_hidden", "memory", "memory_layers", "critic", "film"),
 )
 """Options of an agent that determine the shapes of its weights."""

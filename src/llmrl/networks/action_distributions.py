@@ -13,7 +13,6 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ContinuousActions, EnvSpec
 from llmrl.networks import categorical
 
@@ -21,9 +20,6 @@ MAX_CHOICES = 256
 """Integers with more values are drawn as real numbers, which the environment rounds."""
 LOG_STD = (-5.0, 2.0)
 """Bounds of the logarithm of a Gaussian's standard deviation, in units of half the range of a number."""
-MAX_SQUASHED = 1.0 - 1e-6
-"""Largest absolute value, in those units, at which the density of a squashed number is computed."""
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 
 
 class ActionDistribution(Protocol):
@@ -82,29 +78,21 @@ class NumericActions:
     """Distribution of an action of several independent numbers, [..., a] float32.
 
     Real numbers are Gaussian in units in which their bounds are -1 and 1 (in their own units, if they have no bounds).
-    The environment clips numbers outside the bounds. If `squashed`, they are the tanh of a Gaussian and always inside
-    (Haarnoja et al. 2018, arXiv 1801.01290, appendix C). Densities and entropies are in the same units. The entropy of
-    a squashed number is a Gauss-Hermite quadrature with 9 nodes. Integers with up to `MAX_CHOICES` values are
-    categorical.
+    The environment clips numbers outside the bounds. Densities and entropies are in the same units. Integers with up to
+    `MAX_CHOICES` values are categorical.
 
     The outputs are the means of the real numbers, the logits of the integers, one after the other, and the logarithms
     of the Gaussians' standard deviations.
 
     Args:
         numbers: the action's numbers and their bounds.
-        squashed: whether real numbers are squashed.
 
     Attributes:
         n_real: number of the numbers that are drawn as real numbers, n_real <= a.
         choices: index and number of values of each integer that is categorical.
-        center, half: middle and half the width of the bounds of the real numbers, [n_real].
-
-    Raises:
-        ConfigError: a number without bounds would be squashed.
     """
 
     numbers: ContinuousActions
-    squashed: bool = False
     logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -114,23 +102,12 @@ class NumericActions:
         self.real = [i for i in range(numbers.dim) if not numbers.whole[i] or counts[i] > MAX_CHOICES]
         self.choices = [(i, int(counts[i])) for i in range(numbers.dim) if i not in self.real]
         bounded = np.isfinite(low) & np.isfinite(high)
-        if self.squashed and not bounded[self.real].all():
-            name = numbers.names[next(i for i in self.real if not bounded[i])]
-            raise ConfigError(
-                f"agent.squash_actions=true needs bounds, but action {name} has none; set agent.squash_actions=false"
-            )
         self._low = low
         # Indices of the real numbers in an action; a slice needs no index tensor on the device.
         self._real: slice | list[int] = self.real if self.choices else slice(None)
         self._tensors: dict[object, torch.Tensor] = {}
         lower, upper = np.where(bounded, low, -1.0)[self.real], np.where(bounded, high, 1.0)[self.real]
-        self.center, self.half = (lower + upper) / 2, (upper - lower) / 2
-        self._constants = {
-            "center": self.center,
-            "half": self.half,
-            "nodes": _NODES,
-            "shares": _WEIGHTS / _WEIGHTS.sum(),
-        }
+        self._constants = {"center": (lower + upper) / 2, "half": (upper - lower) / 2}
         self.n_real = len(self.real)
         self.n_outputs = 2 * self.n_real + sum(n for _, n in self.choices)
         self.n_draws = self.n_real + sum(n for _, n in self.choices)
@@ -155,18 +132,9 @@ class NumericActions:
         log_prob = entropy = outputs.new_zeros(outputs.shape[:-1])
         if self.n_real:
             x = (action[..., self._real].to(mean.dtype) - self._constant(mean, "center")) / self._constant(mean, "half")
-            slope = torch.zeros_like(x)
-            if self.squashed:
-                x = x.clamp(-MAX_SQUASHED, MAX_SQUASHED)
-                x = 0.5 * (torch.log1p(x) - torch.log1p(-x))
-                slope = _log_slope(x)
             deviation = (x - mean) * (-log_std).exp()
-            density = -0.5 * deviation.square() - log_std - 0.5 * math.log(2 * math.pi) - slope
+            density = -0.5 * deviation.square() - log_std - 0.5 * math.log(2 * math.pi)
             number_entropy = log_std + 0.5 * (1 + math.log(2 * math.pi))
-            if self.squashed:
-                nodes, weights = (self._constant(mean, name) for name in ("nodes", "shares"))
-                points = mean[..., None] + log_std.exp()[..., None] * nodes
-                number_entropy = number_entropy + (_log_slope(points) * weights).sum(-1)
             log_prob, entropy = log_prob + density.sum(-1), entropy + number_entropy.sum(-1)
         for (i, n), choice_logits in zip(self.choices, logits, strict=True):
             choice = (action[..., i] - self._low[i]).round().long().clamp(0, n - 1)
@@ -182,8 +150,6 @@ class NumericActions:
 
     def _action(self, x: torch.Tensor, integers: list[torch.Tensor]) -> torch.Tensor:
         """Return actions [..., a] float32 for normalized numbers `x` [..., n_real] and choices [...] each."""
-        if self.squashed:
-            x = torch.tanh(x)
         action = x.new_empty((*x.shape[:-1], self.numbers.dim), dtype=torch.float32)
         action[..., self._real] = (self._constant(x, "center") + self._constant(x, "half") * x).float()
         for (i, _), integer in zip(self.choices, integers, strict=True):
@@ -202,24 +168,9 @@ class NumericActions:
         return self._tensors[key]
 
 
-def _log_slope(x: torch.Tensor) -> torch.Tensor:
-    """Return log(1 - tanh(x)^2), the logarithm of tanh's slope, without cancellation.
-
-    Neither softplus nor atanh is used: on a CPU, their last bit depends on the neighboring samples.
-    """
-    magnitude = x.abs()
-    return 2 * (math.log(2) - magnitude - torch.log1p(torch.exp(-2 * magnitude)))
-
-
-def distribution(spec: EnvSpec, squashed: bool) -> Choice | NumericActions:
-    """Return the distribution of an agent's actions in an environment.
-
-    Raises:
-        ConfigError: as `NumericActions`.
-    """
-    if spec.continuous_actions is None:
-        return Choice(spec.n_actions)
-    return NumericActions(spec.continuous_actions, squashed)
+def distribution(spec: EnvSpec) -> Choice | NumericActions:
+    """Return the distribution of an agent's actions in an environment."""
+    return Choice(spec.n_actions) if spec.continuous_actions is None else NumericActions(spec.continuous_actions)
 
 
 def sample(actions: ActionDistribution, outputs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:

@@ -43,7 +43,6 @@ MAX_CELLS = 2**15
 
 Critic = Literal["own", "separate", "central"]
 CoreType = Literal["auto", "mlp", "planes", "film"]
-Join = Literal["heads", "core"]
 Encoding = Literal["onehot", "codes"]
 
 
@@ -67,13 +66,9 @@ class NetworkSettings:
         encoding: input of the convolutions over a map: `onehot` codes, or the `codes` as numbers.
         film: architecture of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map.
-        map_stride: stride of the first convolution over a map.
         planes: names of the planes (binary facts) that a `planes` core reads; None: all planes of the map.
-        join: where numbers are added to an image or a map: at the `heads`, or before the last layer of the `core`.
         activation: nonlinearity of MLP layers, in core and heads; convolutions have ReLUs.
         initial_std: initial standard deviation of real-valued actions, in units of half their range, > 0.
-        state_dependent_std: whether these deviations are outputs of the actor; otherwise they are parameters.
-        squash_actions: whether real-valued actions are the tanh of a Gaussian.
         normalize_observations: whether numbers are normalized by their running moments (`RunningNormalizer`).
     """
 
@@ -88,13 +83,9 @@ class NetworkSettings:
     encoding: Encoding = "onehot"
     film: FilmSettings | None = None
     map_channels: Sequence[PositiveInt] = MAP_CHANNELS
-    map_stride: PositiveInt = 1
     planes: Sequence[str] | None = None
-    join: Join = "heads"
     activation: Activation = "relu"
     initial_std: PositiveFloat = 1.0
-    state_dependent_std: bool = False
-    squash_actions: bool = False
     normalize_observations: bool = False
 
 
@@ -104,8 +95,8 @@ class ActorCritic(nn.Module):
     The outputs are the parameters of `distribution`: logits of actions, or means and standard deviations of numbers.
 
     A core reads an image or map (a channel of three axes) if there is one. All other channels are then concatenated to
-    the inputs of the heads, as in the published society agents, or to those of the core's last layer. Otherwise an MLP
-    core reads all channels, flattened. An optional memory sits between core and heads.
+    the inputs of the heads, as in the published society agents. Otherwise an MLP core reads all channels, flattened. An
+    optional memory sits between core and heads.
 
     Args:
         spec: spec of the environment.
@@ -130,7 +121,7 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
         super().__init__()
         s = settings
-        self.distribution = distribution(spec, s.squash_actions)
+        self.distribution = distribution(spec)
         if s.core == "film":
             _check_mission(spec, s.observation_channels)
         channel_names = readable_channels(spec, s.observation_channels)
@@ -141,7 +132,7 @@ class ActorCritic(nn.Module):
         self.words = MISSION if s.core == "film" else None
         # With a single agent the index carries no information.
         self.vectors = (*self.vector_channels, PLAYER) if spec.n_players > 1 else self.vector_channels
-        self.join, self.central, self.separate = s.join, s.critic == "central", s.critic == "separate"
+        self.central, self.separate = s.critic == "central", s.critic == "separate"
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.vector_channels}
         vector_width = sum(widths.values())
         width = vector_width + (spec.n_players if PLAYER in self.vectors else 0)
@@ -155,30 +146,24 @@ class ActorCritic(nn.Module):
             self.n_features = s.features or 64
             self.core = mlp([width, *s.core_hidden, self.n_features], generator, s.activation)
         else:
-            self.core, self.n_features = _spatial_core(spec, self.image, width, generator, s)
+            self.core, self.n_features = _spatial_core(spec, self.image, generator, s)
             image_channel = spec.observation[self.image]
             # A film core may use batch normalization, and splitting images does not make them faster.
             single_pass = s.core == "film" or self.image == "pixels"
             self._piece = 0 if single_pass else max(1, MAX_CELLS // (image_channel.shape[0] * image_channel.shape[1]))
-            if s.join == "heads":
-                if MECHANISM in widths:
-                    self.mechanism_columns = slice(
-                        self.n_features + mechanism_slice.start, self.n_features + mechanism_slice.stop
-                    )
-                self.n_features += width
+            if MECHANISM in widths:
+                self.mechanism_columns = slice(
+                    self.n_features + mechanism_slice.start, self.n_features + mechanism_slice.stop
+                )
+            self.n_features += width
         self.memory = (
             None if s.memory is None else RecurrentLayer(self.n_features, s.memory, s.memory_layers, generator)
         )
         head = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
         n_std = self.distribution.n_real if isinstance(self.distribution, NumericActions) else 0
-        n_outputs = self.distribution.n_outputs - (0 if s.state_dependent_std else n_std)
-        last = nn.Linear(head[-1], n_outputs)
+        last = nn.Linear(head[-1], self.distribution.n_outputs - n_std)
         self.actor = nn.Sequential(*mlp(head, generator, s.activation), initialize(last, POLICY_GAIN, generator))
-        log_std = math.log(s.initial_std)
-        if n_std and s.state_dependent_std:
-            with torch.no_grad():
-                last.bias[-n_std:] = log_std
-        self.std: LogStd | None = LogStd(n_std, log_std) if n_std and not s.state_dependent_std else None
+        self.std: LogStd | None = LogStd(n_std, math.log(s.initial_std)) if n_std else None
         self.joint_columns: list[int] = []
         n_joint = spec.n_agents * vector_width + spec.n_players
         if self.central:
@@ -210,19 +195,16 @@ class ActorCritic(nn.Module):
         if self.image is None:
             return self.core(self._numbers(channels, self._core_width()))  # type: ignore[no-any-return]
         flat = self._numbers(channels)
-        if self.join == "core":
-            return self._spatial(channels[self.image], flat)
         read = (self.image,) if self.words is None else (self.image, self.words)
         features = self._spatial(*(channels[name] for name in read))
         return features if flat is None else torch.cat([features, flat], dim=-1)
 
-    def _spatial(self, *inputs: torch.Tensor | None) -> torch.Tensor:
-        """Return the core's output for an image or map and its further inputs, each [batch, ...].
+    def _spatial(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the core's output for an image or map, and the words of a `film` core, each [batch, ...].
 
         On the CPU, large batches of maps without gradients are split into pieces whose one-hots fit into its cache.
         """
         image = inputs[0]
-        assert image is not None
         if not self._piece or image.device.type != "cpu" or torch.is_grad_enabled():
             return self.core(*inputs)  # type: ignore[no-any-return]
         batch = image.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
@@ -230,7 +212,7 @@ class ActorCritic(nn.Module):
         n, piece = image.shape[batch], self._piece
         if n <= piece:
             return self.core(*inputs)  # type: ignore[no-any-return]
-        split = [[None] * -(-n // piece) if x is None else torch.split(x, piece, batch) for x in inputs]
+        split = [torch.split(x, piece, batch) for x in inputs]
         return torch.cat([self.core(*piece_inputs) for piece_inputs in zip(*split, strict=True)], batch)
 
     def outputs(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -364,31 +346,22 @@ def _check_mission(spec: EnvSpec, observation_channels: Sequence[str] | None) ->
 
 
 def _spatial_core(
-    spec: EnvSpec, image: str, width: int, generator: torch.Generator, settings: NetworkSettings
+    spec: EnvSpec, image: str, generator: torch.Generator, settings: NetworkSettings
 ) -> tuple[nn.Module, int]:
-    """Return the core for the map or image `image` and the width of its output.
-
-    `width` is the number of numbers that may be added before its last layer.
-
-    Raises:
-        ConfigError: numbers would be added before a last layer that the core does not have.
-    """
+    """Return the core for the map or image `image` and the width of its output."""
     s, channel = settings, spec.observation[image]
-    vector_width = width if s.join == "core" else 0
     codes = channel.codes if s.encoding == "onehot" else ()
     if s.core == "planes":
         features = s.features or 64
-        return PlanesCore(channel.shape, _planes(spec, image, s.planes), features, generator, vector_width), features
+        return PlanesCore(channel.shape, _planes(spec, image, s.planes), features, generator), features
     if image == "pixels":
         features = s.features or 512
-        return PixelCore(channel.shape, features, generator, vector_width), features
+        return PixelCore(channel.shape, features, generator), features
     if s.core == "film":
         [n_words] = spec.observation[MISSION].codes
         film = FilmCore(channel.shape, codes, n_words, s.features or 32, s.film or FilmSettings(), generator)
         return film, film.n_features
-    if vector_width and s.features is None:
-        raise ConfigError("agent.join=core needs a last layer of the core; set agent.features, e.g. 64")
-    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, vector_width, s.map_stride)
+    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels)
     return grid, grid.n_features
 
 
@@ -431,8 +404,6 @@ def _check_channels(spec: EnvSpec, settings: NetworkSettings, channels: Sequence
             f"a network reads one image or map, but env={spec.name} has {' and '.join(spatial)}; choose one with "
             f"agent.observation_channels, e.g. agent.observation_channels=[{spatial[0]}]"
         )
-    if settings.join == "core" and spatial and settings.core == "film":
-        raise ConfigError("agent.join=core needs a last layer, but agent.core=film has none; use agent.join=heads")
     if settings.core == "planes" and not spatial:
         raise Incompatible(
             Misfit.INTERFACE,

@@ -39,14 +39,6 @@ def mlp(sizes: Sequence[int], generator: torch.Generator, activation: Activation
     return nn.Sequential(*layers)
 
 
-def append_inputs(features: torch.Tensor, additional: torch.Tensor | None) -> torch.Tensor:
-    """Return features [..., F] followed by `additional` [..., n], as [..., F + n].
-
-    If `additional` is None, return the features.
-    """
-    return features if additional is None else torch.cat([features, additional], dim=-1)
-
-
 class IndependentHeads(nn.Module):
     """Network from observations [batch, n_in] to logits of independent choices and a value.
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from llmrl.core.errors import ConfigError
-from llmrl.networks.mlp import HIDDEN_GAIN, append_inputs, initialize
+from llmrl.networks.mlp import HIDDEN_GAIN, initialize
 
 MAP_CHANNELS = (16, 32, 64)
 """Output channels of the 3x3 convolutions that keep a map's size, as published for students."""
@@ -32,7 +32,7 @@ class OneHots(nn.Module):
     Attributes:
         n_entries: width of the output; 0 if codes stay unchanged.
         n_kinds: number of distinct outputs; 0 if there are too many for a table.
-        table: [n_kinds + 1, n_entries], the encoding of each kind, then zeros.
+        table: [n_kinds, n_entries], the encoding of each kind.
     """
 
     first_code: torch.Tensor
@@ -46,13 +46,13 @@ class OneHots(nn.Module):
         self.register_buffer("first_code", offsets, persistent=False)
         self.n_entries = sum(codes)
         n_kinds = math.prod(codes) if codes else 0
-        self.n_kinds = n_kinds if (n_kinds + 1) * self.n_entries <= MAX_TABLE_SIZE else 0
+        self.n_kinds = n_kinds if n_kinds * self.n_entries <= MAX_TABLE_SIZE else 0
         radix = torch.tensor([math.prod(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
         self.register_buffer("radix", radix, persistent=False)
-        table = torch.zeros(self.n_kinds + 1, self.n_entries)
+        table = torch.zeros(self.n_kinds, self.n_entries)
         if self.n_kinds:
             digits = torch.arange(n_kinds)[:, None] // radix % torch.tensor(codes)
-            table[:-1].scatter_(1, digits + offsets, 1.0)
+            table.scatter_(1, digits + offsets, 1.0)
         self.register_buffer("table", table, persistent=False)
 
     def kinds(self, codes: torch.Tensor) -> torch.Tensor:
@@ -70,72 +70,12 @@ class OneHots(nn.Module):
         return self.table.new_zeros((*codes.shape[:-1], self.n_entries)).scatter_(-1, entries, 1.0)
 
 
-class StridedConvolution(nn.Module):
-    """Strided 3x3 convolution of the cells' one-hots, padded so that it covers all cells, and ReLU.
-
-    Codes [batch, width, height, k] become [batch * width' * height', channels]. The cells under each kernel position
-    are looked up in a table of one-hots and multiplied with the weights in one matrix product.
-
-    Args:
-        shape: shape of the map, (width, height, k).
-        codes: number of codes of each of the k numbers; empty: numbers are used unchanged.
-        channels: output channels.
-        stride: cells between kernel positions, 1 to 3; with 3 no cell is read twice.
-        generator: random numbers of the initial weights.
-
-    Attributes:
-        stride: as the argument.
-        size: width' and height'.
-        ends: number of cells of padding after the last cell of each side; before the first one there is one cell.
-
-    Raises:
-        ConfigError: `stride` is above 3 and would skip cells.
-    """
-
-    cell_indices: torch.Tensor
-
-    def __init__(
-        self, shape: tuple[int, ...], codes: Sequence[int], channels: int, stride: int, generator: torch.Generator
-    ) -> None:
-        super().__init__()
-        if stride > KERNEL:
-            raise ConfigError(f"agent.map_stride={stride} would skip cells of the map; use 1, 2 or 3")
-        *sides, k = shape
-        self.stride = stride
-        self.codes = OneHots(codes)
-        self.size = tuple(max(0, -(-(n - KERNEL + 1) // stride)) + 1 for n in sides)
-        # Indices of the cells under each kernel position; cells outside the map have the index after the last cell.
-        outside = math.prod(sides)
-        self.ends = [(positions - 1) * stride + KERNEL - 1 - n for positions, n in zip(self.size, sides, strict=True)]
-        numbers = torch.arange(outside).view(sides)
-        padded = nn.functional.pad(numbers, (1, self.ends[1], 1, self.ends[0]), value=outside)
-        windows = padded.unfold(0, KERNEL, stride).unfold(1, KERNEL, stride)
-        self.register_buffer("cell_indices", windows.flatten(), persistent=False)
-        layer = nn.Linear(KERNEL**2 * (self.codes.n_entries or k), channels)
-        self.linear = nn.Sequential(initialize(layer, HIDDEN_GAIN, generator), nn.ReLU())
-
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        batch = codes.dim() - 3  # number of axes before the map: one, or two for stacked networks
-        encoder = self.codes
-        if encoder.n_kinds:
-            kinds = nn.functional.pad(encoder.kinds(codes).flatten(batch), (0, 1), value=encoder.n_kinds)
-            cells = nn.functional.embedding(kinds.index_select(batch, self.cell_indices), encoder.table)
-        else:
-            rows = nn.functional.pad(encoder(codes).flatten(batch, batch + 1), (0, 0, 0, 1))
-            cells = rows.index_select(batch, self.cell_indices)
-        windows = cells.view(*cells.shape[: batch - 1], -1, KERNEL**2 * cells.shape[-1])
-        return self.linear(windows.to(self.linear[0].weight.dtype))  # type: ignore[arg-type, no-any-return]
-
-    def extra_repr(self) -> str:
-        return f"size={self.size}"
-
-
 class GridCore(nn.Module):
     """Convolutional core of a map of integer codes: [batch, width, height, n_codes] uint8 -> [batch, n_features].
 
-    3x3 convolutions (padded), the first with a stride, are followed by a linear layer if `features` is given, all with
-    ReLU; otherwise the convolutions' output is flattened. With 16, 32, 64 channels and stride 1, these are the student
-    networks of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373).
+    3x3 convolutions (padded) are followed by a linear layer if `features` is given, all with ReLU; otherwise the
+    convolutions' output is flattened. With 16, 32, 64 channels, these are the student networks of LLM4Teach (Zhou et
+    al. 2023, arXiv 2311.13373).
 
     Args:
         shape: shape of the map, (width, height, n_codes).
@@ -144,8 +84,6 @@ class GridCore(nn.Module):
         codes: number of codes of each of the n_codes numbers, for one-hots as input; empty: the codes are input as
             numbers (as published), so that a key, 5, lies between a door, 4, and a ball, 6.
         hidden: output channels of each convolution.
-        n_additional: width of additional inputs of the linear layer; only with `features`.
-        stride: stride of the first convolution, 1 to 3.
 
     Attributes:
         n_features: width of the output.
@@ -158,38 +96,28 @@ class GridCore(nn.Module):
         generator: torch.Generator,
         codes: Sequence[int] = (),
         hidden: Sequence[int] = MAP_CHANNELS,
-        n_additional: int = 0,
-        stride: int = 1,
     ) -> None:
         super().__init__()
         width, height, channels = shape
         layers: list[nn.Module] = []
-        self.first: nn.Module
-        if stride == 1:
-            self.first = OneHots(codes)
-            channels = self.first.n_entries or channels
-        else:
-            self.first = StridedConvolution(shape, codes, hidden[0], stride, generator)
-            width, height = self.first.size
-            channels, hidden = hidden[0], hidden[1:]
+        self.codes = OneHots(codes)
+        channels = self.codes.n_entries or channels
         for n_out in hidden:
             layers += [initialize(nn.Conv2d(channels, n_out, KERNEL, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
             channels = n_out
         self.convolutions = nn.Sequential(*layers)
-        self._size = (width, height)
         flat = channels * height * width
         self.linear: nn.Module = nn.Identity()
         if features is not None:
-            layer = initialize(nn.Linear(flat + n_additional, features), HIDDEN_GAIN, generator)
+            layer = initialize(nn.Linear(flat, features), HIDDEN_GAIN, generator)
             self.linear = nn.Sequential(layer, nn.ReLU())
         self.n_features = features or flat
 
-    def forward(self, codes: torch.Tensor, additional: torch.Tensor | None = None) -> torch.Tensor:
-        leading, map_ = codes.shape[:-3], self.first(codes)
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        map_ = self.codes(codes)
         if len(self.convolutions):
-            map_ = map_.view(*leading, *self._size, -1).movedim(-1, -3)
-            map_ = self.convolutions(map_.to(self.convolutions[0].weight.dtype))
-        return self.linear(append_inputs(map_.reshape(*leading, -1), additional))  # type: ignore[no-any-return]
+            map_ = self.convolutions(map_.movedim(-1, -3).to(self.convolutions[0].weight.dtype))
+        return self.linear(map_.reshape(*codes.shape[:-3], -1))  # type: ignore[no-any-return]
 
 
 class PlanesCore(nn.Module):
@@ -203,7 +131,6 @@ class PlanesCore(nn.Module):
         planes: facts (k, low, high): number k of a cell is between two codes, inclusive (`Channel.planes`).
         features: width of the output.
         generator: random numbers of the initial weights.
-        n_additional: width of additional inputs of the linear layer.
     """
 
     def __init__(
@@ -212,26 +139,25 @@ class PlanesCore(nn.Module):
         planes: Sequence[tuple[int, int, int]],
         features: int,
         generator: torch.Generator,
-        n_additional: int = 0,
     ) -> None:
         super().__init__()
         width, height, _ = shape
         self.planes = tuple(planes)
-        layer = initialize(nn.Linear(len(planes) * width * height + n_additional, features), HIDDEN_GAIN, generator)
+        layer = initialize(nn.Linear(len(planes) * width * height, features), HIDDEN_GAIN, generator)
         self.linear = nn.Sequential(layer, nn.ReLU())
 
-    def forward(self, codes: torch.Tensor, additional: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
         numbers = codes.flatten(-3, -2).unbind(-1)
         facts = [
             numbers[k] == low if low == high else (numbers[k] >= low) & (numbers[k] <= high)
             for k, low, high in self.planes
         ]
         weight: torch.Tensor = self.linear[0].weight  # type: ignore[assignment]
-        if additional is None and (n_padding := weight.shape[-1] - len(facts) * facts[0].shape[-1]):
+        if n_padding := weight.shape[-1] - len(facts) * facts[0].shape[-1]:
             facts.append(facts[0].new_zeros((*facts[0].shape[:-1], n_padding)))  # stacked weights are wider
         # Bytes are converted six times as fast as booleans.
         flat = torch.cat(facts, dim=-1).view(torch.uint8).to(weight.dtype)
-        return self.linear(append_inputs(flat, additional))  # type: ignore[no-any-return]
+        return self.linear(flat)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return f"planes={self.planes}"
@@ -244,16 +170,13 @@ PIXEL_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 class PixelCore(nn.Module):
     """Convolutional core: [batch, height, width, 3] uint8 -> [batch, features].
 
-    Three convolutions (32 8x8/4, 64 4x4/2, 64 3x3/1) and a linear layer, all ReLU (Mnih et al. 2015). The linear layer
-    also reads `n_additional` numbers.
+    Three convolutions (32 8x8/4, 64 4x4/2, 64 3x3/1) and a linear layer, all ReLU (Mnih et al. 2015).
 
     Raises:
         ConfigError: the image is smaller than the 36x36 that three such convolutions need.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], features: int, generator: torch.Generator, n_additional: int = 0
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator) -> None:
         super().__init__()
         height, width, channels = shape
         layers: list[nn.Module] = []
@@ -267,10 +190,10 @@ class PixelCore(nn.Module):
             )
         self.convolutions = nn.Sequential(*layers)
         self.linear = nn.Sequential(
-            initialize(nn.Linear(channels * height * width + n_additional, features), HIDDEN_GAIN, generator), nn.ReLU()
+            initialize(nn.Linear(channels * height * width, features), HIDDEN_GAIN, generator), nn.ReLU()
         )
 
-    def forward(self, pixels: torch.Tensor, additional: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         # NHWC bytes stay NHWC in memory (channels_last), the fastest layout for convolutions on CPU and GPU.
         scaled = pixels.movedim(-1, -3).to(self.linear[0].weight.dtype) / 255.0  # type: ignore[arg-type]
-        return self.linear(append_inputs(self.convolutions(scaled).flatten(-3), additional))  # type: ignore[no-any-return]
+        return self.linear(self.convolutions(scaled).flatten(-3))  # type: ignore[no-any-return]

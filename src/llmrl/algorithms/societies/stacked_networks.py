@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from llmrl.networks.actor_critic import ActorCritic, LogStd
-from llmrl.networks.spatial_cores import GridCore, OneHots, PixelCore, PlanesCore, StridedConvolution
+from llmrl.networks.spatial_cores import GridCore, OneHots, PixelCore, PlanesCore
 
 MAX_CELLS = 12_000
 """Maximum number of map or image cells in one batch on a CPU; intermediate results then stay in its cache."""
@@ -28,7 +28,7 @@ CACHE_LINE = 16
 """Number of float32 values in a cache line."""
 
 _STACKABLE_MODULES = (
-    *(ActorCritic, LogStd, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
+    *(ActorCritic, LogStd, GridCore, PixelCore, PlanesCore, OneHots),
     *(nn.Sequential, nn.Identity, nn.ReLU, nn.Tanh, nn.Linear, nn.Conv2d),
 )
 """Modules that take samples with two leading axes [k, n, ...] once their layers are stacked."""
@@ -212,4 +212,4 @@ def _shapes(network: nn.Module) -> Iterator[object]:
     for name, p in network.named_parameters():
         yield name, p.shape, p.dtype, p.device, p.requires_grad
     if isinstance(network, ActorCritic):
-        yield network.image, network.words, network.vectors, network.central, network.join, network.distribution
+        yield network.image, network.words, network.vectors, network.central, network.distribution
