@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,worlds,sb3,plots,video,loggers,analysis,search,slurm,tuning,docs,dev
+EXTRAS := llm,local-llm,finetune,mujoco,box2d,worlds,sb3,plots,video,loggers,analysis,search,slurm,tuning,docs,dev
 
 # Tests start hundreds of processes, each of which would compile the package and what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -190,10 +190,6 @@ def test_treatment_tokenizes_separately(scorers, tmp_path):
     read, continuation = score_tokens(loaded(folder, parity=True), prompt, names)
     assert read == plain(prompt, add_special_tokens=False)["input_ids"]
     assert continuation == plain(names, add_special_tokens=False)["input_ids"]
-    read, _ = score_tokens(loaded(folder, parity=True, prompt_special_tokens=True), prompt, names)
-    assert read == plain(prompt)["input_ids"] and read[0] == plain.bos_token_id
-    read, _ = score_tokens(loaded(folder, prompt_special_tokens=False), prompt, names)
-    assert read == plain(prompt.rstrip(), add_special_tokens=False)["input_ids"]
 
 
 def test_seq2seq_model_scores_decoder_text(tmp_path):

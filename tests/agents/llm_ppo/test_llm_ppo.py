@@ -311,23 +311,6 @@ def test_half_precision_adapter_is_float32(folders):
     assert all((last[name] != initial_weights[name]).float().mean() > 0.95 for name in changes if "lora_A" in name)
 
 
-def test_four_bit_adapter_learns(folders):
-    pytest.importorskip("bitsandbytes")
-    env = Corridor(8)
-    scorer = SCORERS["causal"](str(folders["causal"]), four_bit=True)
-    agent = make_agent(folders, env, tune="lora", scorer=scorer)
-    initial_weights = weights(agent)
-    for i in range(2):
-        agent.update(collect_rollout(agent, env, seed=i), Seeds(i).torch("minibatches"))
-    changes = changed_since(initial_weights, agent)
-    assert {name for name in initial_weights if "lora_" in name} < changes
-    assert changes == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
-    quantized = make_agent(folders, env, tune="lora", scorer=SCORERS["causal"](str(folders["causal"]), four_bit=True))
-    quantized.load_state_dict(copy.deepcopy(agent.state_dict()))
-    prompts = sorted({str(t) for t in env.reset(seed=2)["prompt"].ravel()})
-    assert torch.equal(quantized.policy.probabilities(prompts), agent.policy.probabilities(prompts))
-
-
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_gradient_checkpointing_keeps_gradient(folders, kind, tune):
@@ -443,11 +426,6 @@ def test_rejects_invalid_settings(folders):
         make_agent(folders, env, init_from="nowhere")
     with pytest.raises(LLMError, match="there is no folder"):
         make_agent(folders, env, scorer=seq2seq_scorer("./nowhere"))
-    with pytest.raises(LLMError, match=r"four_bit=true|choose one"):
-        seq2seq_scorer(folders["seq2seq"], four_bit=True, weights="random").load()
-    short = causal_scorer(folders["causal"], max_prompt_tokens=5)
-    with pytest.raises(ConfigError, match="max_prompt_tokens=5"):
-        collect_rollout(make_agent(folders, env, scorer=short), env)
 
 
 def test_tokenizer_needs_no_padding_token(folders, tmp_path):

@@ -175,4 +175,3 @@ def test_long_prompts_end_run_with_advice(tmp_path):
     overrides = (*RUN, f"llm.model={folder}", f"output_root={tmp_path}")
     with pytest.raises(ConfigError, match=r"a prompt has \d+ tokens .* reads 32; .*env\.history.*The prompt: '"):
         silent_run(*overrides)
-    silent_run(*overrides, "llm.max_prompt_tokens=16", "llm.truncate=left", "learn.env_steps=32")

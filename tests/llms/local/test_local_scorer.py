@@ -54,9 +54,8 @@ class Reference:
             return [*text, self.tokenizer.eos_token_id]
         return [self.tokenizer.bos_token_id, *text] if self.model.config.model_type == "llama" else text
 
-    def token_log_probs(self, prompt, candidate, add_eos=False):
-        ids = self.candidate_ids(prompt, candidate)
-        ids = torch.tensor([*ids, self.tokenizer.eos_token_id] if add_eos else ids)
+    def token_log_probs(self, prompt, candidate):
+        ids = torch.tensor(self.candidate_ids(prompt, candidate))
         prompt = torch.tensor(self.prompt_ids(prompt))
         if self.kind == "seq2seq":
             inputs = torch.cat([torch.tensor([self.model.config.decoder_start_token_id]), ids[:-1]])
@@ -65,10 +64,8 @@ class Reference:
             logits = self.model(input_ids=torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
         return logits.float().log_softmax(-1)[range(len(ids)), ids]
 
-    def score(self, prompts, candidates, add_eos=False):
-        return torch.stack(
-            [torch.stack([self.token_log_probs(p, c, add_eos).sum() for c in candidates]) for p in prompts]
-        )
+    def score(self, prompts, candidates):
+        return torch.stack([torch.stack([self.token_log_probs(p, c).sum() for c in candidates]) for p in prompts])
 
     def first_token(self, prompt):
         """Return the distribution of the token after a prompt."""
@@ -186,19 +183,12 @@ def test_state_is_the_hidden_state_at_the_prompt(case):
     assert output.state.requires_grad
 
 
-def test_sequence_end_token_is_optional(case):
-    make, reference = case
-    with torch.no_grad():
-        scores = make(add_eos=True).score(PROMPTS, CANDIDATES)
-        assert largest(scores - reference.score(PROMPTS, CANDIDATES, add_eos=True)) < 1e-5
-
-
 def test_length_normalization_is_token_mean(case):
     make, reference = case
-    scores = make(length_normalization="tokens", add_eos=True).score(PROMPTS[:2], CANDIDATES)
+    scores = make(length_normalization="tokens").score(PROMPTS[:2], CANDIDATES)
     for i, prompt in enumerate(PROMPTS[:2]):
         for j, candidate in enumerate(CANDIDATES):
-            assert largest(scores[i, j] - reference.token_log_probs(prompt, candidate, add_eos=True).mean()) < 1e-5
+            assert largest(scores[i, j] - reference.token_log_probs(prompt, candidate).mean()) < 1e-5
 
 
 def test_token_probabilities_sum_to_1(case):
@@ -214,12 +204,9 @@ def test_token_probabilities_sum_to_1(case):
         texts = {i: text for i, text in texts.items() if not text.startswith(" ")}
     with torch.no_grad():
         total = scorer.score(prompts, list(texts.values())).exp().sum(-1)
-        # A second token after each of them: still a partition of what can follow.
-        pairs = make(add_eos=True).score(prompts[:1], list(texts.values())).exp().sum(-1)
         references = torch.tensor([reference.first_token(prompt)[list(texts)].sum() for prompt in prompts])
     assert largest(total - references) < 1e-5
     assert reference.kind == "seq2seq" or largest(total - 1) < 1e-5
-    assert float(pairs) < 1
 
 
 def test_dropout_is_inactive(case):
@@ -252,21 +239,19 @@ def text(max_words):
 
 def test_any_texts(case):
     make, reference = case
-    scorers = {add_eos: make(add_eos=add_eos) for add_eos in (False, True)}
+    scorer = make()
 
     @settings(max_examples=20)
     @given(
         prompts=st.lists(text(8), min_size=1, max_size=5),
         candidates=st.lists(text(3), min_size=1, max_size=6),
         batch_tokens=st.integers(1, 200),
-        add_eos=st.booleans(),
     )
-    def holds(prompts, candidates, batch_tokens, add_eos):
-        scorer = scorers[add_eos]
+    def holds(prompts, candidates, batch_tokens):
         scorer.settings = replace(scorer.settings, batch_tokens=batch_tokens)
         with torch.no_grad():
             scores = scorer.score(prompts, candidates)
-            references = reference.score(prompts, candidates, add_eos)
+            references = reference.score(prompts, candidates)
             torch.testing.assert_close(scores, references, rtol=1e-6, atol=1e-5)  # float32 has 1.2e-7
 
     holds()
@@ -287,26 +272,6 @@ def test_the_option_files_build_scorers(t5_folder, llama_folder):
             Builder(services).build({**option, "batch_tokens": 0}, "llm")
         scorer = Builder(services).build({**option, "model": str(folder)}, "llm")
         assert scorer.score(["go"], ["left", "right"]).shape == (1, 2)
-
-
-def test_long_prompts_raise_or_truncate(case):
-    make, reference = case
-    long = PROMPTS[2]
-    size = len(reference.prompt_ids(long))
-    with pytest.raises(
-        ConfigError,
-        match=rf"a prompt has {size} tokens, but llm.max_prompt_tokens=20; .*smaller env.history.* llm.truncate=left, "
-        "which cuts off the start of a prompt.*Action 0: ?'",
-    ):
-        make(max_prompt_tokens=20).score(["go", long], ["go"])
-    truncated = make(max_prompt_tokens=20, truncate="left")
-    assert largest(truncated.score(["go", long], ["go"])[0] - make().score(["go"], ["go"])[0]) < 1e-5
-    # The special tokens stay, the beginning of the text goes.
-    text = reference.tokens(long if reference.kind == "seq2seq" else long.rstrip(" "))
-    remainder = reference.tokenizer.decode(text[len(text) - 20 + (size - len(text)) :])
-    assert len(reference.prompt_ids(remainder)) == 20
-    separator = "" if reference.kind == "seq2seq" else " "  # which belongs to what follows
-    assert largest(truncated.score([long], ["go"]) - reference.score([remainder + separator], ["go"])) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -340,12 +305,9 @@ def test_texts_exceed_model_context(gpt2_folder):
     with pytest.raises(
         ConfigError,
         match=r"a prompt has 126 tokens and its longest candidate 3, but .* reads 128; .*smaller env.history.*"
-        r"llm\.max_prompt_tokens=125 and llm\.truncate=left.*The prompt: ' go go .* \.\.\. ",
+        r"The prompt: ' go go .* \.\.\. ",
     ):
         scorer.score(["go", " go" * 126], [" go go go"])
-    # What the message offers works.
-    truncated = causal_scorer(gpt2_folder, max_prompt_tokens=125, truncate="left")
-    assert truncated.score([" go" * 126], [" go go go"]).isfinite().all()
     # Each text alone counts, not the longest prompt of a batch with the longest candidate of another.
     prompts, lists = ["go", " go" * 126], [[" go" * 126], [" go go"]]
     scores = scorer.score(prompts, lists)

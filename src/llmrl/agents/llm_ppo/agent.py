@@ -261,10 +261,6 @@ class LanguagePPOAgent:
 def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
     """Raise ConfigError if nothing would be learned, or options are incompatible."""
     tune, actions, lora, kl_coefficient = settings.tune, settings.actions, settings.lora, settings.kl_coefficient
-    if scorer.settings.four_bit and tune == "full":
-        raise ConfigError(
-            "llm.four_bit=true cannot be used with agent.tune=full; use agent.tune=lora, or llm.four_bit=false"
-        )
     if scorer.settings.dtype != "float32" and tune == "full":
         raise ConfigError(
             f"agent.tune=full cannot be used with llm.dtype={scorer.settings.dtype}, in which small updates vanish; "

@@ -32,7 +32,6 @@ from llmrl.llms.local.token_tree import TokenIds, TreeBatch, token_tree
 _CACHE_SIZE = 50_000
 """Maximum number of prompts whose tokens are cached, because learners read each prompt many times."""
 _SHORTEN_PROMPTS = "give shorter prompts (e.g. a smaller env.history)"
-_TRUNCATION_OPTION = "llm.truncate=left, which cuts off the start of a prompt, e.g. the goal"
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,6 @@ class ScorerSettings:
         parity: score as the published code of online grounding: sums of unnormalized logits, plus 1 for each token that
             a candidate lacks compared with the longest one, prompt and candidate tokenized separately, and no special
             tokens around the prompt.
-        add_eos: score the end-of-sequence token after a candidate, so that log p is that of the complete text and not
-            of all texts with this beginning.
         batch_tokens: maximum number of positions in one pass of the model. A larger prompt runs alone.
         weights: choice of the weights that are loaded; the others are randomly initialized (`load_model`).
         make: small model that is created instead of loaded; None: `model` is loaded.
@@ -88,14 +85,9 @@ class ScorerSettings:
     revision: str | None
     dtype: Dtype
     length_normalization: Literal["none", "tokens", "words"]
-    add_eos: bool
-    max_prompt_tokens: PositiveInt | None
-    truncate: Literal["error", "left"]
     batch_tokens: PositiveInt
     weights: Weights
-    four_bit: bool
     parity: bool
-    prompt_special_tokens: bool | None
     make: SmallModel | None
 
 
@@ -163,18 +155,9 @@ class LocalScorer(ABC):
         if self.settings.make is not None and self._workshop is not None:
             self._workshop.make(self.kind, self.settings.make)
         self._tokenizer = load_tokenizer(self.model, self.settings.revision)
-        if self.settings.add_eos and self._tokenizer.eos_token_id is None:
-            raise LLMError(f"{self.label}: its tokenizer has no end-of-sequence token; set add_eos=false")
         settings = self.settings
         module = load_model(
-            self.kind,
-            self.model,
-            settings.revision,
-            self.device,
-            settings.dtype,
-            settings.weights,
-            self._seed,
-            settings.four_bit,
+            self.kind, self.model, settings.revision, self.device, settings.dtype, settings.weights, self._seed
         )
         self._check_architecture(module)
         self._module = module
@@ -308,9 +291,8 @@ class LocalScorer(ABC):
             if limit is not None and len(query.prompt) + query.tree.max_length > limit:
                 raise ConfigError(
                     f"a prompt has {len(query.prompt)} tokens and its longest candidate {query.tree.max_length}, but "
-                    f"{self.label} reads {limit}; {_SHORTEN_PROMPTS}, choose a model that reads more, or set "
-                    f"llm.max_prompt_tokens={max(limit - query.tree.max_length, 1)} and {_TRUNCATION_OPTION}. "
-                    f"The prompt: {_shorten(prompt)}"
+                    f"{self.label} reads {limit}; {_SHORTEN_PROMPTS}, or choose a model that reads more. The prompt: "
+                    f"{_shorten(prompt)}"
                 )
         return queries, query_indices
 
@@ -319,27 +301,14 @@ class LocalScorer(ABC):
         if prompt not in self._prompt_token_cache:
             if len(self._prompt_token_cache) >= _CACHE_SIZE:
                 self._prompt_token_cache.clear()
-            add_special = self.settings.prompt_special_tokens
-            add_special = not self.settings.parity if add_special is None else add_special
-            encoding = self._tokenizer(prompt, add_special_tokens=add_special, return_special_tokens_mask=True)
-            ids, special = encoding["input_ids"], encoding["special_tokens_mask"]
-            self._prompt_token_cache[prompt] = self._truncate(prompt, self._prompt_tokens(ids, special), special)
-        return self._prompt_token_cache[prompt]
-
-    def _truncate(self, prompt: str, tokens: list[int], special: list[int]) -> TokenIds:
-        """Return a prompt's tokens, truncated to `max_prompt_tokens`; raise ConfigError if that is not allowed."""
-        if not tokens:
-            raise ConfigError(f"a prompt is empty ({prompt!r}); give at least one token")
-        excess = len(tokens) - (self.settings.max_prompt_tokens or len(tokens))
-        if excess > 0 and (self.settings.truncate == "error" or excess > special.count(0)):
-            raise ConfigError(
-                f"a prompt has {len(tokens)} tokens, but llm.max_prompt_tokens={self.settings.max_prompt_tokens}; "
-                f"raise it, {_SHORTEN_PROMPTS}, or set {_TRUNCATION_OPTION}. The prompt: {_shorten(prompt)}"
+            encoding = self._tokenizer(
+                prompt, add_special_tokens=not self.settings.parity, return_special_tokens_mask=True
             )
-        if excess > 0:
-            start = special.index(0)  # special tokens before the text stay
-            tokens = tokens[:start] + tokens[start + excess :]
-        return tuple(tokens)
+            tokens = tuple(self._prompt_tokens(encoding["input_ids"], encoding["special_tokens_mask"]))
+            if not tokens:
+                raise ConfigError(f"a prompt is empty ({prompt!r}); give at least one token")
+            self._prompt_token_cache[prompt] = tokens
+        return self._prompt_token_cache[prompt]
 
     def _tokenize_candidates(self, prompt: str, texts: tuple[str, ...]) -> tuple[TokenIds, ...]:
         """Return the tokens of candidates after a prompt, from the cache where possible."""
@@ -354,8 +323,7 @@ class LocalScorer(ABC):
                     raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
             if len(self._candidate_token_cache) >= _CACHE_SIZE:
                 self._candidate_token_cache = {}
-            end = (self._tokenizer.eos_token_id,) if self.settings.add_eos else ()
-            self._candidate_token_cache[key] = tuple((*ids, *end) for ids in encodings)
+            self._candidate_token_cache[key] = tuple(map(tuple, encodings))
         return self._candidate_token_cache[key]
 
     def _plain_tokens(self, texts: Sequence[str]) -> list[list[int]]:
@@ -379,8 +347,7 @@ class LocalScorer(ABC):
                 logits = self._plain_logits(torch.tensor(prompt, device=fast.device), target)
                 query_indices.append(logits.float().log_softmax(-1).gather(1, target[:, None]).sum())
         plain = torch.stack(query_indices).view_as(fast)
-        exact = self.settings.dtype == "float32" and not self.settings.four_bit
-        relative, absolute = (1e-3, 1e-2) if exact else (0.05, 0.5)
+        relative, absolute = (1e-3, 1e-2) if self.settings.dtype == "float32" else (0.05, 0.5)
         if not torch.allclose(fast, plain, rtol=relative, atol=absolute):
             raise self._unsupported_error(
                 self._module,

@@ -19,10 +19,8 @@ class CausalScorer(LocalScorer):
     A node attends to the prompt and to its ancestors, at the position that it has in its own candidate.
 
     Tokens: a prompt gets the special tokens that the tokenizer puts before a text (e.g. BOS), but none of those after
-        it. A
-    candidate gets none, except the end-of-sequence token with `add_eos`. Prompt and candidate are tokenized as one
-    text, so trailing spaces of a prompt belong to the candidate's first token. If a token would span both, they are
-    tokenized separately.
+        it. A candidate gets none. Prompt and candidate are tokenized as one text, so trailing spaces of a prompt belong
+        to the candidate's first token. If a token would span both, they are tokenized separately.
     """
 
     kind: Kind = "causal"

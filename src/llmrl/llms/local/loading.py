@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -108,7 +107,6 @@ def load_model(
     dtype: Dtype,
     weights: Weights = "pretrained",
     seed: int = 0,
-    four_bit: bool = False,
 ) -> torch.nn.Module:
     """Return the model in eval mode (no dropout) with its weights on `device`. Code from the hub is never run.
 
@@ -117,13 +115,10 @@ def load_model(
         model: folder or hub name.
         revision: branch, tag or commit on the hub; None: its default branch.
         device: torch device, e.g. `cpu` or `cuda`.
-        dtype: type of the weights, and so of the computation; products with weights in four bits are computed in
-            float16 if `dtype` is that, else in bfloat16.
+        dtype: type of the weights, and so of the computation.
         weights: `pretrained`: all are loaded; `random`: the architecture's own initialization, with only `config.json`
             loaded; `embeddings`: the same with pretrained input embeddings.
         seed: seed of randomly initialized weights.
-        four_bit: keep the weights of linear layers in four bits (nf4 with double quantization, arXiv 2305.14314); they
-            cannot be trained then, but adapters over them can (`four_bits`).
 
     Raises:
         LLMError: the model cannot be loaded, is not of this kind, or does not fit on the device.
@@ -134,8 +129,6 @@ def load_model(
 
     auto: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
     options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
-    if four_bit:
-        options |= _four_bits(model, device, dtype, weights)
     module: torch.nn.Module
     if weights == "pretrained":
         module = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
@@ -155,9 +148,6 @@ def load_model(
         if weights == "embeddings":
             source = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
             _copy_words(source, module)
-    if four_bit:  # quantized weights are on the device already and cannot be moved
-        keep_gradients(module)
-        return module.eval()
     try:
         return module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
@@ -193,32 +183,6 @@ def _copy_words(source: Any, target: Any) -> None:
             words = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
             if (words and parameter is not copied_out) or name.endswith(("wpe.weight", "embed_positions.weight")):
                 parameter.copy_(parameters[name])
-
-
-def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that keep weights in four bits.
-
-    Raises:
-        LLMError: bitsandbytes is not installed, or `weights` is not `pretrained`.
-    """
-    if weights != "pretrained":
-        raise LLMError(f"llm.four_bit=true cannot be used with llm.weights={weights}; use llm.weights=pretrained")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise LLMError(
-            f"{model}: llm.four_bit=true needs the optional package bitsandbytes: pip install 'llmrl[four-bit]'; or "
-            "use llm.four_bit=false, with llm.dtype=bfloat16 to save half of the memory"
-        )
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    config: Any = BitsAndBytesConfig
-    quantization = config(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float16 if dtype == "float16" else torch.bfloat16,
-    )
-    return {"quantization_config": quantization, "device_map": {"": device}}
 
 
 def _load(from_pretrained: Any, part: str, model: str, revision: str | None, **options: Any) -> Any:
@@ -290,26 +254,6 @@ def _sampled_hash(file: BinaryIO, size: int) -> str:
         file.seek((size - _SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
         digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
-
-
-def four_bit_layers(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the layers with four-bit weights by name. Nothing is imported for a model without such layers."""
-    if "bitsandbytes" not in sys.modules:
-        return {}
-    from bitsandbytes.nn import Linear4bit
-
-    return {name: layer for name, layer in module.named_modules() if isinstance(layer, Linear4bit)}
-
-
-def keep_gradients(module: torch.nn.Module) -> None:
-    """Keep four-bit layers in training mode, whatever mode the model is set to.
-
-    In evaluation mode, a processor with AVX512-BF16 permanently packs their weights into a form whose product has no
-    gradient. Nothing else in these layers depends on the mode, because dropout is in other layers.
-    """
-    for layer in four_bit_layers(module).values():
-        layer.training = True
-        layer.train = lambda mode=True, layer=layer: layer
 
 
 def enable_recomputation(module: Any, source: str) -> None:

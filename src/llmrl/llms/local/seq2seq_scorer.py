@@ -18,8 +18,8 @@ class Seq2SeqScorer(LocalScorer):
     Cross-attention keys and values are computed once per prompt and never copied per candidate.
 
     Tokens: a prompt gets the special tokens of the model's own tokenizer (T5: `</s>` at the end, as in pretraining). A
-    candidate gets none, except `</s>` at the end with `add_eos`. It is a separate text after the model's
-    `decoder_start_token_id`, without the leading spaces that separate it from the prompt.
+    candidate gets none. It is a separate text after the model's `decoder_start_token_id`, without the leading spaces
+    that separate it from the prompt.
     """
 
     kind: Kind = "seq2seq"
