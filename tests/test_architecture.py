@@ -61,7 +61,6 @@ TORCH_FOLDERS = ("llmrl.envs.native",)
 DESCRIBED_PACKAGES = {
     "envs/adapters/gymnasium_env.py",
     "envs/adapters/parallel.py",
-    "envs/adapters/gymnasium_spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
     "envs/pettingzoo/listed_moves.py",
     "envs/pettingzoo/openenv_world.py",

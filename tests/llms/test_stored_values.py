@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from full_disk import no_file_larger_than
 from llmrl.core.errors import RunFolderError
-from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.call_log import FILE_NAME, CallLog, ValueReader, ValueWriter, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.stored_values import ValueReader, ValueWriter
 from llmrl.llms.transcript import Transcript
 from models import Echo, ask
 

@@ -21,11 +21,10 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Unit
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapters_off, write_adapter
-from llmrl.llms.local.adapter_set import AdapterSet
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.chat_learner import Sharing
 from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
-from llmrl.llms.local.lora import Lora
+from llmrl.llms.local.lora import AdapterSet, Lora
 from llmrl.llms.local.trajectories import TokenSequence, Trajectory, TrajectoryBuffer, Turn, token_sequences
 
 Advantage = Literal["episode", "turn", "anchor", "replay"]

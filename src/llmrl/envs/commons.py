@@ -17,8 +17,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs.array_games import ArrayGames
-from llmrl.envs.commons_settings import CommonsSettings
-from llmrl.envs.commons_text import SCENARIOS, CommonsText, PlayerView, taxes
+from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, CommonsText, PlayerView, taxes
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement

@@ -20,10 +20,19 @@ from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterS
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.tax_citizens import FULL_TIME, MAX_HOURS, Citizens, Wages, yearly_income
+from llmrl.envs.tax_citizens import (
+    FULL_TIME,
+    MAX_HOURS,
+    SOCIAL_WELFARE,
+    Citizens,
+    Wages,
+    Welfare,
+    social_welfare,
+    welfare_objective,
+    yearly_income,
+)
 from llmrl.envs.tax_economy_text import action_names, game_text, observation_text, spans
 from llmrl.envs.tax_schedules import bracket_incomes, bracket_membership, validate_edges
-from llmrl.envs.tax_welfare import SOCIAL_WELFARE, Welfare, social_welfare, welfare_objective
 
 ChoiceCount = Annotated[int, Ge(2)]
 FloatAboveOne = Annotated[float, Gt(1)]

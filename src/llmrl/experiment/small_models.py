@@ -132,7 +132,7 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
     spelling_texts = [*texts, *stories(len(texts) if reads else 0, shared.integer("stories"))]
     make_small_model(folder, spelling_texts, kind, model, seeds.integer("weights"))
     if read:
-        from llmrl.llms.local.next_token import read_texts
+        from llmrl.llms.local.small import read_texts
 
         losses = read_texts(folder, read, model.pretraining_steps, seeds.integer("reading"))
         log.info("loss on held-out stories: %.3g nats per token before training, %.3g after", *losses)

@@ -12,10 +12,9 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal, parse_message
+from llmrl.llms.hosted import HostedProvider, HostedSettings, SamplingSettings, check_address, is_refusal, parse_message
 from llmrl.llms.images import to_content_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
-from llmrl.llms.sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
 

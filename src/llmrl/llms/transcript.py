@@ -11,9 +11,8 @@ from typing import Any
 
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import REPLY_COUNTS
-from llmrl.llms.call_log import FILE_NAME, JUDGED, as_record, verdict_key, with_verdict
+from llmrl.llms.call_log import FILE_NAME, JUDGED, ValueReader, as_record, verdict_key, with_verdict
 from llmrl.llms.images import IMAGES
-from llmrl.llms.stored_values import ValueReader
 
 CALLS = "llm/calls"
 """Metric of the lines that calls are assigned to, those with the model's totals."""

@@ -12,8 +12,7 @@ import pytest
 import llmrl.envs.babyai.registration  # noqa: F401
 from environments import make_env
 from llmrl.core.errors import ConfigError
-from llmrl.envs.babyai.language import LANGUAGES, action_names, tokens, vocabulary
-from llmrl.envs.babyai.missions import in_french
+from llmrl.envs.babyai.language import LANGUAGES, action_names, in_french, tokens, vocabulary
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.babyai.pretraining_texts import stories
-from llmrl.llms.local.next_token import read_texts
-from llmrl.llms.local.small import SmallModelShape, make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model, read_texts
 from tiny_models import make_model_for_env
 
 MOVES = ("turn left", "turn right", "go forward")

@@ -21,10 +21,9 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.local.adapter import write_adapter
-from llmrl.llms.local.adapter_set import AdapterSet
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.loading import folder_fingerprint
-from llmrl.llms.local.lora import Lora
+from llmrl.llms.local.lora import AdapterSet, Lora
 from llmrl.run.artifacts import saved_state
 
 Tune = Literal["full", "lora", "heads", "nothing"]

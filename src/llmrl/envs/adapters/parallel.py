@@ -10,7 +10,7 @@ from pettingzoo import ParallelEnv
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
-from llmrl.envs.adapters.gymnasium_spaces import (
+from llmrl.envs.adapters.gymnasium_env import (
     action_space,
     agent_observation,
     observation_space,

@@ -9,8 +9,7 @@ from annotated_types import Ge
 
 from llmrl.core.ranges import UnitInterval
 from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
-from llmrl.envs.particles.scenario import GuidedScenario, concatenate_features, length
-from llmrl.envs.particles.vector_layout import parts
+from llmrl.envs.particles.scenario import GuidedScenario, concatenate_features, length, parts
 
 COLORS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
 WORDS = 10

@@ -8,8 +8,7 @@ import numpy as np
 from annotated_types import Interval
 
 from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
-from llmrl.envs.particles.scenario import GuidedScenario
-from llmrl.envs.particles.vector_layout import parts
+from llmrl.envs.particles.scenario import GuidedScenario, parts
 
 COLORS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
 WORDS = 3

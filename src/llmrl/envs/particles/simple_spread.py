@@ -9,8 +9,7 @@ import numpy as np
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.physics import Bodies, Landmarks, ParticleWorld
-from llmrl.envs.particles.scenario import NEAR, Scenario, concatenate_features, length
-from llmrl.envs.particles.vector_layout import parts
+from llmrl.envs.particles.scenario import NEAR, Scenario, concatenate_features, length, parts
 
 COVERED = 0.1  # distance at which a landmark counts as covered, units
 

@@ -9,8 +9,7 @@ import numpy as np
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.physics import Bodies, Landmarks, ParticleWorld
-from llmrl.envs.particles.scenario import Scenario, concatenate_features
-from llmrl.envs.particles.vector_layout import Parts, parts
+from llmrl.envs.particles.scenario import Parts, Scenario, concatenate_features, parts
 
 CATCH = 10.0  # reward of a contact, per step
 

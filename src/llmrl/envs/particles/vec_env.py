@@ -23,7 +23,7 @@ class ParticlesEnv(ArrayGames):
     agents, in simple_speaker_listener the speaker before its listeners. `spec.n_agents` counts them all.
 
     **Observation.** `vector` [n_envs, n_agents, D] float32: each agent's observation, padded with zeros to the longest;
-    `spec.observation["vector"].parts` names its entries (`llmrl.envs.particles.vector_layout`). `action_mask`
+    `spec.observation["vector"].parts` names its entries (`llmrl.envs.particles.scenario`). `action_mask`
     [n_envs, n_agents, n_actions] bool, only if agents have different actions.
 
     **End.** Truncated after `horizon` steps; no other end.
