@@ -20,6 +20,8 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.secrets import redact, register_secret_variable, rejection_reason, variable_rejection_reason
 from llmrl.llms.provider import Provider
 
+logger = logging.getLogger(__name__)
+
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 CLIENT_FIELDS = {
@@ -36,13 +38,22 @@ UNSUPPORTED_FIELDS = {
 """Fields that request several replies, other prices or other output than text, none of which is supported."""
 
 
+MAX_TOKEN_COUNT = 10**9
+"""Limit on plausible token counts of a prompt or a reply."""
+MAX_MESSAGE_LENGTH = 500
+"""Maximum number of characters of a provider's error text in messages."""
+OVERLOADED = 529
+"""HTTP status of Anthropic for a request that it refuses without processing it."""
+
+
 @dataclass(frozen=True)
-class SamplingSettings:
-    """Sampling settings of one model; None: the provider's default.
+class HostedSettings:
+    """Options that all hosted models have; meanings, units and ranges are in `conf/llm/_chat.yaml`.
 
     Attributes:
-        temperature: sampling temperature, >= 0.
-        top_p: sample among the most probable tokens that together have this probability, [0, 1].
+        model: the provider's name of the model.
+        api_key_env: environment variable that holds the key; None: no key is needed.
+        temperature, top_p: sampling parameters; None, here and below: the provider's default.
         sampling_seed: seed of the provider's sampling; for the n-th repetition of a request it is sent plus n.
         stop: texts that end a reply.
         reasoning_effort: amount of reasoning before the answer.
@@ -53,6 +64,8 @@ class SamplingSettings:
         ConfigError: a stop text is empty, or a field of `extra_body` is reserved or not JSON-compatible.
     """
 
+    model: str
+    api_key_env: str | None
     temperature: NonNegativeFloat | None
     top_p: UnitInterval | None
     sampling_seed: NonNegativeInt | None
@@ -60,6 +73,16 @@ class SamplingSettings:
     reasoning_effort: Effort | None
     thinking_budget: PositiveInt | None
     extra_body: dict[str, Any] | None
+    structured: bool
+    include_reasoning: bool
+    max_tokens: PositiveInt | None
+    timeout: PositiveFloat
+    plain_http: bool
+    context_window: PositiveInt | None
+    input_price: NonNegativeFloat | None
+    cached_input_price: NonNegativeFloat | None
+    cache_write_price: NonNegativeFloat | None
+    output_price: NonNegativeFloat | None
 
     def __post_init__(self) -> None:
         if self.stop is not None and not all(self.stop):
@@ -81,8 +104,11 @@ class SamplingSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All sampling settings as JSON-compatible values, since each can change the reply."""
+        """All settings that can change the reply, as JSON-compatible values."""
         return {
+            "model": self.model,
+            "structured": self.structured,
+            "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "seed": self.sampling_seed,
@@ -92,46 +118,9 @@ class SamplingSettings:
             "extra_body": self.extra_body,
         }
 
-    def max_tokens_with_thoughts(self, answer: int | None) -> int | None:
-        """Return the limit on tokens of thoughts and answer together for an `answer` limit; None: no limit."""
-        return None if answer is None else answer + (self.thinking_budget or 0)
-
     def seed_of(self, repeat: int) -> int | None:
         """Return the seed for the `repeat`-th repetition of a request, so that replies are independent; None: none."""
         return None if self.sampling_seed is None else self.sampling_seed + repeat
-
-
-logger = logging.getLogger(__name__)
-
-MAX_TOKEN_COUNT = 10**9
-"""Limit on plausible token counts of a prompt or a reply."""
-MAX_MESSAGE_LENGTH = 500
-"""Maximum number of characters of a provider's error text in messages."""
-OVERLOADED = 529
-"""HTTP status of Anthropic for a request that it refuses without processing it."""
-
-
-@dataclass(frozen=True)
-class HostedSettings(SamplingSettings):
-    """Options that all hosted models have; meanings, units and ranges are in `conf/llm/_chat.yaml`.
-
-    Attributes:
-        model: the provider's name of the model.
-        api_key_env: environment variable that holds the key; None: no key is needed.
-    """
-
-    model: str
-    api_key_env: str | None
-    structured: bool
-    include_reasoning: bool
-    max_tokens: PositiveInt | None
-    timeout: PositiveFloat
-    plain_http: bool
-    context_window: PositiveInt | None
-    input_price: NonNegativeFloat | None
-    cached_input_price: NonNegativeFloat | None
-    cache_write_price: NonNegativeFloat | None
-    output_price: NonNegativeFloat | None
 
 
 class HostedProvider(Provider):
@@ -159,12 +148,7 @@ class HostedProvider(Provider):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {
-            "model": self.settings.model,
-            "structured": self.settings.structured,
-            "max_tokens": self.max_tokens,
-            **self.settings.identity,
-        }
+        return self.settings.identity
 
     @property
     def account(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, HostedSettings, SamplingSettings, check_address, is_refusal, parse_message
+from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal, parse_message
 from llmrl.llms.images import to_content_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
@@ -23,118 +23,6 @@ _EFFORT_FIELDS = ("reasoning_effort", "effort", "thinkingLevel")
 MIN_ANTHROPIC_BUDGET = 1024
 """Minimum thinking budget of Anthropic's models, in tokens."""
 _OPTION_NAMES = {"seed": "sampling_seed", "thinking": "thinking_budget", "max_tokens": "max_tokens"}
-
-
-def provider_name(litellm: Any, model: str) -> str:
-    """Return litellm's name of a model's provider, e.g. `anthropic`.
-
-    Raises:
-        ConfigError: litellm does not know the model.
-    """
-    try:
-        return str(litellm.get_llm_provider(model)[1])
-    except litellm.exceptions.BadRequestError:
-        raise ConfigError(
-            f"llm.model={model}: litellm does not know the provider of this model; write <provider>/<model>, e.g. "
-            "anthropic/claude-haiku-4-5"
-        ) from None
-
-
-def completion_arguments(
-    litellm: Any, model: str, sampling: SamplingSettings, max_tokens: int | None
-) -> dict[str, Any]:
-    """Return the arguments of `litellm.completion` for the settings in `sampling`, except the seed.
-
-    If a reasoning model accepts no thinking budget, `thinking_budget` is only part of its token limit.
-
-    Raises:
-        ConfigError: the model does not support a setting, which the message names.
-    """
-    provider = provider_name(litellm, model)
-    options: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "stop": None if sampling.stop is None else list(sampling.stop),
-        "reasoning_effort": sampling.reasoning_effort,
-        "max_tokens": sampling.max_tokens_with_thoughts(max_tokens),
-    }
-    settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    seed = {} if sampling.sampling_seed is None else {"seed": sampling.sampling_seed}
-    request = _request_parameters(litellm, model, provider, settings | seed)
-    if sampling.reasoning_effort is not None and not _has_effort(request, sampling.reasoning_effort):
-        raise _rejection(
-            model,
-            "reasoning_effort",
-            sampling.reasoning_effort,
-            "it would be sent as another effort, or not at all; use another one or null",
-        )
-    limit = settings.get("max_tokens")
-    if limit is not None and (budget := max(_thinking_budgets(request), default=0)) >= limit:
-        raise _rejection(
-            model,
-            "reasoning_effort",
-            sampling.reasoning_effort,
-            f"it means {budget} tokens of thought, which llm.max_tokens={limit} includes; increase llm.max_tokens",
-        )
-    if sampling.thinking_budget is not None:
-        settings |= _thinking_argument(litellm, model, provider, settings, sampling.thinking_budget)
-    if sampling.extra_body:
-        if provider == "anthropic":
-            raise _rejection(
-                model, "extra_body", "{...}", "litellm does not pass further fields to Anthropic; set it to null"
-            )
-        settings["extra_body"] = dict(sampling.extra_body)
-    return settings
-
-
-def output_config(litellm: Any, model: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return litellm's `output_config` for Anthropic: the effort of models that think adaptively."""
-    return dict(_request_parameters(litellm, model, provider_name(litellm, model), settings).get("output_config") or {})
-
-
-def _thinking_argument(
-    litellm: Any, model: str, provider: str, settings: dict[str, Any], budget: int
-) -> dict[str, Any]:
-    """Return the argument for a thinking budget; {} if the model's API has none."""
-    if not litellm.supports_reasoning(model):
-        raise _rejection(model, "thinking_budget", budget, "it does not reason before it answers; set it to null")
-    thinking = {"type": "enabled", "budget_tokens": budget}
-    base_settings = {name: value for name, value in settings.items() if name != "reasoning_effort"}
-    try:
-        request = _request_parameters(litellm, model, provider, {**base_settings, "thinking": thinking})
-    except ConfigError:
-        request = {}
-    if budget not in _thinking_budgets(request):
-        logger.info("%s accepts no thinking budget; its token limit applies to thoughts and answer together", model)
-        return {}
-    if "reasoning_effort" in settings:
-        raise _rejection(
-            model,
-            "thinking_budget",
-            budget,
-            "it accepts only one of this and llm.reasoning_effort; set one of them to null",
-        )
-    if provider == "anthropic":
-        if budget < MIN_ANTHROPIC_BUDGET:
-            raise _rejection(model, "thinking_budget", budget, f"the minimum is {MIN_ANTHROPIC_BUDGET}")
-        if settings.get("temperature") not in (None, 1.0):
-            raise _rejection(model, "temperature", settings["temperature"], "with a thinking budget it accepts only 1")
-    return {"thinking": thinking}
-
-
-def _request_parameters(litellm: Any, model: str, provider: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters that a provider would be sent for settings."""
-    name = model.removeprefix(f"{provider}/")
-    try:
-        parameters = litellm.utils.get_optional_params(model=name, custom_llm_provider=provider, **settings)
-    except (litellm.UnsupportedParamsError, litellm.exceptions.BadRequestError) as error:
-        supported = set(litellm.get_supported_openai_params(model=name, custom_llm_provider=provider) or ())
-        for setting, value in settings.items():
-            if setting not in supported:
-                raise _rejection(model, _OPTION_NAMES.get(setting, setting), value, "set it to null") from None
-        reason = str(error).partition(" To drop")[0].partition("Error: ")[2]
-        raise ConfigError(f"{model} does not accept this combination of settings: {reason}") from None
-    return dict(parameters)
 
 
 def _has_effort(request: dict[str, Any], effort: str) -> bool:
@@ -161,11 +49,6 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
             yield from _fields(inner)
 
 
-def _rejection(model: str, setting: str, value: object, reason: str) -> ConfigError:
-    """Return the error for a setting that a model does not accept."""
-    return ConfigError(f"{model} does not accept llm.{setting}={value}: {reason}")
-
-
 BLOCK = 2000
 """Characters of a block of a long message, about 500 tokens.
 
@@ -183,7 +66,6 @@ class LiteLLMSettings(HostedSettings):
     """Options of `LiteLLMChat`; meanings, units and ranges are in `conf/llm/_hosted.yaml`."""
 
     api_base: str | None
-    prompt_caching: bool | None
 
 
 class LiteLLMChat(HostedProvider):
@@ -220,27 +102,104 @@ class LiteLLMChat(HostedProvider):
                 "Without it llm=openai_compatible, llm=ollama and llm=scripted work."
             )
         super().check()
-        self._arguments, self._uses_cache_marks  # noqa: B018  (accessed because they may raise)
+        self._arguments  # noqa: B018  (accessed because it may raise)
+
+    @functools.cached_property
+    def _provider(self) -> str:
+        """Litellm's name of the provider, e.g. `anthropic`. Raises ConfigError if it does not know the model."""
+        litellm = _import_litellm()
+        try:
+            return str(litellm.get_llm_provider(self.settings.model)[1])
+        except litellm.exceptions.BadRequestError:
+            raise ConfigError(
+                f"llm.model={self.settings.model}: litellm does not know the provider of this model; write "
+                "<provider>/<model>, e.g. anthropic/claude-haiku-4-5"
+            ) from None
+
+    @property
+    def _is_anthropic(self) -> bool:
+        """True if the model is one of Anthropic's, whose prompts get cache marks."""
+        return self._provider == "anthropic"
 
     @functools.cached_property
     def _arguments(self) -> dict[str, Any]:
-        """Arguments of litellm for the sampling settings. Raises ConfigError if the model does not support them."""
-        return completion_arguments(_import_litellm(), self.settings.model, self.settings, self.max_tokens)
+        """Arguments of `litellm.completion` for the settings, except the seed.
 
-    @functools.cached_property
-    def _is_anthropic(self) -> bool:
-        """True if the model is one of Anthropic's."""
-        return provider_name(_import_litellm(), self.settings.model) == "anthropic"
+        If a reasoning model accepts no thinking budget, `thinking_budget` is only part of its token limit.
 
-    @functools.cached_property
-    def _uses_cache_marks(self) -> bool:
-        """True if prompts get cache marks. Raises ConfigError if the model does not accept them."""
-        if self.settings.prompt_caching and not self._is_anthropic:
-            raise ConfigError(
-                f"llm.prompt_caching=true is supported by Anthropic's models only, got {self.settings.model}. Set it "
-                "to null; other providers cache automatically"
+        Raises:
+            ConfigError: the model does not support a setting, which the message names.
+        """
+        s = self.settings
+        options: dict[str, Any] = {
+            "temperature": s.temperature,
+            "top_p": s.top_p,
+            "stop": None if s.stop is None else list(s.stop),
+            "reasoning_effort": s.reasoning_effort,
+            "max_tokens": self.max_reply_tokens,
+        }
+        arguments: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        seed = {} if s.sampling_seed is None else {"seed": s.sampling_seed}
+        request = self._request_parameters(arguments | seed)
+        if s.reasoning_effort is not None and not _has_effort(request, s.reasoning_effort):
+            problem = "it would be sent as another effort, or not at all; use another one or null"
+            raise self._rejection("reasoning_effort", s.reasoning_effort, problem)
+        limit = arguments.get("max_tokens")
+        if limit is not None and (budget := max(_thinking_budgets(request), default=0)) >= limit:
+            problem = (
+                f"it means {budget} tokens of thought, which llm.max_tokens={limit} includes; increase llm.max_tokens"
             )
-        return self._is_anthropic and self.settings.prompt_caching is not False
+            raise self._rejection("reasoning_effort", s.reasoning_effort, problem)
+        if s.thinking_budget is not None:
+            arguments |= self._thinking_argument(arguments, s.thinking_budget)
+        if s.extra_body:
+            if self._is_anthropic:
+                problem = "litellm does not pass further fields to Anthropic; set it to null"
+                raise self._rejection("extra_body", "{...}", problem)
+            arguments["extra_body"] = dict(s.extra_body)
+        return arguments
+
+    def _thinking_argument(self, arguments: dict[str, Any], budget: int) -> dict[str, Any]:
+        """Return the argument for a thinking budget; {} if the model's API has none."""
+        model = self.settings.model
+        if not _import_litellm().supports_reasoning(model):
+            raise self._rejection("thinking_budget", budget, "it does not reason before it answers; set it to null")
+        thinking = {"type": "enabled", "budget_tokens": budget}
+        others = {name: value for name, value in arguments.items() if name != "reasoning_effort"}
+        try:
+            request = self._request_parameters({**others, "thinking": thinking})
+        except ConfigError:
+            request = {}
+        if budget not in _thinking_budgets(request):
+            logger.info("%s accepts no thinking budget; its token limit applies to thoughts and answer together", model)
+            return {}
+        if "reasoning_effort" in arguments:
+            problem = "it accepts only one of this and llm.reasoning_effort; set one of them to null"
+            raise self._rejection("thinking_budget", budget, problem)
+        if self._is_anthropic:
+            if budget < MIN_ANTHROPIC_BUDGET:
+                raise self._rejection("thinking_budget", budget, f"the minimum is {MIN_ANTHROPIC_BUDGET}")
+            if (temperature := arguments.get("temperature")) not in (None, 1.0):
+                raise self._rejection("temperature", temperature, "with a thinking budget it accepts only 1")
+        return {"thinking": thinking}
+
+    def _request_parameters(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters that the provider would be sent for `arguments`."""
+        litellm, model = _import_litellm(), self.settings.model
+        place = {"model": model.removeprefix(f"{self._provider}/"), "custom_llm_provider": self._provider}
+        try:
+            return dict(litellm.utils.get_optional_params(**place, **arguments))
+        except (litellm.UnsupportedParamsError, litellm.exceptions.BadRequestError) as error:
+            supported = set(litellm.get_supported_openai_params(**place) or ())
+            for name, value in arguments.items():
+                if name not in supported:
+                    raise self._rejection(_OPTION_NAMES.get(name, name), value, "set it to null") from None
+            reason = str(error).partition(" To drop")[0].partition("Error: ")[2]
+            raise ConfigError(f"{model} does not accept this combination of settings: {reason}") from None
+
+    def _rejection(self, setting: str, value: object, reason: str) -> ConfigError:
+        """Return the error for a setting that the model does not accept."""
+        return ConfigError(f"{self.settings.model} does not accept llm.{setting}={value}: {reason}")
 
     def _schema_argument(self, request: ChatRequest) -> dict[str, Any]:
         """Return the argument that requests the schema of a reply, if the request has one."""
@@ -249,7 +208,8 @@ class LiteLLMChat(HostedProvider):
             return {"response_format": response_format}
         # litellm would send the schema in a field of a beta version that Anthropic's API no longer documents.
         schema = {"type": "json_schema", "schema": response_format["json_schema"]["schema"]}
-        effort = output_config(_import_litellm(), self.settings.model, self._arguments)
+        # The effort of models that think adaptively is in the same argument.
+        effort = self._request_parameters(self._arguments).get("output_config") or {}
         return {"output_config": {**effort, "format": schema}}
 
     @property
@@ -271,7 +231,7 @@ class LiteLLMChat(HostedProvider):
                 model=self.settings.model,
                 messages=[
                     to_content_parts(message)
-                    for message in (mark_cache_prefix(request.messages) if self._uses_cache_marks else request.messages)
+                    for message in (mark_cache_prefix(request.messages) if self._is_anthropic else request.messages)
                 ],
                 timeout=self.settings.timeout,
                 num_retries=0,
