@@ -105,9 +105,3 @@ def choices(actions: Any, n: int) -> NDArray[np.int64]:
     if np.count_nonzero(indices.view(np.uint64) >= n):
         raise ValueError(f"actions must be 0 to {n - 1}, got {indices.min()} to {indices.max()}")
     return indices
-
-
-def render_frame(env: Any) -> NDArray[np.uint8]:
-    """Return the frame that a Gymnasium environment renders, [height, width, 3]."""
-    image: NDArray[np.uint8] = np.asarray(env.render())
-    return image

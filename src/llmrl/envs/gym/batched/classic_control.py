@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, choices, render_frame
+from llmrl.envs.gym.batched.arrays import ArrayGames, choices
 
 if TYPE_CHECKING:
-    from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+    pass
 
 _POLE_MASS, _HALF_LENGTH, _TOTAL_MASS = 0.1, 0.5, 0.1 + 1.0
 _POLE_MOMENT = _POLE_MASS * _HALF_LENGTH
@@ -24,7 +24,29 @@ _FORCE, _GRAVITY, _GOAL = 0.001, 0.0025, 0.5
 _POWER, _CONTINUOUS_GOAL = 0.0015, 0.45
 
 
-class CartPoleGames(ArrayGames):
+class ClassicControlGames(ArrayGames):
+    """Base class of games whose state is a few numbers, and which Gymnasium's own environment draws.
+
+    Args:
+        n: games.
+        env: Gymnasium's environment.
+        horizon: steps after which an episode is truncated; None: never.
+        state: initial numbers, [k, n].
+    """
+
+    def __init__(self, n: int, env: Any, horizon: int | None, state: NDArray[Any]) -> None:
+        super().__init__(n, env.observation_space, env.action_space, horizon)
+        self._env, self._state = env, state
+
+    def observe(self) -> NDArray[np.float32]:
+        return self._state.T.astype(np.float32, order="C")
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        self._env.state = self._state[:, index].copy()
+        return np.asarray(self._env.render())
+
+
+class CartPoleGames(ClassicControlGames):
     """Gymnasium's CartPole-v1, bit for bit: Barto, Sutton and Anderson (1983) in Euler steps of 0.02 s.
 
     Args:
@@ -36,11 +58,10 @@ class CartPoleGames(ArrayGames):
     def __init__(self, n: int, horizon: int | None = None, sutton_barto_reward: bool = False) -> None:
         from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-        self._stock: CartPoleEnv = CartPoleEnv(sutton_barto_reward=sutton_barto_reward, render_mode="rgb_array")
-        super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
-        self._sutton_barto_reward = sutton_barto_reward
+        env = CartPoleEnv(sutton_barto_reward=sutton_barto_reward, render_mode="rgb_array")
         # Position and velocity of the cart, then angle and angular velocity of the pole.
-        self._state = np.zeros((4, n))
+        super().__init__(n, env, horizon, np.zeros((4, n)))
+        self._sutton_barto_reward = sutton_barto_reward
 
     def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
         for game, source in zip(indices.tolist(), sources, strict=True):
@@ -60,15 +81,8 @@ class CartPoleGames(ArrayGames):
         terminated = (np.abs(state[0]) > _MAX_CART_POSITION) | (np.abs(state[2]) > _MAX_ANGLE)
         return -terminated.astype(np.float64) if self._sutton_barto_reward else np.ones(self.n), terminated
 
-    def observe(self) -> NDArray[np.float32]:
-        return self._state.T.astype(np.float32, order="C")
 
-    def render(self, index: int) -> NDArray[np.uint8]:
-        self._stock.state = self._state[:, index].copy()
-        return render_frame(self._stock)
-
-
-class MountainCarGames(ArrayGames):
+class MountainCarGames(ClassicControlGames):
     """Gymnasium's MountainCar-v0, bit for bit (Moore 1990).
 
     Args:
@@ -80,11 +94,9 @@ class MountainCarGames(ArrayGames):
     def __init__(self, n: int, horizon: int | None = None, goal_velocity: float = 0) -> None:
         from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 
-        self._stock: Any = MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
-        super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
+        env: Any = MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
+        super().__init__(n, env, horizon, np.zeros((2, n)))  # position and velocity
         self._goal_velocity = goal_velocity
-        # Position and velocity.
-        self._state = np.zeros((2, n))
 
     def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
         self._state[0, indices] = [source.uniform(low=-0.6, high=-0.4) for source in sources]
@@ -96,15 +108,8 @@ class MountainCarGames(ArrayGames):
         self._state = state if playing is None else np.where(playing, state, self._state)
         return np.full(self.n, -1.0), (state[0] >= _GOAL) & (state[1] >= self._goal_velocity)
 
-    def observe(self) -> NDArray[np.float32]:
-        return self._state.T.astype(np.float32, order="C")
 
-    def render(self, index: int) -> NDArray[np.uint8]:
-        self._stock.state = self._state[:, index].copy()
-        return render_frame(self._stock)
-
-
-class MountainCarContinuousGames(ArrayGames):
+class MountainCarContinuousGames(ClassicControlGames):
     """Gymnasium's MountainCarContinuous-v0, bit for bit if actions are float32, as its action space says.
 
     That environment keeps its state in float32 from the first step on, and computes in float32 but where a number came
@@ -119,13 +124,12 @@ class MountainCarContinuousGames(ArrayGames):
     def __init__(self, n: int, horizon: int | None = None, goal_velocity: float = 0) -> None:
         from gymnasium.envs.classic_control.continuous_mountain_car import Continuous_MountainCarEnv
 
-        self._stock: Any = Continuous_MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
-        super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
+        env: Any = Continuous_MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
+        super().__init__(n, env, horizon, np.zeros((2, n), dtype=np.float32))
         self._goal_velocity = goal_velocity
         # The initial state is float64, so that the first step is computed in double precision.
         self._start = np.zeros(n)
         self._first = np.ones(n, dtype=bool)
-        self._state = np.zeros((2, n), dtype=np.float32)
 
     def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
         self._start[indices] = [source.uniform(low=-0.6, high=-0.4) for source in sources]
@@ -146,13 +150,6 @@ class MountainCarContinuousGames(ArrayGames):
         # 100 - 0.1 a^2, added in the same order as in Gymnasium.
         cost = np.square(action.astype(np.float64)) * -0.1
         return np.where(terminated, 100.0 + cost, cost), terminated
-
-    def observe(self) -> NDArray[np.float32]:
-        return self._state.T.copy()
-
-    def render(self, index: int) -> NDArray[np.uint8]:
-        self._stock.state = self._state[:, index].copy()
-        return render_frame(self._stock)
 
     def _push(
         self, action: NDArray[np.float32], position: NDArray[Any], velocity: NDArray[Any]
