@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -285,27 +286,22 @@ def split(rollout: Rollout, groups: int) -> list[Rollout]:
     parts = []
     for i in range(groups):
         columns = slice(i * games, (i + 1) * games)
-        parts.append(
-            replace(
-                rollout,
-                observation={name: x[:, columns] for name, x in rollout.observation.items()},
-                features=None if rollout.features is None else rollout.features[:, columns],
-                action=rollout.action[:, columns],
-                log_prob=rollout.log_prob[:, columns],
-                value=rollout.value[:, columns],
-                reward=rollout.reward[:, columns],
-                base_reward=rollout.base_reward[:, columns],
-                terminated=rollout.terminated[:, columns],
-                truncated=rollout.truncated[:, columns],
-                episode_start=rollout.episode_start[:, columns],
-                next_value=rollout.next_value[:, columns],
-                info={name: x[:, columns] for name, x in rollout.info.items()},
-                episodes=[episode for episode in rollout.episodes if episode.game // games == i],
-                reward_jacobian=None if rollout.reward_jacobian is None else rollout.reward_jacobian[:, columns],
-                state=None if rollout.state is None else rollout.state[columns],
-            )
-        )
+        selection: dict[str, Any] = {
+            field.name: _select_games(getattr(rollout, field.name), columns)
+            for field in fields(rollout)
+            if field.name not in ("episodes", "state")
+        }
+        selection["episodes"] = [episode for episode in rollout.episodes if episode.game // games == i]
+        selection["state"] = None if rollout.state is None else rollout.state[columns]
+        parts.append(replace(rollout, **selection))
     return parts
+
+
+def _select_games(x: Any, columns: slice) -> Any:
+    """Return the games `columns` of an array [T, n_envs, ...] or of each array in a dict; None unchanged."""
+    if isinstance(x, dict):
+        return {name: value[:, columns] for name, value in x.items()}
+    return None if x is None else x[:, columns]
 
 
 def _concatenate(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
