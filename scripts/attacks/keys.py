@@ -288,17 +288,6 @@ def _(folder: Path) -> tuple[bool, str]:
     return not inside and "correct.horse" not in ended.text, f"exit {ended.code}, leaks {inside}"
 
 
-@attack("a key in the parameter of the address (api_key_query)", "sent, and written nowhere")
-def _(folder: Path) -> tuple[bool, str]:
-    with server(lambda handler: b"!" + handler.path.encode()) as (url, seen):
-        own = ("llm.api_key_env=LAB_KEY", "llm.api_key_query=key", "hydra.verbose=true")
-        ended = train(folder, *SERVER, f"llm.base_url={url}", *own, LAB_KEY=KEY)
-    found = leaks(folder, ended.text)
-    return ended.code == 1 and seen[0][0].endswith(
-        f"?key={KEY}"
-    ) and not found, f"sent {len(seen)} times, leaks {found}"
-
-
 @attack("a sweep of a run whose server quotes the key", "no leak in logs of jobs, records, pickles, the closing table")
 def _(folder: Path) -> tuple[bool, str]:
     with server(lambda handler: b"!" + handler.headers["Authorization"].encode()) as (url, seen):

@@ -342,8 +342,8 @@ def test_unusual_name_is_accepted_if_set(monkeypatch):
 
 
 REPLACEMENTS = (
-    ". Put a key into an environment variable and name that variable in llm.api_key_env (how the server gets it: "
-    "llm.api_key_header, llm.api_key_query), because configs are saved in files"
+    ". Put a key into an environment variable and name that variable in llm.api_key_env, because configs are saved in "
+    "files"
 )
 
 
@@ -432,8 +432,6 @@ def test_rejected_overrides(argument):
         "env.map=da39a3ee5e6b4b0d3255bfef95601890afd80709",
         "llm.api_key_env=null",
         "llm.api_key_env=LAB_KEY",
-        "llm.api_key_query=key",
-        "llm.api_key_header=api-key",
     ],
 )
 def test_accepted_overrides(argument):

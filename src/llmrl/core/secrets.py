@@ -90,8 +90,8 @@ _VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _UPPER_SNAKE_CASE = r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"
 
 _REMEDY = (
-    "Put a key into an environment variable and name that variable in llm.api_key_env (how the server gets it: "
-    "llm.api_key_header, llm.api_key_query), because configs are saved in files"
+    "Put a key into an environment variable and name that variable in llm.api_key_env, because configs are saved in "
+    "files"
 )
 
 
@@ -375,7 +375,7 @@ def _redact_sk_key(match: re.Match[str]) -> str:
 def _redact_assignment(match: re.Match[str]) -> str:
     """Redact an assigned value unless it is a variable name, a reference or a number."""
     name, value = match[1].rstrip("\"' =:"), match[2]
-    # Fields such as `api_key_env` and `api_key_header` tell where a key is found and do not contain it.
+    # Fields such as `api_key_env` and `key_header` tell where a key is found and do not contain it.
     is_harmless = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_SPECIAL_TOKENS))
     is_harmless = is_harmless or value.startswith(("$", "[")) or is_number(value) or value.lower() in _NON_SECRET_VALUES
     return match[0] if is_harmless else f"{match[1]}{REDACTED}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal, parse_message
 from llmrl.llms.images import to_content_parts
@@ -33,18 +33,14 @@ class OpenAICompatibleSettings(HostedSettings):
     """Options of `OpenAICompatibleChat`; meanings, units and ranges are in `conf/llm/openai_compatible.yaml`."""
 
     base_url: str
-    api_key_header: str | None
-    api_key_query: str | None
 
 
 class OpenAICompatibleChat(HostedProvider):
     """Chat model over HTTP at the server `base_url`, without streaming and without a client library.
 
-    Addresses in logs and files do not hold the key that `api_key_query` adds to them.
-
     Raises:
         ConfigError: base_url is not an http(s) address, contains a user name, password or query, or uses plain HTTP to
-            another machine; header and query are both given, or either without a key; or as `HostedProvider`.
+            another machine; or as `HostedProvider`.
     """
 
     settings: OpenAICompatibleSettings
@@ -52,13 +48,6 @@ class OpenAICompatibleChat(HostedProvider):
     def __init__(self, settings: OpenAICompatibleSettings) -> None:
         super().__init__(settings)
         check_address(settings.base_url, settings.plain_http, "llm.base_url")
-        if settings.api_key_env is None and (settings.api_key_header or settings.api_key_query):
-            raise ConfigError(
-                "llm.api_key_header and llm.api_key_query need a key; set llm.api_key_env to the environment variable "
-                "that holds it"
-            )
-        if settings.api_key_header and settings.api_key_query:
-            raise ConfigError("llm.api_key_header and llm.api_key_query exclude each other; set one of them to null")
         self.base_url = settings.base_url.rstrip("/")
         self.label = f"{settings.model} at {self.base_url}"
         # The rate limiter already limits the number of connections.
@@ -79,7 +68,7 @@ class OpenAICompatibleChat(HostedProvider):
         url = f"{self.base_url}/models"
         try:
             timeout = min(self.settings.timeout, 15.0)
-            response = self._client.get(url, headers=self._headers(), params=self._parameters(), timeout=timeout)
+            response = self._client.get(url, headers=self._headers(), timeout=timeout)
         except httpx.HTTPError as error:
             raise LLMError(
                 f"no answer from the chat server at {self.base_url} ({self._redact(error) or type(error).__name__}). "
@@ -129,8 +118,7 @@ class OpenAICompatibleChat(HostedProvider):
         # One growing buffer of many MiB would cause the C library to keep freed memory of that size.
         pieces: list[bytes] = []
         size = 0
-        headers, params = self._headers(), self._parameters()
-        with self._client.stream("POST", url, json=body, headers=headers, params=params) as response:
+        with self._client.stream("POST", url, json=body, headers=self._headers()) as response:
             for piece in response.iter_bytes():
                 pieces.append(piece)
                 size += len(piece)
@@ -167,15 +155,7 @@ class OpenAICompatibleChat(HostedProvider):
 
     def _headers(self) -> dict[str, str]:
         key = self._key()
-        if not key or self.settings.api_key_query:
-            return {}
-        return (
-            {self.settings.api_key_header: key} if self.settings.api_key_header else {"Authorization": f"Bearer {key}"}
-        )
-
-    def _parameters(self) -> dict[str, str] | None:
-        key = self._key()
-        return {self.settings.api_key_query: key} if key and self.settings.api_key_query else None
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _key_hint(self) -> str:
         if self.settings.api_key_env is None:
