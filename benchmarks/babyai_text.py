@@ -17,7 +17,7 @@ from collections import deque
 import gymnasium
 import numpy as np
 
-import llmrl.envs.babyai.registration  # noqa: F401
+import llmrl.envs.babyai.levels  # noqa: F401
 from llmrl.api.environments import make_env
 from llmrl.envs.babyai.levels import KINDS
 

@@ -13,7 +13,7 @@ from llmrl.envs.babyai.sentences import sentences
 class BabyAIText(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that adds `info["descriptions"]` to a level of MiniGrid or BabyAI: the agent's view as sentences.
 
-    >>> env = BabyAIText(gymnasium.make("llmrl.envs.babyai.registration:BabyAI-MixedTrainLocal-v0", kind="goto"))
+    >>> env = BabyAIText(gymnasium.make("llmrl.envs.babyai.levels:BabyAI-MixedTrainLocal-v0", kind="goto"))
     >>> env.reset(seed=0)[1]["descriptions"][0]
     'You see a wall 2 steps left'
 

@@ -1,18 +1,30 @@
-"""Conversion of an environment's exceptions into errors that name the environment."""
+"""Conversion of exceptions and invalid results of environments into errors that name the environment."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from llmrl.core.errors import EngineError, LlmrlError, short_error
+import numpy as np
+
+from llmrl.core.errors import ConfigError, EngineError, LlmrlError, short_error
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 log = logging.getLogger(__name__)
 
 Env = TypeVar("Env")
+
+CREATION_ERRORS = (KeyError, IndexError, ValueError, AssertionError, ImportError)
+"""Errors that constructors raise for invalid arguments; an ImportError is raised for versions that have moved
+elsewhere."""
+READING_ERRORS = (KeyError, IndexError, ValueError, TypeError)
+"""Errors that are raised when an observation is read that is not in its space."""
 
 
 def guarded(env: Env) -> Env:
@@ -60,3 +72,45 @@ def _wrap(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]
             return None
 
     return call
+
+
+@contextmanager
+def creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Raise ConfigError for an environment that cannot be made with `kwargs`; missing packages are left to others."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise ConfigError(f"{id} does not accept env.kwargs={dict(kwargs)}: {error}") from error
+    except CREATION_ERRORS as error:
+        # The text of a KeyError is only its key.
+        name = type(error).__name__
+        message = f"{name} {error}" if isinstance(error, KeyError) else str(error) or name
+        cause = f" with env.kwargs={dict(kwargs)}" if kwargs else ""
+        raise ConfigError(f"{id} cannot be made{cause}: {message}") from error
+
+
+def observation_error(id: str, space: Space[Any], observation: Any, step: int) -> EngineError:
+    """Return the error for an observation that is not in its space."""
+    return EngineError(
+        f"{id} returned in step {step} of an episode an observation that is not in its observation_space {space}: "
+        f"{_short(observation)}"
+    )
+
+
+def check_rewards(id: str, reward: np.ndarray, steps: np.ndarray) -> None:
+    """Raise EngineError unless each `reward` [n] of games in step `steps` [n] of their episodes is finite."""
+    if not np.isfinite(reward).all():
+        game = int(np.flatnonzero(~np.isfinite(reward))[0])
+        raise EngineError(
+            f"{id} returned the reward {reward[game]} in step {int(steps[game])} of an episode; rewards must be finite "
+            "numbers"
+        )
+
+
+def _short(observation: Any) -> str:
+    text = " ".join(repr(observation).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

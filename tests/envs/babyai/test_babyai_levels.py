@@ -18,8 +18,7 @@ from gymnasium.utils.env_checker import check_env
 from scipy.stats import chi2_contingency
 
 from babyai_wrapper import BabyAIText
-from llmrl.envs.babyai.levels import HELD_OUT, KINDS
-from llmrl.envs.babyai.registration import IDS, register
+from llmrl.envs.babyai.levels import HELD_OUT, IDS, KINDS, register
 
 TRAIN, TEST = "BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0"
 AFTER = "BabyAI-GoToAfterPickUpLocal-v0"
@@ -79,7 +78,7 @@ def test_gymnasium_checker_passes(name: str) -> None:
 def test_plain_make_imports_module_silently() -> None:
     program = (
         "import gymnasium\n"
-        "env = gymnasium.make('llmrl.envs.babyai.registration:BabyAI-MixedTestLocal-v0', sampling='rejection')\n"
+        "env = gymnasium.make('llmrl.envs.babyai.levels:BabyAI-MixedTestLocal-v0', sampling='rejection')\n"
         "for seed in range(8): env.reset(seed=seed)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == ""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from minigrid.minigrid_env import MiniGridEnv
 
-import llmrl.envs.babyai.registration  # noqa: F401
+import llmrl.envs.babyai.levels  # noqa: F401
 from babyai_wrapper import BabyAIText
 from environments import make_env
 from llmrl.envs.babyai.sentences import sentences, view_describer

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-import llmrl.envs.babyai.registration  # noqa: F401
+import llmrl.envs.babyai.levels  # noqa: F401
 from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.envs.babyai.language import LANGUAGES, action_names, in_french, tokens, vocabulary

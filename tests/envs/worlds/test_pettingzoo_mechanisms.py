@@ -14,7 +14,7 @@ from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import RewardTax, SocietyEvents
-from llmrl.envs.pettingzoo.declarations import declared_mechanism
+from llmrl.envs.pettingzoo.games import declared_mechanism
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_world"
 

@@ -2,7 +2,7 @@
 
 A room of 8 x 8 cells, walls included, holds objects drawn with repetition; the agent can reach each of them without
 moving another one. Missions of training contain none of the pairs of color and noun in `HELD_OUT`; missions of the test
-contain only these.
+contain only these. Importing this module registers the ids under which Gymnasium makes the levels, and MiniGrid's own.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -385,3 +385,34 @@ def _bits(size: int) -> dict[Cell, int]:
 
 
 _NAMES = tuple((color, noun) for color in COLOR_NAMES for noun in _OBJECTS)
+
+_LEVELS = "llmrl.envs.babyai.levels"
+_ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "BabyAI-MixedTrainLocal-v0": (f"{_LEVELS}:MixedTrainLocal", {}),
+    "BabyAI-MixedTestLocal-v0": (f"{_LEVELS}:MixedTestLocal", {}),
+    "BabyAI-PickUpSeqGoToLocal-v0": (f"{_LEVELS}:PickUpSeqGoToLocal", {}),
+    "BabyAI-PickUpThenGoToLocal-v0": (f"{_LEVELS}:PickUpThenGoToLocal", {}),
+    "BabyAI-GoToAfterPickUpLocal-v0": (f"{_LEVELS}:GoToAfterPickUpLocal", {}),
+    "BabyAI-PickUpSeqPickUpLocal-v0": (f"{_LEVELS}:PickUpSeqPickUpLocal", {}),
+    "BabyAI-GoToLocalS8N16-v0": (f"{_LEVELS}:GoToLocal", {"num_dists": 16}),
+    "BabyAI-GoToFrench-v0": ("minigrid.envs.babyai:GoToLocal", {"num_dists": 8}),
+}
+IDS = tuple(_ENTRIES)
+
+
+def register() -> None:
+    """Register the levels with Gymnasium; calling it again does nothing.
+
+    `gymnasium.make("llmrl.envs.babyai.levels:BabyAI-MixedTrainLocal-v0")` does it by itself.
+    """
+    import gymnasium
+    import minigrid  # noqa: F401 (registers its own)
+
+    for name, (entry, kwargs) in _ENTRIES.items():
+        spec = gymnasium.registry.get(name)
+        if spec is None or spec.entry_point != entry:
+            gymnasium.registry.pop(name, None)
+            gymnasium.register(name, entry_point=entry, kwargs=kwargs)
+
+
+register()

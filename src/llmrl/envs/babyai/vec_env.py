@@ -388,7 +388,7 @@ class BabyAIEnv(ReplayableEnv):
 
 def _env_factories(settings: BabyAISettings, seeds: Seeds, trust: Trust) -> list[EnvFactory]:
     """Return the factory of each game."""
-    import llmrl.envs.babyai.registration  # noqa: F401
+    import llmrl.envs.babyai.levels  # noqa: F401
 
     level, kind, horizon, n = settings.level, settings.kind, settings.horizon, settings.n_envs
     kwargs, kinds = dict(settings.kwargs or {}), _kinds(level)

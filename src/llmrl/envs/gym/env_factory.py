@@ -15,8 +15,8 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import NOBODY, Trust
+from llmrl.envs.env_errors import creation_errors, observation_error
 from llmrl.envs.gym.batched import BATCHED
-from llmrl.envs.gym.errors import creation_errors, observation_error
 from llmrl.envs.gym.interfaces import Games
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
 Engine = Literal["stock", "batched"]
-_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.registration", "llmrl/": "llmrl.envs.gym.tasks"}
+_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.levels", "llmrl/": "llmrl.envs.gym.tasks"}
 """Prefix of ids -> module that registers them."""
 _UNSUPPORTED = ("GymV21Environment", "GymV26Environment")
 """Ids of Gymnasium that make the environment given as an argument, which would bypass the check of modules."""

@@ -15,9 +15,9 @@ from llmrl.core.records import Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
+from llmrl.envs.env_errors import READING_ERRORS, check_rewards, observation_error
 from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
 from llmrl.envs.gym.env_factory import Engine, EnvFactory, GymnasiumGames
-from llmrl.envs.gym.errors import READING_ERRORS, check_rewards, observation_error
 from llmrl.envs.gym.interfaces import Describer
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv

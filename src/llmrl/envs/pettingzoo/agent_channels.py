@@ -11,8 +11,8 @@ import numpy as np
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Observation
 from llmrl.core.spaces import Channel, ContinuousActions
+from llmrl.envs.env_errors import READING_ERRORS, observation_error
 from llmrl.envs.gym.channel_spaces import Encode, continuous_actions, observation_channels, to_actions
-from llmrl.envs.gym.errors import READING_ERRORS, observation_error
 
 if TYPE_CHECKING:
     from gymnasium import Space

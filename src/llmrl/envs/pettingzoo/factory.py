@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.gym.errors import creation_errors
+from llmrl.envs.env_errors import creation_errors
 from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, ParameterSpace
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.gym.errors import check_rewards
+from llmrl.envs.env_errors import check_rewards
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
 from llmrl.envs.pettingzoo.agent_channels import SharedChannels
-from llmrl.envs.pettingzoo.declarations import declared_max_cycles, declared_mechanism, declared_metrics
 from llmrl.envs.pettingzoo.factory import PettingZooSettings, WorldFactory
-from llmrl.envs.pettingzoo.games import make_game
+from llmrl.envs.pettingzoo.games import declared_max_cycles, declared_mechanism, declared_metrics, make_game
 from llmrl.envs.pettingzoo.texts import WorldTexts
 
 
@@ -41,7 +40,7 @@ class PettingZooEnv(ReplayableEnv):
     returns there, and the text of the next turn contains this sum. A world with its own mechanism may report the reward
     before it in infos (`base_reward`).
 
-    **Mechanism.** The world's own (`declarations.declared_mechanism`), or a tax on its rewards (`tax`).
+    **Mechanism.** The world's own (`games.declared_mechanism`), or a tax on its rewards (`tax`).
 
     **End.** An episode ends when no agent is left: it is truncated if all remaining agents were truncated in the same
     step, else terminated. It is also truncated after `horizon` steps.
