@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from llmrl.core.records import Array, Observation, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
-from llmrl.envs.env_errors import guarded
 
 
 class ArrayGames(StateFields, ABC):
@@ -129,18 +127,3 @@ class ArrayGames(StateFields, ABC):
         if space is None:
             raise ConfigError(f"{self.spec.name} has no mechanism to set (as where env.mechanism=false)")
         return np.broadcast_to(space.check(values), (self.spec.n_envs, space.dim)).copy()
-
-
-class ResizableArrayGames(ArrayGames):
-    """Array games that are made from `settings`, a dataclass with the field `n_envs`, and seeds."""
-
-    settings: Any
-    _seeds: Seeds
-
-    def resized(self, n_envs: int) -> Self:
-        """Return the same environment with `n_envs` games, which have not begun."""
-        return type(self)(replace(self.settings, n_envs=n_envs), self._seeds)
-
-    def one_game(self) -> Self:
-        """Return the same environment with a single independent game."""
-        return guarded(self.resized(1))

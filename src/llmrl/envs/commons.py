@@ -7,6 +7,7 @@ Cooperation in a Society of LLM Agents", NeurIPS 2024, arXiv 2404.16698). Sectio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.core.welfare_measures import SUM
-from llmrl.envs.array_games import ResizableArrayGames
+from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, CommonsText, PlayerView, taxes
+from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
 
@@ -32,7 +34,7 @@ _HEIGHT, _TANK, _BAR, _GAP = 120, 60, 20, 8  # pixels
 _PAPER, _FRAME, _STOCK, _LIMIT = (244, 242, 236), (60, 62, 68), (88, 150, 196), (190, 60, 50)
 
 
-class Commons(ResizableArrayGames):
+class Commons(ArrayGames):
     """A vectorized environment of `n_envs` common-pool resource games.
 
     **Month.** A step. All players choose how much to take, at once. If they want more than the stock, it is shared out
@@ -64,8 +66,6 @@ class Commons(ResizableArrayGames):
         settings: options of the game.
         seeds: the environment's node of the seed tree.
     """
-
-    settings: CommonsSettings
 
     _state_fields = (
         "_roots",
@@ -143,6 +143,14 @@ class Commons(ResizableArrayGames):
         self._taken = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._total = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._collapsed = np.zeros(n_envs, dtype=bool)
+
+    def resized(self, n_envs: int) -> Commons:
+        """Return the same environment with `n_envs` games, which have not begun."""
+        return Commons(replace(self.settings, n_envs=n_envs), self._seeds)
+
+    def one_game(self) -> Commons:
+        """Return the same environment with a single independent game."""
+        return guarded(self.resized(1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         if seed is not None:

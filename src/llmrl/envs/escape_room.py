@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -21,7 +21,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs import mechanism_text
-from llmrl.envs.array_games import ResizableArrayGames
+from llmrl.envs.array_games import ArrayGames
+from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import EQUAL_CHARGE_RULE, charge_equally
 
@@ -147,7 +148,7 @@ _LEVER, _WORKING_LEVER = (150, 150, 150), (214, 164, 32)
 _DOOR_CLOSED, _DOOR_OPEN, _START = (150, 60, 50), (70, 160, 90), (120, 150, 190)
 
 
-class EscapeRoom(ResizableArrayGames):
+class EscapeRoom(ArrayGames):
     """A vectorized environment of `n_envs` escape rooms.
 
     **World.** Places 0 .. n_levers - 1 are levers, then the door, then the start. Every place can be reached from every
@@ -178,8 +179,6 @@ class EscapeRoom(ResizableArrayGames):
         settings: options of the game.
         seeds: the environment's node of the seed tree.
     """
-
-    settings: EscapeRoomSettings
 
     _state_fields = ("_rngs", "_next_context", "_incentives", "_place", "_lever", "_time", "_ended", "_report")
     _stream = "contexts"
@@ -245,6 +244,14 @@ class EscapeRoom(ResizableArrayGames):
         self._lever = np.full(n_envs, -1)  # the lever that works; -1: the game was never reset
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
+
+    def resized(self, n_envs: int) -> EscapeRoom:
+        """Return the same environment with `n_envs` games, which have not begun."""
+        return EscapeRoom(replace(self.settings, n_envs=n_envs), self._seeds)
+
+    def one_game(self) -> EscapeRoom:
+        """Return the same environment with a single independent game."""
+        return guarded(self.resized(1))
 
     @property
     def _was_reset(self) -> np.ndarray:

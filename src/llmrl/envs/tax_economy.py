@@ -7,7 +7,7 @@ AI Economist (Zheng et al. 2020, arXiv 2004.13332). Differences are in docs/tax_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,7 +18,8 @@ from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import gini
-from llmrl.envs.array_games import ResizableArrayGames
+from llmrl.envs.array_games import ArrayGames
+from llmrl.envs.env_errors import guarded
 from llmrl.envs.tax_citizens import (
     FULL_TIME,
     MAX_HOURS,
@@ -78,7 +79,7 @@ class TaxEconomySettings:
     observe: Annotated[Sequence[TaxChannel], MinLen(1)]
 
 
-class TaxEconomy(ResizableArrayGames):
+class TaxEconomy(ArrayGames):
     """A vectorized environment of `n_envs` economies with `n_agents` workers each.
 
     **World.** A worker has a wage, drawn for each episode (`skills=drawn`), or that of its quantile
@@ -110,8 +111,6 @@ class TaxEconomy(ResizableArrayGames):
     Raises:
         ConfigError: invalid tax brackets.
     """
-
-    settings: TaxEconomySettings
 
     _state_fields = ("_rngs", "_rates", "_wage", "_time", "_ended", "_earned", "_effort", "_hours", "_last")
     _stream = "wages"
@@ -180,6 +179,14 @@ class TaxEconomy(ResizableArrayGames):
         )  # income and disutility of work in this year so far
         self._hours = np.zeros(shape)  # hours of the last step
         self._last = np.zeros((5, *shape))  # income, tax, transfer, net income, utility of the last year
+
+    def resized(self, n_envs: int) -> TaxEconomy:
+        """Return the same environment with `n_envs` games, which have not begun."""
+        return TaxEconomy(replace(self.settings, n_envs=n_envs), self._seeds)
+
+    def one_game(self) -> TaxEconomy:
+        """Return the same environment with a single independent game."""
+        return guarded(self.resized(1))
 
     @property
     def _was_reset(self) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.babyai.language import LANGUAGES, LanguageName, action_names, in_french, tokens, vocabulary
 from llmrl.envs.babyai.level_games import LevelGames, to_minigrid
 from llmrl.envs.babyai.sentences import view_describer
+from llmrl.envs.env_errors import guarded
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.replayable import ReplayableEnv
 
@@ -172,11 +173,10 @@ class BabyAIEnv(ReplayableEnv):
         ConfigError: unknown level, invalid argument, missions without a French translation, or repeated action names.
     """
 
-    settings: BabyAISettings
-
     def __init__(self, settings: BabyAISettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
         n_envs, kind, language = settings.n_envs, settings.kind, settings.language
-        super().__init__(settings, seeds, trust)
+        super().__init__(n_envs, seeds.integer("games"))
+        self.settings, self._seed_tree, self._trust = settings, seeds, trust
         # With one kind for each game, an episode depends on the game in which it is played.
         self.separable = kind != "legacy"
         self._names = action_names(language, settings.actions)
@@ -239,6 +239,10 @@ class BabyAIEnv(ReplayableEnv):
     @property
     def kinds(self) -> list[str]:
         return [str(getattr(env, "kind", "")) if self._games.kinds else "" for env in self._games.envs]
+
+    def one_game(self) -> BabyAIEnv:
+        """Return the same environment with a single independent game."""
+        return guarded(BabyAIEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def provide(self, channels: Sequence[str]) -> None:
         """Add these channels to the observations from now on. The first call removes all other channels.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Self
 
 import numpy as np
 
@@ -13,8 +11,6 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.trust import Trust
-from llmrl.envs.env_errors import guarded
 
 
 class ReplayableEnv(ABC):
@@ -29,17 +25,14 @@ class ReplayableEnv(ABC):
     A subclass sets `spec`, and implements `_begin`, `_advance`, `_observe` and `_step`.
 
     Args:
-        settings: options of the environment, a dataclass with the field `n_envs`.
-        seeds: the environment's node of the seed tree; episodes are seeded from it until a reset brings a seed.
-        trust: modules that the settings may name.
+        n_envs: games.
+        stream: the seed that episodes are seeded from until a reset brings another.
     """
 
     spec: EnvSpec
 
-    def __init__(self, settings: Any, seeds: Seeds, trust: Trust) -> None:
-        n_envs = settings.n_envs
-        self.settings, self._seed_tree, self._trust = settings, seeds, trust
-        self._streams = [seeds.integer("games")]  # one for each equal group of games
+    def __init__(self, n_envs: int, stream: int) -> None:
+        self._streams = [stream]  # one for each equal group of games
         self._groups = 1
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress
@@ -54,10 +47,6 @@ class ReplayableEnv(ABC):
         # Forks of the episodes in progress: step of each game (-1: in no present episode), and seeds, [n_envs] each.
         self._forks: list[tuple[np.ndarray, np.ndarray]] = []
         self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
-
-    def one_game(self) -> Self:
-        """Return the same environment with a single independent game."""
-        return guarded(type(self)(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     @abstractmethod
     def _begin(self, reset_mask: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from llmrl.core.records import Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.env_errors import READING_ERRORS, check_rewards, observation_error
+from llmrl.envs.env_errors import READING_ERRORS, check_rewards, guarded, observation_error
 from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
 from llmrl.envs.gym.env_factory import Engine, EnvFactory, GymnasiumGames
 from llmrl.envs.gym.interfaces import Describer
@@ -75,11 +75,10 @@ class GymnasiumEnv(ReplayableEnv):
             no usable observation, or a `success` that does not fit `success_threshold`.
     """
 
-    settings: GymnasiumSettings
-
     def __init__(self, settings: GymnasiumSettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
         n_envs = settings.n_envs
-        super().__init__(settings, seeds, trust)
+        super().__init__(n_envs, seeds.integer("games"))
+        self.settings, self._seed_tree, self._trust = settings, seeds, trust
         kwargs, name = dict(settings.kwargs or {}), settings.name or settings.id
         self._criterion = SuccessCriterion.of(settings.success, settings.success_threshold)
         self.clip_actions = True  # An agent may set this to False, so that its actions reach the games unchanged.
@@ -199,6 +198,10 @@ class GymnasiumEnv(ReplayableEnv):
 
     def render(self, index: int = 0) -> np.ndarray:
         return self._games.render(index)
+
+    def one_game(self) -> GymnasiumEnv:
+        """Return the same environment with a single independent game."""
+        return guarded(GymnasiumEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """Return one more game, as Gymnasium's own environment."""

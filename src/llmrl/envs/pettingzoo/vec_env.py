@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from llmrl.core.errors import ConfigError
@@ -9,7 +11,7 @@ from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, ParameterSpace
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.env_errors import check_rewards
+from llmrl.envs.env_errors import check_rewards, guarded
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
@@ -62,11 +64,10 @@ class PettingZooEnv(ReplayableEnv):
             observed, or a tax on a world that has a mechanism.
     """
 
-    settings: PettingZooSettings
-
     def __init__(self, settings: PettingZooSettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
         n_envs = settings.n_envs
-        super().__init__(settings, seeds, trust)
+        super().__init__(n_envs, seeds.integer("games"))
+        self.settings, self._seed_tree, self._trust = settings, seeds, trust
         self.clip_actions = True
         factory = WorldFactory(settings.id, dict(settings.kwargs or {}), settings.library, trust)
         template = factory.make(settings.render)
@@ -235,6 +236,10 @@ class PettingZooEnv(ReplayableEnv):
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [height, width, 3] uint8; needs `render=True`."""
         return np.asarray(self.games[index].world.render())
+
+    def one_game(self) -> PettingZooEnv:
+        """Return the same environment with a single independent game."""
+        return guarded(PettingZooEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def close(self) -> None:
         for game in self.games:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.envs.gym.batched.arrays import ArrayGames, choices
-
-if TYPE_CHECKING:
-    pass
 
 _POLE_MASS, _HALF_LENGTH, _TOTAL_MASS = 0.1, 0.5, 0.1 + 1.0
 _POLE_MOMENT = _POLE_MASS * _HALF_LENGTH
