@@ -342,15 +342,6 @@ class TestPlayers:
         metrics = self.play(env, llm_player(env.spec, scripted(), None))
         assert metrics["x/months"] == months and metrics["x/base_return"] == (120 if is_described else 20)
 
-    def test_rule_text_demonstrates_strategy(self) -> None:
-        env = make(2, **TEXT)
-        agent = llm_player(
-            env.spec, scripted(), None, examples=1, examples_path="heuristic", seeds=Seeds(0), one_game=env.one_game
-        )
-        text = agent.policy.prompts.system(0, ()).text
-        lines = [line for line in text.splitlines() if line.startswith('{"observation"')]
-        assert [json.loads(line)["action"] for line in lines] == [10] * 12
-
 
 class TestGoingOn:
     def test_loaded_state_is_identical(self) -> None:

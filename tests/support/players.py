@@ -6,6 +6,6 @@ from llmrl.agents.llm_player.agent import LLMPlayer
 from shipped import settings_of
 
 
-def llm_player(spec, llm, prompt_folder=None, seeds=None, env_factory=None, one_game=None, **options) -> LLMPlayer:
+def llm_player(spec, llm, prompt_folder=None, seeds=None, **options) -> LLMPlayer:
     """Return a player with the default settings, changed by `options`."""
-    return LLMPlayer(spec, settings_of("agent/llm_player", **options), llm, prompt_folder, seeds, env_factory, one_game)
+    return LLMPlayer(spec, settings_of("agent/llm_player", **options), llm, prompt_folder, seeds)

@@ -61,7 +61,6 @@ class TeacherServices(Services):
         device: torch device.
         env_options: options of the environment.
         env_factory: function that builds further copies of the environment; None if there is none.
-        one_game: function that builds one game of the environment; None if there is none.
         llm: chat model; None if none is chosen.
         scorer: model that scores texts; None if none is chosen.
         has_principal: whether a principal governs the agents.
@@ -76,7 +75,6 @@ class TeacherServices(Services):
     device: str = "cpu"
     env_options: Mapping[str, Any] = field(default_factory=dict)
     env_factory: Callable[..., Any] | None = None
-    one_game: Callable[..., Any] | None = None
     llm: ChatModel | None = None
     scorer: Scorer | None = None
     has_principal: bool = False

@@ -128,7 +128,6 @@ def build_parts(
             device=device,
             env_options=config["env"],
             env_factory=getattr(env, "env_factory", None),
-            one_game=getattr(env, "one_game", None),
             llm=llm if isinstance(llm, ChatModel) else None,
             scorer=llm if isinstance(llm, Scorer) else None,
             has_principal=has_principal,

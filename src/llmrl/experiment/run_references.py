@@ -74,7 +74,6 @@ class Place:
 PLACES = (
     Place("agent.init_from", presets=True, folders=True),
     Place("agent.data", presets=True, folders=True),
-    Place("agent.examples_path", folders=True),
     Place("teacher.table", "plans.json", presets=True),
     Place("llm.calls"),
     Place("llm.adapter", ADAPTER),

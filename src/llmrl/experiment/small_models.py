@@ -171,7 +171,6 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
             spec=env.spec,
             seeds=shared.child("agent"),
             env_factory=getattr(env, "env_factory", None),
-            one_game=getattr(env, "one_game", None),
             llm=chat,
             prompt_folder=None if config.get("prompts") is None else Path(config["prompts"]).expanduser(),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from llmrl.agents.llm_player.conversation import PlayerConversation
-from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, play_rule_episodes, read_run_episodes
 from llmrl.agents.llm_player.lessons import LESSON_TURNS
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
@@ -30,10 +28,7 @@ from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 if TYPE_CHECKING:
     import torch
 
-    from llmrl.core.protocols import VecEnv
     from llmrl.core.rollouts import Rollout
-    from llmrl.envs.gym.env_factory import EnvFactory
-    from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 EXAMPLE = "?" * 200
 """Placeholder of an observation in estimates of prompts."""
@@ -53,8 +48,7 @@ class LLMPlayer:
         settings: options.
         llm: the chat model.
         prompt_folder: folder of the user's prompts; None: there are none.
-        seeds: seed tree; episodes played by the rule start from `examples/k`.
-        env_factory, one_game: factories of single games of the environment; None: it has none.
+        seeds: seed tree of replies under a principal.
         has_principal: whether a principal governs the agent.
         society: index of the agent's society; only used with a principal.
         member: index of the agent among the members of `agent=mixed`; None outside of it.
@@ -67,7 +61,7 @@ class LLMPlayer:
 
     Raises:
         ConfigError: the environment has no description in words; a prompt is wrong; an episode might never end and
-            there is no budget; the examples do not exist; the model accepts no images; `players` does not match; or the
+            there is no budget; the model accepts no images; `players` does not match; or the
             model learns from groups that do not divide the games, or under a principal from restored games.
     """
 
@@ -83,8 +77,6 @@ class LLMPlayer:
         llm: ChatModel,
         prompt_folder: Path | None = None,
         seeds: Seeds | None = None,
-        env_factory: EnvFactory | None = None,
-        one_game: Callable[[], GymnasiumEnv | VecEnv] | None = None,
         has_principal: bool = False,
         society: int = 0,
         member: int | None = None,
@@ -105,19 +97,8 @@ class LLMPlayer:
                 )
         if not settings.show_text and not settings.show_frames:
             raise ConfigError("agent.show_text=false needs frames; set agent.show_frames to 1 or more")
-        examples: list[RecordedEpisode] = []
-        n, source = settings.examples, settings.examples_path
-        if n and source is None:
-            raise ConfigError(
-                f"agent.examples={n} needs a source; set agent.examples_path to {RULE}, run:<hash>, latest:<name>, or "
-                "the folder of a run"
-            )
-        if n and source == RULE:
-            examples = play_rule_episodes(one_game, env_factory, (seeds or Seeds(0)).child("examples"), n)
-        elif n and source is not None:
-            examples = read_run_episodes(Path(source).expanduser(), n, None if seeds is None else seeds.seed)
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
-        content = PlayerContent(prompt_folder, models, examples, personas)
+        content = PlayerContent(prompt_folder, models, personas)
         self._has_principal = has_principal
         learners = llm.learners if isinstance(llm, ChatClient) else None
         self.learns = learners is not None
@@ -251,7 +232,6 @@ class LLMPlayer:
     def describe(self) -> dict[str, Any]:
         """Return a description of the player for the summary of a run."""
         policy, settings, content = self.policy, self.policy.settings, self.policy.content
-        examples = f"{len(content.examples)} episodes of {settings.example_player}" if content.examples else "none"
         model_counts = [f"{policy.models.count(m)} x {policy.llm.label_of(m)}" for m in dict.fromkeys(policy.models)]
         return {
             "policy": (", ".join(model_counts) if content.models else policy.llm.label_of())
@@ -269,7 +249,6 @@ class LLMPlayer:
             ),
             **({"personas": len(content.personas)} if content.personas else {}),
             **self._describe_learners(),
-            "examples": examples,
             "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.prompts.system(0, ()).text):,} tokens",
         }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _NEEDS_RUN = (
-    *("players", "examples", "examples_path", "example_steps", "personas", "show_text", "show_frames", "frame_size"),
+    *("players", "personas", "show_text", "show_frames", "frame_size"),
     *("message_interval", "message_recipients", "max_message_length"),
 )
 """Options of `agent=llm_player` that only a run supports."""

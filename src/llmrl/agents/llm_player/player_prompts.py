@@ -9,7 +9,6 @@ from typing import Any
 
 from llmrl.agents.llm_player.answer_format import AnswerFormat
 from llmrl.agents.llm_player.conversation import PlayerConversation, to_json
-from llmrl.agents.llm_player.episode_examples import examples as example_episodes
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk
 from llmrl.core.errors import LLMError
@@ -26,7 +25,7 @@ class PlayerPrompts:
     Args:
         spec: spec of the environment; its text is the description of the game.
         settings: options of the players.
-        content: examples, personas and user's prompts.
+        content: personas and user's prompts.
         answers: format of their answers.
         decimals: digits after the decimal point of the numbers of an action.
         channels: observation channels that are read.
@@ -49,7 +48,6 @@ class PlayerPrompts:
         self._spec, self._settings, self._content, self._answers, self._talk = spec, settings, content, answers, talk
         self._decimals, self._masked = decimals, "action_mask" in channels
         self._files = PromptFamily("player", PROMPTS, content.prompt_folder)
-        self._episodes = example_episodes(content.examples, spec, answers, settings.example_steps, settings.reflection)
         self.system = functools.lru_cache(maxsize=64)(self._render_system)
 
     def _render_system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
@@ -78,8 +76,6 @@ class PlayerPrompts:
             action_interval=settings.action_interval,
             decimals=self._decimals,
             examples=[to_json({**preamble, "action": example}) for example in examples],
-            episodes=self._episodes,
-            by=settings.example_player,
             lessons=lessons,
             talk=talk,
             persona=personas[agent % len(personas)] if personas else "",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from llmrl.agents.llm_player.answer_format import AnswerWith
 from llmrl.agents.llm_player.conversation import DEFAULT_ADDITIONS, Show
-from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode
 from llmrl.agents.llm_player.talk import TalkTo
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 
@@ -31,10 +30,6 @@ class PlayerSettings:
             player; `llm` is the chosen model. None: the chosen model for all.
         show_text: whether observations are given in words.
         lessons: number of lessons from earlier episodes in a prompt; 0: none are drawn.
-        examples: number of example episodes in the prompt.
-        examples_path: source of the examples: `heuristic`, the environment's rule, which plays them now, or the folder
-            of a run of another seed that has recorded episodes.
-        example_steps: number of first steps shown of each example.
         action_format: whether choices are answered by name or by number.
         require_legal: whether an answer must be legal, where the environment reports legal actions.
         decimals: digits after the point of real-valued actions.
@@ -56,9 +51,6 @@ class PlayerSettings:
     players: dict[str, PositiveInt] | list[str] | None
     show_text: bool
     lessons: NonNegativeInt
-    examples: NonNegativeInt
-    examples_path: str | None
-    example_steps: PositiveInt
     action_format: AnswerWith
     require_legal: bool
     decimals: NonNegativeInt
@@ -73,11 +65,6 @@ class PlayerSettings:
         """Additions to an observation."""
         return DEFAULT_ADDITIONS if self.show is None else self.show
 
-    @property
-    def example_player(self) -> str:
-        """Description of the player of the examples in words."""
-        return "a simple rule" if self.examples_path == RULE else "another player"
-
 
 @dataclass(frozen=True)
 class PlayerContent:
@@ -86,11 +73,9 @@ class PlayerContent:
     Attributes:
         prompt_folder: folder of the user's prompts, `player/<name>.j2` in it; None: there are none.
         models: model of each player, by the run's name of the model; (): the chosen one for all.
-        examples: example episodes.
         personas: texts that describe the players; (): there are none.
     """
 
     prompt_folder: Path | None = None
     models: Sequence[str] = ()
-    examples: Sequence[RecordedEpisode] = ()
     personas: Sequence[str] = ()

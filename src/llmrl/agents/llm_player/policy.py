@@ -59,7 +59,7 @@ class LLMPolicy:
         spec: spec of the environment.
         llm: the model.
         settings: options of the players.
-        content: models, examples, personas and user's prompts; None: none of them.
+        content: models, personas and user's prompts; None: none of them.
         recorder: recorder of sampled replies and their rewards for a learner; None: nothing is recorded.
         adapters: name of the adapter of each player (`ChatRequest.adapter`); (): there are none.
 
