@@ -48,7 +48,7 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.resources import POLICIES
 from llmrl.llms.client import ChatClient
-from llmrl.principals.bandit import BanditPrincipal
+from llmrl.principals.bandits import BanditPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 
 if TYPE_CHECKING:

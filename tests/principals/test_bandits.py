@@ -8,7 +8,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.principals.egreedy import EpsilonGreedyPrincipal
+from llmrl.principals.bandits import EpsilonGreedyPrincipal, ScanPrincipal
 from llmrl.principals.grid import (
     COARSE,
     FINE,
@@ -20,7 +20,6 @@ from llmrl.principals.grid import (
     listed_vectors,
     max_points_per_axis,
 )
-from llmrl.principals.scan import ScanPrincipal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.principals.scan import ScanPrincipal
+from llmrl.principals.bandits import ScanPrincipal
 from societies import outcome, toy
 
 SPACE = toy().mechanism

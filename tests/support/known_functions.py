@@ -14,8 +14,8 @@ from llmrl.core.protocols import Proposer
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
+from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.cmaes import CMAESPrincipal
-from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.random_principal import RandomPrincipal
 from llmrl.statistics.estimators import standard_error_of_mean

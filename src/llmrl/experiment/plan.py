@@ -20,7 +20,7 @@ from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
-from llmrl.principals.bandit import BanditPrincipal
+from llmrl.principals.bandits import BanditPrincipal
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
 from llmrl.run.progress_bar import duration
 

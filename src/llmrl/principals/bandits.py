@@ -1,0 +1,328 @@
+"""Bandits over a grid or a list of vectors: epsilon-greedy, UCB1, Thompson sampling, and a scan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from llmrl.core.pooling import PooledEstimates
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import ParameterSpace
+from llmrl.core.state_fields import StateFields
+from llmrl.principals.grid import COARSE, FINE, Arms, fitting_arms
+
+
+class BanditPrincipal(StateFields, ABC):
+    """Base of the tabular bandits; a subclass chooses an arm in `_select`.
+
+    The candidates of a step are chosen one after the other and may be the same arm, which is then measured several
+    times. The recommendation is the incumbent unless a subclass overrides it (`llmrl.core.protocols.Recommender`).
+
+    Attributes:
+        counts: plays of each arm, [contexts or 1, arms] int64.
+        means: mean payoff of each arm, [contexts or 1, arms] float64; 0 for arms that were never played.
+
+    Args:
+        space: parameter space of the proposals.
+        seeds: seed tree; choices are drawn from its stream `principal`.
+        grid: the arms.
+    """
+
+    _state_fields: ClassVar[tuple[str, ...]] = ("counts", "means", "rng")
+
+    parallel = True
+
+    def __init__(self, space: ParameterSpace, seeds: Seeds, grid: Arms) -> None:
+        self.space, self.grid = space, grid
+        self.rng = seeds.numpy("principal")
+        shape = (space.n_rows, self.grid.n_arms)
+        self.counts = np.zeros(shape, dtype=np.int64)
+        self.means = np.zeros(shape, dtype=np.float64)
+
+    @property
+    def n_arms(self) -> int:
+        return self.grid.n_arms
+
+    @abstractmethod
+    def _select(self, row: int, pending: np.ndarray) -> int:
+        """Return the index of the arm to play in a context.
+
+        `pending` [arms] int64 counts how often each arm was already chosen in this step. Their payoffs are not known
+        yet.
+        """
+
+    def _learn(self, row: int, arm: int, payoff: float) -> None:
+        """Update further statistics of a subclass; called before counts and means are updated."""
+
+    def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
+        row, arms = self.space.row(context), list[int]()
+        pending = np.zeros(self.grid.n_arms, dtype=np.int64)
+        for _ in range(n):
+            arms.append(self._select(row, pending))
+            pending[arms[-1]] += 1
+        return self.grid.vectors[arms]
+
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """Update counts and means; return metrics of the last outcome's context.
+
+        They are principal/arms_played (number of arms played) and principal/best_mean (highest mean payoff of an arm).
+        """
+        for outcome in outcomes:
+            row, arm = self.space.row(outcome.context), self.grid.arm(outcome.vector)
+            self._learn(row, arm, outcome.value)
+            self.counts[row, arm] += 1
+            self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
+        has_plays = self.counts[row] > 0
+        return {
+            "principal/arms_played": float(has_plays.sum()),
+            "principal/best_mean": float(self.means[row, has_plays].max()),
+        }
+
+    def _argmax(self, values: np.ndarray) -> int:
+        """Return an arm with the highest value; ties are broken at random."""
+        return int(self.rng.choice(np.flatnonzero(values == values.max())))
+
+
+class EpsilonGreedyPrincipal(BanditPrincipal):
+    """Epsilon-greedy principal: a random arm with probability `epsilon`, else the arm with the best mean payoff.
+
+    Means are sample averages per context (Sutton & Barto, Reinforcement Learning, 2nd ed., section 2.4). The candidates
+    of a step are independent draws.
+
+    Args:
+        space: parameter space of the proposals.
+        seeds: seed tree; choices are drawn from its stream `principal`.
+        epsilon: probability of a uniformly random arm.
+        points: values per number of a grid of arms; None: the arms that fit `proposals` (`fitting_arms`), at most the
+            published 21 for three numbers, 6 for five (9261 and 7776 arms).
+        initial_value: assumed payoff of an unplayed arm. None: the greedy choice is among played arms only.
+            A value above all payoffs makes the principal try every arm first; one below, stay with the first good arm.
+            The published principal uses 0, which is one or the other depending on the sign of the payoffs.
+        ties: choice among equally good arms: a `random` one, or the `first` as published.
+        proposals: number of the run's proposals in all contexts together; None: unknown.
+    """
+
+    def __init__(
+        self,
+        space: ParameterSpace,
+        seeds: Seeds,
+        epsilon: UnitInterval = 0.1,
+        points: PositiveInt | None = None,
+        initial_value: float | None = None,
+        ties: Literal["random", "first"] = "random",
+        proposals: int | None = None,
+    ) -> None:
+        super().__init__(space, seeds, fitting_arms(space, points, FINE, proposals))
+        self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
+
+    def _select(self, row: int, pending: np.ndarray) -> int:
+        explores = self.rng.random() < self.epsilon
+        unplayed = -np.inf if self.initial_value is None else self.initial_value
+        values = np.where(self.counts[row] > 0, self.means[row], unplayed)
+        if explores or np.isneginf(values).all():
+            return int(self.rng.integers(self.n_arms))
+        return int(values.argmax()) if self.ties == "first" else self._argmax(values)
+
+
+@dataclass(frozen=True)
+class UCBSettings:
+    """Options of `UCBPrincipal`; meanings, units and ranges are in `conf/principal/ucb.yaml`.
+
+    Attributes:
+        scale: size of payoff differences; None: the range of the payoffs seen so far in the context, so that
+            `coefficient` means the same in every environment. The published principal uses 1.
+        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`fitting_arms`).
+    """
+
+    coefficient: NonNegativeFloat
+    scale: PositiveFloat | None
+    points: PositiveInt | None
+    arm_order: Literal["shuffled", "ascending"]
+    shared_counter: bool
+
+
+class UCBPrincipal(BanditPrincipal):
+    """UCB1: every arm once, then the arm with the highest index `mean + coefficient * scale * sqrt(ln t / plays)`.
+
+    Auer, Cesa-Bianchi & Fischer, Finite-time Analysis of the Multiarmed Bandit Problem (2002), figure 1, where payoffs
+    lie in [0, 1], `coefficient` is sqrt(2) and `scale` 1. While there are unplayed arms this is a random search without
+    repetition; with 1331 of them that may be the whole run.
+
+    The candidates of a step are chosen one after the other: pending plays count as plays in t and in the denominator,
+    and do not change the mean, so an arm is chosen again if its index stays the highest (Desautels, Krause & Burdick,
+    Parallelizing Exploration-Exploitation Tradeoffs in Gaussian Process Bandit Optimization, 2014, section 4, where
+    pending points reduce the posterior variance only).
+
+    Args:
+        settings: options.
+        space: parameter space of the proposals.
+        seeds: seed tree.
+        proposals: number of the run's proposals in all contexts together; None: unknown.
+    """
+
+    _state_fields = (*BanditPrincipal._state_fields, "lowest", "highest")
+
+    def __init__(
+        self, settings: UCBSettings, space: ParameterSpace, seeds: Seeds, proposals: int | None = None
+    ) -> None:
+        super().__init__(space, seeds, fitting_arms(space, settings.points, COARSE, proposals))
+        self.settings = settings
+        rows, arms = self.counts.shape
+        # Drawn from a separate stream, so it is the same after a resume without being saved.
+        order = seeds.numpy("arm_order")
+        self.order = np.stack(
+            [order.permutation(arms) if settings.arm_order == "shuffled" else np.arange(arms) for _ in range(rows)]
+        )
+        self.lowest = np.full(rows, np.inf)
+        self.highest = np.full(rows, -np.inf)
+
+    def index(self, row: int, pending: np.ndarray | None = None) -> np.ndarray:
+        """Return the upper confidence bound of every arm in a context, [arms].
+
+        Args:
+            row: index of the context.
+            pending: number of plays of each arm whose payoffs are not known yet, [arms] int64; None: there are none.
+
+        The index of an arm without plays is infinite, of one with pending plays only minus infinity, because it has no
+        mean yet.
+        """
+        has_plays = self.counts[row] > 0
+        plays = self.counts[row] if pending is None else self.counts[row] + pending
+        total = plays.sum() + (self.counts.sum() - self.counts[row].sum() if self.settings.shared_counter else 0)
+        scale = self.settings.scale
+        if scale is None:
+            scale = self.highest[row] - self.lowest[row] if has_plays.any() else 0.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bonus = self.settings.coefficient * scale * np.sqrt(np.log(total) / plays)
+        return np.where(has_plays, self.means[row] + bonus, np.where(plays > 0, -np.inf, np.inf))
+
+    def _select(self, row: int, pending: np.ndarray) -> int:
+        plays, order = (self.counts[row] + pending)[self.order[row]], self.order[row]
+        # Unplayed arms first; while no arm has a payoff, the arm with the fewest pending plays.
+        if (plays == 0).any() or not self.counts[row].any():
+            return int(order[plays.argmin()])
+        return self._argmax(self.index(row, pending))
+
+    def _learn(self, row: int, arm: int, payoff: float) -> None:
+        self.lowest[row] = min(self.lowest[row], payoff)
+        self.highest[row] = max(self.highest[row], payoff)
+
+
+@dataclass(frozen=True)
+class ThompsonSettings:
+    """Options of `ThompsonPrincipal`; meanings, units and ranges are in `conf/principal/thompson.yaml`.
+
+    Attributes:
+        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`fitting_arms`).
+        prior_mean: m0.
+        prior_strength: n0.
+        prior_shape: a0.
+        prior_rate: b0.
+    """
+
+    points: PositiveInt | None
+    prior_mean: float
+    prior_strength: PositiveFloat
+    prior_shape: PositiveFloat
+    prior_rate: PositiveFloat
+    integer_posterior: bool
+
+
+class ThompsonPrincipal(BanditPrincipal):
+    """Thompson sampling: draws a mean for every arm from its posterior and plays the arm with the highest.
+
+    The candidates of a step are independent posterior draws, which may be the same arm (Kandasamy et al., Parallelized
+    Bayesian Optimization via Thompson Sampling, 2018, algorithm 2).
+
+    Prior of each arm: precision ~ Gamma(shape a0, rate b0), mean given precision ~ Normal(m0, 1 / (n0 precision)). The
+    posterior after n payoffs with mean x and sum of squared deviations S has (Murphy, Conjugate Bayesian analysis of
+    the Gaussian distribution, 2007, section 3) mean (n0 m0 + n x) / (n0 + n), strength n0 + n, shape a0 + n/2 and rate
+    b0 + S/2 + n n0 (x - m0)^2 / (2 (n0 + n)).
+
+    Args:
+        settings: options.
+        space: parameter space of the proposals.
+        seeds: seed tree.
+        proposals: number of the run's proposals in all contexts together; None: unknown.
+    """
+
+    _state_fields = (*BanditPrincipal._state_fields, "squares")
+
+    def __init__(
+        self, settings: ThompsonSettings, space: ParameterSpace, seeds: Seeds, proposals: int | None = None
+    ) -> None:
+        super().__init__(space, seeds, fitting_arms(space, settings.points, COARSE, proposals))
+        self.settings = settings
+        self.squares = np.zeros_like(self.means)  # S of every arm
+
+    def posterior(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean, strength, shape and rate of every arm's posterior in a context, each [arms]."""
+        n, x, n0, m0 = self.counts[row], self.means[row], self.settings.prior_strength, self.settings.prior_mean
+        strength, mean = n0 + n, self._posterior_mean(n, x)
+        rate = self.settings.prior_rate + self.squares[row] / 2 + n * n0 * (x - m0) ** 2 / (2 * strength)
+        if self.settings.integer_posterior:
+            rate = np.trunc(rate)
+        return mean, strength, self.settings.prior_shape + n / 2, rate
+
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the measured arms with the highest posterior means in a context, best first, [<= n, d].
+
+        The posterior means are computed from `estimates`, which also pool the confirmations. Arms with equal posterior
+        means are in the order of `estimates`.
+        """
+        self.space.row(context)
+        ranked = estimates.ranked(context)
+        counts = np.array([estimate.measurements for estimate in ranked], dtype=np.float64)
+        means = np.array([estimate.value for estimate in ranked], dtype=np.float64)
+        best = np.argsort(-self._posterior_mean(counts, means), kind="stable")[:n]
+        return np.array([ranked[i].vector for i in best], dtype=np.float64).reshape(-1, self.space.dim)
+
+    def _posterior_mean(self, counts: np.ndarray, means: np.ndarray) -> np.ndarray:
+        """Return the posterior means of arms with `counts` payoffs of mean `means`, each [arms]."""
+        n0, m0 = self.settings.prior_strength, self.settings.prior_mean
+        posterior: np.ndarray = (n0 * m0 + counts * means) / (n0 + counts)
+        return np.trunc(posterior) if self.settings.integer_posterior else posterior
+
+    def _select(self, row: int, pending: np.ndarray) -> int:
+        mean, strength, shape, rate = self.posterior(row)
+        precision = self.rng.standard_gamma(shape) / rate
+        # A precision that underflows to zero would make the draw infinite.
+        precision = np.maximum(precision, np.finfo(np.float64).tiny)
+        draws = self.rng.normal(mean, 1.0 / np.sqrt(strength * precision))
+        return self._argmax(draws)
+
+    def _learn(self, row: int, arm: int, payoff: float) -> None:
+        # Welford's update: S grows by the product of the deviations from the mean before and after.
+        deviation = payoff - self.means[row, arm]
+        self.squares[row, arm] += deviation * (deviation - deviation / (self.counts[row, arm] + 1))
+
+
+class ScanPrincipal(BanditPrincipal):
+    """Explore-then-commit principal (Lattimore & Szepesvári, Bandit Algorithms, 2020, chapter 6).
+
+    It tries the vectors of the coarse scan, then proposes the one with the highest mean objective. Each context has its
+    own scan. After the scan, all candidates of a step are the vector with the highest mean, which changes if its mean
+    falls below another's.
+
+    Args:
+        space: parameter space of the proposals; its `coarse_scan` is tried in order.
+        seeds: seed tree; unused, since choices are deterministic.
+        repeats: number of trials of each vector before the best is chosen.
+    """
+
+    def __init__(self, space: ParameterSpace, seeds: Seeds, repeats: PositiveInt = 1) -> None:
+        super().__init__(space, seeds, Arms(space.coarse_scan))
+        self.repeats = repeats
+
+    def _select(self, row: int, pending: np.ndarray) -> int:
+        plays, has_mean = self.counts[row] + pending, self.counts[row] > 0
+        # A first step may have more candidates than the scan has vectors, and no payoff to choose by.
+        if (plays < self.repeats).any() or not has_mean.any():
+            return int(plays.argmin())
+        return int(np.where(has_mean, self.means[row], -np.inf).argmax())
