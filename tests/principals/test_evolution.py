@@ -12,7 +12,7 @@ from known_functions import MULTIMODAL, QUADRATIC, best_value, optimize
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.evolution import CMAESPrincipal
 from societies import outcome, toy
 
 PRINCIPALS = {"cem": shipped.cem, "cmaes": CMAESPrincipal}

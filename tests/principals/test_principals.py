@@ -16,7 +16,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
-from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.random_principal import RandomPrincipal

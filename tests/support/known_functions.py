@@ -15,7 +15,7 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
-from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.random_principal import RandomPrincipal
 from llmrl.statistics.estimators import standard_error_of_mean

@@ -1,19 +1,19 @@
-"""Base of generational searches.
-
-Candidates are proposed one by one or in batches, updates use a whole population, and every context has its own search.
-The state consists of the outcomes.
-"""
+"""Generational searches: the cross-entropy method and CMA-ES, with one search for each context."""
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 
+from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
@@ -158,3 +158,150 @@ def _learn(search_context: _Context) -> None:
             float(vectors.std(0).mean()),
         )
         search_context.search.update(vectors, np.array(search_context.values[generation]))
+
+
+Share = Annotated[float, Interval(gt=0, le=1)]
+
+
+@dataclass(frozen=True)
+class CEMSettings:
+    """Options of `CEMPrincipal`; meanings, units and ranges are in `conf/principal/cem.yaml`.
+
+    Attributes:
+        noise: standard deviation whose square is added to the elite's variance; it decreases linearly from `noise`
+            after the first generation to 0 from generation `noise_generations` on.
+    """
+
+    population: Population | None
+    elite: Share
+    smoothing: Share
+    sigma: PositiveFloat
+    min_sigma: NonNegativeFloat
+    noise: NonNegativeFloat
+    noise_generations: NonNegativeInt
+
+
+class CEMPrincipal(EvolutionPrincipal):
+    """Cross-entropy method with independent normal distributions, one search per context.
+
+    Each generation is drawn from Normal(mean, diag(std^2)), clipped to the bounds; mean and std then move towards those
+    of the elite (de Boer et al., A Tutorial on the Cross-Entropy Method, 2005, section 3.3, with smoothing). Decreasing
+    noise is added to the elite's variance, so that the search does not converge too early (Szita & Lorincz, Learning
+    Tetris Using the Noisy Cross-Entropy Method, 2006, equation 3 and the paragraph after it).
+
+    Args:
+        settings: options.
+        space: parameter space of the proposals.
+        seeds: seed tree.
+    """
+
+    def __init__(self, settings: CEMSettings, space: ParameterSpace, seeds: Seeds) -> None:
+        super().__init__(space, seeds)
+        self.settings = settings
+        self.population = settings.population or 10 + math.isqrt(space.dim)
+
+    def _start(self, row: int, batch_size: int) -> Search:
+        return _CEMSearch(self.settings, self.space.dim, round_up(self.population, batch_size))
+
+
+class _CEMSearch:
+    """Search state: mean and standard deviation of the candidates, each [d], in the unit cube."""
+
+    def __init__(self, settings: CEMSettings, dim: int, population: int) -> None:
+        self.settings, self.population = settings, population
+        self.mean = np.full(dim, 0.5)
+        self.std = np.full(dim, settings.sigma)
+        self.generation = 0
+
+    def sample(self, seed: int) -> np.ndarray:
+        return np.clip(np.random.default_rng(seed).normal(self.mean, self.std), 0.0, 1.0)
+
+    def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
+        settings = self.settings
+        elite = np.argsort(-values, kind="stable")[: max(2, round(settings.elite * self.population))]
+        remaining = max(0.0, 1 - self.generation / settings.noise_generations) if settings.noise_generations else 0.0
+        elite_std = np.sqrt(vectors[elite].var(0) + (settings.noise * remaining) ** 2)
+        self.mean = settings.smoothing * vectors[elite].mean(0) + (1 - settings.smoothing) * self.mean
+        self.std = np.maximum(settings.smoothing * elite_std + (1 - settings.smoothing) * self.std, settings.min_sigma)
+        self.generation += 1
+
+
+logger = logging.getLogger(__name__)
+
+LARGE_DIM = 500
+"""Dimension above which the eigendecomposition of the covariance matrix takes longer than most games."""
+
+
+class CMAESPrincipal(EvolutionPrincipal):
+    """CMA-ES (Hansen, The CMA Evolution Strategy: A Tutorial, 2016, arXiv 1604.00772), one search per context.
+
+    The search uses the package `cmaes`, in the unit cube, from its center. A candidate outside is redrawn up to 100
+    times, then clipped.
+
+    Args:
+        space: parameter space of the proposals.
+        seeds: seed tree.
+        population: candidates per generation, >= 4, rounded up to a multiple of the proposals per step; None is
+            4 + floor(3 ln d) for d numbers.
+        sigma: standard deviation of the first generation, as a share of each number's range.
+        restarts: whether a converged search restarts at a random point with twice the population (IPOP-CMA-ES, Auger &
+            Hansen 2005).
+
+    Raises:
+        ConfigError: the package is missing.
+    """
+
+    def __init__(
+        self,
+        space: ParameterSpace,
+        seeds: Seeds,
+        population: Population | None = None,
+        sigma: PositiveFloat = 0.25,
+        restarts: bool = True,
+    ) -> None:
+        super().__init__(space, seeds)
+        try:
+            import cmaes  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ConfigError("principal=cmaes needs the package cmaes: pip install 'llmrl[search]'") from error
+        if space.dim > LARGE_DIM:
+            logger.warning(
+                "principal=cmaes searches %s numbers and decomposes their covariance matrix of %s elements in each "
+                "generation (above about %s numbers this takes longer than the games); principal=cem and random do not",
+                f"{space.dim:,}",
+                f"{space.dim**2:,}",
+                LARGE_DIM,
+            )
+        self.population = 4 + int(3 * np.log(space.dim)) if population is None else population
+        self.sigma, self.restarts = sigma, restarts
+
+    def _start(self, row: int, batch_size: int) -> Search:
+        population = round_up(self.population, batch_size)
+        return _CMASearch(self.space.dim, population, self.sigma, self.restarts, self.seeds.child(row))
+
+
+class _CMASearch:
+    """Adapter of the package's optimizer, which minimizes, to `Search`."""
+
+    def __init__(self, dim: int, population: int, sigma: float, restarts: bool, seeds: Seeds) -> None:
+        self.dim, self.population, self.sigma, self.restarts, self.seeds = dim, population, sigma, restarts, seeds
+        self.n_restarts = 0
+        self._begin(np.full(dim, 0.5))
+
+    def _begin(self, mean: np.ndarray) -> None:
+        from cmaes import CMA
+
+        box = np.tile([0.0, 1.0], (self.dim, 1))
+        self.optimizer = CMA(mean, self.sigma, bounds=box, population_size=self.population, seed=0)
+
+    def sample(self, seed: int) -> np.ndarray:
+        self.optimizer.reseed_rng(seed)
+        candidate: np.ndarray = self.optimizer.ask()
+        return candidate
+
+    def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
+        self.optimizer.tell([(vector, -float(value)) for vector, value in zip(vectors, values, strict=True)])
+        if self.restarts and self.optimizer.should_stop():
+            self.n_restarts += 1
+            self.population *= 2
+            self._begin(self.seeds.child("restart").numpy(self.n_restarts).random(self.dim))

@@ -13,7 +13,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.core.unit_cube import counts, from_unit, to_unit
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
-from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.grid import Arms, default_points, grid_vectors
