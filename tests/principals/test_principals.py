@@ -19,8 +19,7 @@ from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.random_principal import RandomPrincipal
-from llmrl.principals.sobol import SobolPrincipal
+from llmrl.principals.random_principal import RandomPrincipal, SobolPrincipal
 from models import scripted
 from shipped import llm_principal, make_principal
 from societies import CLEANUP, outcome, spec, toy
