@@ -9,7 +9,7 @@ from llmrl.core.frames import enlarge
 from llmrl.core.observers import Transition
 from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.evaluation.frame_recorder import COLUMN, MAX_ACTIONS, MAX_AGENTS, FrameRecorder, Thoughts
+from llmrl.evaluation.videos import COLUMN, MAX_ACTIONS, MAX_AGENTS, FrameRecorder, Thoughts
 
 ACTIONS = ("stay", "left", "right", "down", "up", "jump")
 
@@ -69,7 +69,7 @@ def test_words_match_world(tmp_path, monkeypatch):
     recorder.on_step(transition(1))
     videos = {}
     monkeypatch.setattr(
-        "llmrl.evaluation.frame_recorder.save_video",
+        "llmrl.evaluation.videos.save_video",
         lambda frames, folder, name, fps: videos.update({name: list(frames)}) or [],
     )
     recorder.save(tmp_path / "videos", 10)

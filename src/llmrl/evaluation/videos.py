@@ -1,29 +1,177 @@
-"""Videos of an evaluation: one episode of each player or mechanism.
-
-In addition to the game, they show what a player and its teacher thought, or the payoffs and levels of a society.
-Several videos can be shown side by side.
-"""
+"""Videos of an evaluation: the episode of a game, by itself or side by side with others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, save_video
+from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, enlarge, save_video, with_text_column
+from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Policy, VecEnv
+from llmrl.core.records import Observation, PolicyOutput, on_host
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.evaluation.frame_recorder import MAX_AGENTS, FrameRecorder, Thoughts
 from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, ShownSociety, SocietyPictures
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.episode_summaries import episode_welfare
+
+if TYPE_CHECKING:
+    import torch
+
+COLUMN = 480
+"""Width of the column of thoughts, pixels; even, as video codecs need."""
+MAX_AGENTS = 3
+"""Maximum number of agents whose thoughts are shown."""
+MAX_ACTIONS = 5
+"""Maximum number of actions whose probabilities are shown."""
+
+Words = list[tuple[str, str]]
+"""Texts with their headings."""
+
+
+class Thoughts:
+    """Texts about what a player thought of the state in which it acted, and its teacher's advice, for game 0.
+
+    Args:
+        policy: policy that plays.
+        spec: specification of the environment.
+        teacher: teacher whose action probabilities and plans (`thoughts`) are shown, too; None: no teacher is shown.
+        device: torch device of the teacher.
+    """
+
+    def __init__(self, policy: Policy, spec: EnvSpec, teacher: Policy | None, device: str) -> None:
+        self.policy, self.spec, self.teacher, self.device = policy, spec, teacher, device
+        self.channels = () if teacher is None else teacher.channels
+        self._teacher_state: torch.Tensor | None = None
+
+    def words(self, transition: Transition) -> Words:
+        """Return the texts for the state in which the actions of `transition` were chosen."""
+        act = transition.output
+        thinkers: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
+        if self.teacher is not None and self.teacher is not self.policy:
+            thinkers["teacher"] = self._advice(self.teacher, transition.observation)
+        agents = range(min(self.spec.n_agents, MAX_AGENTS))
+        return [entry for agent in agents for entry in self._agent_words(agent, act, thinkers)]
+
+    def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
+        """Return the teacher's action in game 0 only, because it may have to ask a language model."""
+        import torch
+
+        # A separate generator, so that thoughts do not change the game.
+        generator = torch.Generator().manual_seed(0)
+        policy_inputs = {
+            name: observation[name][:1]
+            if self.spec.observation[name].dtype == "object"
+            else torch.as_tensor(observation[name][:1]).to(self.device)
+            for name in teacher.channels
+        }
+        act = teacher.act(policy_inputs, self._teacher_state, generator, greedy=True)
+        self._teacher_state = act.state
+        return act
+
+    def _agent_words(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Words:
+        """Return an agent's action, the probabilities of actions by thinker, its reflection and the teacher's plans."""
+        who = "" if self.spec.n_agents == 1 else f"agent {agent}, "
+        action = act.action[0, agent]
+        if self.spec.continuous_actions is None:
+            action_text = self.spec.action_names[int(action)]
+        else:
+            pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
+            action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
+        words = [(f"{who}action", action_text)]
+        for name, output in thinkers.items():
+            if output.logits is not None:
+                probabilities = output.logits[0, agent].softmax(-1).tolist()
+                words.append((f"{who}probabilities of the {name}", self._probability_text(probabilities)))
+        note = {} if act.notes is None else act.notes[0][agent]
+        # Only a teacher that plans has thoughts to show.
+        teacher_thoughts = getattr(self.teacher, "thoughts", None)
+        plans = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
+        return [*words, (f"{who}reflection", note.get("reflection", "")), (f"{who}plans", "\n".join(plans))]
+
+    def _probability_text(self, probabilities: Sequence[float]) -> str:
+        """Return the most probable actions with their probabilities."""
+        best = sorted(zip(probabilities, self.spec.action_names, strict=True), key=lambda pair: -pair[0])[:MAX_ACTIONS]
+        return ", ".join(f"{name} {probability:.2f}" for probability, name in best)
+
+
+class FrameRecorder(Observer):
+    """Records the world and every agent's pixels of game 0: one frame more than steps.
+
+    Args:
+        env: environment whose game 0 is recorded.
+        views: whether agents' pixels are recorded in addition to the world.
+        thoughts: texts beside the world; None: none.
+    """
+
+    def __init__(self, env: VecEnv, views: bool = True, thoughts: Thoughts | None = None) -> None:
+        self.env, self.views, self.thoughts = env, views, thoughts
+        self.channels = () if thoughts is None else thoughts.channels
+        self.frames: dict[str, list[np.ndarray]] = {}
+        self._words: list[Words] = []
+
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
+        if games[0]:
+            self._record(observation)
+
+    def on_step(self, transition: Transition) -> None:
+        if self.thoughts is not None:
+            self._words.append(self.thoughts.words(transition))
+        self._record(transition.step.observation)
+
+    def hold(self, length: int) -> None:
+        """Repeat the last frames until there are `length` of them."""
+        for frames in self.frames.values():
+            frames += [frames[-1]] * (length - len(frames))
+
+    def save(self, folder: Path, fps: int, world: Sequence[np.ndarray] | None = None) -> list[Path]:
+        """Write `world` and `agent_<i>` as MP4 and GIF; return the files.
+
+        Args:
+            folder: of the files.
+            fps: frames a second.
+            world: frames to write in place of those of the world; None: the recorded ones, with the thoughts.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        files = []
+        for name in self.frames:
+            frames = world if name == "world" and world is not None else self._shown_frames(name)
+            files += save_video(frames, folder, name, fps)
+        return files
+
+    def _shown_frames(self, name: str) -> LazyFrames:
+        """Return enlarged frames; those of the world have the thoughts of their states beside them."""
+        frames, has_words = self.frames[name], name == "world" and self.thoughts is not None
+
+        def draw(i: int) -> np.ndarray:
+            frame = enlarge(frames[i])
+            if not has_words:
+                return frame
+            return with_text_column(frame, self._words[i] if i < len(self._words) else [], frame.shape[0], COLUMN)
+
+        return LazyFrames(len(frames), draw)
+
+    def _record(self, observation: Observation) -> None:
+        self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
+        pixels: Any = None
+        if not self.views:
+            return
+        if "pixels" in observation:
+            pixels = on_host(observation["pixels"][0])
+        elif hasattr(self.env, "render_players"):
+            pixels = self.env.render_players(0)
+        if pixels is not None:
+            for i in range(self.env.spec.n_agents):
+                self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
+
 
 COUNTS = 3
 """Maximum number of counts in a picture; those of `PREFERRED_COUNTS` come first, in their order."""
