@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.loops.confirmation import Confirmation, SuccessiveHalving, n_candidates
+from llmrl.loops.recommendation import Confirmation, SuccessiveHalving, n_candidates
 
 STEPS, SLOTS = st.integers(1, 30), st.integers(1, 12)
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from llmrl.core.pooling import PooledEstimates
-from llmrl.loops.confirmation import Confirmation
 from llmrl.loops.design_results import ranking, recommended
+from llmrl.loops.recommendation import Confirmation
 from llmrl.principals.fixed import FixedPrincipal
 from societies import toy
 

@@ -12,14 +12,13 @@ import numpy as np
 from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientProposer
 from llmrl.core.records import Briefing, CallEstimate
 from llmrl.loops.compute_requests import Call, Log, Requests
-from llmrl.loops.confirmation import Confirmation, SuccessiveHalving
 from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
 from llmrl.loops.design_results import DesignResults
 from llmrl.loops.design_settings import DesignSettings, check_differentiable, checked_horizon, confirmation_steps
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
 from llmrl.loops.measurement import Measurement
 from llmrl.loops.proposal_outcomes import Score, proposal_metrics, repetitions_of
-from llmrl.loops.recommendation import Context, RecommendationEvaluator
+from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, SuccessiveHalving
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector

@@ -10,9 +10,8 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.core.protocols import Proposer, Recommender
 from llmrl.core.records import State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.loops.confirmation import Confirmation
 from llmrl.loops.proposal_outcomes import DesignHistory
-from llmrl.loops.recommendation import Context, RecommendationEvaluator, VectorEvaluation
+from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, VectorEvaluation
 from llmrl.run.artifacts import RESULT_EPISODES
 
 
