@@ -16,11 +16,10 @@ from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, Design
 from llmrl.loops.design_results import DesignResults
 from llmrl.loops.design_settings import DesignSettings, check_differentiable, checked_horizon, confirmation_steps
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
-from llmrl.loops.measurement import Measurement
 from llmrl.loops.proposal_outcomes import Score, proposal_metrics, repetitions_of
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, SuccessiveHalving
 from llmrl.loops.reference_measurements import References
-from llmrl.loops.societies import Adaptation, Societies
+from llmrl.loops.societies import Adaptation, Measurement, Societies
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
