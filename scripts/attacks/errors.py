@@ -538,7 +538,7 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run.checkpoints import CheckpointStore
     from llmrl.run.files import write_atomic
     from llmrl.run.ownership import Ownership
-    from llmrl.teachers.offline_planner import save_plan_table
+    from llmrl.teachers.plan_tables import save_plan_table
 
     disk = folder / "disk"
     disk.mkdir()
