@@ -75,7 +75,7 @@ _HEDGED = re.compile(
     r"worth (?:trying|testing)|ranges?|"
     r"for example|for instance|e\.g\.|such as|something like|values? like|and so on|etc|(?:do not|don't|"
     r"never) (?:set|use|choose|pay|raise|lower|go|give|put|make|change|let|exceed)|too (?:low|high|"
-    r"much|little)|would you|do you|not sure|unsure|depends?|depending|reply with|one can)\b|\?\s*\Z|\.\.\.|\u2026",
+    r"much|little)|would you|do you|except|(?:i|we) had|(?<!\bi )(?<!\bwe )would|not sure|unsure|depends?|depending|reply with|one can)\b|\?\s*\Z|\.\.\.|\u2026",
     re.IGNORECASE,
 )
 _NOT = re.compile(r"\b(?:not|never|avoid|without)\b|n't\b", re.IGNORECASE)

@@ -1,11 +1,21 @@
-"""Detection of text in a reply that is not its answer: examples, forms, quotations, tried or rejected values."""
+"""Detection of text in a reply that is not its answer: examples, forms, quotations, tried, rejected or retracted values."""
 
 from __future__ import annotations
 
 import re
 
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
+_CORRECTION, _REOPENING = load_pattern("corrections"), load_pattern("reopenings")
+_DOUBT, _CONDITION, _DECISION = load_pattern("negations", "doubts"), load_pattern("conditions"), load_pattern("decisions")
+_REPORT, _ATTRIBUTION = load_pattern("reports"), load_pattern("attributions")
+# Interjections count only between punctuation marks, since some of them are also names of actions.
+_INTERJECTION = re.compile(
+    rf"(?:\A\s*|[^\w\s'\"]\s*|\b(?:oh|but|no|ah|hm+|so|and)\s+)(?P<word>{'|'.join(load_word_list('interjections'))})"
+    r"(?=\s*(?:[^\w\s'\"]|\Z))",
+    re.IGNORECASE,
+)
 # Words that mark text as an example, as the form of an answer, as somebody else's answer, or as wrong.
 _EXAMPLE = re.compile(
     r"\bfor example\b|\be\.g\.|\bfor instance\b|\bexample\b[^.{\n]{0,60}[:(]\s*\Z|\bsuch as\b|\bsomething like\b|"
@@ -21,6 +31,10 @@ _SELF_REFERENCE = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?:[\s\"')]+(?=[A-Z\"'{\[])|\s*\n)|\n[ \t]*\n")
+_SENTENCE_BREAK = re.compile(r"\n|[!?;\u3002](?=\s|\Z)|\.(?=\s)")
+_PLACEHOLDER = re.compile(
+    r"\A[\W_]*(?:<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|string|text)?[\W_]*\Z", re.IGNORECASE
+)
 _AN_EXAMPLE = re.compile(
     r"\A[\s`\"')\]*,]*(?:for instance|for example|e\.g\.|as an example|(?:is|would be|was) (?:just |only )?(?:an?|the) "
     r"example|and so on|or similar|or something)\b",
@@ -63,7 +77,51 @@ def is_non_answer(before: str, after: str) -> bool:
         return True
     if _BEST.search(before) and not _KEEPS.search(before):
         return True  # a tried value, not a proposal
-    return bool(_REJECTED.search(before) or _SUPPOSED.search(before) or _DISCLAIMED.match(after))
+    report = to_ascii(after.split("\n")[0]).strip(" `\"'*")
+    is_report = _REPORT.match(report) and not report.startswith("or ")
+    return any(p.search(before) for p in (_REJECTED, _SUPPOSED, _ATTRIBUTION)) or bool(is_report or _DISCLAIMED.match(after))
+
+
+def has_correction(text: str) -> bool:
+    """Return whether a text after an answer replaces that answer, or takes it back."""
+    text = to_ascii(text)
+    return bool(_CORRECTION.search(text) or _INTERJECTION.search(text))
+
+
+def is_reopened(text: str) -> bool:
+    """Return whether a text after an answer says that the question is not decided by that answer."""
+    return has_correction(text) or bool(_REOPENING.search(to_ascii(text)))
+
+
+def is_conditional(text: str) -> bool:
+    """Return whether a text depends on a condition, or leaves a choice open."""
+    return bool(_CONDITION.search(text))
+
+
+def is_doubtful(before: str, after: str = "") -> bool:
+    """Return whether a sentence says something else of a value in it than that it is the answer.
+
+    Such sentences negate it, report it, quote it, or make it depend on something.
+
+    Args:
+        before: the part of the sentence before the value.
+        after: the part of the sentence after the value.
+    """
+    before, after = to_ascii(before), to_ascii(after)
+    decision = max((match.end() for match in _DECISION.finditer(before)), default=0)
+    return bool(_CONDITION.search(before) or _DOUBT.search(before, decision) or _REPORT.search(after))
+
+
+def is_placeholder(text: str) -> bool:
+    """Return whether a text stands for another one, as in the form that a prompt shows: `...`, `<why>`, `[text]`."""
+    return bool(_PLACEHOLDER.match(text))
+
+
+def sentence_around(text: str, start: int, end: int) -> tuple[str, str]:
+    """Return the parts of the sentence before and after a span."""
+    first = max((match.end() for match in _SENTENCE_BREAK.finditer(text, max(start - 300, 0), start)), default=0)
+    last = _SENTENCE_BREAK.search(text, end, end + 300)
+    return text[max(first, start - 300) : start], text[end : last.end() if last else end + 300]
 
 
 def is_example(before: str) -> bool:

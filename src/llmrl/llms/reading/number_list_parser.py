@@ -13,6 +13,7 @@ from llmrl.llms.reading.answer_parser import CandidateAnswer
 from llmrl.llms.reading.assignments import Assignments, spelling_pattern
 from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
+from llmrl.llms.reading.non_answer_text import is_doubtful, sentence_around
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, parse_number
 from llmrl.llms.reading.tables import Table, tables
 from llmrl.llms.reading.word_lists import load_word_list
@@ -29,7 +30,9 @@ _WORD = r"\b(?:to|is|at|of|with)\b"
 _INDEX = (
     r"params?[\s*_`\\]{0,6}[\[(]\s?(\d{1,9})[\s\\]{0,3}[\])]|(?:params?|theta|\u03b8|weights?|w|p)_?\{?(\d{1,9})\}?"
 )
-_RANGE = re.compile(r"\s*(?:to|or|bis|-|\u2013|\.\.)\s*[+-]?\.?\d")
+_RANGE = re.compile(
+    r"\s*[,(]?\s*(?:to|or|bis|minus|plus|times|(?:re|in)\w+ed by|-|\u2013|\.\.)\s*[+-]?\.?\d", re.IGNORECASE
+)
 _ARROW = re.compile(rf"{_PADDING}(?:\u2192|->|=>|\u27f6){_PADDING}({NUMBER_IN_DIGITS})(?!\w)")
 MEASUREMENT = re.compile(
     r"[\s;,|*_`\"')\]-]{0,12}(?:f\s*\(\s*params\s*\)[\s*_`\"']*[:=]|->|=>|\u2192)[\s*_`\"'$]{0,6}"
@@ -42,6 +45,8 @@ _INDEX_ORIGIN = re.compile(
     r"\b(?:from|starting (?:at|with)|start(?:s|ing)? at|count\w* from) (?:1|one)\b|\b1-based\b|\bone-based\b",
     re.IGNORECASE,
 )
+OPERATOR = re.compile(r"(?:[+*/]|\b(?:in|within|changes?:?|changes? (?:is|are)))\s*\Z", re.IGNORECASE)
+"""Text before a list that is a term of a sum, an interval, or a change."""
 _LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 _TUPLE = re.compile(r"(?:[=:]|\bis|\bare|\bof|\bto)\s?\(([^()\n]{1,2000})\)")
 _LIST = re.compile(r"(?<![\w\]])\[([^\[\]]{1,8000})\]")
@@ -149,6 +154,15 @@ class NumberListFinder:
         """Describe the numbers that are not in `present`."""
         missing = [self.names[i] for i in range(self.d) if i not in present]
         return f"there is no number for {', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
+
+    def contradicts(self, text: str, answer: np.ndarray) -> bool:
+        """Return whether a text gives one of the names a number that differs from the one in `answer`, [d]."""
+        return any(
+            position < self.d
+            and number != answer[position]
+            and not is_doubtful(*sentence_around(text, start, end)[:1])
+            for position, number, start, end in self._pairs(text, False, loose=True)
+        )
 
     def parse_sentences(self, text: str) -> list[float] | None:
         """Return the list that the sentences of a text give; None if there is none or it is not certain."""

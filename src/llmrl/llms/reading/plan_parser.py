@@ -85,6 +85,8 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             raise InvalidReply(f"a plan has 1 to {self.max_steps} steps, and this one has 0")
         if any(raw_step == TRUNCATION_MARKER for raw_step in steps):
             raise InvalidReply("the plan was cut off")
+        if any(isinstance(raw_step, str) and re.match(r"\W*(?:or|either|maybe|perhaps)\b", raw_step, re.I) for raw_step in steps):
+            raise InvalidReply("the plan is not decided")
         valid_steps: list[Step] = []
         error = ""
         for raw_step in steps[: self.max_steps]:

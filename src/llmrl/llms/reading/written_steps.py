@@ -11,6 +11,7 @@ from llmrl.llms.reading.answer_parser import REFUSAL, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import strip_tags
 from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
+from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_reopened
 from llmrl.llms.reading.number_parser import ORDINALS
 from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import load_word_list
@@ -125,7 +126,7 @@ class PlanFinder:
 
     def parse_sentences(self, text: str) -> tuple[Step, ...] | None:
         """Return the plan that the sentences of a text give; None if there is none."""
-        if REFUSAL.search(text) or _OPEN.search(text):
+        if REFUSAL.search(text) or _OPEN.search(text) or is_reopened(text):
             return None
         steps: list[Step] = []
         for sentence in re.split(r"(?<=[.!?])\s+|\n+|\u3002", text)[:100]:
@@ -134,10 +135,10 @@ class PlanFinder:
                 if cue is None:
                     continue
                 instruction = _SUBCLAUSE.split(part[cue.end() :], maxsplit=1)[0]
-                if negated(instruction):
+                if negated(f"{part[: cue.end()]}{instruction}"):
                     continue
                 clause_steps = self._parse_steps(instruction, steps)
-                if clause_steps is None:
+                if clause_steps is None or (clause_steps and is_conditional(part)):
                     return None
                 steps += clause_steps
         return tuple(steps[: self.step_parser.max_steps]) or None
@@ -222,7 +223,8 @@ class PlanFinder:
         candidates = []
         for run in _split_lists(text, items):
             heading = text[max(text.rfind("\n\n", 0, run[0].start()), run[0].start() - 200, 0) : run[0].start()]
-            if _NON_PLAN_HEADING.search(heading.strip().rsplit("\n", 1)[-1]):
+            heading = heading.strip().rsplit("\n", 1)[-1]
+            if _NON_PLAN_HEADING.search(heading) or (heading.endswith(":") and is_doubtful(heading)):
                 continue
             instructions = [_instruction(item[1]) for item in run]
             steps = [self.step_parser.step(instruction) for instruction in instructions]
