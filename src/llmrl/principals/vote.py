@@ -298,7 +298,7 @@ class VotePrincipal(StateFields):
 
 _APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
 _BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
-_NUMBERS = re.compile(r"\b(?:of|for|options?|numbers?|pick|choose|support)\s+((?:\d{1,3}(?![\w.%])[\s,&]*(?:and)?\s*)+)")
+_NUMBERS = re.compile(r"\b(?:of|for|op\w{3,6}|numbers?|pick|choose|support)\s+((?:\d{1,3}(?![\w.%])(?:[\s,&]|and|und|et|y|e)*)+)")
 _APPROVES = re.compile(
     r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept|thumbs up)\b|"
     r"\bich stimme\b|\bje vote\b|\bvoto\b",
@@ -343,7 +343,9 @@ class _Approvals(AnswerParser[list[int]]):
         if isinstance(choices, Mapping) and len(choices) == 1:
             [choices] = choices.values()  # <choices><choice>
         if choices is None:
-            return None
+            nested = value.values() if isinstance(value, Mapping) else ()
+            parsed = [self.parse_value(inner) for inner in nested if isinstance(inner, Mapping)]
+            return next((indices for indices in parsed if indices is not None), None)
         entries = choices if isinstance(choices, list) else [choices]
         indices = [self._option(entry) for entry in entries]
         if unknown := [entry for entry, i in zip(entries, indices, strict=True) if i is None]:

@@ -201,10 +201,11 @@ def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T
     if not complete:
         raise error
     answer = complete[-1]
-    rest = reasoning[answer.end :].strip("`~\"'.}> \n")
+    rest = reasoning[answer.end :].strip("`~\"'.}> ")
     context = to_ascii(reasoning[max(0, answer.start - _CONTEXT_CHARACTERS) : answer.start])
     is_announced = bool(_DECISION.search(context))
-    is_last = not rest or (is_announced and len(rest) <= 100 and "\n" not in rest and not is_reopened(rest))
+    is_reason = rest[:1] == "\n" and len(rest) <= 100 and "\n" not in rest.strip() and not is_reopened(rest)
+    is_last = not rest.strip() or (is_announced and is_reason)
     is_draft = is_doubtful(sentence_around(reasoning, answer.start, answer.end)[0])
     if not is_last or is_draft or not (answer.requested or is_announced):
         raise error
@@ -257,7 +258,8 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
             candidate.kept = (question.kept and reasons_of(span.value, question.kept)) or ""
             candidate.weak = reasons is not None and reasons != "" and is_placeholder(reasons)
             candidates.append(candidate)
-    used_spans = [(span.start, span.end) for span in candidates] + error_spans
+    objects = [(span.start, span.end) for span in values if isinstance(span.value, dict) and not span.broken]
+    used_spans = [(span.start, span.end) for span in candidates] + error_spans + objects
     for text_candidate in question.find_in_text(text, truncated):
         if not any(start <= text_candidate.start and text_candidate.end <= end for start, end in used_spans):
             if text_candidate.error:
@@ -267,7 +269,7 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
     candidates.sort(key=lambda span: (span.end, span.start))
     unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
     answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), question, truncated)
-    errors.has_exclusions = len(answers) < len(candidates)
+    errors.has_exclusions = len(answers) < len(candidates) or any(text[start] == "{" for start, _ in objects)
     return answers
 
 
@@ -279,7 +281,7 @@ def _exclude_examples(
     `ends` are the end positions of all values.
     """
     remaining: list[CandidateAnswer[T]] = []
-    last = 0
+    last = excluded_end = 0
     for candidate in candidates:
         at = bisect_right(ends, candidate.start)
         context = text[
@@ -299,8 +301,10 @@ def _exclude_examples(
             and (
                 is_doubtful(*sentence_around(text, candidate.start, candidate.end))
                 or has_correction(text[candidate.start : candidate.end].split("\n")[0])
+                or candidate.start < excluded_end
             )
         ):
+            excluded_end = candidate.end
             continue
         remaining.append(candidate)
     if any(candidate.announced for candidate in remaining):

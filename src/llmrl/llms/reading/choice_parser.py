@@ -11,7 +11,7 @@ from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name, words
-from llmrl.llms.reading.non_answer_text import is_doubtful, is_example, is_reopened
+from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_example, is_reopened
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
@@ -254,11 +254,11 @@ class ChoiceParser(AnswerParser[int]):
         ]  # not an action `wait`
         if ends:  # only the text after the last marker counts, even if it contains no decision
             return self.parse_prose(text[ends[-1] :])
-        if is_reopened(re.sub(r"\b(?:instead|make (?:it|that)|rather)\b", "", text)):
-            return None
         decisions: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
             is_open = is_example(sentence)
+            if decisions and is_reopened(sentence):
+                return None
             for clause in _CLAUSE.split(sentence):
                 match = _CUE.search(clause)
                 if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
@@ -286,7 +286,7 @@ class ChoiceParser(AnswerParser[int]):
         """Return whether several actions follow in a text, as steps or as alternatives, or a condition follows."""
         spans = self.names.mentions(text)
         gaps = [text[end:start] for (_, end, i), (start, _, j) in pairwise(spans) if i != j]
-        return any(not _EXPLANATION.search(gap) for gap in gaps) or bool(re.search(r"\b(?:or|if|were it)\b", text))
+        return any(not _EXPLANATION.search(gap) for gap in gaps) or is_conditional(text)
 
     def _parse_last_sentence(self, text: str) -> int | None:
         """Return the action if the last sentence consists of it alone; else None.

@@ -14,6 +14,7 @@ from typing import Any
 import json_repair
 import yaml
 
+from llmrl.llms.reading.non_answer_text import is_doubtful
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, strip_control_characters, to_ascii
 
@@ -413,7 +414,7 @@ def _find_yaml(text: str) -> Iterator[FoundValue]:
             value = yaml.load(piece, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError, ValueError):
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not any(is_doubtful(str(key)) for key in value):
             yield FoundValue(start, end, value)
             return
 

@@ -145,6 +145,7 @@ def is_example(before: str) -> bool:
 
 def is_quoted(text: str, start: int, end: int) -> bool:
     """Return whether a span is part of a longer quotation in quotation marks."""
+    start += len(text[start:end]) - len(to_ascii(text[start:end]).lstrip(" *`\""))
     line = to_ascii(text[max(text.rfind("\n", 0, start) + 1, start - 1000) : start])
     after = to_ascii(text[end : end + 3]).lstrip(" .!?)")
     opening = line.rstrip()

@@ -45,7 +45,7 @@ _INDEX_ORIGIN = re.compile(
     r"\b(?:from|starting (?:at|with)|start(?:s|ing)? at|count\w* from) (?:1|one)\b|\b1-based\b|\bone-based\b",
     re.IGNORECASE,
 )
-OPERATOR = re.compile(r"(?:[+*/]|\b(?:in|within|changes?:?|changes? (?:is|are)))\s*\Z", re.IGNORECASE)
+OPERATOR = re.compile(r"(?:[+/]|(?<!\*)\*|\b(?:in|within|changes?:?|changes? (?:is|are)))\s*\Z", re.IGNORECASE)
 """Text before a list that is a term of a sum, an interval, or a change."""
 _LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 _TUPLE = re.compile(r"(?:[=:]|\bis|\bare|\bof|\bto)\s?\(([^()\n]{1,2000})\)")

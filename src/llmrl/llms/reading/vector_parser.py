@@ -120,7 +120,7 @@ class VectorParser(AnswerParser[np.ndarray]):
             number = int(proposal["number"]) if proposal["number"] else ORDINALS.index(proposal["order"].lower()) + 1
             return number == self.question.proposal
         after = to_ascii(text[candidate.end : candidate.end + 80])
-        if candidate.form == 1 and (OPERATOR.search(line) or re.match(r"\s*[+*/]", after)):
+        if candidate.form == 1 and (OPERATOR.search(line) or re.match(r"\s*(?:[+/]|\*(?!\*))", after)):
             return False
         measurement = None if _EXPECTED.search(after) else MEASUREMENT.match(after)
         is_repeat = tuple(candidate.answer.tolist()) in self.tried
