@@ -333,7 +333,8 @@ class ChoiceParser(AnswerParser[int]):
 
     def _parse_name(self, text: str) -> int | None:
         """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
-        index = self.names.meant(text)
+        is_range = bool(self.amounts and re.search(r"\d\W*-\W*\d", text))
+        index = None if is_range else self.names.meant(text)
         if index is not None or not self.amounts or negated(text) or len(text) > 80:
             return index
         return self._parse_amount(re.sub(r"\([^()]*\)", "", to_ascii(text)))

@@ -31,7 +31,7 @@ _SELF_REFERENCE = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?:[\s\"')]+(?=[A-Z\"'{\[])|\s*\n)|\n[ \t]*\n")
-_SENTENCE_BREAK = re.compile(r"\n|[!?;\u3002](?=\s|\Z)|\.(?=\s)")
+_SENTENCE_BREAK = re.compile(r"\n|[!?;\u3002](?=\s|\Z)|\.(?=\s|\Z)")
 _PLACEHOLDER = re.compile(
     r"\A[\W_]*(?:<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|string|text)?[\W_]*\Z", re.IGNORECASE
 )
@@ -107,7 +107,7 @@ def is_doubtful(before: str, after: str = "") -> bool:
         before: the part of the sentence before the value.
         after: the part of the sentence after the value.
     """
-    before, after = to_ascii(before), to_ascii(after)
+    before, after = to_ascii(before), re.sub(r"->\s*\?", "", to_ascii(after))  # an unknown measurement
     decision = max((match.end() for match in _DECISION.finditer(before)), default=0)
     return bool(_CONDITION.search(before) or _DOUBT.search(before, decision) or _REPORT.search(after))
 
@@ -119,6 +119,7 @@ def is_placeholder(text: str) -> bool:
 
 def sentence_around(text: str, start: int, end: int) -> tuple[str, str]:
     """Return the parts of the sentence before and after a span."""
+    end -= text[start:end].endswith(".")  # a number includes a point after it
     first = max((match.end() for match in _SENTENCE_BREAK.finditer(text, max(start - 300, 0), start)), default=0)
     last = _SENTENCE_BREAK.search(text, end, end + 300)
     return text[max(first, start - 300) : start], text[end : last.end() if last else end + 300]

@@ -31,7 +31,7 @@ _INDEX = (
     r"params?[\s*_`\\]{0,6}[\[(]\s?(\d{1,9})[\s\\]{0,3}[\])]|(?:params?|theta|\u03b8|weights?|w|p)_?\{?(\d{1,9})\}?"
 )
 _RANGE = re.compile(
-    r"\s*[,(]?\s*(?:to|or|bis|minus|plus|times|(?:re|in)\w+ed by|-|\u2013|\.\.)\s*[+-]?\.?\d", re.IGNORECASE
+    r"\s*(?:[,(]?\s*(?:to|or|bis|minus|plus|times|(?:re|in)\w+ed by)|-|\u2013|\.\.)\s*[+-]?\.?\d", re.IGNORECASE
 )
 _ARROW = re.compile(rf"{_PADDING}(?:\u2192|->|=>|\u27f6){_PADDING}({NUMBER_IN_DIGITS})(?!\w)")
 MEASUREMENT = re.compile(
