@@ -298,7 +298,10 @@ class VotePrincipal(StateFields):
 
 _APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
 _BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
-_NUMBERS = re.compile(r"\b(?:of|for|op\w{3,6}|numbers?|pick|choose|support)\s+((?:\d{1,3}(?![\w.%])(?:[\s,&]|and|und|et|y|e)*)+)")
+_NUMBERS = re.compile(
+    r"\b(?:of|for|op[^\W\d]{3,6}|numbers?|pick|choose|support)\s+((?:\d{1,3}(?![\w.%])(?:[\s,&]|and|und|et|y|e)*)+)",
+    re.IGNORECASE,
+)
 _APPROVES = re.compile(
     r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept|thumbs up)\b|"
     r"\bich stimme\b|\bje vote\b|\bvoto\b",

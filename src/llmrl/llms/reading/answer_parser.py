@@ -25,7 +25,7 @@ from llmrl.llms.reading.non_answer_text import (
     sentence_around,
 )
 from llmrl.llms.reading.own_labels import chosen_option, end_of_own_labels
-from llmrl.llms.reading.word_lists import load_pattern
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
 
 T = TypeVar("T")
@@ -40,22 +40,7 @@ _NEXT_STEP = re.compile(
     r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE
 )
 _ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
-REFUSAL = re.compile(
-    r"\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi (?:can't|cannot|can not|could not|couldn't|"
-    r"(?:won't|will not) (?:be able|answer|choose|decide|help|provide|give|play|participate|continue|engage|do th|"
-    r"comply|make|take part|respond)|"
-    r"don't think i can|do not have (?:enough|the ability))\b|"
-    r"\bhelp you (?:draft|write|with)\b|"
-    r"\bas an ai\b|\blanguage model\b|\bi(?:'d| would) rather not\b|\bunable to\b|\bimpossible to\b|\bdifficult "
-    r"to determine\b|"
-    r"\b(?:could|can|would) you (?:please )?(?:tell|share|provide|clarify|confirm|send|let)\b|\blet me know "
-    r"(?:which|what|when|if you|so)\b|"
-    r"\bplease (?:send|provide|share|tell|clarify|let me know|retry)\b|\bwhich (?:one )?(?:do|would) you\b|"
-    r"\bdepend(?:s|ing) on\b|\btimed out\b|"
-    r"\u65e0\u6cd5|\u62b1\u6b49|\u4e0d\u80fd\u56de\u7b54|\bes tut mir leid\b|\bje suis d\u00e9sol\u00e9\b|\blo "
-    r"siento\b",
-    re.IGNORECASE,
-)
+REFUSAL = load_pattern("refusals")
 """Phrases that state that no decision was made, or that ask the reader for one."""
 
 
@@ -108,16 +93,7 @@ class AnswerParser(ABC, Generic[T]):
     """
 
     answer_name: str
-    reasons: tuple[str, ...] = (
-        "reasoning",
-        "reflection",
-        "reason",
-        "reasons",
-        "thought",
-        "explanation",
-        "rationale",
-        "why",
-    )
+    reasons = load_word_list("reasons")
     kept: tuple[str, ...] = ()
     turn: re.Pattern[str] | None = None
     has_labels = False
@@ -258,7 +234,8 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
             candidate.kept = (question.kept and reasons_of(span.value, question.kept)) or ""
             candidate.weak = reasons is not None and reasons != "" and is_placeholder(reasons)
             candidates.append(candidate)
-    objects = [(span.start, span.end) for span in values if isinstance(span.value, dict) and not span.broken]
+    # Texts inside of an object that is no answer are none, either.
+    objects = [(span.start, span.end) for span in values if text[span.start] == "{" and not span.broken]
     used_spans = [(span.start, span.end) for span in candidates] + error_spans + objects
     for text_candidate in question.find_in_text(text, truncated):
         if not any(start <= text_candidate.start and text_candidate.end <= end for start, end in used_spans):
@@ -269,7 +246,7 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
     candidates.sort(key=lambda span: (span.end, span.start))
     unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
     answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), question, truncated)
-    errors.has_exclusions = len(answers) < len(candidates) or any(text[start] == "{" for start, _ in objects)
+    errors.has_exclusions = len(answers) < len(candidates) or bool(objects)
     return answers
 
 

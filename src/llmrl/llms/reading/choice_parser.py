@@ -13,7 +13,7 @@ from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name, words
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_example, is_reopened
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
-from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _KEYS, _WRAPPERS = load_word_list("actions"), load_word_list("wrappers")
@@ -43,28 +43,14 @@ _LABEL = re.compile(
     r"[*_`]{0,3}[ \t]*\n)[ \t*_`:>]*(?:\n[ \t]*){0,2}(?=(?P<value>[^\n]{1,200}))",
     re.IGNORECASE,
 )
-_CUE = re.compile(
-    r"\bi(?:'ll|'d| will| would|'m going to| am going to| vote| choose| chose| pick| select| take| decide| opt| go| "
-    r"move| want to)\b|\bmake (?:it|that)\b"
-    r"|\bi (?:recommend|suggest|advise)\b|\bmy (?:action|choice|answer|move|decision|recommendation)\b|\b(?:best|"
-    r"next|right|optimal|chosen|correct|safest|final) "
-    r"(?:action|move|choice|option|step|decision)\b[^.]{0,40}?\b(?:is|would be|be)\b"
-    r"|\b(?:should|must|let's|let us|(?:it's|it is|is) time to)\b"
-    r"|\b(?:action|decision|answer)\b[^.]{0,10}?(?:\bis\b|:)|\u9009\u62e9|"
-    r"\u5e94\u8be5|\u51b3\u5b9a|\bich (?:w\u00e4hle|nehme|gehe|fahre|w\u00fcrde|stimme)\b|"
-    r"\bje (?:choisis|vais|vote)\b|\b(?:elijo|voy a|voto)\b",
-    re.IGNORECASE,
-)
+_CUE = load_pattern("choices")
 _CLAUSE = re.compile(
     r"[,;\n]|\.(?:\s|$)|[!?]|\bbecause\b|\bsince\b|\bbut\b|\bso that\b|\bin order\b|(?<!\bis )\bto (?=avoid|"
     r"counter|get|"
     r"reach|keep|prevent|escape|balance|catch|stop)|\baway from\b|\bas (?=the|"
     r"it|i|we)|[\u3002\uff0c]"
 )
-_IF = re.compile(
-    r"\b(?:if|unless|whether|when|in case|depending|either|or|could|might|may|maybe|perhaps|can|try)\b|\u5982\u679c",
-    re.IGNORECASE,
-)
+_IF = load_pattern("open_choices")
 _EXPLANATION = re.compile(
     r"\b(?:not|than|instead|since|because|as|so|but|where|which|while|to|for|after|before)\b|[.(\u2014]", re.IGNORECASE
 )
@@ -86,11 +72,7 @@ _AMOUNT = re.compile(
     re.IGNORECASE,
 )
 """An amount with its unit, and nothing that makes it a bound, a difference, or an amount of something else."""
-RECONSIDERATION = re.compile(
-    r"\bactually\b[,.]|\b(?:on )?second thoughts?\b|\b(?:hang|hold) on\b|\bwait[,.!]|\bno, (?:perd[o\u00f3]n|sorry)\b|"
-    r"\b(?:scratch|strike) that\b|\bi withdraw\b",
-    re.IGNORECASE,
-)
+RECONSIDERATION = load_pattern("reconsiderations")
 """Words that reopen a decision."""
 _LEAD = re.compile(
     r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
@@ -99,16 +81,8 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 """Words before an action at the end of a sentence that decides for it."""
-_NOT_NOW = re.compile(
-    r"\b(?:after|once|later|next time|eventually|afterwards|previously|earlier|normally|usually|otherwise|initially|at first|"
-    r"(?:last|previous|prior) (?:time|turn|step|action|move|answer))\b",
-    re.IGNORECASE,
-)
-_OPPONENT_DUTY = re.compile(
-    r"\b(?:dealer|opponent|bank|house|he|she|they|others|other \w+|everyone|everybody|together|all|passenger|"
-    r"(?:players?|agent)(?: \d+)?)\s+(?:\w+\s+)?(?:must|should)\b",
-    re.IGNORECASE,
-)
+_NOT_NOW = load_pattern("other_times")
+_OPPONENT_DUTY = load_pattern("duties")
 _STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
 _ACTION_NOUN = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
 _VERB = re.compile(r"\b(?:is|are|was|were|be|been|has|have|had|would|will|does|did|seems?)\b", re.IGNORECASE)
@@ -156,7 +130,11 @@ class ChoiceParser(AnswerParser[int]):
         if not isinstance(value, dict) or "properties" in value or ("observation" in value and "action" not in value):
             return None
         fields = {normalize_name(key): inner for key, inner in value.items()}
-        fields = {key: inner for key, inner in fields.items() if key == "step" and isinstance(inner, str) or not key.startswith(_FOREIGN_KEYS)}
+        fields = {
+            key: inner
+            for key, inner in fields.items()
+            if (key == "step" and isinstance(inner, str)) or not key.startswith(_FOREIGN_KEYS)
+        }
         keys = (
             [key for key in fields if re.fullmatch(r"action\d*", key)]
             or [key for key in _KEYS[1:6] if key in fields]
@@ -309,7 +287,7 @@ class ChoiceParser(AnswerParser[int]):
 
     def _sole_action(self, clause: str) -> int | None:
         """Return the action if a clause consists of it and of words without information; else None."""
-        if negated(clause):
+        if negated(clause) or (self.amounts and "+" in clause):
             return None
         mentions = self.names.mentions(clause)
         if len({i for _, _, i in mentions}) != 1:
@@ -318,7 +296,12 @@ class ChoiceParser(AnswerParser[int]):
         return mentions[0][2] if all(w in _CLOSING for w in rest) else None
 
     def _parse_short_reply(self, text: str) -> int | None:
-        if "->" in text or '":' in text or is_reopened(text) or (_STATEMENT.search(text) and not _ACTION_NOUN.search(text)):
+        if (
+            "->" in text
+            or '":' in text
+            or is_reopened(text)
+            or (_STATEMENT.search(text) and not _ACTION_NOUN.search(text))
+        ):
             return None
         bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
         index = self._parse_name(bare)
@@ -327,13 +310,20 @@ class ChoiceParser(AnswerParser[int]):
     def _leading_action(self, text: str) -> int | None:
         """Return the only action in a command that begins with it: `pick up the yellow key`, `go forward 3 times`."""
         mentions = self.names.mentions(text)
-        if self.amounts or len(mentions) != 1 or mentions[0][0] or negated(text) or _IF.search(text) or _VERB.search(text):
+        if (
+            self.amounts
+            or len(mentions) != 1
+            or mentions[0][0]
+            or negated(text)
+            or _IF.search(text)
+            or _VERB.search(text)
+        ):
             return None
         return mentions[0][2]
 
     def _parse_name(self, text: str) -> int | None:
         """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
-        is_range = bool(self.amounts and re.search(r"\d\W*-\W*\d", text))
+        is_range = bool(self.amounts and re.search(r"\d\W*-\W*\d|\+\s?\d", text))
         index = None if is_range else self.names.meant(text)
         if index is not None or not self.amounts or negated(text) or len(text) > 80:
             return index
@@ -342,7 +332,12 @@ class ChoiceParser(AnswerParser[int]):
     def _parse_amount(self, text: str) -> int | None:
         """Return the action of the amount at the beginning of a text; None if the text may mean another amount."""
         match = _AMOUNT.match(text)
-        if match is None or match["number"].startswith("+") or re.search(r"\d", text[match.end() :]) or is_doubtful("", text[match.end() :]):
+        if (
+            match is None
+            or match["number"].startswith("+")
+            or re.search(r"\d", text[match.end() :])
+            or is_doubtful("", text[match.end() :])
+        ):
             return None
         number = parse_number(match["number"])
         return None if number is None else self.amounts.get(number)

@@ -402,7 +402,9 @@ def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _find_yaml(text: str) -> Iterator[FoundValue]:
     """Yield nested YAML that stands in a fenced block or is the whole text. Flat YAML is read elsewhere, as labels."""
-    for start, end in [*find_fenced_blocks(text), (0, len(text))]:
+    marks = list(_FENCE.finditer(text))
+    blocks = [(opening.end(), closing.start()) for opening, closing in pairwise(marks) if not closing[1]]
+    for start, end in [*blocks, (0, len(text))]:
         piece = text[start:end]
         if (
             len(piece) > MAX_REPAIR_LENGTH
@@ -417,12 +419,6 @@ def _find_yaml(text: str) -> Iterator[FoundValue]:
         if isinstance(value, dict) and not any(is_doubtful(str(key)) for key in value):
             yield FoundValue(start, end, value)
             return
-
-
-def find_fenced_blocks(text: str) -> list[tuple[int, int]]:
-    """Return the spans of the contents of fenced code blocks."""
-    marks = list(_FENCE.finditer(text))
-    return [(opening.end(), closing.start()) for opening, closing in pairwise(marks) if not closing[1]]
 
 
 def _clean_strings(value: Any, depth: int = 0) -> Any:

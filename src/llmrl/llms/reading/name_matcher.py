@@ -15,14 +15,7 @@ _WORD = re.compile(r"[^\W\d_]+|\d+|[\u2190-\u21ff\u2b05-\u2b07\u27a1]")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SPACELESS = re.compile("[\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]")
 _NEGATION = load_pattern("negations")
-_IDIOM = re.compile(
-    r"\bright (?:now|away|here|there|side|one|choice|move|thing|action|answer|after|before|in front|ahead)\b|"
-    r"\b(?:all|that's|is|be|you're|you are) right\b"
-    r"|\b(?:is|are|sticks?|moves?|steps?) left\b|\b(?:set|make|made|clean|give|end|build|speed|back|pick(?:s|"
-    r"ed)?|line|catch|look|keep|tilt\w*) up (?=\w{4})(?!the|from|to)"
-    r"|\bstick (?:to|with)\b|\bhit the (?:wall|ground|dealer)\b|\bkeep (?:\w+ )?in mind\b|\b(?:open|sum)s? up\b|\bwait and see\b",
-    re.IGNORECASE,
-)
+_IDIOM = load_pattern("idioms")
 NOISE = frozenset(load_word_list("noise"))
 """Words without information about which name is meant."""
 _DIRECTIONS = ("left", "right", "forward", "backward", "north", "south", "east", "west")

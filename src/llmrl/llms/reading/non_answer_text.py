@@ -1,4 +1,4 @@
-"""Detection of text in a reply that is not its answer: examples, forms, quotations, tried, rejected or retracted values."""
+"""Detection of text in a reply that is not its answer: examples, quotations, rejected and retracted values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _CORRECTION, _REOPENING = load_pattern("corrections"), load_pattern("reopenings")
-_DOUBT, _CONDITION, _DECISION = load_pattern("negations", "doubts"), load_pattern("conditions"), load_pattern("decisions")
-_REPORT, _ATTRIBUTION = load_pattern("reports"), load_pattern("attributions")
+_DOUBT, _CONDITION = load_pattern("negations", "doubts"), load_pattern("conditions")
+_DECISION, _REPORT, _ATTRIBUTION = load_pattern("decisions"), load_pattern("reports"), load_pattern("attributions")
 # Interjections count only between punctuation marks, since some of them are also names of actions.
 _INTERJECTION = re.compile(
     rf"(?:\A\s*|[^\w\s'\"]\s*|\b(?:oh|but|no|ah|hm+|so|and)\s+)(?P<word>{'|'.join(load_word_list('interjections'))})"
@@ -17,14 +17,7 @@ _INTERJECTION = re.compile(
     re.IGNORECASE,
 )
 # Words that mark text as an example, as the form of an answer, as somebody else's answer, or as wrong.
-_EXAMPLE = re.compile(
-    r"\bfor example\b|\be\.g\.|\bfor instance\b|\bexample\b[^.{\n]{0,60}[:(]\s*\Z|\bsuch as\b|\bsomething like\b|"
-    r"\bwould look like\b|\bz\. ?b\.|\bpar exemple\b|\bpor ejemplo\b|\u4f8b\u5982|\u6bd4\u5982|"
-    r"\bone (?:would |could |might |can )?(?:answer|write|reply|respond|return)s?\b|"
-    r"\b(?:this|the following|following|right|correct|expected|required|requested) (?:json )?"
-    r"(?:form|format|structure|schema)\s*[:.]?\s*(?:`{3,}|~{3,})?\w*\s*\Z",
-    re.IGNORECASE,
-)
+_EXAMPLE = load_pattern("examples")
 _EXAMPLE_NOUN = re.compile(r"\b(?:example|sample|illustration|template|placeholders?)\b|\u793a\u4f8b", re.IGNORECASE)
 _SELF_REFERENCE = re.compile(
     r"\bi(?:'ll|'d|'m)?\b|\bmy\b|\bwe\b|\bhere(?:'s| is| it is)\b|\bthis (?:state|turn|time|generation)\b|\bnow\b",
@@ -32,24 +25,13 @@ _SELF_REFERENCE = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?](?:[\s\"')]+(?=[A-Z\"'{\[])|\s*\n)|\n[ \t]*\n")
 _SENTENCE_BREAK = re.compile(r"\n|[!?;\u3002](?=\s|\Z)|\.(?=\s|\Z)")
-_PLACEHOLDER = re.compile(
-    r"\A[\W_]*(?:<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|string|text)?[\W_]*\Z", re.IGNORECASE
-)
+_PLACEHOLDER = re.compile(r"\A[\W_]*(?:<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|string|text)?[\W_]*\Z", re.IGNORECASE)
 _AN_EXAMPLE = re.compile(
     r"\A[\s`\"')\]*,]*(?:for instance|for example|e\.g\.|as an example|(?:is|would be|was) (?:just |only )?(?:an?|the) "
     r"example|and so on|or similar|or something)\b",
     re.IGNORECASE,
 )
-_REJECTED = re.compile(
-    r"\b(?:not|n't|never|avoid) (?:to )?"
-    r"(?:use|using|choose|choosing|pick|picking|take|try|trying|propose|repeat\w*|submit)\b[^.{\n]{0,20}\Z|"
-    r"\bavoid\b[^.{\n]{0,40}\Z|"
-    r"\b(?:wrong|bad|invalid|incorrect)\b[^.{\n]{0,40}\Z|\b(?:not|instead of|rather than)\s*\Z|"
-    r"\b(?:probably|perhaps|maybe|(?:might|may|could) (?:be|have been)|would have been)\s*:?\s*\Z|"
-    r"\b(?:previous|last|earlier) (?:turn|answer|reply|action|plan)\b[^.{\n]{0,30}\Z",
-    re.IGNORECASE,
-)
-_SUPPOSED = re.compile(r"\b(?:if|suppose|assuming|imagine)\b[^.!?\n,;:{\[]{0,60}\Z", re.IGNORECASE)
+_REJECTED = load_pattern("rejections")
 _BEST = re.compile(
     r"\b(?:best|highest)\b[^.{\[\n]{0,20}\b(?:so far|until now|yet|to date)\b[^.{\[\n]{0,20}\Z", re.IGNORECASE
 )
@@ -58,11 +40,6 @@ _KEEPS = re.compile(
 )
 _ANSWER_LABEL = re.compile(
     r"\b(?:my|here(?:'s| is)(?: my| the)?) (?:answer|response|reply|choice|action|plan|proposal)\b", re.IGNORECASE
-)
-_DISCLAIMED = re.compile(
-    r"\A[\s`\"')\]*.]*\s*(?:would|will|is|was|are)\s+(?:not\s+|be\s+|also\s+)*(?:wrong|refused|invalid|"
-    r"incorrect|rejected|bad|forbidden|risky|(?:my|the) (?:last|previous|earlier|first|old) \w+)",
-    re.IGNORECASE,
 )
 
 
@@ -78,8 +55,8 @@ def is_non_answer(before: str, after: str) -> bool:
     if _BEST.search(before) and not _KEEPS.search(before):
         return True  # a tried value, not a proposal
     report = to_ascii(after.split("\n")[0]).strip(" `\"'*")
-    is_report = _REPORT.match(report) and not report.startswith("or ")
-    return any(p.search(before) for p in (_REJECTED, _SUPPOSED, _ATTRIBUTION)) or bool(is_report or _DISCLAIMED.match(after))
+    is_report = bool(_REPORT.match(report)) and not report.startswith("or ")
+    return any(p.search(before) for p in (_REJECTED, _ATTRIBUTION)) or is_report
 
 
 def has_correction(text: str) -> bool:
@@ -146,7 +123,7 @@ def is_example(before: str) -> bool:
 
 def is_quoted(text: str, start: int, end: int) -> bool:
     """Return whether a span is part of a longer quotation in quotation marks."""
-    start += len(text[start:end]) - len(to_ascii(text[start:end]).lstrip(" *`\""))
+    start += len(text[start:end]) - len(to_ascii(text[start:end]).lstrip(' *`"'))
     line = to_ascii(text[max(text.rfind("\n", 0, start) + 1, start - 1000) : start])
     after = to_ascii(text[end : end + 3]).lstrip(" .!?)")
     opening = line.rstrip()

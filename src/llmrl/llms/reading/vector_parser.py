@@ -19,14 +19,10 @@ from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _FOREIGN_KEYS = tuple(load_word_list("foreign_keys"))
-_HIDDEN = ("reasoning", "reflection", "reason", "reasons", "thought", "explanation", "rationale", "confidence")
+_HIDDEN = (*load_word_list("reasons"), "confidence")
 _TURN = re.compile(r"\b(generation|gen|iteration|round|step)\b[\s*#:]{0,4}(\d{1,9})", re.IGNORECASE)
 _PROPOSAL = re.compile(
     rf"\bproposal\b[\s*#]{{0,3}}(?P<number>\d{{1,6}})\b(?! of)|\b(?P<order>{'|'.join(ORDINALS)}) proposal\b",
-    re.IGNORECASE,
-)
-_UNDECIDED = re.compile(
-    r"\b(?:one could|could try|you (?:can|could|might)|might be|either|or keep|options? (?:are|would)|directions?)\b",
     re.IGNORECASE,
 )
 _NUMBERS = re.compile(NUMBER_IN_DIGITS)
@@ -95,7 +91,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         return self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), truncated)
 
     def parse_prose(self, text: str) -> np.ndarray | None:
-        if REFUSAL.search(text) or _UNDECIDED.search(text):
+        if REFUSAL.search(text):
             return None
         if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
             values = [parse_number(token[0]) for token in _NUMBERS.finditer(enumeration[1])]
@@ -168,7 +164,11 @@ class VectorParser(AnswerParser[np.ndarray]):
         parameter_keys = [key for key in value if normalize_name(key) in ("params", "parameters")]
         for key, inner in [(key, value[key]) for key in parameter_keys or value]:
             name = normalize_name(key)
-            if name.startswith((*_HIDDEN, *_FOREIGN_KEYS)) or name in self.contexts or (not isinstance(inner, dict | list) and name not in LISTS):
+            if (
+                name.startswith((*_HIDDEN, *_FOREIGN_KEYS))
+                or name in self.contexts
+                or (not isinstance(inner, dict | list) and name not in LISTS)
+            ):
                 continue
             is_flat = isinstance(inner, list) and not any(isinstance(x, bool | dict | list | None) for x in inner)
             if is_flat and name in LISTS and len(inner) != self.d:

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-_SPACELESS = re.compile("\\[?[\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]")
+_SPACELESS = re.compile("\\[?[\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]|\\\\[^A-Za-z]")
 
 
 @functools.cache
@@ -27,9 +27,9 @@ def load_word_list(name: str) -> tuple[str, ...]:
 def load_pattern(*names: str) -> re.Pattern[str]:
     """Return a pattern of the phrases of some lists, regular expressions with one row for each group of languages.
 
-    A phrase begins at the beginning of a word. Rows that begin with a letter of a script without spaces are exempt.
+    A phrase begins at the beginning of a word, except in rows that begin with a sign or in a script without spaces.
     """
     rows = [row for name in names for row in load_word_list(name)]
-    spaced = [row for row in rows if row.isascii() or not _SPACELESS.match(row)]
+    spaced = [row for row in rows if not _SPACELESS.match(row)]
     spaceless = [f"|{row}" for row in rows if row not in spaced]
     return re.compile(rf"(?<!\w)(?:{'|'.join(spaced)}){''.join(spaceless)}", re.IGNORECASE)

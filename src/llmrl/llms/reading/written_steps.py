@@ -14,7 +14,7 @@ from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_reopened
 from llmrl.llms.reading.number_parser import ORDINALS
 from llmrl.llms.reading.tables import tables
-from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
 Step = tuple[str, str]
@@ -56,11 +56,7 @@ _FILLER = re.compile(
     r"(?:\s|[`*_;,.\u2022>|-]|\d{1,2}[.)]|->|=>|\u2192|#[^\n]*|//[^\n]*|\bthen\b|\band\b|\bawait\b|\bstep \d:?)*",
     re.IGNORECASE,
 )
-_SUBCLAUSE = re.compile(
-    r"\b(?:because|since|so that|in order to|as (?:it|the|there|this)|while|which|who|to (?:find|get|open|"
-    r"unlock|reach|avoid|free|make)|where|without|before|until|if|unless|directly)\b|\(",
-    re.IGNORECASE,
-)
+_SUBCLAUSE = load_pattern("subclauses")
 _REASON = re.compile(
     r"[.!;](?:\s|\Z)|\s[-\u2013\u2014]\s|:\s|\s\((?=[a-zA-Z ])|,?\s+(?:because|since|so that|as (?=it|the|there|"
     r"this|we|that)|"
@@ -69,11 +65,7 @@ _REASON = re.compile(
     r"be able|reveal|look|check)\b|\s+(?:that|who) ",
     re.IGNORECASE,
 )
-_OPEN = re.compile(
-    r"\b(?:either|or|could|might|may|consider|alternatives?|options?|possible|suggest that you|up to you|"
-    r"directions?)\b",
-    re.IGNORECASE,
-)
+_OPEN = load_pattern("open_plans")
 _NON_PLAN_HEADING = re.compile(
     r"\b(?:skills|available|possible|options?|vocabulary|objects|sees|allowed|rules|example|not|cannot|can't|never|don't|"
     r"wrong|impossible|if|other agents?|others)\b[^\n]*:?\s*\Z",
