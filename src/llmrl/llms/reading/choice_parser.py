@@ -194,6 +194,13 @@ class ChoiceParser(AnswerParser[int]):
             return indices.pop() if len(indices) == 1 and len(answer) < 4 else None
         return None
 
+    def contradicts(self, text: str, answer: int) -> bool:
+        if self.amounts:
+            return any(self.amounts.get(float(number)) != answer for number in re.findall(r"\d{1,9}", text))
+        if self._has_digits:
+            return any(i != answer for _, _, i in self.names.mentions(text))
+        return not negated(text) and self.parse_prose(to_ascii(text)) not in (None, answer)
+
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[int]]:
         text = strip_latex(to_ascii(text))
         stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
@@ -323,8 +330,8 @@ class ChoiceParser(AnswerParser[int]):
 
     def _parse_name(self, text: str) -> int | None:
         """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
-        is_range = bool(self.amounts and re.search(r"\d\W*-\W*\d|\+\s?\d", text))
-        index = None if is_range else self.names.meant(text)
+        is_unclear = bool(self.amounts and re.search(r"\d\D+\d|\+\s?\d", re.sub(r"\([^()]*\)", "", text)))
+        index = None if is_unclear else self.names.meant(text)
         if index is not None or not self.amounts or negated(text) or len(text) > 80:
             return index
         return self._parse_amount(re.sub(r"\([^()]*\)", "", to_ascii(text)))

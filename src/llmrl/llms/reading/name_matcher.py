@@ -14,7 +14,7 @@ from llmrl.llms.reply_cleaning import to_ascii
 _WORD = re.compile(r"[^\W\d_]+|\d+|[\u2190-\u21ff\u2b05-\u2b07\u27a1]")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SPACELESS = re.compile("[\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]")
-_NEGATION = load_pattern("negations")
+_NEGATION = load_pattern("negations", "foreign_negations")
 _IDIOM = load_pattern("idioms")
 NOISE = frozenset(load_word_list("noise"))
 """Words without information about which name is meant."""

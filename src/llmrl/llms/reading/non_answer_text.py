@@ -7,8 +7,8 @@ import re
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
-_CORRECTION, _REOPENING = load_pattern("corrections"), load_pattern("reopenings")
-_DOUBT, _CONDITION = load_pattern("negations", "doubts"), load_pattern("conditions")
+_CORRECTION, _REOPENING = load_pattern("corrections"), load_pattern("reopenings", "foreign_negations")
+_DOUBT, _CONDITION = load_pattern("negations", "foreign_negations", "doubts"), load_pattern("conditions")
 _DECISION, _REPORT, _ATTRIBUTION = load_pattern("decisions"), load_pattern("reports"), load_pattern("attributions")
 # Interjections count only between punctuation marks, since some of them are also names of actions.
 _INTERJECTION = re.compile(
