@@ -345,6 +345,8 @@ class _Approvals(AnswerParser[list[int]]):
             choices = value if isinstance(value, list) and value and not isinstance(value[0], Mapping | list) else None
         if isinstance(choices, Mapping) and len(choices) == 1:
             [choices] = choices.values()  # <choices><choice>
+        if isinstance(choices, Mapping) and all(isinstance(approval, bool) for approval in choices.values()):
+            choices = [name for name, is_approved in choices.items() if is_approved]
         if choices is None:
             nested = value.values() if isinstance(value, Mapping) else ()
             parsed = [self.parse_value(inner) for inner in nested if isinstance(inner, Mapping)]

@@ -288,11 +288,9 @@ def _find_calls(text: str) -> Iterator[FoundValue]:
     while attempts < 20 and (call := _CALL.search(text, position)):
         attempts, position = attempts + 1, call.end()
         end = _closing_position(text, text.index("(", call.start()))
-        if end is None:
+        if end is None or _ESCAPE.search(text, call.start(), end):
             continue
         try:
-            if _ESCAPE.search(text, call.start(), end):
-                continue
             node = ast.parse(text[call.start() : end], mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
@@ -438,10 +436,6 @@ def _clean_strings(value: Any, depth: int = 0) -> Any:
     return "..." if value is ... else value
 
 
-def _parse_integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits)
-
-
 def _mark_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
@@ -449,4 +443,7 @@ def _mark_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_DECODER = json.JSONDecoder(parse_int=_parse_integer, object_pairs_hook=_mark_duplicates)
+_DECODER = json.JSONDecoder(
+    parse_int=lambda digits: int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits),
+    object_pairs_hook=_mark_duplicates,
+)
