@@ -52,7 +52,7 @@ RETRACTIONS = {
     "Dutch": "Stop, dat neem ik terug; ik moet er nog even over nadenken.",
     "Swedish": "V\u00e4nta, gl\u00f6m det d\u00e4r, jag r\u00e4knade fel.",
     "Polish": "Poczekaj, wycofuj\u0119 t\u0119 odpowied\u017a.",
-    "Russian": "\u0417\u0430\u0431\u0443\u0434\u044c\u0442\u0435 \u044d\u0442\u043e\u0442 \u043e\u0442\u0432\u0435\u0442.",
+    "Russian": "\u0417\u0430\u0431\u0443\u0434\u044c\u0442\u0435 \u044d\u0442\u043e.",
     "Turkish": "Dur, bunu geri al\u0131yorum.",
     "Indonesian": "Tunggu, saya batalkan jawaban itu.",
     "Chinese": "\u7b49\u7b49\uff0c\u6211\u6536\u56de\u8fd9\u4e2a\u7b54\u6848\u3002",

@@ -299,7 +299,7 @@ class VotePrincipal(StateFields):
 _APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
 _BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
 _NUMBERS = re.compile(
-    r"\b(?:of|for|op[^\W\d]{3,6}|numbers?|pick|choose|support)\s+((?:\d{1,3}(?![\w.%])(?:[\s,&]|and|und|et|y|e)*)+)",
+    r"\b(?:of|for|op[^\W\d]{3,6}|numbers?|pick|choose|support)\s+((?:\d{1,3}(?!\w|\.\d|%)(?:[\s,&]|and|und|et|y|e)*)+)",
     re.IGNORECASE,
 )
 _APPROVES = re.compile(
@@ -378,7 +378,7 @@ class _Approvals(AnswerParser[list[int]]):
             digits = [number for group in _NUMBERS.findall(sentence) for number in re.findall(r"\d+", group)]
             numbers = {self._option(int(number)) for number in digits}
             if _APPROVES.search(sentence):
-                if is_doubtful(sentence) or re.search(r"\bover\b|\d of\b", sentence):
+                if is_doubtful(sentence) or re.search(r"\bover\b|\bor\b|\d of\b", sentence):
                     return None
                 indices |= mentioned | {i for i in numbers if i is not None}
         return sorted(indices) or None

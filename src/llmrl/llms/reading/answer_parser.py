@@ -39,6 +39,7 @@ _DECISION = load_pattern("decisions")
 _NEXT_STEP = re.compile(
     r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE
 )
+_OR = re.compile(r"\W*(?:or|oder|ou|o|eller|\u6216|\u307e\u305f\u306f)\W*", re.IGNORECASE)
 _ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
 REFUSAL = load_pattern("refusals")
 """Phrases that state that no decision was made, or that ask the reader for one."""
@@ -273,13 +274,16 @@ def _exclude_examples(
         candidate.announced = answers_this_question is True
         if truncated and candidate.form == 1 and text[: candidate.start].strip():
             continue
-        if is_non_answer(context, text[candidate.end : candidate.end + 60]) or (
-            not candidate.requested
-            and (
-                is_doubtful(*sentence_around(text, candidate.start, candidate.end))
-                or has_correction(text[candidate.start : candidate.end].split("\n")[0])
-                or candidate.start < excluded_end
-            )
+        before, after = sentence_around(text, candidate.start, candidate.end)
+        if remaining and _OR.fullmatch(text[remaining[-1].end : candidate.start]):
+            before = ""  # neither of the two counts
+        is_alternative = excluded_end and _OR.fullmatch(text[excluded_end : candidate.start])
+        if (
+            is_alternative
+            or is_non_answer(context, text[candidate.end : candidate.end + 60])
+            or (not candidate.requested and candidate.start < excluded_end)
+            or (not candidate.requested and is_doubtful(before, after))
+            or (not candidate.requested and has_correction(text[candidate.start : candidate.end].split("\n")[0]))
         ):
             excluded_end = candidate.end
             continue

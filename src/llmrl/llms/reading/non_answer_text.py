@@ -86,7 +86,8 @@ def is_doubtful(before: str, after: str = "") -> bool:
     """
     before, after = to_ascii(before), re.sub(r"->\s*\?", "", to_ascii(after))  # an unknown measurement
     decision = max((match.end() for match in _DECISION.finditer(before)), default=0)
-    return bool(_CONDITION.search(before) or _DOUBT.search(before, decision) or _REPORT.search(after))
+    conditions = re.sub(r"\bor rather\b", "", before)
+    return bool(_CONDITION.search(conditions) or _DOUBT.search(before, decision) or _REPORT.search(after))
 
 
 def is_placeholder(text: str) -> bool:

@@ -152,6 +152,7 @@ class NumberListFinder:
 
     def contradicts(self, text: str, answer: np.ndarray) -> bool:
         """Return whether a text gives one of the names a number that differs from the one in `answer`, [d]."""
+        text = "\n".join(line for line in text.split("\n") if not MEASUREMENT.search(line))
         return any(
             position < self.d and number != answer[position] and not is_doubtful(*sentence_around(text, start, end))
             for position, number, start, end in self._pairs(text, False, loose=True)
