@@ -25,9 +25,9 @@ The held-out part of the third corpus was then opened for development. The parse
 answer, or that only mentions one (`tests/llms/test_undecided_replies.py`). Read as intended, refused, read wrongly of
 all families together, before and after that:
 
-    first    open 615/2/0, 612/5/0    held out 289/9/7, 283/17/5
+    first    open 615/2/0, 612/5/0    held out 289/9/7, 283/16/6
     second   open 199/3/0, 197/5/0    held out 87/5/3, 85/9/1
-    third    open 232/46/0, 234/44/0   formerly held out 104/27/8, 113/26/0
+    third    open 232/46/0, 234/44/0   formerly held out 104/27/8, 114/25/0
 """
 
 import json
