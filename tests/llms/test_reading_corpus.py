@@ -20,6 +20,14 @@ before and after the parser was changed for it, and of the held-out part after t
 
 Of 140 held-out replies 106 are read as intended, 26 are refused and 8 are read wrongly. Since then, a reply's own list
 of options is only read in its simplest form: five more replies of the three corpora are refused.
+
+The held-out part of the third corpus was then opened for development. The parser now refuses a reply that reopens its
+answer, or that only mentions one (`tests/llms/test_undecided_replies.py`). Read as intended, refused, read wrongly of
+all families together, before and after that:
+
+    first    open 615/2/0, 612/5/0    held out 289/9/7, 283/16/6
+    second   open 199/3/0, 197/5/0    held out 87/5/3, 85/9/1
+    third    open 232/46/0, 234/44/0   formerly held out 104/27/8, 114/25/0
 """
 
 import json
@@ -52,7 +60,7 @@ MIN_COUNTS = {
     ("second", "open"): (0.95, 0),
     ("second", "held_out"): (0.85, 2),
     ("third", "open"): (0.7, 0),
-    ("third", "held_out"): (0.5, 3),
+    ("third", "held_out"): (0.5, 0),
 }
 """Least share of a family's replies that are read right, and most that are read wrongly."""
 

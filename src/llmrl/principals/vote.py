@@ -26,6 +26,7 @@ from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
 from llmrl.llms.reading.choice_parser import RECONSIDERATION, ChoiceParser
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name
+from llmrl.llms.reading.non_answer_text import is_doubtful
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
@@ -297,6 +298,10 @@ class VotePrincipal(StateFields):
 
 _APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
 _BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
+_NUMBERS = re.compile(
+    r"\b(?:of|for|op[^\W\d]{3,6}|numbers?|pick|choose|support)\s+((?:\d{1,3}(?!\w|\.\d|%)(?:[\s,&]|and|und|et|y|e)*)+)",
+    re.IGNORECASE,
+)
 _APPROVES = re.compile(
     r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept|thumbs up)\b|"
     r"\bich stimme\b|\bje vote\b|\bvoto\b",
@@ -331,7 +336,7 @@ class _Approvals(AnswerParser[list[int]]):
     has_labels = True
 
     def __init__(self, options: Sequence[str]) -> None:
-        self._names = NameMatcher(options)
+        self._names, self._n = NameMatcher(options), len(options)
 
     def parse_value(self, value: Any) -> list[int] | None:
         if isinstance(value, Mapping):
@@ -340,8 +345,12 @@ class _Approvals(AnswerParser[list[int]]):
             choices = value if isinstance(value, list) and value and not isinstance(value[0], Mapping | list) else None
         if isinstance(choices, Mapping) and len(choices) == 1:
             [choices] = choices.values()  # <choices><choice>
+        if isinstance(choices, Mapping) and all(isinstance(approval, bool) for approval in choices.values()):
+            choices = [name for name, is_approved in choices.items() if is_approved]
         if choices is None:
-            return None
+            nested = value.values() if isinstance(value, Mapping) else ()
+            parsed = [self.parse_value(inner) for inner in nested if isinstance(inner, Mapping)]
+            return next((indices for indices in parsed if indices is not None), None)
         entries = choices if isinstance(choices, list) else [choices]
         indices = [self._option(entry) for entry in entries]
         if unknown := [entry for entry, i in zip(entries, indices, strict=True) if i is None]:
@@ -354,6 +363,10 @@ class _Approvals(AnswerParser[list[int]]):
         if not matches or truncated or len(matches) < len(lines):
             return []
         start, end = matches[0][0].start(), matches[-1][0].end()
+        heading = text[:start].strip().rsplit("\n", 1)[-1]
+        # A list under another heading, or of all options without any, need not be of those approved.
+        if negated(heading) or not (_APPROVES.search(heading) if heading else len(matches) < self._n):
+            return []
         return [CandidateAnswer(start, end, sorted({i for _, i in matches}), form=1)]
 
     def parse_prose(self, text: str) -> list[int] | None:
@@ -362,9 +375,10 @@ class _Approvals(AnswerParser[list[int]]):
         indices: set[int] = set()
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)[:200]:
             mentioned = {i for _, _, i in self._names.mentions(sentence)}
-            numbers = {self._option(int(digits)) for digits in re.findall(r"(?<![\w.])\d{1,3}(?![\w.]*\d)", sentence)}
+            digits = [number for group in _NUMBERS.findall(sentence) for number in re.findall(r"\d+", group)]
+            numbers = {self._option(int(number)) for number in digits}
             if _APPROVES.search(sentence):
-                if negated(sentence) or sentence.rstrip().endswith("?"):
+                if is_doubtful(sentence) or re.search(r"\bover\b|\bor\b|\d of\b", sentence):
                     return None
                 indices |= mentioned | {i for i in numbers if i is not None}
         return sorted(indices) or None

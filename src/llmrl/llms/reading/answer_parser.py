@@ -15,8 +15,17 @@ import numpy as np
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.json_and_markup import find_outermost_values, strip_tags
 from llmrl.llms.reading.latex import blank_brace_escapes
-from llmrl.llms.reading.non_answer_text import is_non_answer, is_quoted
+from llmrl.llms.reading.non_answer_text import (
+    has_correction,
+    is_doubtful,
+    is_non_answer,
+    is_placeholder,
+    is_quoted,
+    is_reopened,
+    sentence_around,
+)
 from llmrl.llms.reading.own_labels import chosen_option, end_of_own_labels
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
 
 T = TypeVar("T")
@@ -25,61 +34,15 @@ REASONS = 2000
 """Maximum number of characters of a reply that count as its reasons if no part is marked as reasons."""
 _CONTEXT_CHARACTERS = 160
 """Number of characters before a value that are searched for words that introduce it."""
-_AFTER = 200
-"""Number of characters after an answer that are searched for words that retract it."""
 
-_DECISIVE = re.compile(
-    r"\bwait\b|\bactually\b|\bcorrect(?:ion|ed|ing)?\b|\binstead\b|\brather\b|\bfinal(?:ly)?\b|\brevis\w+|"
-    r"\bsecond thoughts?\b|"
-    r"\bon reflection\b|\bhmm\b|\bno[,:]|\bno wait\b|\blet me (?:fix|redo|change|revise|instead|go with|"
-    r"correct)\b|\bi(?:'ll| will)? (?:choose|pick|select|submit|"
-    r"propose|decide|prefer|go with)\b|\bgoing with\b|"
-    r"\bnow,? i\b|\bnow\s*:|\bi(?:'ll| will)? now\b|\bthis time\b|\bnew proposal\b|"
-    r"\bmy (?:own )?(?:answer|action|proposal|plan|choice|next|"
-    r"reply|response|decision|move)\b|"
-    r"\banswer\s*(?:\w+\s*){0,3}:|\bcurrent turn\b|\bbetter\b(?! than)|\bupdated?\b|\bmistake\b|\bmisread\b|\bsorry\b|"
-    r"\bapolog\w+|\bin fact\b|\bshould be\b|\b(?:go(?:ing)?|coming) back to\b|\breturn(?:ing)? to\b|"
-    r"\u66f4\u6b63|\u6700\u7ec8|\u4fee\u6b63|\u4e0d\u5bf9|\bkorrektur\b|\bendg\u00fcltig\b|\brichtig ist\b|"
-    r"\bn(?:on|ein|\u00e3o)[,:]|\bje corrige\b|\bperd[o\u00f3]n\b|\bfinalement\b|\bcorrecci\u00f3n\b",
-    re.IGNORECASE,
-)
+_DECISION = load_pattern("decisions")
 _NEXT_STEP = re.compile(
     r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE
 )
+_OR = re.compile(r"\W*(?:or|oder|ou|o|eller|\u6216|\u307e\u305f\u306f)\W*", re.IGNORECASE)
 _ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
-REFUSAL = re.compile(
-    r"\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi (?:can't|cannot|can not|could not|couldn't|"
-    r"(?:won't|will not) (?:be able|answer|choose|decide|help|provide|give|play|participate|continue|engage|do th|"
-    r"comply|make|take part|respond)|"
-    r"don't think i can|do not have (?:enough|the ability))\b|"
-    r"\bhelp you (?:draft|write|with)\b|"
-    r"\bas an ai\b|\blanguage model\b|\bi(?:'d| would) rather not\b|\bunable to\b|\bimpossible to\b|\bdifficult "
-    r"to determine\b|"
-    r"\b(?:could|can|would) you (?:please )?(?:tell|share|provide|clarify|confirm|send|let)\b|\blet me know "
-    r"(?:which|what|when|if you|so)\b|"
-    r"\bplease (?:send|provide|share|tell|clarify|let me know|retry)\b|\bwhich (?:one )?(?:do|would) you\b|"
-    r"\bdepend(?:s|ing) on\b|\btimed out\b|"
-    r"\u65e0\u6cd5|\u62b1\u6b49|\u4e0d\u80fd\u56de\u7b54|\bes tut mir leid\b|\bje suis d\u00e9sol\u00e9\b|\blo "
-    r"siento\b",
-    re.IGNORECASE,
-)
+REFUSAL = load_pattern("refusals")
 """Phrases that state that no decision was made, or that ask the reader for one."""
-_RETRACTED = re.compile(
-    r"\bnever ?mind\b|"
-    r"\b(?:scratch|forget|disregard|ignore|cancel|drop) (?:that|this|it|my (?:last )?answer|the above)\b|"
-    r"\bi take (?:it|that) back\b|\bon second thoughts?\b|\bthat(?:'s| is| was) (?:wrong|a mistake|not right)\b|"
-    r"\bno, wait\b|\bstrike that\b|"
-    r"\b(?:don't|do not) (?:send|use|take|count) (?:that|this|it)\b|"
-    r"\bvergiss das\b|\boubliez? (?:\u00e7a|cela)\b|\bolvida (?:eso|lo)\b",
-    re.IGNORECASE,
-)
-"""Phrases that retract the answer before them."""
-_TENTATIVE = re.compile(
-    r"\b(?:maybe|perhaps|possibly|tentativ\w+|could (?:try|be|use)|might (?:try|be|use)|let me (?:try|see|check|think)|"
-    r"something like|start with|first guess|what about|how about)\b",
-    re.IGNORECASE,
-)
-_HOLLOW = re.compile(r"\A\W*(?:\.\.\.|\u2026|<[^<>]*>)?\W*\Z")
 
 
 @dataclass
@@ -131,16 +94,7 @@ class AnswerParser(ABC, Generic[T]):
     """
 
     answer_name: str
-    reasons: tuple[str, ...] = (
-        "reasoning",
-        "reflection",
-        "reason",
-        "reasons",
-        "thought",
-        "explanation",
-        "rationale",
-        "why",
-    )
+    reasons = load_word_list("reasons")
     kept: tuple[str, ...] = ()
     turn: re.Pattern[str] | None = None
     has_labels = False
@@ -168,6 +122,10 @@ class AnswerParser(ABC, Generic[T]):
     def answers_this_question(self, text: str, candidate: CandidateAnswer[T]) -> bool | None:
         """Return whether a candidate is marked as the answer to this question (True) or another (False); else None."""
         return None
+
+    def contradicts(self, text: str, answer: T) -> bool:
+        """Return whether a text after an answer gives a part of it another value."""
+        return False
 
     def same(self, a: T, b: T) -> bool:
         """Return whether two answers are equal."""
@@ -216,11 +174,19 @@ def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T
     """Return the answer that ends an unclosed thought; raise InvalidReply unless it is a complete one."""
     errors = _Errors()
     complete = [candidate for candidate in _candidates(reasoning, question, False, errors) if candidate.form == 2]
-    rest = reasoning[complete[-1].end :].strip("`~ \n") if complete else ""
-    context = reasoning[max(0, complete[-1].start - _CONTEXT_CHARACTERS) : complete[-1].start] if complete else ""
-    if not complete or len(rest) > 100 or "\n" in rest or _TENTATIVE.search(context):
-        raise InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
-    return ParsedAnswer(complete[-1].answer, complete[-1].reasons, complete[-1].kept)
+    error = InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
+    if not complete:
+        raise error
+    answer = complete[-1]
+    rest = reasoning[answer.end :].strip("`~\"'.}> ")
+    context = to_ascii(reasoning[max(0, answer.start - _CONTEXT_CHARACTERS) : answer.start])
+    is_announced = bool(_DECISION.search(context))
+    is_reason = rest[:1] == "\n" and len(rest) <= 100 and "\n" not in rest.strip() and not is_reopened(rest)
+    is_last = not rest.strip() or (is_announced and is_reason)
+    is_draft = is_doubtful(sentence_around(reasoning, answer.start, answer.end)[0])
+    if not is_last or is_draft or not (answer.requested or is_announced):
+        raise error
+    return ParsedAnswer(answer.answer, answer.reasons, answer.kept)
 
 
 def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) -> ParsedAnswer[T]:
@@ -267,9 +233,11 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
             reasons = reasons_of(span.value, question.reasons)
             candidate = CandidateAnswer(span.start, span.end, answer, reasons or "", 1 if bare else 2, not bare)
             candidate.kept = (question.kept and reasons_of(span.value, question.kept)) or ""
-            candidate.weak = reasons is not None and bool(_HOLLOW.match(reasons)) and reasons != ""
+            candidate.weak = reasons is not None and reasons != "" and is_placeholder(reasons)
             candidates.append(candidate)
-    used_spans = [(span.start, span.end) for span in candidates] + error_spans
+    # Texts inside of an object that is no answer are none, either.
+    objects = [(span.start, span.end) for span in values if text[span.start] == "{" and not span.broken]
+    used_spans = [(span.start, span.end) for span in candidates] + error_spans + objects
     for text_candidate in question.find_in_text(text, truncated):
         if not any(start <= text_candidate.start and text_candidate.end <= end for start, end in used_spans):
             if text_candidate.error:
@@ -279,7 +247,7 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
     candidates.sort(key=lambda span: (span.end, span.start))
     unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
     answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), question, truncated)
-    errors.has_exclusions = len(answers) < len(candidates)
+    errors.has_exclusions = len(answers) < len(candidates) or bool(objects)
     return answers
 
 
@@ -291,7 +259,7 @@ def _exclude_examples(
     `ends` are the end positions of all values.
     """
     remaining: list[CandidateAnswer[T]] = []
-    last = 0
+    last = excluded_end = 0
     for candidate in candidates:
         at = bisect_right(ends, candidate.start)
         context = text[
@@ -306,7 +274,18 @@ def _exclude_examples(
         candidate.announced = answers_this_question is True
         if truncated and candidate.form == 1 and text[: candidate.start].strip():
             continue
-        if is_non_answer(context, text[candidate.end : candidate.end + 60]):
+        before, after = sentence_around(text, candidate.start, candidate.end)
+        if remaining and _OR.fullmatch(text[remaining[-1].end : candidate.start]):
+            before = ""  # neither of the two counts
+        is_alternative = excluded_end and _OR.fullmatch(text[excluded_end : candidate.start])
+        if (
+            is_alternative
+            or is_non_answer(context, text[candidate.end : candidate.end + 60])
+            or (not candidate.requested and candidate.start < excluded_end)
+            or (not candidate.requested and is_doubtful(before, after))
+            or (not candidate.requested and has_correction(text[candidate.start : candidate.end].split("\n")[0]))
+        ):
+            excluded_end = candidate.end
             continue
         remaining.append(candidate)
     if any(candidate.announced for candidate in remaining):
@@ -329,12 +308,13 @@ def _decide(
     """
     if not candidates:
         return None
-    current, clash, last = candidates[0], False, candidates[0].end
+    current, clash, last, end = candidates[0], False, candidates[0].end, len(text)
     for candidate in candidates[1:]:
-        gap, last = text[last : candidate.start], max(last, candidate.end)
+        gap, gap_start, last = text[last : candidate.start], last, max(last, candidate.end)
         if _NEXT_STEP.search(gap) or (question.turn is not None and question.turn.search(gap)):
+            end = gap_start
             break
-        decides = bool(_DECISIVE.search(to_ascii(gap))) and not _ECHOES.search(text[candidate.end : candidate.end + 80])
+        decides = _is_decisive(gap) and not _ECHOES.search(text[candidate.end : candidate.end + 80])
         if question.same(current.answer, candidate.answer):
             clash = clash and not decides
             if candidate.end > current.end and not (candidate.reasons == "" and current.reasons):
@@ -346,16 +326,24 @@ def _decide(
     if errors.messages:
         start, error = errors.messages[-1]
         gap = to_ascii(text[max(current.end, start - 300) : start])
-        if _DECISIVE.search(gap) and not (question.turn is not None and question.turn.search(gap)):
+        if _is_decisive(gap) and not (question.turn is not None and question.turn.search(gap)):
             raise InvalidReply(error)  # an unusable answer replaced this one
     if clash:
         raise InvalidReply(
             f"there are several different answers in the reply, and nothing says which counts; give one "
             f"{question.answer_name}"
         )
-    if _RETRACTED.search(to_ascii(text[current.end : current.end + _AFTER])):
+    rest = text[current.end : end]
+    if question.turn is not None and (turn := question.turn.search(rest)):
+        rest = rest[: turn.start()]
+    if is_reopened(rest) or question.contradicts(rest, current.answer):
         raise InvalidReply(f"the reply takes its answer back; give one {question.answer_name}")
     return current
+
+
+def _is_decisive(gap: str) -> bool:
+    """Return whether the text between two answers says that the second one counts."""
+    return has_correction(gap) or bool(_DECISION.search(to_ascii(gap)))
 
 
 def reasons_of(value: Any, names: Sequence[str], depth: int = 0) -> str | None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from llmrl.llms.reading.non_answer_text import is_example
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, ORDINALS
+from llmrl.llms.reading.word_lists import load_pattern
 from llmrl.llms.reply_cleaning import blank_spans
 
 _MONEY = r"(?:[$\u20ac\u00a3\u00a5]\s?)?"
@@ -59,25 +60,9 @@ _BOUND = re.compile(
     rf"downwards|-ish)\b",
     re.IGNORECASE,
 )
-_PAST = re.compile(
-    r"\b(?:was|were|had|gave|got|yielded|scored|achieved|reached|produced|earned|brought|used|tried|tested|resulted|"
-    r"best so far|so far|previous|last time|earlier|currently|at present|best (?:point|row|one|result|generation)|"
-    r"worked)\b",
-    re.IGNORECASE,
-)
-_INTENTION = re.compile(
-    r"\b(?:i|i'll|i'd|i'm|we|we'll|let's|let us|should|shall|will|would|propos\w*|set|now|new|next|choose|raise|lower|"
-    r"reduce|increase|decrease|keep)\b",
-    re.IGNORECASE,
-)
-_HEDGED = re.compile(
-    r"\b(?:if|suppose|assum(?:e|ing)|imagine|when|unless|either|might|may|could|perhaps|maybe|whether|possibly|"
-    r"worth (?:trying|testing)|ranges?|"
-    r"for example|for instance|e\.g\.|such as|something like|values? like|and so on|etc|(?:do not|don't|"
-    r"never) (?:set|use|choose|pay|raise|lower|go|give|put|make|change|let|exceed)|too (?:low|high|"
-    r"much|little)|would you|do you|not sure|unsure|depends?|depending|reply with|one can)\b|\?\s*\Z|\.\.\.|\u2026",
-    re.IGNORECASE,
-)
+_PAST = load_pattern("reports_of_numbers")
+_INTENTION = load_pattern("intentions")
+_HEDGED = load_pattern("hedges")
 _NOT = re.compile(r"\b(?:not|never|avoid|without)\b|n't\b", re.IGNORECASE)
 _CONJUNCTION = re.compile(r"\b(?:so|therefore|thus|hence|but|and (?:it|they))\b|;", re.IGNORECASE)
 _LINK = re.compile(
@@ -99,15 +84,7 @@ _ENUMERATION = re.compile(
 _REST = r"(?:all )?(?:the )?(?:others|rest|remaining \w+|other \w+)\b|(?:every|any)thing else\b"
 _ALL = r"\b(?:all|each|every|both)\b(?: (?:of )?(?:them|the|three|two|four|five)\b)?(?: (?:\w+s|one|\w+)\b)?"
 _SENTENCES = re.compile(r"(?<=[.!?\u3002])\s+|\n+|\u3002|;\s")
-_PROPOSES = re.compile(
-    r"\bi(?:'ll|'d| will| would)?(?: \w+)? ?(?:go with|propose|suggest|choose|pick|try|use|set|submit|start with|"
-    r"recommend|"
-    r"select|take|answer|test|move to)\b|\bmy (?:\w+ )?(?:proposal|answer|choice|suggestion|pick|vector|numbers|"
-    r"values)\b|"
-    r"\b(?:let's|let us) (?:try|use|go with|set|take|test)\b|\A\W*(?:use|try|set|proposal|answer|final answer|"
-    r"propose|choose)\b",
-    re.IGNORECASE,
-)
+_PROPOSES = load_pattern("proposals")
 _NOUNS = "number|parameter|param|bracket|value|rate|one|entry|knob|weight|coefficient|tier|band|lever"
 _LEVELS = {0: "lowest|bottom|poorest|low", 1: "middle|mid|medium|central", 2: "highest|top|richest|high"}
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name, words
-from llmrl.llms.reading.non_answer_text import is_example
+from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_example, is_reopened
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
-from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _KEYS, _WRAPPERS = load_word_list("actions"), load_word_list("wrappers")
-_NON_CHOICE_PREFIXES = ("last", "prev", "legal", "possible", "available", "alternative", "worst", "old", "rejected")
+_FOREIGN_KEYS = tuple(load_word_list("foreign_keys"))
 _NUMBER_MENTION = re.compile(
     r"\b(?:action|answer|decision|choice|option|move|number)\b[\s*_`#:=]{0,6}(?:is\s+)?\d", re.IGNORECASE
 )
@@ -42,28 +43,18 @@ _LABEL = re.compile(
     r"[*_`]{0,3}[ \t]*\n)[ \t*_`:>]*(?:\n[ \t]*){0,2}(?=(?P<value>[^\n]{1,200}))",
     re.IGNORECASE,
 )
-_CUE = re.compile(
-    r"\bi(?:'ll|'d| will| would|'m going to| am going to| vote| choose| chose| pick| select| take| decide| opt| go| "
-    r"move| want to)\b|\bmake (?:it|that)\b"
-    r"|\bi (?:recommend|suggest|advise)\b|\bmy (?:action|choice|answer|move|decision|recommendation)\b|\b(?:best|"
-    r"next|right|optimal|chosen|correct|safest|final) "
-    r"(?:action|move|choice|option|step|decision)\b[^.]{0,40}?\b(?:is|would be|be)\b"
-    r"|\b(?:should|must|let's|let us|(?:it's|it is|is) time to)\b"
-    r"|\b(?:action|decision|answer)\b[^.]{0,10}?(?:\bis\b|:)|\u9009\u62e9|"
-    r"\u5e94\u8be5|\u51b3\u5b9a|\bich (?:w\u00e4hle|nehme|gehe|fahre|w\u00fcrde|stimme)\b|"
-    r"\bje (?:choisis|vais|vote)\b|\b(?:elijo|voy a|voto)\b",
-    re.IGNORECASE,
-)
+_CUE = load_pattern("choices")
 _CLAUSE = re.compile(
     r"[,;\n]|\.(?:\s|$)|[!?]|\bbecause\b|\bsince\b|\bbut\b|\bso that\b|\bin order\b|(?<!\bis )\bto (?=avoid|"
     r"counter|get|"
     r"reach|keep|prevent|escape|balance|catch|stop)|\baway from\b|\bas (?=the|"
     r"it|i|we)|[\u3002\uff0c]"
 )
-_IF = re.compile(
-    r"\b(?:if|unless|whether|when|in case|depending|either|or|could|might|may|maybe|perhaps|can|try)\b|\u5982\u679c",
-    re.IGNORECASE,
+_IF = load_pattern("open_choices")
+_EXPLANATION = re.compile(
+    r"\b(?:not|than|instead|since|because|as|so|but|where|which|while|to|for|after|before)\b|[.(\u2014]", re.IGNORECASE
 )
+"""Words after a decision that mark further actions as no part of it."""
 _CONTRAST = re.compile(r"\b(?:rather than|instead of|as opposed to|and not|not)\b", re.IGNORECASE)
 _CLOSING = frozenset(
     {
@@ -72,17 +63,16 @@ _CLOSING = frozenset(
     }
 )
 """Words without information that may accompany the action in a last sentence."""
-_AMOUNT_VERB = re.compile(
-    r"\W*(?:(?=\d)|(?:just |only )?(?:catch|take|harvest|fish|put|send|graze|settle|stick|go|choose|pick|add|keep|emit|"
-    r"release|make)\b)",
+_AMOUNT = re.compile(
+    r"\W*(?:(?:catch|take|harvest|fish|put(?: out)?|send|graze|settle|stick|go|choose|pick|emit|release|make it)\b\s*)?"
+    r"(?:(?:for|with|just|only|exactly|another)\s+)*[*_\"'`]*(?<![+-])"
+    rf"(?P<number>{NUMBER_IN_WORDS}|{NUMBER_IN_DIGITS})(?:\s?(?:{'|'.join(load_word_list('units'))})\b)?"
+    r"(?=\W*\Z|[*_\"'`]*\s*[,;:.!()\u2014]|\s-|[*_\"'`]*\s+(?:again|this|now|today|instead|for|from|out|on|onto|please|because|"
+    r"since|so|like|it is)\b)",
     re.IGNORECASE,
 )
-"""Verbs that introduce an amount."""
-RECONSIDERATION = re.compile(
-    r"\bactually\b[,.]|\b(?:on )?second thoughts?\b|\b(?:hang|hold) on\b|\bwait[,.!]|\bno, (?:perd[o\u00f3]n|sorry)\b|"
-    r"\b(?:scratch|strike) that\b|\bi withdraw\b",
-    re.IGNORECASE,
-)
+"""An amount with its unit, and nothing that makes it a bound, a difference, or an amount of something else."""
+RECONSIDERATION = load_pattern("reconsiderations")
 """Words that reopen a decision."""
 _LEAD = re.compile(
     r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
@@ -91,20 +81,10 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 """Words before an action at the end of a sentence that decides for it."""
-_NOT_NOW = re.compile(
-    r"\b(?:after|once|later|eventually|afterwards|previously|earlier|normally|usually|otherwise|initially|at first|"
-    r"(?:last|previous|prior) (?:time|turn|step|action|move|answer))\b",
-    re.IGNORECASE,
-)
-_OPPONENT_DUTY = re.compile(
-    r"\b(?:dealer|opponent|bank|house|he|she|they|others|passenger|players?)\s+(?:\w+\s+)?(?:must|should)\b",
-    re.IGNORECASE,
-)
+_NOT_NOW = load_pattern("other_times")
+_OPPONENT_DUTY = load_pattern("duties")
 _STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
 _ACTION_NOUN = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
-_AMOUNT = re.compile(rf"(?<![\w.])(?:{NUMBER_IN_WORDS}|{NUMBER_IN_DIGITS})(?![\w.]*\d)", re.IGNORECASE)
-_SPAN = re.compile(r"\d\s*(?:-|\u2013|\u2014|\.\.|to|or|bis|\u00e0|~)\s*\d|\bbetween\b", re.IGNORECASE)
-"""A range of amounts."""
 _VERB = re.compile(r"\b(?:is|are|was|were|be|been|has|have|had|would|will|does|did|seems?)\b", re.IGNORECASE)
 _LAST_CLAUSE = re.compile(r"[,;]|[=\-]>|[:\uff1a]|\s[\u2013\u2014-]\s|\u21d2")
 
@@ -150,9 +130,13 @@ class ChoiceParser(AnswerParser[int]):
         if not isinstance(value, dict) or "properties" in value or ("observation" in value and "action" not in value):
             return None
         fields = {normalize_name(key): inner for key, inner in value.items()}
-        fields = {key: inner for key, inner in fields.items() if not key.startswith(_NON_CHOICE_PREFIXES)}
+        fields = {
+            key: inner
+            for key, inner in fields.items()
+            if (key == "step" and isinstance(inner, str)) or not key.startswith(_FOREIGN_KEYS)
+        }
         keys = (
-            [key for key in ("action",) if key in fields]
+            [key for key in fields if re.fullmatch(r"action\d*", key)]
             or [key for key in _KEYS[1:6] if key in fields]
             or [
                 key
@@ -191,13 +175,9 @@ class ChoiceParser(AnswerParser[int]):
         if isinstance(value, dict):
             index = self.parse_value(value, depth + 1)
             if index is None:
-                index = _single_choice(
-                    [
-                        self._parse_action(inner, depth)
-                        for inner in value.values()
-                        if isinstance(inner, str | int | float)
-                    ]
-                )
+                scalars = [inner for inner in value.values() if isinstance(inner, str | int | float)]
+                if sum(isinstance(inner, int | float) for inner in scalars) < 2:
+                    index = _single_choice([self._parse_action(inner, depth) for inner in scalars])
             if index is not None:
                 return index
         return self.parse_choice(value)
@@ -213,6 +193,13 @@ class ChoiceParser(AnswerParser[int]):
             indices = {self._parse_action(item, depth + 1) for item in answer}
             return indices.pop() if len(indices) == 1 and len(answer) < 4 else None
         return None
+
+    def contradicts(self, text: str, answer: int) -> bool:
+        if self.amounts:
+            return any(self.amounts.get(float(number)) != answer for number in re.findall(r"\d{1,9}", text))
+        if self._has_digits:
+            return any(i != answer for _, _, i in self.names.mentions(text))
+        return not negated(text) and self.parse_prose(to_ascii(text)) not in (None, answer)
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[int]]:
         text = strip_latex(to_ascii(text))
@@ -255,6 +242,8 @@ class ChoiceParser(AnswerParser[int]):
         decisions: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
             is_open = is_example(sentence)
+            if decisions and is_reopened(sentence):
+                return None
             for clause in _CLAUSE.split(sentence):
                 match = _CUE.search(clause)
                 if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
@@ -267,15 +256,22 @@ class ChoiceParser(AnswerParser[int]):
                     continue
                 indices = {i for _, _, i in self.names.mentions(clause[match.end() :])}
                 indices = indices or {i for _, _, i in self.names.mentions(clause[match.start() :])}
-                if not indices and self.amounts and (verb := _AMOUNT_VERB.match(clause, match.end())):
-                    amount = self._parse_name(clause[verb.end() :])
+                rest = sentence[sentence.index(clause) + match.end() :]
+                if self.amounts:
+                    amount = self._parse_amount(rest)
                     indices = set() if amount is None else {amount}
-                if len(indices) > 1 or (indices and _IF.search(clause[match.end() :])):
+                if len(indices) > 1 or (indices and (_IF.search(clause[match.end() :]) or self._is_list(rest))):
                     return None
                 decisions += indices
         if not decisions:
             return self._parse_last_sentence(text)
         return decisions[-1] if len(set(decisions)) == 1 else None
+
+    def _is_list(self, text: str) -> bool:
+        """Return whether several actions follow in a text, as steps or as alternatives, or a condition follows."""
+        spans = self.names.mentions(text)
+        gaps = [text[end:start] for (_, end, i), (start, _, j) in pairwise(spans) if i != j]
+        return any(not _EXPLANATION.search(gap) for gap in gaps) or is_conditional(text)
 
     def _parse_last_sentence(self, text: str) -> int | None:
         """Return the action if the last sentence consists of it alone; else None.
@@ -298,7 +294,7 @@ class ChoiceParser(AnswerParser[int]):
 
     def _sole_action(self, clause: str) -> int | None:
         """Return the action if a clause consists of it and of words without information; else None."""
-        if negated(clause):
+        if negated(clause) or (self.amounts and "+" in clause):
             return None
         mentions = self.names.mentions(clause)
         if len({i for _, _, i in mentions}) != 1:
@@ -307,7 +303,12 @@ class ChoiceParser(AnswerParser[int]):
         return mentions[0][2] if all(w in _CLOSING for w in rest) else None
 
     def _parse_short_reply(self, text: str) -> int | None:
-        if "->" in text or (_STATEMENT.search(text) and not _ACTION_NOUN.search(text)):
+        if (
+            "->" in text
+            or '":' in text
+            or is_reopened(text)
+            or (_STATEMENT.search(text) and not _ACTION_NOUN.search(text))
+        ):
             return None
         bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
         index = self._parse_name(bare)
@@ -316,23 +317,37 @@ class ChoiceParser(AnswerParser[int]):
     def _leading_action(self, text: str) -> int | None:
         """Return the only action in a command that begins with it: `pick up the yellow key`, `go forward 3 times`."""
         mentions = self.names.mentions(text)
-        if len(mentions) != 1 or mentions[0][0] or negated(text) or _IF.search(text) or _VERB.search(text):
-            return None
-        if self.amounts and _SPAN.search(text):
+        if (
+            self.amounts
+            or len(mentions) != 1
+            or mentions[0][0]
+            or negated(text)
+            or _IF.search(text)
+            or _VERB.search(text)
+        ):
             return None
         return mentions[0][2]
 
     def _parse_name(self, text: str) -> int | None:
         """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
-        if not self.amounts:
-            return self.names.meant(text)
-        if _SPAN.search(text) or len(text) > 80:
-            return None
-        index = self.names.meant(text)
-        if index is not None or negated(text) or _IF.search(text):
+        is_unclear = bool(self.amounts and re.search(r"\d\D+\d|\+\s?\d", re.sub(r"\([^()]*\)", "", text)))
+        index = None if is_unclear else self.names.meant(text)
+        if index is not None or not self.amounts or negated(text) or len(text) > 80:
             return index
-        numbers = [parse_number(amount[0]) for amount in _AMOUNT.finditer(re.sub(r"\([^()]*\)", "", to_ascii(text)))]
-        return self.amounts.get(numbers[0]) if len(numbers) == 1 and numbers[0] is not None else None
+        return self._parse_amount(re.sub(r"\([^()]*\)", "", to_ascii(text)))
+
+    def _parse_amount(self, text: str) -> int | None:
+        """Return the action of the amount at the beginning of a text; None if the text may mean another amount."""
+        match = _AMOUNT.match(text)
+        if (
+            match is None
+            or match["number"].startswith("+")
+            or re.search(r"\d", text[match.end() :])
+            or is_doubtful("", text[match.end() :])
+        ):
+            return None
+        number = parse_number(match["number"])
+        return None if number is None else self.amounts.get(number)
 
     def _parse_label(self, text: str) -> int | None:
         text = re.sub(r"[*_`\"]", lambda m: " " if m[0] in '*`"' else m[0], text).strip()

@@ -14,6 +14,7 @@ from typing import Any
 import json_repair
 import yaml
 
+from llmrl.llms.reading.non_answer_text import is_doubtful
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, strip_control_characters, to_ascii
 
@@ -287,11 +288,9 @@ def _find_calls(text: str) -> Iterator[FoundValue]:
     while attempts < 20 and (call := _CALL.search(text, position)):
         attempts, position = attempts + 1, call.end()
         end = _closing_position(text, text.index("(", call.start()))
-        if end is None:
+        if end is None or _ESCAPE.search(text, call.start(), end):
             continue
         try:
-            if _ESCAPE.search(text, call.start(), end):
-                continue
             node = ast.parse(text[call.start() : end], mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
@@ -401,7 +400,9 @@ def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _find_yaml(text: str) -> Iterator[FoundValue]:
     """Yield nested YAML that stands in a fenced block or is the whole text. Flat YAML is read elsewhere, as labels."""
-    for start, end in [*find_fenced_blocks(text), (0, len(text))]:
+    marks = list(_FENCE.finditer(text))
+    blocks = [(opening.end(), closing.start()) for opening, closing in pairwise(marks) if not closing[1]]
+    for start, end in [*blocks, (0, len(text))]:
         piece = text[start:end]
         if (
             len(piece) > MAX_REPAIR_LENGTH
@@ -413,15 +414,9 @@ def _find_yaml(text: str) -> Iterator[FoundValue]:
             value = yaml.load(piece, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError, ValueError):
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not any(is_doubtful(str(key)) for key in value):
             yield FoundValue(start, end, value)
             return
-
-
-def find_fenced_blocks(text: str) -> list[tuple[int, int]]:
-    """Return the spans of the contents of fenced code blocks."""
-    marks = list(_FENCE.finditer(text))
-    return [(opening.end(), closing.start()) for opening, closing in pairwise(marks) if not closing[1]]
 
 
 def _clean_strings(value: Any, depth: int = 0) -> Any:
@@ -441,10 +436,6 @@ def _clean_strings(value: Any, depth: int = 0) -> Any:
     return "..." if value is ... else value
 
 
-def _parse_integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits)
-
-
 def _mark_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
@@ -452,4 +443,7 @@ def _mark_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_DECODER = json.JSONDecoder(parse_int=_parse_integer, object_pairs_hook=_mark_duplicates)
+_DECODER = json.JSONDecoder(
+    parse_int=lambda digits: int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits),
+    object_pairs_hook=_mark_duplicates,
+)

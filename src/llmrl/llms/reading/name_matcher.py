@@ -8,26 +8,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from llmrl.llms.reading.number_parser import TENS, UNITS, parse_number_words
-from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _WORD = re.compile(r"[^\W\d_]+|\d+|[\u2190-\u21ff\u2b05-\u2b07\u27a1]")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SPACELESS = re.compile("[\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]")
-_NEGATION = re.compile(
-    r"\b(?:not|n't|never|avoid|avoids|avoiding|instead of|rather than|without|neither|nor|cannot|wrong|don't|"
-    r"shouldn't|won't|"
-    r"against|unless|nicht|kein|pas|no|non|nunca)\b|\u4e0d|\u522b",
-    re.IGNORECASE,
-)
-_IDIOM = re.compile(
-    r"\bright (?:now|away|here|there|side|one|choice|move|thing|action|answer|after|before|in front|ahead)\b|"
-    r"\b(?:all|that's|is|be|you're|you are) right\b"
-    r"|\b(?:is|are|sticks?|moves?|steps?) left\b|\b(?:set|make|made|clean|give|end|build|speed|back|pick(?:s|"
-    r"ed)?|line|catch|look|keep|tilt\w*) up (?=\w{4})(?!the|from|to)"
-    r"|\bstick (?:to|with)\b|\bhit the (?:wall|ground|dealer)\b",
-    re.IGNORECASE,
-)
+_NEGATION = load_pattern("negations", "foreign_negations")
+_IDIOM = load_pattern("idioms")
 NOISE = frozenset(load_word_list("noise"))
 """Words without information about which name is meant."""
 _DIRECTIONS = ("left", "right", "forward", "backward", "north", "south", "east", "west")
@@ -108,7 +96,7 @@ class NameMatcher:
         """Return the mentions of names in a text, the longest one at each position, without idioms."""
         mentions: list[Mention] = []
         spans = words(text)
-        idioms = [(match.start(), match.end()) for match in _IDIOM.finditer(to_ascii(text))]
+        idioms = [(match.start(), match.start() + len(match[0].rstrip())) for match in _IDIOM.finditer(to_ascii(text))]
         i = 0
         while i < len(spans):
             key, best = "", None
@@ -123,7 +111,8 @@ class NameMatcher:
                 mentions += self._in_run(*spans[i])
             if best is not None:
                 start, end = spans[i][1], spans[best[0]][2]
-                if not any(idiom_start <= start < idiom_end for idiom_start, idiom_end in idioms):
+                # A name that contains the idiom is no part of it: `pick up`.
+                if not any(first <= start < last and (start, end) != (first, last) for first, last in idioms):
                     mentions.append((start, end, best[1]))
                 i = best[0]
             i += 1
@@ -187,7 +176,7 @@ class NameMatcher:
             index = indices.pop()
         remainder = rest[0] if rest else ""
         next_indices = {self.exact(piece) for piece in re.split(r"[,;.\n]", remainder) if piece.strip()}
-        if next_indices - {None, index}:
+        if next_indices - {None, index} or re.match(r"\s*\d+\W*\Z", remainder):
             return None  # a mere list of names
         if re.match(
             r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b", remainder

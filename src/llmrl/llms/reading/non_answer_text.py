@@ -1,41 +1,37 @@
-"""Detection of text in a reply that is not its answer: examples, forms, quotations, tried or rejected values."""
+"""Detection of text in a reply that is not its answer: examples, quotations, rejected and retracted values."""
 
 from __future__ import annotations
 
 import re
 
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
-# Words that mark text as an example, as the form of an answer, as somebody else's answer, or as wrong.
-_EXAMPLE = re.compile(
-    r"\bfor example\b|\be\.g\.|\bfor instance\b|\bexample\b[^.{\n]{0,60}[:(]\s*\Z|\bsuch as\b|\bsomething like\b|"
-    r"\bwould look like\b|\bz\. ?b\.|\bpar exemple\b|\bpor ejemplo\b|\u4f8b\u5982|\u6bd4\u5982|"
-    r"\bone (?:would |could |might |can )?(?:answer|write|reply|respond|return)s?\b|"
-    r"\b(?:this|the following|following|right|correct|expected|required|requested) (?:json )?"
-    r"(?:form|format|structure|schema)\s*[:.]?\s*(?:`{3,}|~{3,})?\w*\s*\Z",
+_CORRECTION, _REOPENING = load_pattern("corrections"), load_pattern("reopenings", "foreign_negations")
+_DOUBT, _CONDITION = load_pattern("negations", "foreign_negations", "doubts"), load_pattern("conditions")
+_DECISION, _REPORT, _ATTRIBUTION = load_pattern("decisions"), load_pattern("reports"), load_pattern("attributions")
+# Interjections count only between punctuation marks, since some of them are also names of actions.
+_INTERJECTION = re.compile(
+    rf"(?:\A\s*|[^\w\s'\"]\s*|\b(?:oh|but|no|ah|hm+|so|and)\s+)(?P<word>{'|'.join(load_word_list('interjections'))})"
+    r"(?=\s*(?:[^\w\s'\"]|\Z))",
     re.IGNORECASE,
 )
+# Words that mark text as an example, as the form of an answer, as somebody else's answer, or as wrong.
+_EXAMPLE = load_pattern("examples")
 _EXAMPLE_NOUN = re.compile(r"\b(?:example|sample|illustration|template|placeholders?)\b|\u793a\u4f8b", re.IGNORECASE)
 _SELF_REFERENCE = re.compile(
     r"\bi(?:'ll|'d|'m)?\b|\bmy\b|\bwe\b|\bhere(?:'s| is| it is)\b|\bthis (?:state|turn|time|generation)\b|\bnow\b",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?:[\s\"')]+(?=[A-Z\"'{\[])|\s*\n)|\n[ \t]*\n")
+_SENTENCE_BREAK = re.compile(r"\n|[!?;\u3002](?=\s|\Z)|\.(?=\s|\Z)")
+_PLACEHOLDER = re.compile(r"\A[\W_]*(?:<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|string|text)?[\W_]*\Z", re.IGNORECASE)
 _AN_EXAMPLE = re.compile(
     r"\A[\s`\"')\]*,]*(?:for instance|for example|e\.g\.|as an example|(?:is|would be|was) (?:just |only )?(?:an?|the) "
     r"example|and so on|or similar|or something)\b",
     re.IGNORECASE,
 )
-_REJECTED = re.compile(
-    r"\b(?:not|n't|never|avoid) (?:to )?"
-    r"(?:use|using|choose|choosing|pick|picking|take|try|trying|propose|repeat\w*|submit)\b[^.{\n]{0,20}\Z|"
-    r"\bavoid\b[^.{\n]{0,40}\Z|"
-    r"\b(?:wrong|bad|invalid|incorrect)\b[^.{\n]{0,40}\Z|\b(?:not|instead of|rather than)\s*\Z|"
-    r"\b(?:probably|perhaps|maybe|(?:might|may|could) (?:be|have been)|would have been)\s*:?\s*\Z|"
-    r"\b(?:previous|last|earlier) (?:turn|answer|reply|action|plan)\b[^.{\n]{0,30}\Z",
-    re.IGNORECASE,
-)
-_SUPPOSED = re.compile(r"\b(?:if|suppose|assuming|imagine)\b[^.!?\n,;:{\[]{0,60}\Z", re.IGNORECASE)
+_REJECTED = load_pattern("rejections")
 _BEST = re.compile(
     r"\b(?:best|highest)\b[^.{\[\n]{0,20}\b(?:so far|until now|yet|to date)\b[^.{\[\n]{0,20}\Z", re.IGNORECASE
 )
@@ -44,11 +40,6 @@ _KEEPS = re.compile(
 )
 _ANSWER_LABEL = re.compile(
     r"\b(?:my|here(?:'s| is)(?: my| the)?) (?:answer|response|reply|choice|action|plan|proposal)\b", re.IGNORECASE
-)
-_DISCLAIMED = re.compile(
-    r"\A[\s`\"')\]*.]*\s*(?:would|will|is|was|are)\s+(?:not\s+|be\s+|also\s+)*(?:wrong|refused|invalid|"
-    r"incorrect|rejected|bad|forbidden|risky|(?:my|the) (?:last|previous|earlier|first|old) \w+)",
-    re.IGNORECASE,
 )
 
 
@@ -63,7 +54,53 @@ def is_non_answer(before: str, after: str) -> bool:
         return True
     if _BEST.search(before) and not _KEEPS.search(before):
         return True  # a tried value, not a proposal
-    return bool(_REJECTED.search(before) or _SUPPOSED.search(before) or _DISCLAIMED.match(after))
+    report = to_ascii(after.split("\n")[0]).strip(" `\"'*")
+    is_report = bool(_REPORT.match(report)) and not report.startswith("or ")
+    return any(p.search(before) for p in (_REJECTED, _ATTRIBUTION)) or is_report
+
+
+def has_correction(text: str) -> bool:
+    """Return whether a text after an answer replaces that answer, or takes it back."""
+    text = to_ascii(text)
+    return bool(_CORRECTION.search(text) or _INTERJECTION.search(text))
+
+
+def is_reopened(text: str) -> bool:
+    """Return whether a text after an answer says that the question is not decided by that answer."""
+    return has_correction(text) or bool(_REOPENING.search(to_ascii(text)))
+
+
+def is_conditional(text: str) -> bool:
+    """Return whether a text depends on a condition, or leaves a choice open."""
+    return bool(_CONDITION.search(text))
+
+
+def is_doubtful(before: str, after: str = "") -> bool:
+    """Return whether a sentence says something else of a value in it than that it is the answer.
+
+    Such sentences negate it, report it, quote it, or make it depend on something.
+
+    Args:
+        before: the part of the sentence before the value.
+        after: the part of the sentence after the value.
+    """
+    before, after = to_ascii(before), re.sub(r"->\s*\?", "", to_ascii(after))  # an unknown measurement
+    decision = max((match.end() for match in _DECISION.finditer(before)), default=0)
+    conditions = re.sub(r"\bor rather\b", "", before)
+    return bool(_CONDITION.search(conditions) or _DOUBT.search(before, decision) or _REPORT.search(after))
+
+
+def is_placeholder(text: str) -> bool:
+    """Return whether a text stands for another one, as in the form that a prompt shows: `...`, `<why>`, `[text]`."""
+    return bool(_PLACEHOLDER.match(text))
+
+
+def sentence_around(text: str, start: int, end: int) -> tuple[str, str]:
+    """Return the parts of the sentence before and after a span."""
+    end -= text[start:end].endswith(".")  # a number includes a point after it
+    first = max((match.end() for match in _SENTENCE_BREAK.finditer(text, max(start - 300, 0), start)), default=0)
+    last = _SENTENCE_BREAK.search(text, end, end + 300)
+    return text[max(first, start - 300) : start], text[end : last.end() if last else end + 300]
 
 
 def is_example(before: str) -> bool:
@@ -87,6 +124,7 @@ def is_example(before: str) -> bool:
 
 def is_quoted(text: str, start: int, end: int) -> bool:
     """Return whether a span is part of a longer quotation in quotation marks."""
+    start += len(text[start:end]) - len(to_ascii(text[start:end]).lstrip(' *`"'))
     line = to_ascii(text[max(text.rfind("\n", 0, start) + 1, start - 1000) : start])
     after = to_ascii(text[end : end + 3]).lstrip(" .!?)")
     opening = line.rstrip()

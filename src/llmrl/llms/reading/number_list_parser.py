@@ -13,9 +13,10 @@ from llmrl.llms.reading.answer_parser import CandidateAnswer
 from llmrl.llms.reading.assignments import Assignments, spelling_pattern
 from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
+from llmrl.llms.reading.non_answer_text import is_doubtful, sentence_around
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, parse_number
 from llmrl.llms.reading.tables import Table, tables
-from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
 _KINDS = load_word_list("kinds")
@@ -29,7 +30,9 @@ _WORD = r"\b(?:to|is|at|of|with)\b"
 _INDEX = (
     r"params?[\s*_`\\]{0,6}[\[(]\s?(\d{1,9})[\s\\]{0,3}[\])]|(?:params?|theta|\u03b8|weights?|w|p)_?\{?(\d{1,9})\}?"
 )
-_RANGE = re.compile(r"\s*(?:to|or|bis|-|\u2013|\.\.)\s*[+-]?\.?\d")
+_RANGE = re.compile(
+    r"\s*(?:[,(]?\s*(?:to|or|bis|minus|plus|times|(?:re|in)\w+ed by)|-|\u2013|\.\.)\s*[+-]?\.?\d", re.IGNORECASE
+)
 _ARROW = re.compile(rf"{_PADDING}(?:\u2192|->|=>|\u27f6){_PADDING}({NUMBER_IN_DIGITS})(?!\w)")
 MEASUREMENT = re.compile(
     r"[\s;,|*_`\"')\]-]{0,12}(?:f\s*\(\s*params\s*\)[\s*_`\"']*[:=]|->|=>|\u2192)[\s*_`\"'$]{0,6}"
@@ -42,17 +45,14 @@ _INDEX_ORIGIN = re.compile(
     r"\b(?:from|starting (?:at|with)|start(?:s|ing)? at|count\w* from) (?:1|one)\b|\b1-based\b|\bone-based\b",
     re.IGNORECASE,
 )
+OPERATOR = re.compile(r"(?:[+/]|(?<!\*)\*|\b(?:in|within|changes?:?|changes? (?:is|are)))\s*\Z", re.IGNORECASE)
+"""Text before a list that is a term of a sum, an interval, or a change."""
 _LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 _TUPLE = re.compile(r"(?:[=:]|\bis|\bare|\bof|\bto)\s?\(([^()\n]{1,2000})\)")
 _LIST = re.compile(r"(?<![\w\]])\[([^\[\]]{1,8000})\]")
 _SINGLE_NUMBER = re.compile(
     r"(?:(?:the |my |final )*(?:action|answer|value|number)[\s*_`]*(?::|=|\bis\b)[\s*_`]*)?"
     rf"(?:\\boxed\{{)?({NUMBER_IN_DIGITS})(?: ?[A-Za-z]{{1,3}})?\}}?",
-    re.IGNORECASE,
-)
-_REVISION = re.compile(
-    r"\b(?:revise|change|lower|raise|reduce|increase|adjust|set)\b(?:[^.\n]|\.(?=\d)){0,200}\bkeep\b[^.\n]{0,80}"
-    r"\b(?:others?|rest|remaining)\b",
     re.IGNORECASE,
 )
 _ROW_LABEL = re.compile(r"^(?:row|r|y)[\s_]*\d{0,2}\s*[:=]\s*", re.IGNORECASE)
@@ -150,6 +150,14 @@ class NumberListFinder:
         missing = [self.names[i] for i in range(self.d) if i not in present]
         return f"there is no number for {', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
 
+    def contradicts(self, text: str, answer: np.ndarray) -> bool:
+        """Return whether a text gives one of the names a number that differs from the one in `answer`, [d]."""
+        text = "\n".join(line for line in text.split("\n") if not MEASUREMENT.search(line))
+        return any(
+            position < self.d and number != answer[position] and not is_doubtful(*sentence_around(text, start, end))
+            for position, number, start, end in self._pairs(text, False, loose=True)
+        )
+
     def parse_sentences(self, text: str) -> list[float] | None:
         """Return the list that the sentences of a text give; None if there is none or it is not certain."""
         return self._assignments.read(to_ascii(text))
@@ -203,22 +211,7 @@ class NumberListFinder:
             line = text[max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 300) : candidate.start]
             if self.d == 1 and not _ANNOUNCEMENT.search(line) and line.strip(" -*#>`|.0123456789"):
                 candidate.form = 1  # one number in the middle of a sentence
-        return (
-            [self._apply_revision(text, sets[0], self._pairs(text, truncated, loose=True))] if len(sets) == 1 else sets
-        )
-
-    def _apply_revision(
-        self, text: str, first: CandidateAnswer[np.ndarray], pairs: Sequence[Pair]
-    ) -> CandidateAnswer[np.ndarray]:
-        """Return `first` with the numbers that the reply changes later, if it says that it keeps the others."""
-        change = _REVISION.search(text, first.end)
-        if change is None:
-            return first
-        numbers = first.answer.copy()
-        for position, number, start, end in pairs:
-            if change.start() <= start and end <= change.end():
-                numbers[position] = number
-        return CandidateAnswer(first.start, change.end(), numbers)
+        return sets
 
     def _delimited_lists(self, text: str) -> Lists:
         """Return lists between dollar signs, in boxes, and in round brackets after an equals sign."""
@@ -283,20 +276,9 @@ class NumberListFinder:
         return [float(cell) if _CELL.fullmatch(cell) else None for cell in cells] if self.d > 3 else []
 
 
-_NEW = re.compile(
-    r"\b(?:new|propos\w*|next|suggest\w*|choice|chosen|final|recommend\w*|selected|updated|mine|my)\b|\u65b0",
-    re.IGNORECASE,
-)
-_PLAIN = re.compile(
-    r"\b(?:value|setting|number|incentive|payment|rate|amount|force|torque|weight|proposal|action|set to|"
-    r"params?)\b|\u503c",
-    re.IGNORECASE,
-)
-_NON_PROPOSAL = re.compile(
-    r"\b(?:old|previous|prev|current|before|last|best|min|max|minimum|maximum|low|high|lower|upper|bounds?|ranges?|limits?|"
-    r"change|delta|difference|payoff|return|score|expected|index|no|step|was)\b|#|\u0394|\u65e7",
-    re.IGNORECASE,
-)
+_NEW = load_pattern("new_columns")
+_PLAIN = load_pattern("plain_columns")
+_NON_PROPOSAL = load_pattern("other_columns")
 _TURN = re.compile(r"\b(?:generation|gen|iteration|round|proposal|row)\b\W{0,3}(\d+)", re.IGNORECASE)
 _INDEXED = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|entry|position)?", re.IGNORECASE)
 

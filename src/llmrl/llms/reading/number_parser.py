@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any
 
+from llmrl.llms.reading.word_lists import load_word_list
+
 _NUMBER = r"[+-]?\s?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,10})?"
 _PLAIN = re.compile(_NUMBER)
 _FRACTION = re.compile(rf"({_NUMBER})\s?/\s?({_NUMBER})")
@@ -17,6 +19,8 @@ _CHANGE_NOTE = re.compile(
     re.IGNORECASE,
 )
 _EXPRESSION = re.compile(r"[\s\d.()+\-*/eE]{3,80}")
+_COMPARISON = re.compile(rf"\b(?:{'|'.join(load_word_list('comparisons'))})\b", re.IGNORECASE)
+"""Words that make a number a bound, a difference or a direction; units are other words."""
 _UNIT = re.compile(
     rf"({_NUMBER})\s*(%|per ?cent|percent|[A-Za-z\u00b0\u00b5][A-Za-z\u00b0/\u00b2*^ "
     rf"]{{0,24}})?\s*\.?"
@@ -112,8 +116,8 @@ def _parse_text(text: str, is_share: bool) -> float | None:
         return word_number
     if _RANGE.search(text):
         return None
-    unit = _UNIT.fullmatch(text)
-    if unit is None:
+    unit = _UNIT.fullmatch(re.sub(r"\A([+-]?\d{1,20}),(?=\d{1,20}\s?[A-Za-z%])", r"\1.", text))
+    if unit is None or _COMPARISON.search(unit[2] or ""):
         return None
     number = float(unit[1].replace(" ", ""))
     if unit[2] and unit[2].replace(" ", "") in ("%", "percent"):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
 from llmrl.llms.reading.name_matcher import normalize_name
+from llmrl.llms.reading.non_answer_text import is_placeholder
 from llmrl.llms.reply_cleaning import to_ascii
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -73,12 +74,13 @@ class TextParser(AnswerParser[str]):
         if depth > _MAX_DEPTH or not isinstance(value, dict | list):
             return None
         if isinstance(value, dict):
+            if "from" in value and "to" not in value:
+                return None  # what somebody else says
             for key, inner in value.items():
                 if normalize_name(str(key)) == normalize_name(self.name):
                     if isinstance(inner, list) and len(inner) == 1:
                         inner = inner[0]
-                    # Texts such as `...` and `<...>` are placeholders of the prompt's example.
-                    if not isinstance(inner, str) or not inner.strip(" .<>"):
+                    if not isinstance(inner, str) or is_placeholder(inner):
                         raise InvalidReply(f"the {self.name} is empty or no text")
                     return inner
         texts = [
@@ -101,8 +103,10 @@ class TextParser(AnswerParser[str]):
     def parse_prose(self, text: str) -> str | None:
         prose = " ".join(text.split())
         # A brace suggests broken JSON, and one or two words are rather a remark such as "Sure!" than the text.
-        is_text = len(prose) <= self.max_length and "{" not in prose and len(prose.split()) > 2
-        return prose if is_text and not REFUSAL.search(prose) else None
+        # Quotation marks, and words about the text, suggest that the text is a part of it, or not in it.
+        is_text = len(prose) <= self.max_length and not set('{"?') & set(prose) and len(prose.split()) > 2
+        words = re.compile(rf"\b(?:{re.escape(self.name)}|sa(?:ys?|ying|id)|silent)\b", re.IGNORECASE)
+        return prose if is_text and not REFUSAL.search(prose) and not words.search(prose) else None
 
 
 def parse_object(text: str, model: type[Model], truncated: bool = False) -> Model:

@@ -18,6 +18,9 @@ _MAX_STEP_LENGTH = 300
 NO_OBJECT = frozenset(normalize_name(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
 
 _PLANS, _SKILLS, _OBJECTS = load_word_list("plans"), load_word_list("skills"), load_word_list("objects")
+_UNDECIDED = re.compile(r"\W*(?:or|either|maybe|perhaps)\b", re.IGNORECASE)
+_LEADS = load_word_list("leads")
+"""Words before the skill of a step."""
 _CALL_KEYS = ("arguments", "parameters", "input", "function", "functioncall")
 _PRONOUN = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
 _AND = re.compile(r"\band\s+(?:then\s+)?", re.IGNORECASE)
@@ -85,6 +88,8 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             raise InvalidReply(f"a plan has 1 to {self.max_steps} steps, and this one has 0")
         if any(raw_step == TRUNCATION_MARKER for raw_step in steps):
             raise InvalidReply("the plan was cut off")
+        if any(isinstance(raw_step, str) and _UNDECIDED.match(raw_step) for raw_step in steps):
+            raise InvalidReply("the plan is not decided")
         valid_steps: list[Step] = []
         error = ""
         for raw_step in steps[: self.max_steps]:
@@ -213,27 +218,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             else to_ascii(text)
         )
         spans = [(word, start, end) for word, start, end in words(text)]
-        while (
-            spans
-            and spans[0][0]
-            in (
-                "the",
-                "agent",
-                "i",
-                "should",
-                "to",
-                "then",
-                "first",
-                "and",
-                "step",
-                "finally",
-                "next",
-                "will",
-                "it",
-                "must",
-            )
-            and len(spans) > 1
-        ):
+        while len(spans) > 1 and spans[0][0] in _LEADS:
             if self.names.mentions(text[spans[0][1] :])[:1] and self.names.mentions(text[spans[0][1] :])[0][0] == 0:
                 break
             spans = spans[1:]

@@ -13,18 +13,16 @@ from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, DuplicateKey, strip_tags
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name
-from llmrl.llms.reading.number_list_parser import LISTS, MEASUREMENT, NumberListFinder
+from llmrl.llms.reading.number_list_parser import LISTS, MEASUREMENT, OPERATOR, NumberListFinder
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, ORDINALS, parse_number
+from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
-_HIDDEN = ("reasoning", "reflection", "reason", "reasons", "thought", "explanation", "rationale", "confidence")
+_FOREIGN_KEYS = tuple(load_word_list("foreign_keys"))
+_HIDDEN = (*load_word_list("reasons"), "confidence")
 _TURN = re.compile(r"\b(generation|gen|iteration|round|step)\b[\s*#:]{0,4}(\d{1,9})", re.IGNORECASE)
 _PROPOSAL = re.compile(
     rf"\bproposal\b[\s*#]{{0,3}}(?P<number>\d{{1,6}})\b(?! of)|\b(?P<order>{'|'.join(ORDINALS)}) proposal\b",
-    re.IGNORECASE,
-)
-_UNDECIDED = re.compile(
-    r"\b(?:one could|could try|you (?:can|could|might)|might be|either|or keep|options? (?:are|would)|directions?)\b",
     re.IGNORECASE,
 )
 _NUMBERS = re.compile(NUMBER_IN_DIGITS)
@@ -93,13 +91,16 @@ class VectorParser(AnswerParser[np.ndarray]):
         return self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), truncated)
 
     def parse_prose(self, text: str) -> np.ndarray | None:
-        if REFUSAL.search(text) or _UNDECIDED.search(text):
+        if REFUSAL.search(text):
             return None
         if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
             values = [parse_number(token[0]) for token in _NUMBERS.finditer(enumeration[1])]
             return np.array(values, dtype=np.float64) if len(values) == self.d and None not in values else None
         numbers = self.finder.parse_sentences(text)
         return None if numbers is None else np.array(numbers)
+
+    def contradicts(self, text: str, answer: np.ndarray) -> bool:
+        return self.finder.contradicts(to_ascii(text), answer)
 
     def hint(self, text: str) -> str:
         return self.finder.describe_incomplete(to_ascii(text))
@@ -115,6 +116,8 @@ class VectorParser(AnswerParser[np.ndarray]):
             number = int(proposal["number"]) if proposal["number"] else ORDINALS.index(proposal["order"].lower()) + 1
             return number == self.question.proposal
         after = to_ascii(text[candidate.end : candidate.end + 80])
+        if candidate.form == 1 and (OPERATOR.search(line) or re.match(r"\s*(?:[+/]|\*(?!\*))", after)):
+            return False
         measurement = None if _EXPECTED.search(after) else MEASUREMENT.match(after)
         is_repeat = tuple(candidate.answer.tolist()) in self.tried
         if (is_repeat or measurement) and (candidate.form == 1 or (is_repeat and measurement)):
@@ -161,7 +164,11 @@ class VectorParser(AnswerParser[np.ndarray]):
         parameter_keys = [key for key in value if normalize_name(key) in ("params", "parameters")]
         for key, inner in [(key, value[key]) for key in parameter_keys or value]:
             name = normalize_name(key)
-            if name in _HIDDEN or name in self.contexts or (not isinstance(inner, dict | list) and name not in LISTS):
+            if (
+                name.startswith((*_HIDDEN, *_FOREIGN_KEYS))
+                or name in self.contexts
+                or (not isinstance(inner, dict | list) and name not in LISTS)
+            ):
                 continue
             is_flat = isinstance(inner, list) and not any(isinstance(x, bool | dict | list | None) for x in inner)
             if is_flat and name in LISTS and len(inner) != self.d:
@@ -202,7 +209,7 @@ class VectorParser(AnswerParser[np.ndarray]):
             if i is not None:
                 inner = _sole_number(inner) if isinstance(inner, dict) else inner
                 self._add_number(i, inner, numbers)
-            elif isinstance(inner, dict | list):
+            elif isinstance(inner, dict | list) and not name.startswith(_FOREIGN_KEYS):
                 self._collect(inner, numbers, depth + 1)
 
     def _add_number(self, i: int, raw: Any, numbers: dict[int, float]) -> None:

@@ -11,9 +11,10 @@ from llmrl.llms.reading.answer_parser import REFUSAL, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import strip_tags
 from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
+from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_reopened
 from llmrl.llms.reading.number_parser import ORDINALS
 from llmrl.llms.reading.tables import tables
-from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
 Step = tuple[str, str]
@@ -55,11 +56,7 @@ _FILLER = re.compile(
     r"(?:\s|[`*_;,.\u2022>|-]|\d{1,2}[.)]|->|=>|\u2192|#[^\n]*|//[^\n]*|\bthen\b|\band\b|\bawait\b|\bstep \d:?)*",
     re.IGNORECASE,
 )
-_SUBCLAUSE = re.compile(
-    r"\b(?:because|since|so that|in order to|as (?:it|the|there|this)|while|which|who|to (?:find|get|open|"
-    r"unlock|reach|avoid|free|make)|where|without|before|until|if|unless|directly)\b|\(",
-    re.IGNORECASE,
-)
+_SUBCLAUSE = load_pattern("subclauses")
 _REASON = re.compile(
     r"[.!;](?:\s|\Z)|\s[-\u2013\u2014]\s|:\s|\s\((?=[a-zA-Z ])|,?\s+(?:because|since|so that|as (?=it|the|there|"
     r"this|we|that)|"
@@ -68,11 +65,7 @@ _REASON = re.compile(
     r"be able|reveal|look|check)\b|\s+(?:that|who) ",
     re.IGNORECASE,
 )
-_OPEN = re.compile(
-    r"\b(?:either|or|could|might|may|consider|alternatives?|options?|possible|suggest that you|up to you|"
-    r"directions?)\b",
-    re.IGNORECASE,
-)
+_OPEN = load_pattern("open_plans")
 _NON_PLAN_HEADING = re.compile(
     r"\b(?:skills|available|possible|options?|vocabulary|objects|sees|allowed|rules|example|not|cannot|can't|never|don't|"
     r"wrong|impossible|if|other agents?|others)\b[^\n]*:?\s*\Z",
@@ -125,7 +118,7 @@ class PlanFinder:
 
     def parse_sentences(self, text: str) -> tuple[Step, ...] | None:
         """Return the plan that the sentences of a text give; None if there is none."""
-        if REFUSAL.search(text) or _OPEN.search(text):
+        if REFUSAL.search(text) or _OPEN.search(text) or is_reopened(text):
             return None
         steps: list[Step] = []
         for sentence in re.split(r"(?<=[.!?])\s+|\n+|\u3002", text)[:100]:
@@ -134,10 +127,10 @@ class PlanFinder:
                 if cue is None:
                     continue
                 instruction = _SUBCLAUSE.split(part[cue.end() :], maxsplit=1)[0]
-                if negated(instruction):
+                if negated(f"{part[: cue.end()]}{instruction}"):
                     continue
                 clause_steps = self._parse_steps(instruction, steps)
-                if clause_steps is None:
+                if clause_steps is None or (clause_steps and is_conditional(part)):
                     return None
                 steps += clause_steps
         return tuple(steps[: self.step_parser.max_steps]) or None
@@ -222,7 +215,8 @@ class PlanFinder:
         candidates = []
         for run in _split_lists(text, items):
             heading = text[max(text.rfind("\n\n", 0, run[0].start()), run[0].start() - 200, 0) : run[0].start()]
-            if _NON_PLAN_HEADING.search(heading.strip().rsplit("\n", 1)[-1]):
+            heading = heading.strip().rsplit("\n", 1)[-1]
+            if _NON_PLAN_HEADING.search(heading) or (heading.endswith(":") and is_doubtful(heading)):
                 continue
             instructions = [_instruction(item[1]) for item in run]
             steps = [self.step_parser.step(instruction) for instruction in instructions]
