@@ -16,6 +16,8 @@ THIRD_PARTY = Path(__file__).parent / "third_party"
 SUPPORT = Path(__file__).parent / "support"
 PROCESSES = {"commands", "multiprocessing", "subprocess", "sweep", "sweeping"}
 """Names in a module of tests that starts some."""
+LONGEST = ("tests/test_readme.py", "tests/sweeps/slurm/test_sweep.py")
+"""Modules with tests of minutes, which begin first so that no worker is left with one at the end."""
 sys.path.insert(0, str(THIRD_PARTY))
 # For the subprocesses that tests start.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), str(SUPPORT), os.environ.get("PYTHONPATH")]))
@@ -44,12 +46,12 @@ hypothesis.settings.register_profile(
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest module first and mark or skip tests.
+    """Put the longest modules first and mark or skip tests.
 
     Modules that may start processes are marked as slow. Tests of the engine are skipped where it cannot run; where it
     could run and is not installed, they fail.
     """
-    items.sort(key=lambda item: item.path.name != "test_readme.py")
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
     from llmrl.envs.substrate.install import unsupported
 
     for item in items:

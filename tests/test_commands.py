@@ -155,6 +155,31 @@ def test_fork_server_inherits_launcher_environment(tmp_path):
         assert (done.returncode, done.stdout, done.stderr) == (0, f"set late {tmp_path} True\n", "")
 
 
+def call_later(path, *words):
+    time.sleep(float(words[0]))
+    Path(path).write_text(" ".join(words))
+
+
+def test_function_runs_in_process(tmp_path):
+    process = commands.Process(target=call_later, args=(tmp_path / "a", "0.01", "b"))
+    with pytest.raises(AssertionError, match="not been started"):
+        process.is_alive()
+    process.start()
+    process.join()
+    assert (process.exitcode, process.is_alive()) == (0, False) and (tmp_path / "a").read_text() == "0.01 b"
+    process = commands.Process(target=call_later, args=(tmp_path / "b", "600"))
+    process.start()
+    process.join(timeout=0.1)
+    assert process.exitcode is None and process.is_alive()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and not (tmp_path / "b").exists()
+    process = commands.Process(target=call_later, args=(tmp_path / "no" / "folder", "0"))
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+
+
 def test_interpreter_variables_raise():
     for name in ("PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"):
         with pytest.raises(ValueError, match=f"{name}: read when a process starts"):

@@ -143,6 +143,7 @@ def test_commands(tmp_path, page):
                 if env in ("cleanup", "harvest") and not any("init_from" in word for word in words):
                     words += ["agent.init_from=null"]
                 words += [f"env.n_envs={w.partition('=')[2]}" for w in words if w.startswith("design.candidates=")]
+            words = ["seed=0,1" if word == "seed=0,1,2" else word for word in words]
             if words[0] == "llmrl-evaluate":
                 words += ["suite.episodes=2"] if "suite=babyai_text" in words else ["--video-steps", "3"]
                 if "--policy" in words and "--episodes" not in words:
@@ -155,7 +156,7 @@ def test_commands(tmp_path, page):
             elif words[:2] == ["llmrl-sweep", "status"]:
                 # Of the runs above, the one that had no key was refused before it had a folder.
                 match = re.search(r"(\d+) finished", done.stdout)
-                assert done.returncode == 0 and match and int(match[1]) >= 9, f"{line}\n{done.stdout}\n{done.stderr}"
+                assert done.returncode == 0 and match and int(match[1]) >= 6, f"{line}\n{done.stdout}\n{done.stderr}"
             else:
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             ran.append(line)

@@ -28,9 +28,8 @@ def test_mixed_society_with_principal_resumes(tmp_path):
     )
     run(*options, f"output_root={tmp_path / 'whole'}")
     reference = only_run_folder(tmp_path / "whole")
-    context = commands.children()
     for delay in (1.5, 3.0):
-        process = context.Process(
+        process = commands.Process(
             target=silent_run, args=(*options, "checkpoint_seconds=0", f"output_root={tmp_path / 'killed'}")
         )
         process.start()

@@ -94,11 +94,10 @@ class TestResuming:
     @pytest.mark.slow
     def test_kills(self, tmp_path):
         """Send SIGKILL after a given number of lines."""
-        context = commands.children()
         overrides = (*self.OPTIONS, "play.videos=1", "play.episodes=5", "checkpoint_seconds=0")
         resume_folder = tmp_path / "killed"
         for lines in (7, 30, None):
-            process = context.Process(target=silent_run, args=(*overrides, f"output_root={resume_folder}"))
+            process = commands.Process(target=silent_run, args=(*overrides, f"output_root={resume_folder}"))
             process.start()
             while lines is not None and process.is_alive():
                 if sum(path.read_text().count("\n") for path in resume_folder.rglob("replies.jsonl")) >= lines:

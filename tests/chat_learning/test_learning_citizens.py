@@ -13,6 +13,7 @@ from llmrl.agents.llm_player.agent import action_diversity
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.run.artifacts import saved_state
 from llmrl.run.run import Run
+from some import some
 
 FISHERY = (
     *("env=fishery", "env.n_agents=2", "env.n_envs=8", "env.horizon=2", "env.capacity=20", "env.max_catch=5"),
@@ -48,7 +49,7 @@ def rows(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("citizens", CITIZENS)
+@pytest.mark.parametrize("citizens", some(("mixed", "llm_ppo"), CITIZENS))
 def test_stopped_adaptation_resumes_exactly(models, citizens):
     """A run that is composed again during adaptation ends with the same metrics and weights."""
     overrides = (*FISHERY, *CITIZENS[citizens], "design.steps=3", f"output_root={models}")

@@ -69,6 +69,24 @@ def test_cached_options_compose_like_hydra(case, monkeypatch):
     assert cached == [expected, expected]
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
+def test_equal_options_are_listed_and_merged_once(case, monkeypatch):
+    """Otherwise every composition of the tests costs several times as much."""
+    from hydra._internal.config_repository import CachingConfigRepository
+
+    read_once()
+    compose_fully(*case)
+    read, paths = CachingConfigRepository.load_config, []
+
+    def load_config(self, config_path):
+        paths.append(config_path)
+        return read(self, config_path)
+
+    monkeypatch.setattr(CachingConfigRepository, "load_config", load_config)
+    compose_fully(*case)
+    assert paths == [case[0]], "Hydra looks for the search path in the primary file, and needs no other"
+
+
 def test_libyaml_reads_package_files_identically():
     files = sorted(root().rglob("*.yaml"))
     assert len(files) > 100

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from shared_folders import shared_folder
+
 
 @pytest.fixture(scope="session")
 def proposer(tmp_path_factory):
@@ -18,7 +20,7 @@ def proposer(tmp_path_factory):
         reason = f"The best so far gave {rng.uniform(-17, 0):.2f}; this is another place to look."
         x, y = rng.integers(-6, 7, 2)
         pairs.append((question, f'{{"reasoning": "{reason}", "params": [{x}, {y}]}}'))
-    return make_proposer(tmp_path_factory.mktemp("proposer"), pairs)
+    return shared_folder(tmp_path_factory, "proposer", lambda folder: make_proposer(folder, pairs))
 
 
 @pytest.fixture(autouse=True)
@@ -29,23 +31,19 @@ def _offline(monkeypatch):
 @pytest.fixture(scope="session")
 def grpo(proposer, tmp_path_factory):
     """Return a finished run: replies are rewarded for their return alone."""
-    from tuned import finetune
+    from tuned import finetune, only_folder
 
     only = [f"rewards.{name}=0" for name in ("valid", "in_bounds", "improvement")]
-    return finetune(
-        tmp_path_factory.mktemp("grpo"),
-        proposer,
-        "grpo",
-        "method.optimizer.steps=24",
-        *only,
-        "transfer=[other]",
-        "checkpoint_seconds=99",
+    options = ("method.optimizer.steps=24", *only, "transfer=[other]", "checkpoint_seconds=99")
+    return only_folder(
+        shared_folder(tmp_path_factory, "grpo", lambda folder: finetune(folder, proposer, "grpo", *options))
     )
 
 
 @pytest.fixture(scope="session")
 def sft(proposer, tmp_path_factory):
     """Return a finished run."""
-    from tuned import finetune
+    from tuned import finetune, only_folder
 
-    return finetune(tmp_path_factory.mktemp("sft"), proposer, "sft", "method.optimizer.steps=12")
+    steps = "method.optimizer.steps=12"
+    return only_folder(shared_folder(tmp_path_factory, "sft", lambda folder: finetune(folder, proposer, "sft", steps)))

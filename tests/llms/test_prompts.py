@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from experiments import compose, only_run_folder, run
@@ -50,6 +51,21 @@ def test_hash_covers_all_prompt_files(folders):
     assert hashes["a"] != after["a"] and hashes["b"] == after["b"]
     write(user_folder, b="b")
     assert PromptFamily("game", builtin_folder, user_folder).hash("b") != hashes["b"]
+
+
+def test_templates_are_compiled_once_per_process(folders, monkeypatch):
+    compile_template, names = jinja2.Environment.compile, []
+
+    def record(self, source, name=None, filename=None, *arguments, **options):
+        names.append(name)
+        return compile_template(self, source, name, filename, *arguments, **options)
+
+    monkeypatch.setattr(jinja2.Environment, "compile", record)
+    first, second = (PromptFamily("game", folders[0]).render("a", x=1) for _ in range(2))
+    assert first == second and sorted(names) == ["_part.j2", "a.j2"]
+    (folders[0] / "_part.j2").write_text("another part {{ x }}")
+    assert PromptFamily("game", folders[0]).render("a", x=1).text == "another part 1 of a\n"
+    assert sorted(names) == ["_part.j2", "_part.j2", "a.j2"]
 
 
 @pytest.mark.parametrize(

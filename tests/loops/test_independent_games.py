@@ -275,12 +275,11 @@ def test_melting_pot_engine(tmp_path):
 @pytest.mark.slow
 def test_kills(tmp_path):
     """With SIGKILL, in the midst of replies; only those under way then are asked for again."""
-    context = commands.children()
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
         shared = (f"llm.cache_dir={tmp_path / 'cache'}", "checkpoint_seconds=0")
         killed_run = playing(server, tmp_path / "killed", *GAMES["frozen_lake"], *shared)
         for calls in (15, 40, None):
-            process = context.Process(target=silent_run, args=killed_run)
+            process = commands.Process(target=silent_run, args=killed_run)
             process.start()
             while calls is not None and process.is_alive() and len(server.requests) < calls:
                 time.sleep(0.002)

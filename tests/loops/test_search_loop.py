@@ -381,7 +381,6 @@ class TestResume:
     @pytest.mark.long
     @pytest.mark.slow
     def test_sigkill_resumes_with_equal_numbers(self, tmp_path):
-        context = commands.children()
         overrides = (
             *SMALL,
             "principal=cem",
@@ -391,7 +390,7 @@ class TestResume:
         )
 
         def child(root):
-            process = context.Process(target=silent_run, args=(*overrides, f"output_root={root}"))
+            process = commands.Process(target=silent_run, args=(*overrides, f"output_root={root}"))
             process.start()
             return process
 

@@ -41,11 +41,6 @@ PRINCIPALS = {
 }
 
 
-@pytest.fixture(scope="module")
-def context():
-    return commands.children()
-
-
 def equal(a, b) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
@@ -63,10 +58,10 @@ def unpaid_metrics(folder) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
 
 
-def check(context, tmp_path, overrides, duration, kills=KILLS):
+def check(tmp_path, overrides, duration, kills=KILLS):
     """`duration` is about how long the run takes at most, seconds: kills fall evenly over a fifth of it."""
     reference, killed_run = tmp_path / "whole", tmp_path / "killed"
-    process = context.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
+    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
     process.start()
     start = time.monotonic()
     process.join()
@@ -76,14 +71,14 @@ def check(context, tmp_path, overrides, duration, kills=KILLS):
     rng = random.Random(0)
     attempts = 0
     for _ in range(kills):
-        process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
+        process = commands.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
         process.start()
         process.join(timeout=0.3 + rng.random() * duration / 5)
         attempts += process.is_alive()
         process.kill()
         process.join()
     assert attempts > kills / 2, "most kills came after the end: the run is too short to test anything"
-    process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
+    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -94,12 +89,12 @@ def check(context, tmp_path, overrides, duration, kills=KILLS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("principal", some(("llm",), PRINCIPALS))
-def test_design_run_survives_kills(context, tmp_path, principal):
-    check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0, kills=3)
+def test_design_run_survives_kills(tmp_path, principal):
+    check(tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0, kills=3)
 
 
 @pytest.mark.long
-def test_learn_run_survives_kills(context, tmp_path):
+def test_learn_run_survives_kills(tmp_path):
     overrides = (
         "env=escape_room",
         "env.n_envs=8",
@@ -109,18 +104,18 @@ def test_learn_run_survives_kills(context, tmp_path):
         "learn.evaluation_interval=20",
         "checkpoint_seconds=0",
     )
-    check(context, tmp_path, overrides, duration=3.0)
+    check(tmp_path, overrides, duration=3.0)
 
 
 @pytest.mark.long
-def test_native_run_survives_kills(context, tmp_path):
+def test_native_run_survives_kills(tmp_path):
     """Rollouts end in the middle of episodes, whose states, income of the last steps included, are in checkpoints."""
     overrides = (
         *("env=harvest", "agent=ppo", "env.observe=[grid,vector]", "env.n_envs=3", "env.horizon=50"),
         *("env.map=own", "learn.rollout_steps=20", "learn.env_steps=2400", "learn.evaluation_interval=15"),
         *("learn.evaluate_episodes=3", "checkpoint_seconds=0", "agent.map_channels=[4]", "agent.features=8"),
     )
-    check(context, tmp_path, overrides, duration=6.0)
+    check(tmp_path, overrides, duration=6.0)
 
 
 STUDENT_COMMANDS = {
@@ -138,7 +133,7 @@ STUDENT_COMMANDS = {
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", some(("a memory, a scripted planner that errs",), STUDENT_COMMANDS))
-def test_student_run_survives_kills(context, tmp_path, parts):
+def test_student_run_survives_kills(tmp_path, parts):
     overrides = (
         *STUDENT_COMMANDS[parts],
         *(
@@ -150,7 +145,7 @@ def test_student_run_survives_kills(context, tmp_path, parts):
         ),
         *("learn.evaluate_episodes=4", "checkpoint_seconds=0"),
     )
-    check(context, tmp_path, overrides, duration=6.0)
+    check(tmp_path, overrides, duration=6.0)
 
 
 def impatient_run(*overrides: str) -> None:
@@ -163,7 +158,7 @@ def impatient_run(*overrides: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_distant_safe_point_is_abandoned(context, tmp_path):
+def test_distant_safe_point_is_abandoned(tmp_path):
     """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""
     overrides = (
         *(
@@ -183,11 +178,11 @@ def test_distant_safe_point_is_abandoned(context, tmp_path):
         ),
     )
     reference, stopped = tmp_path / "whole", tmp_path / "stopped"
-    process = context.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
+    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
     process.start()
     process.join()
     assert process.exitcode == 0
-    process = context.Process(target=impatient_run, args=(*overrides, f"output_root={stopped}"))
+    process = commands.Process(target=impatient_run, args=(*overrides, f"output_root={stopped}"))
     process.start()
     # The rounds of adaptation are over: it validates.
     wait_for(lambda: [m for m in stopped.rglob("metrics.jsonl") if len(m.read_text().splitlines()) == 3])
@@ -198,7 +193,7 @@ def test_distant_safe_point_is_abandoned(context, tmp_path):
     assert status["state"] == "preempted"
     assert "the work since the last one is discarded" in (only_run_folder(stopped) / "run.log").read_text()
     assert len(comparable_metrics(only_run_folder(stopped))) == 3, "it got through the validation"
-    process = context.Process(target=silent_run, args=(*overrides, f"output_root={stopped}"))
+    process = commands.Process(target=silent_run, args=(*overrides, f"output_root={stopped}"))
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -23,9 +23,9 @@ def test_good_incentives_reach_the_optimum(tmp_path):
     With a network each, as the paper's agents have; one shared network falls short of it.
     """
     objective, folder = govern(
-        tmp_path, "[5,0,0,0,0]", "agent.share_parameters=false", "env.n_envs=64", "design.adapt_rounds=150"
+        tmp_path, "[5,0,0,0,0]", "agent.share_parameters=false", "env.n_envs=64", "design.adapt_rounds=50"
     )
-    assert 138 < objective <= 140  # actions are sampled, so a rare step is missed
+    assert 138 < objective <= 140  # reached after 20 rounds; actions are sampled, so a rare step is missed
     assert min(row["train/base_return"] for row in comparable_metrics(folder, "adaptation")) < 5
 
 

@@ -19,6 +19,7 @@ import importlib
 import io
 import json
 import os
+import pickle
 import runpy
 import select
 import signal
@@ -35,7 +36,11 @@ PRELOADS = (
     "gymnasium",
     "hydra._internal.hydra",
     "hydra.main",
+    "imageio.v3",
+    "json_repair",
+    "llmrl.agents.llm_player.agent",
     "llmrl.agents.ppo_agent",
+    "llmrl.analysis.report_files",
     "llmrl.config.composition_errors",
     "llmrl.display.run_summary",
     "llmrl.experiment.composition",
@@ -44,12 +49,15 @@ PRELOADS = (
     "llmrl.llms.transcript",
     "llmrl.loops.design",
     "llmrl.loops.learn",
+    "llmrl.principals.llm_factory",
     "llmrl.run.distributed",
     "llmrl.run.run",
     "llmrl.run.sinks.tensorboard",
     "llmrl.sweeps.launch",
     "llmrl.sweeps.process",
     "llmrl.sweeps.run_control",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "numba.np.linalg",
     "numpy.random",
     "pydantic.types",
@@ -187,6 +195,46 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+class Process:
+    """Call of a function in a process of its own, with the methods of `multiprocessing.Process` that tests need.
+
+    Args:
+        target: function of a module, called with `args`; both are pickled.
+    """
+
+    def __init__(self, target: Callable[..., object], args: Sequence[object] = ()) -> None:
+        self._call = pickle.dumps((target, tuple(args)))
+        self._process: Popen | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._started.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, negative for the number of a signal; None while it runs."""
+        return self._started.poll()
+
+    @property
+    def _started(self) -> Popen:
+        assert self._process is not None, "the process has not been started"
+        return self._process
+
+    def start(self) -> None:
+        code = f"import pickle, sys; sys.path[:] = {sys.path!r}; f, args = pickle.loads({self._call!r}); f(*args)"
+        self._process = Popen([sys.executable, "-c", code])
+
+    def join(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._started.wait(timeout)
+
+    def is_alive(self) -> bool:
+        return self._started.poll() is None
+
+    def kill(self) -> None:
+        self._started.kill()
 
 
 def start_ranks(args: Sequence[str], **environment: str) -> list[Popen]:

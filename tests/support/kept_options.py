@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-_PACKAGED = "llmrl.conf"
+_SHIPPED = ("llmrl", "options")
+"""Scheme and path of the shipped options in Hydra's search path (`hydra_plugins.llmrl_options`)."""
 _HYDRAS = "hydra.conf"
 _HYDRA = "hydra"
 """Provider of Hydra's own options."""
@@ -53,6 +54,8 @@ def read_once() -> None:
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
+
+    import llmrl.conf  # noqa: F401 (it makes Hydra merge the rows of tables, which is to be cached as well)
 
     if not hydra.__version__.startswith("1.3."):  # others have other private functions
         return
@@ -115,7 +118,7 @@ def read_once() -> None:
     def merge_cached(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         if not isinstance(defaults, _PackagedList):
             return merge(self, defaults, repo)
-        key = tuple((default.config_path, default.package, default.primary) for default in defaults)
+        key = tuple((default.config_path, default.parent, default.package, default.primary) for default in defaults)
         if key not in merged:
             merged[key] = pickle.dumps(merge(self, defaults, repo), pickle.HIGHEST_PROTOCOL)
         config: DictConfig = pickle.loads(merged[key])  # noqa: S301 (of this process)
@@ -150,7 +153,8 @@ def _listing_key(
     neither shipped nor Hydra's.
     """
     sources = [(source.scheme(), source.provider, source.path) for source in repo.get_sources()]
-    if any(scheme != "structured" and path not in (_PACKAGED, _HYDRAS) for scheme, _, path in sources):
+    permanent = (_SHIPPED, ("pkg", _HYDRAS))
+    if any(scheme != "structured" and (scheme, path) not in permanent for scheme, _, path in sources):
         return None
     stored = _names(ConfigStore.instance().repo)
     choices = [override.input_line for override in overrides if repo.group_exists(override.key_or_group)]

@@ -27,7 +27,7 @@ def metrics_after_kills(root: Path, overrides: tuple[str, ...], n_kills: int):
     killed = (*overrides, "name=killed")
     for i in range(n_kills):
         previous = newest_checkpoint(root / "killed")
-        process = commands.children().Process(target=silent_run, args=killed)
+        process = commands.Process(target=silent_run, args=killed)
         process.start()
         while process.is_alive() and newest_checkpoint(root / "killed") == previous:
             time.sleep(0.02)

@@ -1,14 +1,19 @@
 """Results with which those of every backend are compared."""
 
 import pytest
-from backend_conformance import SLOW, SWEEP, Numbers, compute_reference
+from backend_conformance import SLOW, SWEEP, Numbers, compute_reference, numbers
+
+from shared_folders import shared_folder
 
 
 @pytest.fixture(scope="session")
 def slow_reference(tmp_path_factory) -> Numbers:
-    return compute_reference(tmp_path_factory.mktemp("slow_reference"), *SLOW, "seed=0,1")
+    options = (*SLOW, "seed=0,1")
+    return numbers(
+        shared_folder(tmp_path_factory, "slow_reference", lambda folder: compute_reference(folder, *options))
+    )
 
 
 @pytest.fixture(scope="session")
 def sweep_reference(tmp_path_factory) -> Numbers:
-    return compute_reference(tmp_path_factory.mktemp("sweep_reference"), *SWEEP)
+    return numbers(shared_folder(tmp_path_factory, "sweep_reference", lambda folder: compute_reference(folder, *SWEEP)))

@@ -20,3 +20,8 @@ class TestLocal(BackendConformance):
     def place(self):
         overrides = ("hardware=local", "hardware.rows=1")
         return Place(overrides, "killed by SIGKILL", ("stopped", 130), lose_machine, lambda: None)
+
+    @pytest.mark.long
+    def test_results_are_identical(self, place, sweep_reference, tmp_path):
+        """The other tests compare numbers of resumed runs with the same reference backend."""
+        super().test_results_are_identical(place, sweep_reference, tmp_path)

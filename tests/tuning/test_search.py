@@ -71,13 +71,13 @@ def trials(root, name="signal_game"):
 @pytest.mark.slow
 def test_search_returns_best_command(tmp_path, options_folder):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", "agent.note='a b','x=[1,2]'", "env.horizon=range(8,9)")
-    options = ("hydra.sweeper.trials=4", "hydra.sweeper.parallel_trials=2", "hydra.sweeper.aggregate=min")
+    options = ("hydra.sweeper.trials=3", "hydra.sweeper.parallel_trials=2", "hydra.sweeper.aggregate=min")
     code, output = search(*arguments, *options, cwd=tmp_path, folder=options_folder)
     assert code == 0, output
     rows = trials(tmp_path)
-    assert [row["state"] for row in rows] == ["finished"] * 4
+    assert [row["state"] for row in rows] == ["finished"] * 3
     runs = read_runs(tmp_path / "outputs")
-    assert len(runs) == 8 and {run.state for run in runs} == {"finished"}
+    assert len(runs) == 6 and {run.state for run in runs} == {"finished"}
     for row in rows:
         trial_runs = [run for run in runs if run.overrides["agent.skill"] == row["agent.skill"]]
         results = {run.seed: run.result for run in trial_runs}
@@ -95,7 +95,7 @@ def test_search_returns_best_command(tmp_path, options_folder):
     assert words[0] == "llmrl-train" and "--config-dir" in words
     second_search = start(*words[1:], cwd=tmp_path)
     assert second_search.communicate(timeout=100) and second_search.returncode == 0
-    assert [run.attempt for run in read_runs(tmp_path / "outputs")] == [1] * 8
+    assert [run.attempt for run in read_runs(tmp_path / "outputs")] == [1] * 6
     code, output = search(*arguments, "agent.pause_s=1", *options, cwd=tmp_path, folder=options_folder)
     assert code == 1 and "agent.pause_s was not given and is 1" in output
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from jinja2 import meta
+from jinja2.bccache import Bucket
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmrl.core.errors import ConfigError
@@ -46,8 +49,6 @@ class PromptFamily:
         if own is not None and not own.is_dir():
             raise ConfigError(f"prompts={own} is not a folder; put your own prompts into {own}/{family}/<name>.j2")
         self.own = None if own is None else own / family
-        # Templates named by each source text: parsing takes longer than rendering and is needed for every prompt.
-        self._references: dict[str, list[str]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -99,14 +100,11 @@ class PromptFamily:
             queue += [reference for reference in references if reference not in sources]
         return sources
 
-    def _read_template(self, file: str) -> tuple[str, list[str]]:
+    def _read_template(self, file: str) -> tuple[str, tuple[str, ...]]:
         """Return the source of a file and the names of the files it extends or includes."""
         assert self._environment.loader is not None
         source, _, _ = self._environment.loader.get_source(self._environment, file)
-        if source not in self._references:
-            references = meta.find_referenced_templates(self._environment.parse(source))
-            self._references[source] = [reference for reference in references if reference is not None]
-        return source, self._references[source]
+        return source, _references(source)
 
     def _stems(self) -> list[str]:
         folders = [self.folder] if self.own is None else [self.folder, self.own]
@@ -122,13 +120,42 @@ class PromptFamily:
             ),
             undefined=jinja2.StrictUndefined,
             autoescape=False,  # prompts are plain text, not HTML
-            trim_blocks=True,
-            lstrip_blocks=True,
+            bytecode_cache=_COMPILED,
+            **_SYNTAX,
         )
         environment.filters["num"] = format_number
         environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
         environment.filters["nums"] = lambda values: ", ".join(format_number(value) for value in values)
         return environment
+
+
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """Templates that this process has compiled, which takes longer than to render them; each run makes its families."""
+
+    def __init__(self) -> None:
+        self._code: dict[tuple[str, str], bytes] = {}  # by the name and file of a template, and its source
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if (code := self._code.get((bucket.key, bucket.checksum))) is not None:
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._code[bucket.key, bucket.checksum] = bucket.bytecode_to_string()
+
+
+_SYNTAX: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+_COMPILED = _CompiledTemplates()
+
+
+@functools.lru_cache(maxsize=512)
+def _references(source: str) -> tuple[str, ...]:
+    """Return the names of the templates that a source text extends or includes.
+
+    Raises:
+        jinja2.TemplateSyntaxError: it is not a template.
+    """
+    references = meta.find_referenced_templates(ImmutableSandboxedEnvironment(**_SYNTAX).parse(source))
+    return tuple(reference for reference in references if reference is not None)
 
 
 def folder_digest(own: Path) -> str:

@@ -40,11 +40,6 @@ def model(tmp_path_factory):
     return make_model_for_env(tmp_path_factory.mktemp("models") / "small", *ENV, "env.n_envs=4", **SIZE)
 
 
-@pytest.fixture(scope="module")
-def context():
-    return commands.children()
-
-
 def kill_at(step, *overrides):
     """Kill the run at the gradient step with this number."""
     from llmrl.algorithms.optimizer_step import OptimizerStep
@@ -64,12 +59,12 @@ def kill_at(step, *overrides):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("tune", ["full", "lora"])
-def test_resume_within_update_reproduces_metrics(context, tmp_path, model, tune):
+def test_resume_within_update_reproduces_metrics(tmp_path, model, tune):
     overrides = (*RUN, f"llm.model={model}", f"agent.tune={tune}")
     silent_run(*overrides, f"output_root={tmp_path / 'whole'}")
     # 4 epochs of 2 minibatches: the third step of the second update, then the last but one of the third.
     for step in (11, 15):
-        process = context.Process(target=kill_at, args=(step, *overrides, f"output_root={tmp_path / 'killed'}"))
+        process = commands.Process(target=kill_at, args=(step, *overrides, f"output_root={tmp_path / 'killed'}"))
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL

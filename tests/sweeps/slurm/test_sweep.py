@@ -31,29 +31,48 @@ def runs_per_seed(cwd: Path) -> dict[int, dict]:
     return {row["seed"]: row for row in table(cwd)}
 
 
-def test_single_command_sweep_produces_report(slurm_cluster: Cluster, tmp_path: Path):
-    """Two principals, two seeds; more runs than an array may hold, whatever this cluster allows."""
-    smaller = tmp_path / "bin" / "scontrol"
+def path_with_array_limit(folder: Path, limit: int) -> str:
+    """Return a PATH for commands by which no array of jobs may have more than `limit`, whatever this cluster allows."""
+    smaller = folder / "bin" / "scontrol"
     smaller.parent.mkdir()
-    edit = "sed 's/^MaxArraySize .*/MaxArraySize = 3/'"
+    edit = f"sed 's/^MaxArraySize .*/MaxArraySize = {limit}/'"
     smaller.write_text(f'#!/bin/bash\nset -o pipefail\n{shutil.which("scontrol")} "$@" | {edit}\n')
     smaller.chmod(0o755)
-    path = os.pathsep.join([str(smaller.parent), os.environ["PATH"]])
-    overrides = (*SLURM, *ROOM, "principal=ucb,llm", "seed=0,1", "design.steps=2")
-    done = sweep(*overrides, cwd=tmp_path, PATH=path)
+    return os.pathsep.join([str(smaller.parent), os.environ["PATH"]])
+
+
+def check_finished_sweep(cluster: Cluster, cwd: Path, n_runs: int, path: str, *overrides: str) -> None:
+    """Compute a sweep as two arrays of jobs; the same command again submits none."""
+    done = sweep(*overrides, cwd=cwd, PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 finished" in done.stdout
-    rows = table(tmp_path)
+    assert f"{n_runs} finished" in done.stdout
+    rows = table(cwd)
     assert {row["state"] for row in rows} == {"finished"} and {row["attempt"] for row in rows} == {1}
     jobs = {row["job_id"] for row in rows}
-    assert len(jobs) == 4 and len({job.split("_")[0] for job in jobs}) == 2
-    assert all(slurm_cluster.show(job)["JobState"] == "COMPLETED" for job in jobs)
-    output = command("status", "outputs", cwd=tmp_path)
-    assert output.returncode == 0 and output.stdout.count("100%") == 4
+    assert len(jobs) == n_runs and len({job.split("_")[0] for job in jobs}) == 2
+    assert all(cluster.show(job)["JobState"] == "COMPLETED" for job in jobs)
+    output = command("status", "outputs", cwd=cwd)
+    assert output.returncode == 0 and output.stdout.count("100%") == n_runs
 
-    second_sweep = sweep(*overrides, cwd=tmp_path)
-    assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == 4
-    assert [row["updated"] for row in table(tmp_path)] == [row["updated"] for row in rows]
+    second_sweep = sweep(*overrides, cwd=cwd)
+    assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == n_runs
+    assert [row["updated"] for row in table(cwd)] == [row["updated"] for row in rows]
+
+
+def test_sweep_is_computed_by_arrays_of_jobs(slurm_cluster: Cluster, tmp_path: Path):
+    """Three seeds; an array may hold two."""
+    path = path_with_array_limit(tmp_path, 2)
+    overrides = (*SLURM, *ROOM, "principal=ucb", "seed=0,1,2", "design.steps=2")
+    check_finished_sweep(slurm_cluster, tmp_path, 3, path, *overrides)
+    assert {row["seed"] for row in table(tmp_path)} == {0, 1, 2}
+
+
+@pytest.mark.long
+def test_single_command_sweep_produces_report(slurm_cluster: Cluster, tmp_path: Path):
+    """Two principals, two seeds; more runs than an array may hold."""
+    path = path_with_array_limit(tmp_path, 3)
+    overrides = (*SLURM, *ROOM, "principal=ucb,llm", "seed=0,1", "design.steps=2")
+    check_finished_sweep(slurm_cluster, tmp_path, 4, path, *overrides)
 
     report = [sys.executable, "-c", "from llmrl.cli.sweep_report import main; main()", "outputs/escape_room"]
     report_process = commands.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=300)
