@@ -39,10 +39,10 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def read(self, text: str) -> bytes:
+    def read(self, text: str, learn: bool = True) -> bytes:
         """Return the numbers of a text's words as the bytes of an int16 array, which are hashable.
 
-        A text without words is one unknown word. New words are added if the table has room, else unknown.
+        A text without words is one unknown word. New words are added if `learn` and the table has room, else unknown.
         """
         numbers = self._numbers
         word_ids = []
@@ -50,7 +50,7 @@ class Vocabulary:
             number = numbers.get(word)
             if number is None:
                 number = UNKNOWN
-                if len(numbers) + 2 < self.size:
+                if learn and len(numbers) + 2 < self.size:
                     number = numbers[word] = len(numbers) + 2
             word_ids.append(number)
         return np.array(word_ids or [UNKNOWN], dtype=np.int16).tobytes()

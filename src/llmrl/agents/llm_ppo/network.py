@@ -25,6 +25,7 @@ from llmrl.networks.memo import Memo
 from llmrl.networks.mlp import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 
 Actions = Literal["scores", "head"]
+Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
 Activation = Literal["relu", "tanh", "sigmoid"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -275,12 +276,15 @@ class LanguagePolicy(nn.Module):
         return categorical.mask_logits(logits, observation.get("action_mask")), value
 
     def _compute(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [n, n_actions] and values [n] of distinct prompts; each process computes its share of them."""
-        read, processes = self.network.read, self.network.processes
-        if processes.world_size == 1:
-            return read(prompts)
-        local_prompts = prompts[processes.share(len(prompts))]
-        # A process without a share computes one prompt nevertheless, to know the shape of the outputs.
-        outputs = read(local_prompts or prompts[:1])
-        logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in outputs)
-        return logits, value
+        """Return logits [n, n_actions] and values [n] of distinct prompts."""
+        return shared(self.network.processes, prompts, self.network.read)
+
+
+def shared(processes: ProcessGroup, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of `read` for all prompts, [n, ...]; each process computes its share of them."""
+    if processes.world_size == 1:
+        return read(prompts)
+    local_prompts = prompts[processes.share(len(prompts))]
+    # A process without a share computes one prompt nevertheless, to know the shape of the outputs.
+    logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in read(local_prompts or prompts[:1]))
+    return logits, value
