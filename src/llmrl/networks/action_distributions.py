@@ -90,6 +90,7 @@ class NumericActions:
     Attributes:
         n_real: number of the numbers that are drawn as real numbers, n_real <= a.
         choices: index and number of values of each integer that is categorical.
+        center, half: middle and half the width of the bounds of the real numbers, [n_real].
     """
 
     numbers: ContinuousActions
@@ -107,7 +108,8 @@ class NumericActions:
         self._real: slice | list[int] = self.real if self.choices else slice(None)
         self._tensors: dict[object, torch.Tensor] = {}
         lower, upper = np.where(bounded, low, -1.0)[self.real], np.where(bounded, high, 1.0)[self.real]
-        self._constants = {"center": (lower + upper) / 2, "half": (upper - lower) / 2}
+        self.center, self.half = (lower + upper) / 2, (upper - lower) / 2
+        self._constants = {"center": self.center, "half": self.half}
         self.n_real = len(self.real)
         self.n_outputs = 2 * self.n_real + sum(n for _, n in self.choices)
         self.n_draws = self.n_real + sum(n for _, n in self.choices)

@@ -18,7 +18,7 @@ from llmrl.networks.action_distributions import NumericActions
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.film import FilmCore
 from llmrl.networks.running_moments import MAX_DEVIATIONS, RunningMoments
-from llmrl.networks.spatial_cores import KERNEL, GridCore, OneHots, PixelCore, PlanesCore, StridedConvolution
+from llmrl.networks.spatial_cores import GridCore, OneHots, PixelCore, PlanesCore
 
 
 class ActorLayers:
@@ -102,25 +102,15 @@ class ActorLayers:
             self._add_sequence(core.convolutions)
             self._add("flatten")
         elif isinstance(core, GridCore):
-            first = core.first
-            encoder = first.codes if isinstance(first, StridedConvolution) else first
+            encoder = core.first
             if isinstance(encoder, OneHots) and encoder.n_entries:
                 offsets = [*encoder.first_code.tolist(), encoder.n_entries]
                 self._add("one_hot", codes=[high - low for low, high in itertools.pairwise(offsets)])
             self._add("permute", dims=[2, 0, 1])
-            if isinstance(first, StridedConvolution):
-                self._add_strided(first)
             self._add_sequence(core.convolutions)
             if not len(core.convolutions):
                 self._add("permute", dims=[1, 2, 0])
             self._add("flatten")
-
-    def _add_strided(self, layer: StridedConvolution) -> None:
-        linear = layer.linear[0]
-        weight = linear.weight.unflatten(1, (KERNEL, KERNEL, -1)).movedim(-1, 1)  # type: ignore[operator]
-        self._add("pad", pad=[1, layer.ends[1], 1, layer.ends[0]])
-        self._add("conv2d", {"weight": weight, "bias": linear.bias}, stride=[layer.stride] * 2)  # type: ignore[dict-item]
-        self._add("relu")
 
     def _add_numeric_actions(self, actions: NumericActions) -> None:
         """Replace the last layer by one with the means of the numbers, and scale these to their bounds."""
@@ -128,7 +118,5 @@ class ActorLayers:
             raise Incompatible(Misfit.INTERFACE, "actions that include integers with few values cannot be exported")
         for name in self.layers[-1]["weights"]:
             self.tensors[name] = self.tensors[name][: actions.n_real]
-        if actions.squashed:
-            self._add("tanh")
         center, half = (torch.tensor(x, dtype=torch.float32) for x in (actions.center, actions.half))
         self._add("linear", {"weight": half.diag(), "bias": center})
