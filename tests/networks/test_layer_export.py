@@ -71,9 +71,8 @@ def load_exported(network, spec, folder):
         ({"grid": MAP, **NUMBERS}, {"map_channels": (4,), "encoding": "codes", "normalize_observations": True}),
         ({"grid": MAP, **NUMBERS}, {"map_channels": (4, 5), "memory": 6}),
         ({"grid": MAP, **NUMBERS}, {"core": "planes", "planes": ["high", "wall"]}),
-        ({"grid": MAP, **NUMBERS}, {"core": "planes", "join": "core"}),
         ({"grid": MAP, **NUMBERS}, {"core": "mlp"}),
-        ({"pixels": Channel((40, 36, 3), "uint8", 0, 255), **NUMBERS}, {"join": "core"}),
+        ({"pixels": Channel((40, 36, 3), "uint8", 0, 255), **NUMBERS}, {}),
     ],
 )
 def test_program_matches_network(channels, settings, tmp_path):

@@ -50,11 +50,8 @@ class ActorLayers:
             self._add_sequence(network.core)
         else:
             self._add_spatial(network.core)
-            if network.join == "core":
-                self._add_numbers(network)
             self._add_sequence(network.core.linear)  # type: ignore[arg-type]
-            if network.join == "heads":
-                self._add_numbers(network)
+            self._add_numbers(network)
         if network.memory is not None:
             lstm = network.memory.lstm
             for i in range(lstm.num_layers):
@@ -102,7 +99,7 @@ class ActorLayers:
             self._add_sequence(core.convolutions)
             self._add("flatten")
         elif isinstance(core, GridCore):
-            encoder = core.first
+            encoder = core.codes
             if isinstance(encoder, OneHots) and encoder.n_entries:
                 offsets = [*encoder.first_code.tolist(), encoder.n_entries]
                 self._add("one_hot", codes=[high - low for low, high in itertools.pairwise(offsets)])
