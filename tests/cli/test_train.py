@@ -157,19 +157,16 @@ def test_sweep_of_principals_and_seeds(tmp_path):
 @pytest.mark.slow
 def test_third_party_parts_with_config_dir(tmp_path):
     config_dir = ("--config-dir", str(THIRD_PARTY / "conf"), "env=signal_game")
-    strange = train_in_process(*config_dir, "principal=halving", "name=refused", cwd=tmp_path)
-    assert strange.returncode != 0 and "trusted_modules=[signal_game]" in strange.stderr
-    trusted_options = (*config_dir, "trusted_modules=[signal_game]")
-    done = train(*trusted_options, "principal=halving", "agent=echo", "design.steps=3", "name=done", cwd=tmp_path)
+    done = train(*config_dir, "principal=halving", "agent=echo", "design.steps=3", "name=done", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((only_run_folder(tmp_path / "outputs" / "done") / "summary.json").read_text())
     assert [row["mechanism"]["zero"] for row in summary["history"]] == [2.0, 1.0, 0.5]
     assert summary["online_performance"] == summary["recommendation"] == 8.0  # the echo agent names every signal
-    teacher_run = train(*trusted_options, "teacher=always_zero", "learn.env_steps=256", "name=taught", cwd=tmp_path)
+    teacher_run = train(*config_dir, "teacher=always_zero", "learn.env_steps=256", "name=taught", cwd=tmp_path)
     assert teacher_run.returncode == 0, teacher_run.stderr
     rows = (only_run_folder(tmp_path / "outputs" / "taught") / "metrics.jsonl").read_text()
     assert "teacher/loss" in rows
-    wrong = train_in_process(*trusted_options, "teacher=always_zero", "agent=random", "name=wrong", cwd=tmp_path)
+    wrong = train_in_process(*config_dir, "teacher=always_zero", "agent=random", "name=wrong", cwd=tmp_path)
     assert wrong.returncode != 0 and "use agent=ppo" in wrong.stderr
 
 

@@ -96,7 +96,6 @@ def test_custom_measure_applies_to_agents(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (CUSTOM_OBJECTIVE[1:], "outside the trusted modules"),
         (
             (CUSTOM_OBJECTIVE[0], "design.objective={_target_: signal_game.objectives.misnamed}"),
             "the name gini is taken",
