@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "own_world"
 
 
 def make_test_env(name, n_envs=2, **options):
-    return make_env("pettingzoo", id=f"own_worlds:{name}", n_envs=n_envs, **options)
+    return make_env("pettingzoo", id=f"own_worlds:{name}", n_envs=n_envs, trusted=("own_worlds",), **options)
 
 
 class TestWorldMechanism:
@@ -131,9 +131,7 @@ def test_third_party_orchard_has_mechanism(tmp_path, monkeypatch):
         "env.n_envs=2",
         "agent=ppo",
     )
-    world = ("env=pettingzoo", "env.id=orchard:Orchard", "trusted_modules=[orchard]", "principal=cmaes")
+    world = ("env=pettingzoo", "env.id=orchard:Orchard", "principal=cmaes")
     run(*world, *small, f"output_root={tmp_path / 'outputs'}")
     summary = json.loads((only_run_folder(tmp_path / "outputs") / "summary.json").read_text())
     assert summary["proposals"] == 2 and set(summary["recommendations"][0]["mechanism"]) == {"fee", "bonus"}
-    with pytest.raises(ConfigError, match="orchard:Orchard"):
-        run(*(override for override in world if "trusted" not in override), *small, f"output_root={tmp_path / 'other'}")
