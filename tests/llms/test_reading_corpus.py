@@ -28,6 +28,15 @@ all families together, before and after that:
     first    open 615/2/0, 612/5/0    held out 289/9/7, 283/16/6
     second   open 199/3/0, 197/5/0    held out 87/5/3, 85/9/1
     third    open 232/46/0, 234/44/0   formerly held out 104/27/8, 114/25/0
+
+The fourth corpus, 160 replies by an author who had seen neither the parser nor a test, was read once, after that.
+Nothing was changed for it:
+
+    player 29/9/2   planner 19/1/0   principal 21/9/0   search 15/5/0
+    amount 7/7/0    ballot 10/4/0    approval 6/4/1     message 8/3/0
+
+Of three wrong readings one is of a reply that its author calls doubtful, and another of one that its author calls
+arguable (degrees to the left as a negative number).
 """
 
 import json
@@ -49,10 +58,12 @@ from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.principals.vote import BallotParser, parse_approvals
 
 FOLDER = Path(__file__).parent / "corpus"
-CORPORA = {"first": FOLDER, "second": FOLDER / "second", "third": FOLDER / "third"}
+CORPORA = {"first": FOLDER, "second": FOLDER / "second", "third": FOLDER / "third", "fourth": FOLDER / "fourth"}
+QUESTIONS = CORPORA | {"fourth": FOLDER / "third"}
+"""Folders of the questions of each corpus."""
 FAMILIES = ("player", "planner", "principal", "search")
 EXTENDED_FAMILIES = ("amount", "ballot", "approval", "message")
-"""Families of the third corpus alone."""
+"""Families of the third and fourth corpus alone."""
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
 MIN_COUNTS = {
     ("first", "open"): (0.95, 0),
@@ -61,6 +72,7 @@ MIN_COUNTS = {
     ("second", "held_out"): (0.85, 2),
     ("third", "open"): (0.7, 0),
     ("third", "held_out"): (0.5, 0),
+    ("fourth", "held_out"): (0.5, 1),
 }
 """Least share of a family's replies that are read right, and most that are read wrongly."""
 
@@ -170,12 +182,13 @@ def doubtful(line):
     return line.get("doubtful", False) or line.get("note", "").startswith("doubtful")
 
 
-def count_outcomes(family, path):
+def count_outcomes(corpus, family, part):
     """Return counts of (style, outcome), and the ids of wrong readings.
 
     Cases on which careful people differ are excluded.
     """
-    questions = json.loads((path.parent / f"questions_{family}.json").read_text())
+    questions = json.loads((QUESTIONS[corpus] / f"questions_{family}.json").read_text())
+    path = CORPORA[corpus] / f"{family}{'' if part == 'open' else '_held_out'}.jsonl"
     counts, errors = Counter(), {ABSTAINED: [], WRONG: []}
     for line in map(json.loads, path.read_text().splitlines()):
         outcome_ = outcome(family, questions[line["question_id"]], line)
@@ -188,13 +201,13 @@ def count_outcomes(family, path):
 CASES = [
     (corpus, part, family)
     for corpus, part in MIN_COUNTS
-    for family in (*FAMILIES, *(EXTENDED_FAMILIES if corpus == "third" else ()))
+    for family in (*FAMILIES, *(EXTENDED_FAMILIES if corpus in ("third", "fourth") else ()))
 ]
 
 
 @pytest.mark.parametrize(("corpus", "part", "family"), CASES)
 def test_corpus_replies_parse_correctly(family, corpus, part):
-    counts, errors = count_outcomes(family, CORPORA[corpus] / f"{family}{'' if part == 'open' else '_held_out'}.jsonl")
+    counts, errors = count_outcomes(corpus, family, part)
     total = Counter()
     for (style, outcome), count in counts.items():
         total[outcome] += count
