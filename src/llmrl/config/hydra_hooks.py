@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
 BASE: dict[str, Any] = {"version_base": "1.3"} if VERSION < (1, 4) else {}
 """Arguments of `hydra.main` and `initialize` that select the defaults of 1.3; Hydra 1.4 has no such choice."""
+_FOLDERS = {
+    "output_subdir": None,
+    "run": {"dir": "."},
+    "sweep": {"dir": "${output_root}/.sweeps/${now:%Y-%m-%d_%H-%M-%S-%f}", "subdir": "."},
+}
+"""Hydra's options for folders, as in `conf/_run.yaml`, before interpolation."""
 
 
 def adapt_hydra() -> None:
@@ -52,6 +58,7 @@ def adapt_hydra() -> None:
         try:
             check_removals(overrides)
             config: DictConfig = load(self, *args, **kwargs)
+            _check_folders(config)
         except (HydraException, OmegaConfBaseException, ConfigError, ValueError, YAMLError) as error:
             # Hydra's ValueError: the option of a group is a number or null, or a file is not UTF-8.
             message = " ".join(str(error).split()) if isinstance(error, YAMLError) else str(error)
@@ -65,6 +72,19 @@ def adapt_hydra() -> None:
         return config
 
     setattr(ConfigLoaderImpl, name, describing_load)
+
+
+def _check_folders(config: DictConfig) -> None:
+    """Raise ConfigError if one of Hydra's options for folders has another value than llmrl's."""
+    from omegaconf import OmegaConf
+
+    hydra_node: Any = OmegaConf.to_container(config.hydra, resolve=False)
+    for name, expected in _FOLDERS.items():
+        if (value := hydra_node[name]) != expected:
+            raise ConfigError(
+                f"hydra.{name}={value} must be {expected}, because folders of runs are named after their options; "
+                "choose them by output_root and name"
+            )
 
 
 def _read_environment(variable: str, *default: Any) -> str | None:
