@@ -21,7 +21,7 @@ def factory(tmp_path):
 
 
 @pytest.mark.parametrize("worker", [None, "gw0"])
-def test_folder_is_filled_once(factory, tmp_path, monkeypatch, worker):
+def test_folder_content_is_shared(factory, tmp_path, monkeypatch, worker):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     if worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)

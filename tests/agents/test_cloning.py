@@ -415,7 +415,7 @@ def test_non_finite_loss_ends_run():
 GAME = ("env=goto_red_ball", "env.n_envs=4", "env.history=1", "env.actions=restricted")
 
 
-def test_language_model_imitates_bot_then_reinforces(tmp_path):
+def test_language_model_imitates_and_reinforces(tmp_path):
     from llmrl.llms.local.small import SmallModelShape, make_small_model
 
     def find_folder(name):

@@ -252,14 +252,14 @@ def test_resume_reproduces_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     reference = train(tmp_path / "whole", env, *steps)
     log = MetricLog.log
 
-    def log_then_stop(self: MetricLog, kind: Any, x: Any, metrics: Any, **counters: int) -> None:
+    def log_and_stop(self: MetricLog, kind: Any, x: Any, metrics: Any, **counters: int) -> None:
         log(self, kind, x, metrics, **counters)
         if kind == "update" and counters["updates"] in (4, 10):
             os.kill(os.getpid(), signal.SIGTERM)
 
     for _ in range(2):
         with monkeypatch.context() as patch, pytest.raises(Stopped):
-            patch.setattr(MetricLog, "log", log_then_stop)
+            patch.setattr(MetricLog, "log", log_and_stop)
             train(tmp_path / "stopped", env, *steps)
         with (only_run_folder(tmp_path / "stopped") / FILE_NAME).open("a") as file:
             file.write("# begun anew at step 1\n0\t999\t4\t1\t1\t1\n0\t99")

@@ -70,7 +70,7 @@ def test_cached_options_compose_like_hydra(case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
-def test_equal_options_are_listed_and_merged_once(case, monkeypatch):
+def test_equal_options_share_listing_and_merge(case, monkeypatch):
     """Otherwise every composition of the tests costs several times as much."""
     from hydra._internal.config_repository import CachingConfigRepository
 

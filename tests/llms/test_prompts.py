@@ -53,7 +53,7 @@ def test_hash_covers_all_prompt_files(folders):
     assert PromptFamily("game", builtin_folder, user_folder).hash("b") != hashes["b"]
 
 
-def test_templates_are_compiled_once_per_process(folders, monkeypatch):
+def test_runs_share_compiled_templates(folders, monkeypatch):
     compile_template, names = jinja2.Environment.compile, []
 
     def record(self, source, name=None, filename=None, *arguments, **options):

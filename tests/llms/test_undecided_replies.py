@@ -98,7 +98,7 @@ def test_remark_after_an_answer_keeps_it(addition):
         (ROOM, "Let us go to the door! Oh, hang on, it is locked."),
     ],
 )
-def test_answer_with_a_later_change_is_invalid(question, reply):
+def test_answer_with_later_change_is_invalid(question, reply):
     assert read(question, reply) is None
 
 

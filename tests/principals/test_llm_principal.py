@@ -529,7 +529,7 @@ class TestConversation:
         assert "x0=9 is outside [-1, 3] (units)" in second[2]["content"]
         assert self.counters(principal) == [1, 1, 0]
 
-    def test_fallback_is_middle_then_best(self):
+    def test_fallback_is_middle_or_best(self):
         with FakeOpenAIServer(lambda messages: "") as server:
             principal = self.principal(server)
             assert principal.ask()[0].tolist() == [1.0, 1.0]

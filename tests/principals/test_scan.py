@@ -21,7 +21,7 @@ def tell_payoffs(principal: ScanPrincipal, vectors: np.ndarray, value) -> list[O
 
 
 @given(repeats=st.integers(1, 3), n=st.integers(1, 4), peak=st.integers(0, len(SPACE.coarse_scan) - 1))
-def test_scan_repeats_then_exploits_best(repeats, n, peak):
+def test_scan_repeats_and_exploits_best(repeats, n, peak):
     principal = ScanPrincipal(SPACE, Seeds(0), repeats)
     best, vectors = SPACE.coarse_scan[peak], []
     while len(vectors) < repeats * principal.n_arms:

@@ -139,7 +139,7 @@ def test_unwritable_owner_file_is_skipped(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "an empty owner.json would hold up the next process"
 
 
-def test_run_fails_when_disk_full_then_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_resumes_after_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config: dict[str, Any] = {"env": "toy"}
     with (
         pytest.raises(CheckpointError),

@@ -50,7 +50,7 @@ def test_repeated_evaluations(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("frames", "size", "limit"), [(64, 32, 40_000), (4, 128, 20_000)])
-def test_large_animation_is_subsampled_then_scaled(tmp_path, frames, size, limit):
+def test_large_animation_is_subsampled_and_scaled(tmp_path, frames, size, limit):
     gif = noise(tmp_path / "world.gif", frames, size)
     assert gif.stat().st_size > limit
     animation, poster, shape = tensorboard_evaluations.pictures(gif, limit)

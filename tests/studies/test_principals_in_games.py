@@ -57,7 +57,7 @@ def numbers(row, names):
 @pytest.mark.long
 @pytest.mark.parametrize("env", ["harvest", "cleanup"])
 @pytest.mark.parametrize("principal", PRINCIPALS)
-def test_run_stops_then_resumes(tmp_path, monkeypatch, principal, env):
+def test_stopped_run_resumes(tmp_path, monkeypatch, principal, env):
     command = (
         f"experiment=legislative/{env}_small",
         f"principal={principal}",

@@ -97,7 +97,7 @@ def test_context_rule_pays_correct_lever():
         assert sorted(payments) == [1.5, 4.5, 7.5, 10.5]
 
 
-def test_reward_rule_explores_then_exploits():
+def test_reward_rule_explores_and_exploits():
     spec = room_spec()
     principal = reader(spec, "rewards")
     first = principal.ask(2, 4)

@@ -77,6 +77,8 @@ class VLLMServer(LoopbackServer):
         if path == "/v1/unload_lora_adapter":
             del self.adapters[body["lora_name"]]
             return 200, "Success: LoRA adapter removed successfully."
+        if body["model"] not in self.adapters:  # it was unloaded while the request waited
+            return 404, {"error": f"the model {body['model']} does not exist"}
         self.requests.append(body)
         return 200, {"choices": [self.sample(self.adapters[body["model"]], body)]}
 

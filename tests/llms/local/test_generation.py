@@ -92,7 +92,7 @@ def test_fewer_passes_than_batches_in_sequence(llama):
     assert len(passes) < 0.8 * in_sequence
 
 
-def test_batches_stay_within_limit(llama):
+def test_batches_respect_limit(llama):
     requests = [ask(i) for i in range(14)]
     model = build(llama, limit(build(llama, 1), requests))
     sizes = []

@@ -139,7 +139,7 @@ class TestPrompt:
         assert [float(line.split("-> ")[1]) for line in text.splitlines() if " -> " in line] == [90, 80, 1, 2, 6]
         assert "Shown are the 3 newest proposals and the 2 best of the others." in text
 
-    def test_newest_grows_then_shrinks(self):
+    def test_newest_grows_and_shrinks(self):
         """A question begins as the one before did but where the window is cut, every third time."""
         principal, line_counts, is_prefix = searcher(history="last", window=3), [], []
         previous = ""

@@ -201,7 +201,7 @@ def test_time_limit_saves(slurm_cluster: Cluster, tmp_path: Path):
 
 
 @pytest.mark.long
-def test_submit_returns_then_cancel(slurm_cluster: Cluster, tmp_path: Path):
+def test_submitted_sweep_is_canceled(slurm_cluster: Cluster, tmp_path: Path):
     overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
     done = sweep(*overrides, "seed=0,1,2,3", "hydra.launcher.wait=false", cwd=tmp_path)
     assert done.returncode == 0 and "4 submitted" in done.stdout, done.stdout + done.stderr
