@@ -22,7 +22,7 @@ demo: install  ## the main job: a principal governs a society in Clean Up, and i
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
 	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 300
 
-test: install  ## all but the longest tests: about 20 minutes on two cores
+test: install  ## all but the longest tests: about 11 minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m "not long"
 
 test-again: install  ## what failed last time, one after the other: what passes now needed a quiet machine, and is to be mended
