@@ -19,6 +19,7 @@ from llmrl.results.study_settings import StudySettings
 from llmrl.run.training_episodes import TrainingEpisodes
 from run_folders import SCRIPTED, write_run
 from some import one_in, some
+from sweeping import sweep
 
 TEMPLATES = sorted(path.name for path in (results.ROOT / "docs" / "results" / "templates").glob("*.md"))
 SETTINGS = StudySettings(
@@ -196,6 +197,23 @@ def test_new_runs_extend_stored_runs(tmp_path):
     write_runs(combined, SETTINGS, *files[1])
     for one, other in zip(*files, strict=True):
         assert one.read_text() == other.read_text()
+
+
+@pytest.mark.slow
+def test_study_is_extended_by_group(root):
+    """The commands of `docs/studies.md`, with two of the study's seeds."""
+    sweep("experiment=first/search", "principal=cem", "seed=0,1", f"output_root={root / 'outputs'}", cwd=root)
+    folder, page = root / "outputs" / "first_search", root / "docs" / "results"
+    stored = {row["group"]: row for row in read_rows(page / "data" / "first_search_scores.csv")}
+    assert "cem" not in stored
+    (page / "figures").mkdir()
+    text = results.store_study(results.with_stored_runs(folder, page, root / "scratch"), page)
+    scores = {row["group"]: row for row in read_rows(page / "data" / "first_search_scores.csv")}
+    assert scores.keys() == {*stored, "cem"} and all(scores[name] == stored[name] for name in stored)
+    assert "| cem |" in text
+    assert ("cem", "random") in {
+        (row["group"], row["against"]) for row in read_rows(page / "data" / "first_search_comparisons.csv")
+    }
 
 
 def test_training_episode_metric_tables(tmp_path):

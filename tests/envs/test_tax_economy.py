@@ -18,13 +18,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import content, root
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
-from llmrl.envs.tax_citizens import Citizens, Wages, yearly_income
+from llmrl.envs.mechanisms import validate_edges
+from llmrl.envs.tax_citizens import Citizens, Wages, bracket_incomes, bracket_membership, yearly_income
 from llmrl.envs.tax_economy import VECTOR, TaxEconomy
-from llmrl.envs.tax_schedules import (
-    bracket_incomes,
-    bracket_membership,
-    validate_edges,
-)
 
 EDGES = (0.0, 50.0, 100.0)
 RATES = st.lists(st.integers(0, 18).map(lambda n: n / 20), min_size=3, max_size=3)

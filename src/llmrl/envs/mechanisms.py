@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +27,6 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 from llmrl.core.state_fields import StateFields
-from llmrl.envs.tax_schedules import validate_edges
 
 Floats = Array
 """A NumPy array or a torch tensor, float32."""
@@ -391,3 +391,16 @@ class Incentives(Mechanism):
         if self.budget_balanced:
             reward_jacobian = charge_equally(reward_jacobian)
         return Settlement(xp.asarray(base, dtype=xp.float32), reward_jacobian, metrics)
+
+
+def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
+    """Return the lower edges of tax brackets as floats.
+
+    Raises:
+        ConfigError: they do not start at 0, or do not increase.
+    """
+    bounds = tuple(float(edge) for edge in edges)
+    rising = all(low < high for low, high in pairwise(bounds))
+    if not bounds or bounds[0] != 0 or not rising or not np.isfinite(bounds).all():
+        raise ConfigError(f"the brackets {list(edges)} of taxes must start at 0 and increase, e.g. [0, 3, 5]")
+    return bounds

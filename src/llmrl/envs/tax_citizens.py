@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -11,7 +11,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from llmrl.core.welfare_measures import Objective, SocietyEpisodes, gini
-from llmrl.envs.tax_schedules import bracket_incomes
 
 FULL_TIME = 40.0
 """Unit of weekly hours in the disutility of labor."""
@@ -237,3 +236,24 @@ def social_welfare(
     welfare = (1.0 - gini(net)) * income.mean(-1) if equal else (weight * utility).mean(-1)
     worth = weight * citizens.marginal(net)
     return welfare, worth / worth.mean(-1, keepdims=True)
+
+
+def bracket_incomes(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+    """Return the part of each income that falls into each of K brackets, [..., K]; parts add up to the income.
+
+    `income` [...] >= 0 and the lower `edges` [K] have the same unit. A tax with marginal rates [K] is the sum of rate
+    times part.
+    """
+    low = np.asarray(edges, dtype=np.float64)
+    width = np.append(np.diff(low), np.inf)
+    parts: np.ndarray = np.clip(np.asarray(income, dtype=np.float64)[..., None] - low, 0.0, width)
+    return parts
+
+
+def bracket_membership(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+    """Return whether each income ends in each of K brackets, [..., K] bool: exactly one is true.
+
+    An income on an edge ends in the bracket below it, whose rate its last dollar was taxed at.
+    """
+    index = np.maximum(np.searchsorted(np.asarray(edges, dtype=np.float64), income, side="left") - 1, 0)
+    return np.asarray(index[..., None] == np.arange(len(edges)))

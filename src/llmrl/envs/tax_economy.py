@@ -20,6 +20,7 @@ from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterS
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
+from llmrl.envs.mechanisms import validate_edges
 from llmrl.envs.tax_citizens import (
     FULL_TIME,
     MAX_HOURS,
@@ -27,12 +28,13 @@ from llmrl.envs.tax_citizens import (
     Citizens,
     Wages,
     Welfare,
+    bracket_incomes,
+    bracket_membership,
     social_welfare,
     welfare_objective,
     yearly_income,
 )
 from llmrl.envs.tax_economy_text import action_names, game_text, observation_text, spans
-from llmrl.envs.tax_schedules import bracket_incomes, bracket_membership, validate_edges
 
 ChoiceCount = Annotated[int, Ge(2)]
 FloatAboveOne = Annotated[float, Gt(1)]
