@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from llmrl.envs.native import compilation, game_loop, hashed_random, rules
+from llmrl.envs.native import batch_loop, compilation, hashed_random, rules
 from llmrl.envs.native.compilation import CpuGames
 from llmrl.envs.native.engine import Engine
 from llmrl.envs.native.game_arrays import PLAYER_EVENTS, WORLD, Batch, Inputs, Outputs, array, fields
@@ -120,14 +120,14 @@ class SteppedEngine(Engine):
         """Return the state of new episodes, one game for each key of `draws`."""
         batch = self.batch(len(draws.keys), 1)
         action = torch.zeros(batch.players.shape[:2], dtype=torch.int64)
-        self._play(batch, game_loop.START, action, draws)
+        self._play(batch, batch_loop.START, action, draws)
         return State(**batch.state_dict())
 
     def step(self, state: State, action: torch.Tensor, draws: HashedRandom) -> tuple[State, GameEvents]:
         """Return the state after one step of all games, with its events; `action` is [B, N] int64."""
         batch = self.batch(len(state.t), 1)
         batch.load_state_dict(vars(state), self.near)
-        reward = self._play(batch, game_loop.STEP, action, draws)
+        reward = self._play(batch, batch_loop.STEP, action, draws)
         return State(**batch.state_dict()), self._events(batch, reward)
 
     def _events(self, batch: Batch, reward: torch.Tensor) -> GameEvents:
@@ -135,7 +135,7 @@ class SteppedEngine(Engine):
         return GameEvents(reward, events["cleaned"], events["zaps"], events["others_cleaned"])
 
     def _play(self, batch: Batch, command: int, action: torch.Tensor, draws: HashedRandom) -> torch.Tensor:
-        """Execute `command` (`game_loop.START` or `game_loop.STEP`) in all games; return rewards [B, N]."""
+        """Execute `command` (`batch_loop.START` or `batch_loop.STEP`) in all games; return rewards [B, N]."""
         n, players = action.shape
         run, source = self.run, draws.keys
         if type(draws).uniform is not HashedRandom.uniform:

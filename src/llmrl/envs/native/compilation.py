@@ -20,11 +20,11 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from llmrl.core.threads import exclusive
-from llmrl.envs.native import game_loop, hashed_random, rules, view_loops
+from llmrl.envs.native import batch_loop, hashed_random, rules, view_loops
 
 log = logging.getLogger(__name__)
 
-MODULES = (hashed_random, rules, view_loops, game_loop)
+MODULES = (hashed_random, rules, view_loops, batch_loop)
 """Modules whose functions are built, if loops call them."""
 _EXCLUDED = {"threshold", "game_keys"}
 """Functions that only create tables, and are never called by a rule."""
@@ -50,7 +50,7 @@ def build(jit: Jit, entry: Jit | None = None) -> SimpleNamespace:
     names: dict[str, Any] = {}
     for module in MODULES:
         names |= {name: x for name, x in vars(module).items() if not name.startswith("_")}
-    names["__name__"] = game_loop.__name__
+    names["__name__"] = batch_loop.__name__
     functions = SimpleNamespace()
     for name, function in list(names.items()):
         if isinstance(function, FunctionType) and name not in _EXCLUDED:
@@ -91,12 +91,12 @@ class CpuGames:
         self._play: Callable[..., None] | None = None
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-        """Run `game_loop.play` on `n` games with `arrays`, which must have the same types at every call."""
+        """Run `batch_loop.play` on `n` games with `arrays`, which must have the same types at every call."""
         self._play = self._play or self._compile(arrays)
         run_in_threads(self._play, threads, n, arrays)
 
     def _compile(self, arrays: tuple[Any, ...]) -> Any:
-        """Return `game_loop.play` compiled for these types.
+        """Return `batch_loop.play` compiled for these types.
 
         Calling it directly skips Numba's dispatch, which costs as much as a game.
         """
@@ -115,7 +115,7 @@ class CpuGames:
 def _numba_type(x: Any) -> Any:
     """Return the Numba type of an array, of a number, or of a tuple of them.
 
-    Read-only arrays get the type of writable ones, so that `game_loop.play` is not compiled a second time.
+    Read-only arrays get the type of writable ones, so that `batch_loop.play` is not compiled a second time.
     """
     from numba import typeof, types
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.native import game_loop
+from llmrl.envs.native import batch_loop
 from llmrl.envs.native.compilation import build, plain, simulated
 from llmrl.envs.native.game_arrays import Games, Inputs, Outputs, Tables, ViewTables
 
@@ -22,7 +22,7 @@ BLOCK = 16
 """Threads per block. Games take different branches, so small blocks wait less. With 4,096 games, an H200 plays 1.4
 times as many steps as with 64 threads per block; with 65,536 games, 1.05 to 1.13 times as many."""
 cuda: Any = None  # replaced by Numba's module in the kernel
-play: Any = game_loop.play  # replaced by the device function in the kernel
+play: Any = batch_loop.play  # replaced by the device function in the kernel
 
 
 def _one_game(n: int, inputs: Inputs, outputs: Outputs, games: Games, tables: Tables, views: ViewTables) -> None:

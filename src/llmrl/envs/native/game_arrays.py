@@ -173,10 +173,10 @@ class ViewTables(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Inputs of a call of `game_loop.play`.
+    """Inputs of a call of `batch_loop.play`.
 
     Attributes:
-        commands: `game_loop.WAIT`, `STEP`, `START` or `KEEP` of each game, [B] uint8.
+        commands: `batch_loop.WAIT`, `STEP`, `START` or `KEEP` of each game, [B] uint8.
         action: action of each player, [B, N] int64.
         source: keys of the games' random numbers, [B, 2] int32.
     """
@@ -187,11 +187,11 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Results of a call of `game_loop.play`. All but `player_stats` may be empty, and then are not written.
+    """Results of a call of `batch_loop.play`. All but `player_stats` may be empty, and then are not written.
 
     Attributes:
         player_stats: rewards, number of cells cleaned, and 1 if the player could act, [3, B, N] float32.
-        info: metrics, [8, B] float32; rows as in `game_loop.METRICS`.
+        info: metrics, [8, B] float32; rows as in `batch_loop.METRICS`.
         grid: channel `grid`, four bytes in each int32, [B, N, 121].
         ids: tiles in view, [B, N, 121] int32.
         vector: channel `vector`, [B, N, 1 or 2] float32.

@@ -24,7 +24,7 @@ _N_FRAMES = 3
 
 
 class ObservationBuilder:
-    """Makes the observations of the games of an engine; the loops write into its arrays (`game_loop.play`).
+    """Makes the observations of the games of an engine; the loops write into its arrays (`batch_loop.play`).
 
     Args:
         engine: engine of the games.

@@ -17,10 +17,10 @@ from llmrl.core.records import Array, Observation, State, Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanisms import SocietyEvents
+from llmrl.envs.native.batch_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.compilation import compiled, lanes
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.game_arrays import PLAYER, Batch, Inputs, Outputs, array, fields
-from llmrl.envs.native.game_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.observations import ObservationBuilder
 from llmrl.envs.substrate.env_spec import MAX_HORIZON, SubstrateSettings, check_settings, describe
@@ -83,7 +83,7 @@ class NativeEnv(SocietyEnv):
         self._keys = np.zeros((n_envs, 2), dtype=np.int32)
         self._clock = EpisodeClock(n_envs, game.horizon, self.engine.setup)
         self._begun = False
-        self._commands: Any = None  # command for each game in the next step, `game_loop.STEP` or `game_loop.WAIT`
+        self._commands: Any = None  # command for each game in the next step, `batch_loop.STEP` or `batch_loop.WAIT`
         self._device_keys: Any = None
         self._running: torch.Tensor | None = None  # whether each game is in progress; None: all are
 
@@ -229,7 +229,7 @@ class NativeEnv(SocietyEnv):
     def _play(
         self, commands: Any, action: Any, player_stats: Array, info: Array
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
-        """Run `game_loop.play` for all games with `commands`; return the outputs for the observation."""
+        """Run `batch_loop.play` for all games with `commands`; return the outputs for the observation."""
         observer, engine = self.observer, self.engine
         frame = observer.frame()
         vector, vector_array = observer.vector() if observer.has_vectors else (None, engine.no_vectors)
