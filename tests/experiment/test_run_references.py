@@ -184,7 +184,9 @@ def test_latest_is_resolved_once(outputs):
 
 def test_rejects_folder_with_multiple_experiments(outputs):
     root, _ = outputs
-    with pytest.raises(RunFolderError, match=r"agent.init_from=.*pre holds 3 runs"):
+    with pytest.raises(
+        RunFolderError, match=r"agent.init_from=.*pre contains runs of several experiments; name one: 3 runs"
+    ):
         start_run(root, str(root / "pre"))
 
 
