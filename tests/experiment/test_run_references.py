@@ -178,7 +178,7 @@ def test_latest_is_resolved_once(outputs):
     assert with_digests(wider) == wider
     assert without_digests(wider)["agent"]["init_from"] == f"run:{digest(newer)}/s0"
     stored[0].write_text("{")
-    with pytest.raises(RunFolderError, match="remove it"):
+    with pytest.raises(RunFolderError, match="delete it to resolve"):
         [start_run(root, "latest:pre", *overrides) for overrides in ((), ("agent.features=32",))]
 
 
