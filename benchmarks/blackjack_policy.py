@@ -133,7 +133,7 @@ def greedy_policies(run: Path) -> tuple[GreedyPolicy, GreedyPolicy]:
     requests = []
     for total, up, usable, first in states:
         conversation = PlayerConversation(decided=int(not first), steps=int(not first))
-        conversation.add_observation(describe((total, up, int(usable)), {}), None, player.settings.additions)
+        conversation.add_observation(describe((total, up, int(usable)), {}), None, player.settings.observation_extras)
         requests.append(ChatRequest(conversation.messages(player.prompts.system(0, ()).text, 0)))
 
     def policy(model: str) -> GreedyPolicy:

@@ -11,7 +11,7 @@ from llmrl.agents.llm_player.gym_player import Player, make_player
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.client import ChatClient
-from llmrl.run.episode_files import read_lines
+from llmrl.run.episode_files import read_json_lines
 from models import scripted
 from road_game import Model, reply
 
@@ -33,7 +33,7 @@ def play(env, player, seed):
 def test_player_matches_run(tmp_path):
     """Compare observations and replies one by one."""
     run("env=taxi", "env.horizon=15", "env.n_envs=1", "play.episodes=1", "agent=llm_player", f"output_root={tmp_path}")
-    lines = read_lines(only_run_folder(tmp_path) / "episodes" / "0" / "replies.jsonl")
+    lines = read_json_lines(only_run_folder(tmp_path) / "episodes" / "0" / "replies.jsonl")
     from llmrl.core.seeding import Seeds
 
     seed = Seeds(0).child("loop").child("episode").integer(0)

@@ -9,7 +9,7 @@ from experiments import only_run_folder, run
 from llmrl.agents.controllers.tabular import Bins
 from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from policies import POLE
 
 RANGES = [[-1.2, 0.6, 10], [-0.07, 0.07, 20], [-5, 5, 3]]
@@ -63,5 +63,5 @@ def test_binned_table_is_searched(tmp_path):
         *("env=mountain_car", "agent=tabular", "agent.bins=[[-1.2,0.6,10],[-0.07,0.07,20]]", "principal=cem"),
         *("search.iterations=3", "search.episodes=2", "search.race=0", f"output_root={tmp_path}"),
     )
-    proposals = read_lines(only_run_folder(tmp_path) / "proposals.jsonl")
+    proposals = read_json_lines(only_run_folder(tmp_path) / "proposals.jsonl")
     assert len(proposals[0]["vector"]) == 200 and set(proposals[0]["vector"]) <= {0, 1, 2}

@@ -11,7 +11,7 @@ from llmrl.core.frames import with_text_column
 from llmrl.core.spaces import ContinuousActions, EnvDescription, EnvSpec
 from llmrl.rollout.episode_logger import _readable, _short_numbers
 from llmrl.run.episode_files import EpisodeFiles
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 
 ARM = EnvSpec(
     "arm", 1, 1, {}, 0, (), None, continuous_actions=ContinuousActions(("shoulder", "elbow"), (-1.0, -2.0), (1.0, 2.0))
@@ -32,8 +32,8 @@ class TestEpisodeFiles:
         files.step(2, {"step": 0})
         files.end(2, {"episode": 2}, 2.0)
         reopened = EpisodeFiles(tmp_path, state)
-        assert reopened.finished == [{"episode": 0}] == read_lines(tmp_path / "episodes.jsonl")
-        assert read_lines(tmp_path / "episodes" / "1" / "replies.jsonl") == [{"step": 0}]
+        assert reopened.finished == [{"episode": 0}] == read_json_lines(tmp_path / "episodes.jsonl")
+        assert read_json_lines(tmp_path / "episodes" / "1" / "replies.jsonl") == [{"step": 0}]
         assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 1
         assert not (tmp_path / "episodes" / "2").exists()
         reopened.frame(1, picture)

@@ -14,7 +14,7 @@ from llmrl.cli.evaluate import evaluate, main, parser
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.call_log import read_calls
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from some import some
 
 SHORT = ("agent=llm_player", "env.horizon=6", "play.episodes=6", "play.records=6")
@@ -42,7 +42,7 @@ def test_batch_size_keeps_episode(tmp_path, env):
     """Compare prompts, replies and results of each episode with the default settings."""
     single, four = (play(tmp_path / str(n), f"env={env}", f"env.n_envs={n}", *SHORT) for n in (1, 4))
     for k in range(6):
-        first, second = (read_lines(folder / "episodes" / str(k) / "replies.jsonl") for folder in (single, four))
+        first, second = (read_json_lines(folder / "episodes" / str(k) / "replies.jsonl") for folder in (single, four))
         assert [{**line, "latency": 0} for line in first] == [{**line, "latency": 0} for line in second]
     assert list_prompts(single) == list_prompts(four)
     assert results(single)["per_episode"] == results(four)["per_episode"]

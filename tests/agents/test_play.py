@@ -16,7 +16,7 @@ from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.rollout.episode_logger import EpisodeLogger
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from some import some
 
 READING = sorted(name for name, option in options("env").items() if option.get("text") and option.get("id") != "???")
@@ -38,12 +38,12 @@ class TestRun:
     @pytest.mark.slow
     def test_steps_are_logged(self, folder):
         for episode in range(4):
-            lines = read_lines(folder / "episodes" / str(episode) / "replies.jsonl")
+            lines = read_json_lines(folder / "episodes" / str(episode) / "replies.jsonl")
             assert [line["step"] for line in lines] == list(range(12))
             for line in lines:
                 assert {"observation", "reflection", "action", "reward", "valid", "reply", "prompt_tokens"} <= set(line)
             assert {"taxi_row", "passenger"} <= set(lines[0]["observation"])
-        row = {line["episode"]: line for line in read_lines(folder / "episodes.jsonl")}[3]
+        row = {line["episode"]: line for line in read_json_lines(folder / "episodes.jsonl")}[3]
         assert row["return"] == sum(line["reward"] for line in lines) and row["end"] == "truncated"
         assert row["replies"] == sum(line["replies"] for line in lines)
         assert row["tokens"] == sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines)
@@ -83,7 +83,7 @@ def test_agents_play_equal_games(tmp_path):
             overrides = ("env=taxi", f"env.n_envs={n_envs}", "env.horizon=2", "play.episodes=5", "play.records=5")
             _, folder = play(root, *overrides, f"agent={agent}")
             observations = [
-                read_lines(folder / "episodes" / str(k) / "replies.jsonl")[0]["observation"] for k in range(5)
+                read_json_lines(folder / "episodes" / str(k) / "replies.jsonl")[0]["observation"] for k in range(5)
             ]
             starts[agent, n_envs] = json.dumps(observations)
     assert len(set(starts.values())) == 1 and len(set(map(str, json.loads(starts["random", 2])))) > 1
@@ -149,7 +149,7 @@ def test_learned_agent_plays(tmp_path):
     )
     _, folder = play(tmp_path / "play", *frozen_options)
     _, random = play(tmp_path / "random", "env=cartpole", "env.n_envs=2", "agent=random", *frozen_options[-2:])
-    starts = [read_lines(f / "episodes" / "2" / "replies.jsonl")[0]["observation"] for f in (folder, random)]
+    starts = [read_json_lines(f / "episodes" / "2" / "replies.jsonl")[0]["observation"] for f in (folder, random)]
     assert starts[0] == starts[1]
     # Episodes of one run share its weights, whose training might have come out otherwise.
     learned_flags = [json.loads((f / "results.json").read_text())["learned"] for f in (folder, random)]
@@ -175,7 +175,7 @@ def test_scripted_model_plays_all_environments(tmp_path, env):
 def test_scripted_model_plays_societies(tmp_path, env):
     overrides = (f"env={env}_pixels", "env.n_envs=1", "env.n_agents=3", "env.horizon=6", "env.observe=[text]")
     _, folder = play(tmp_path, *overrides, "env.mechanism=null", "agent=llm_player", "play.episodes=1")
-    lines = read_lines(folder / "episodes" / "0" / "replies.jsonl")
+    lines = read_json_lines(folder / "episodes" / "0" / "replies.jsonl")
     assert [(line["step"], line["agent"]) for line in lines] == [(t, agent) for t in range(6) for agent in range(3)]
     assert all(len(line["observation"]["map"]) == 11 for line in lines)
     systems = {call["messages"][0]["content"] for call in read_calls(folder / "llm_calls.jsonl")}

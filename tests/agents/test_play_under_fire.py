@@ -13,7 +13,7 @@ from experiments import comparable_metrics, only_run_folder, run, silent_run
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.option_files import options
 from llmrl.llms.call_log import read_calls
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from some import one_in
 
 TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
@@ -27,7 +27,7 @@ def play(root, *overrides):
 def read_outputs(folder):
     """Return everything that a run writes about its episodes, by file."""
     files = [*folder.glob("episodes/*/replies.jsonl"), folder / "episodes.jsonl"]
-    return {path.relative_to(folder).as_posix(): read_lines(path) for path in files}
+    return {path.relative_to(folder).as_posix(): read_json_lines(path) for path in files}
 
 
 class TestUnreliableServer:
@@ -57,7 +57,7 @@ class TestUnreliableServer:
         assert last["llm/invalid_replies"] == bad > 0
         assert last["player/invalid_rate"] == pytest.approx(bad / len(calls))
         assert json.loads((folder / "results.json").read_text())["episodes"] == 6
-        assert sum(row["invalid"] for row in read_lines(folder / "episodes.jsonl")) == bad
+        assert sum(row["invalid"] for row in read_json_lines(folder / "episodes.jsonl")) == bad
 
     def test_out_of_range_numbers(self, tmp_path):
         file = tmp_path / "conf" / "env" / "pendulum_words.yaml"
@@ -70,7 +70,7 @@ class TestUnreliableServer:
         _, folder = play(tmp_path / "out", *run_options)
         last = comparable_metrics(folder)[-1]
         assert 0.3 < last["player/invalid_rate"] < 0.7 and last["player/decisions"] == 40
-        actions = [line["action"] for line in read_lines(folder / "episodes" / "0" / "replies.jsonl")]
+        actions = [line["action"] for line in read_json_lines(folder / "episodes" / "0" / "replies.jsonl")]
         assert all(-2 <= action["action_0"] <= 2 for action in actions)
 
 
@@ -163,7 +163,7 @@ class TestVideosAndRecords:
         folder = only_run_folder(tmp_path)
         # Stopped in episode 0, which began with none, and in episode 1, which began with two wanted.
         assert self.videos(folder) == [1, 2]
-        lines = {int(path.parent.name): len(read_lines(path)) for path in folder.rglob("replies.jsonl")}
+        lines = {int(path.parent.name): len(read_json_lines(path)) for path in folder.rglob("replies.jsonl")}
         assert lines == {1: 3, 2: 3}
         assert len(iio.imread(folder / "episodes" / "1" / "episode.mp4")) == 4
 

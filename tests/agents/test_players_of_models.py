@@ -18,7 +18,7 @@ from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.run.config_hash import config_hash
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from models import Echo, ask, chat_client
 
 SOCIETY = (
@@ -72,7 +72,7 @@ def test_players_have_separate_models(tmp_path):
         last = comparable_metrics(reference)[-1]
         assert last["player/llm/invalid_rate"] == last["player/llm/fallback_rate"] == 0
         assert 0 < last["player/vllm/invalid_rate"] < 1
-        spoke = [line for path in reference.glob("episodes/*/replies.jsonl") for line in read_lines(path)]
+        spoke = [line for path in reference.glob("episodes/*/replies.jsonl") for line in read_json_lines(path)]
         assert {(line["agent"], line["model"]) for line in spoke} == {
             (0, labels["llm"]),
             (1, labels["vllm"]),

@@ -24,7 +24,7 @@ def test_option_is_explained_per_key(capsys):
     value, kind = explained["env.engine"][:2]
     assert value == "native" and set(kind.split(" | ")) == {"native", "meltingpot"}
     assert (
-        "here: two games per society" in explained["env.n_envs"][2]
+        "in this config: two games per society" in explained["env.n_envs"][2]
         and "conf/env/_substrate.yaml:" in explained["env.n_envs"][3]
     )
 
@@ -46,7 +46,7 @@ def test_custom_options_are_explained(capsys, tmp_path):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "mine.yaml").write_text("# Mine.\ndefaults:\n  - cartpole\n  - _self_\n\nhorizon: 9  # short\n")
     explained = rows(capsys, "--config-dir", str(tmp_path), "env=mine", "env.horizon")
-    assert explained["env.horizon"][0] == "9" and "here: short" in explained["env.horizon"][2]
+    assert explained["env.horizon"][0] == "9" and "in this config: short" in explained["env.horizon"][2]
     assert str(tmp_path) in explained["env.horizon"][3]
 
 

@@ -249,7 +249,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
 
         def twice(self, *news):
             handle(self, *news)
-            if self.waiting_s < 0.1:
+            if self.seconds_since_signal < 0.1:
                 threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
 
         monkeypatch.setattr(StopFlag, "_handle", twice)

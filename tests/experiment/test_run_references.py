@@ -178,13 +178,15 @@ def test_latest_is_resolved_once(outputs):
     assert with_digests(wider) == wider
     assert without_digests(wider)["agent"]["init_from"] == f"run:{digest(newer)}/s0"
     stored[0].write_text("{")
-    with pytest.raises(RunFolderError, match="remove it"):
+    with pytest.raises(RunFolderError, match="delete it to resolve"):
         [start_run(root, "latest:pre", *overrides) for overrides in ((), ("agent.features=32",))]
 
 
 def test_rejects_folder_with_multiple_experiments(outputs):
     root, _ = outputs
-    with pytest.raises(RunFolderError, match=r"agent.init_from=.*pre holds 3 runs"):
+    with pytest.raises(
+        RunFolderError, match=r"agent.init_from=.*pre contains runs of several experiments; name one: 3 runs"
+    ):
         start_run(root, str(root / "pre"))
 
 

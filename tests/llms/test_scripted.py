@@ -42,7 +42,10 @@ def test_faults_make_reply_invalid(fault, sign):
     assert sign(text)
     principal = llm_principal(CLEANUP, scripted(**{fault: 1.0}))
     principal.ask()[0]
-    assert principal.asker.counters["invalid_replies"] == 2 and principal.asker.counters["fallbacks"] == 1
+    assert (
+        principal.structured_query.counters["invalid_replies"] == 2
+        and principal.structured_query.counters["fallbacks"] == 1
+    )
 
 
 @pytest.mark.slow
@@ -122,7 +125,7 @@ def test_principal_learns_despite_faults():
         result = outcome(toy(), principal.ask()[0])
         principal.tell([result])
         values.append(result.value)
-    counters = principal.asker.counters
+    counters = principal.structured_query.counters
     assert counters["repairs"] > 5 and counters["fallbacks"] > 5
     assert counters["invalid_replies"] == counters["repairs"] + 2 * counters["fallbacks"]
     assert np.mean(values[-10:]) > np.mean(values[:10])

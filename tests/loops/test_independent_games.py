@@ -16,7 +16,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.loops.independent_games import IndependentGames
 from llmrl.run import trajectories
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from llmrl.run.run import Run
 from some import some
 
@@ -75,7 +75,7 @@ def read_episodes(folder):
     """All that a run says of its episodes."""
     files = [*folder.glob("episodes/*/replies.jsonl"), folder / "episodes.jsonl"]
     rows = [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
-    return {path.relative_to(folder).as_posix(): read_lines(path) for path in files}, rows
+    return {path.relative_to(folder).as_posix(): read_json_lines(path) for path in files}, rows
 
 
 def steps(folder):
@@ -245,7 +245,7 @@ def test_step_recording_start(tmp_path):
             run(*parts, "llm.budget.calls=30")
         run(*parts, "play.trajectories=true")
     folder = only_run_folder(tmp_path)
-    steps, rows = trajectories.read(folder), read_lines(folder / "episodes.jsonl")
+    steps, rows = trajectories.read(folder), read_json_lines(folder / "episodes.jsonl")
     episode_numbers = list(dict.fromkeys(steps.episode.tolist()))
     assert episode_numbers == sorted(episode_numbers) and 0 < len(episode_numbers) < 10 and len(rows) == 10
     for k in episode_numbers:
@@ -267,7 +267,7 @@ def test_melting_pot_engine(tmp_path):
     steps = trajectories.read(folder)
     assert steps.episode.tolist() == np.repeat(np.arange(5), 5 * 2).tolist()
     for k in range(5):
-        lines = read_lines(folder / "episodes" / str(k) / "replies.jsonl")
+        lines = read_json_lines(folder / "episodes" / str(k) / "replies.jsonl")
         assert [(line["step"], line["agent"]) for line in lines] == [(t, a) for t in range(5) for a in range(2)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from environments import make_env
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.records import Briefing, ChatRequest, Pretraining
+from llmrl.core.records import ChatRequest, Pretraining, PrincipalBriefing
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import OBJECTIVES
@@ -311,7 +311,7 @@ class TestRepeatedMeasurements:
         for vector, value in ((self.LUCKY, 120.0), (self.GOOD, 145.0), (self.LUCKY, 160.0)):
             principal.tell([result(toy(), vector, value=value, n=2)])
         assert principal.history.noise is None and "standard error" not in self.means(principal)
-        principal.brief(Briefing(6, 2, 2, 1, True, noise=30.0))
+        principal.brief(PrincipalBriefing(6, 2, 2, 1, True, noise=30.0))
         assert "with 145 (standard error 30), measured once" in self.means(principal)
         assert "same numbers differed by a standard deviation of 30; the" in principal.question(None).text
         principal.tell([result(toy(), self.GOOD, value=105.0, n=2)])
@@ -389,21 +389,21 @@ class TestPromptContent:
         principal = principal_after(ESCAPE_ROOM, [])
         assert "This is generation 1." in principal.question("lever_0_works").text
         baselines = {"lever_0_works": -5.0, "lever_1_works": 0.25}
-        principal.brief(Briefing(40, 20, 64, 1, True, baselines))
+        principal.brief(PrincipalBriefing(40, 20, 64, 1, True, baselines))
         text = principal.question("lever_0_works").text
         assert "This is generation 1 of 40." in text and "begin it with the same weights" in text
         assert "there are 20 training rounds" in text and "64 episodes are evaluated" in text
         assert "with nothing set: [context: lever_0_works] payoff -5; [context: lever_1_works] payoff 0.25." in text
         assert "It says nothing of the learning" in text
-        principal.brief(Briefing(40, 20, 64, 4, False))
+        principal.brief(PrincipalBriefing(40, 20, 64, 4, False))
         text = principal.question("lever_0_works").text
         assert "keep what they have learned" in text and "governs 4 societies" in text and "nothing set" not in text
         assert "It says nothing of the learning" not in text
-        principal.brief(Briefing(40, 20, 2, 1, True, games=8, updates=0, confirmations=8))
+        principal.brief(PrincipalBriefing(40, 20, 2, 1, True, games=8, updates=0, confirmations=8))
         text = principal.question("lever_0_works").text
         assert "they play 20 episodes in each of 8 games side by side, which they may remember" in text
         assert "not trained" in text and "reinforcement" not in text and "learn to live" not in text
-        principal.brief(Briefing(40, 0, 2, 1, True, updates=0, confirmations=8))
+        principal.brief(PrincipalBriefing(40, 0, 2, 1, True, updates=0, confirmations=8))
         text = principal.question("lever_0_works").text
         assert "round" not in text and "same weights" not in text and "2 episodes are evaluated" in text
         assert "Lines have no standard error, as there" in text and "are measured again, 8 times in all" in text
@@ -495,7 +495,7 @@ class TestParsing:
         names = ("rate 1", "class", "model_dump", "_x")
         society = spec(ParameterSpace("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
         principal = llm_principal(society, scripted())
-        assert list(principal.asker.schema["properties"]) == ["reasoning", *names]
+        assert list(principal.structured_query.schema["properties"]) == ["reasoning", *names]
         assert principal.read(json.dumps(dict.fromkeys(names, 0.5))).vector.tolist() == [0.5] * 4
 
 
@@ -577,7 +577,10 @@ class TestMultipleProposals:
         with FakeOpenAIServer(reply) as server:
             principal = llm_principal(toy(), connected(server))
             assert principal.ask(n=3).tolist() == [[1.0, 2.0], [1.0, 1.0], [1.0, 2.0]]
-        assert principal.asker.counters["fallbacks"] == 1 and principal.asker.counters["invalid_replies"] == 2
+        assert (
+            principal.structured_query.counters["fallbacks"] == 1
+            and principal.structured_query.counters["invalid_replies"] == 2
+        )
 
     @pytest.mark.parametrize("kwargs", [{}, {"history": "last", "window": 3}])
     def test_estimate_approximates_prompt(self, kwargs):
@@ -622,7 +625,7 @@ class TestRules:
             result = outcome(society, vector, context)
             principal.tell([result])
             payoffs.append(result.value)
-        assert principal.asker.counters == dict.fromkeys(
+        assert principal.structured_query.counters == dict.fromkeys(
             ("invalid_replies", "repairs", "fallbacks", "trimmed_prompts"), 0
         )
         assert np.mean(payoffs[-10:]) > np.mean(payoffs[:10])
@@ -661,7 +664,7 @@ class TestRules:
         principal = llm_principal(society, scripted())
         for _ in range(30):
             principal.tell([outcome(society, principal.ask()[0])])
-        assert principal.asker.counters["invalid_replies"] == 0
+        assert principal.structured_query.counters["invalid_replies"] == 0
 
     def test_unknown_questions_raise(self):
         with pytest.raises(LLMError, match="no rule"):
@@ -682,9 +685,9 @@ class TestRules:
 )
 def test_agent_pretraining_is_described(pretraining, words):
     principal = llm_principal(CLEANUP, scripted())
-    principal.brief(Briefing(8, 2, 2, 1, True, pretraining=pretraining))
+    principal.brief(PrincipalBriefing(8, 2, 2, 1, True, pretraining=pretraining))
     assert f"Before the first generation the agents were {words}" in principal.question(None).text
-    principal.brief(Briefing(8, 2, 2, 1, True))
+    principal.brief(PrincipalBriefing(8, 2, 2, 1, True))
     assert "Before the first generation" not in principal.question(None).text
 
 

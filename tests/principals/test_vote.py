@@ -13,7 +13,7 @@ import shipped
 from environments import make_env
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.core.errors import BudgetExhausted, ConfigError
-from llmrl.core.records import Briefing, ChatReply, Outcome
+from llmrl.core.records import ChatReply, Outcome, PrincipalBriefing
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Incentives
 from llmrl.envs.native.vec_env import NativeEnv
@@ -215,7 +215,7 @@ class TestVotes:
         settings = SubstrateSettings("cleanup", 1, n_agents=3, mechanism=Incentives(), observe=["grid"], map="own")
         spec = NativeEnv(settings, Seeds(0), tiles="plain").spec
         proposer = principal(Citizens(lambda agent: {}, largest), spec=spec)
-        proposer.brief(Briefing(7, 1, 1, 1, True))
+        proposer.brief(PrincipalBriefing(7, 1, 1, 1, True))
         text = proposer._ballot(0, None, proposer._build_options([spec.mechanism.neutral])).text
         assert "a river at one end and an orchard" in text and "This is generation 1 of 7" in text
 

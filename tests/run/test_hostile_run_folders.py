@@ -15,7 +15,7 @@ from llmrl.core.errors import LlmrlError, RunFolderError
 from llmrl.llms.call_log import CallLog
 from llmrl.results.run_records import read_run
 from llmrl.run.artifacts import read_config
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.queued import Queued, read_queued
@@ -98,7 +98,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
     "metrics.jsonl": (b'{"kind": "update"}\n', lambda folder: read_metrics(folder / "metrics.jsonl")),
     "training_episodes.tsv": (b'# {"games": 1, "horizon": 1}\ngame\tstart\tlength\n', read_training_episodes),
-    "episodes.jsonl": (b"{}\n", lambda folder: read_lines(folder / "episodes.jsonl")),
+    "episodes.jsonl": (b"{}\n", lambda folder: read_json_lines(folder / "episodes.jsonl")),
     "config.yaml": (b"env: {}\n", lambda folder: read_config(folder, ())),
     "queued.json": (QUEUED, read_queued),
 }

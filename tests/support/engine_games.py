@@ -25,7 +25,7 @@ import numpy as np
 
 from llmrl.envs.melting_pot import worker
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, avatars, component, define
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, avatars, component, substrate_definition
 
 LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
 HEADINGS = "NESW"
@@ -189,7 +189,7 @@ class RealGame:
 def _level_folder() -> Path:
     """Our levels and those of the tests side by side: the engine looks for a level's modules in one folder."""
     folder = Path(tempfile.mkdtemp(prefix="levels"))
-    for path in worker.LUA.glob("*.lua"):
+    for path in worker.LUA_FOLDER.glob("*.lua"):
         name = f"watched_{path.name}" if (LUA / path.name).exists() else path.name
         (folder / name).symlink_to(path)
     for path in LUA.glob("*.lua"):
@@ -201,7 +201,7 @@ def _settings(rig: Rig, module: Any) -> dict[str, str]:
     rows = rig.text.strip("\n").splitlines() if rig.text else []
     cells = {char: (x, y) for y, row in enumerate(rows) for x, char in enumerate(row) if char in PRIVATE_CELLS}
 
-    definition = define(module, rig.substrate, rig.n_agents, rig.rules, rig.map)
+    definition = substrate_definition(module, rig.substrate, rig.n_agents, rig.rules, rig.map)
     simulation = definition["simulation"]
     simulation["scene"]["components"].append({"component": "Witness", "kwargs": {}})
     grid = [list(row) for row in simulation["map"].strip("\n").split("\n")]

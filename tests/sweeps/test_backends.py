@@ -109,7 +109,7 @@ def test_local_rows_end_independently(tmp_path):
     batches = []
 
     def count_works(works: Sequence[JobWork]) -> list[RunExit]:
-        batches.append([len(read_queued(work.folder).beside) for work in works])
+        batches.append([len(read_queued(work.folder).other_run_folders) for work in works])
         return run_works(works)
 
     does = ("finish", "fail early", "exit", "finish", "finish")

@@ -82,7 +82,7 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
         for job in jobs_:
             queued = read_queued(job.folder)
             assert queued is not None
-            assert set(queued.beside) == {str(job.folder) for job in jobs_} - {str(job.folder)}
+            assert set(queued.other_run_folders) == {str(job.folder) for job in jobs_} - {str(job.folder)}
     script = (cluster / "sbatch.script").read_text()
     assert "--array=0-1%2" in script and "--mem=2000M" in script, "of one run, and of four more rows"
     second_outcomes, _ = launch(nine, SharedTask(run_single, run_shared), tmp_path / "again", wait=False)
@@ -112,7 +112,7 @@ def test_free_cluster_gets_job_per_run(tmp_path: Path, cluster: Path) -> None:
     launch(three, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
     script = (cluster / "sbatch.script").read_text()
     assert "--array=0-2%" in script and "--mem=1000M" in script
-    assert all(read_queued(job.folder).beside == [] for job in three)  # type: ignore[union-attr]
+    assert all(read_queued(job.folder).other_run_folders == [] for job in three)  # type: ignore[union-attr]
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_rows_match_single_runs(tmp_path):
     assert len(processes) == len({row["log"] for row in table(tmp_path, "rows")}) in (1, 2)
     assert len({row["pid"] for row in table(tmp_path, "alone")}) == 1
     queued = read_queued(Path(table(tmp_path, "rows")[0]["folder"]))
-    assert queued is not None and len(queued.beside) == 4 / len(processes) - 1
+    assert queued is not None and len(queued.other_run_folders) == 4 / len(processes) - 1
 
 
 @pytest.mark.long
@@ -83,7 +83,7 @@ def test_rows_resume_after_process_death(tmp_path):
     rows = table(tmp_path)
     assert {row["attempt"] for row in rows} == {2} and len({row["pid"] for row in rows}) == 4
     for row in rows:
-        assert "beside" not in json.loads((Path(row["folder"]) / "queued.json").read_text())
+        assert "other_run_folders" not in json.loads((Path(row["folder"]) / "queued.json").read_text())
 
 
 @pytest.mark.long

@@ -72,8 +72,8 @@ class PPOAgent:
     """
 
     loop: ClassVar[AgentLoop] = "learn"
-    plays_if = ("freeze", "all")
-    """Option, and the value of it with which the agent does not learn."""
+    no_learning_setting = ("freeze", "all")
+    """(option, value): with this value the agent does not learn."""
     remembers_by = "memory"
     """Option that is null unless networks have a memory."""
 
@@ -94,7 +94,7 @@ class PPOAgent:
         n_networks = 1 if settings.share_parameters else spec.n_agents
         networks = [ActorCritic(spec, generator, settings) for _ in range(n_networks)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
-        self.learns = freeze != self.plays_if[1]
+        self.learns = freeze != self.no_learning_setting[1]
         self._keep_optimizer = settings.keep_optimizer
         init_run = None if settings.init_from is None else Path(settings.init_from)
         if freeze == "core" and init_run is None:

@@ -22,7 +22,7 @@ from llmrl.results.groups import FinishedGroups, Group, ReportTask, tasks_of
 from llmrl.results.reference_lines import ReferenceLine, read_references
 from llmrl.results.replication import replication_remarks, units_of
 from llmrl.results.run_records import RunRecord, read_runs
-from llmrl.results.study_settings import StudyResult, StudySettings, read_settings, short_group_names
+from llmrl.results.study_settings import StudyResult, StudySettings, read_study_settings, short_group_names
 from llmrl.statistics.estimators import standard_error
 from llmrl.statistics.intervals import estimates, improvement_matrix
 
@@ -187,7 +187,7 @@ def _study(
         RunFolderError: the settings, or a run, cannot be read.
     """
     runs = [run for _, group_runs in groups for run in group_runs]
-    settings = settings or read_settings(runs)
+    settings = settings or read_study_settings(runs)
     if settings is None or not runs:
         return None
     if settings.map is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.analysis.curves import GroupCurve
-from llmrl.analysis.group_traces import GroupTrace, read_traces
+from llmrl.analysis.group_traces import GroupTrace, read_group_traces
 from llmrl.analysis.scores import AXES
 from llmrl.analysis.time_to_solution import solution_table
 from llmrl.results.groups import FinishedGroups, scripted_notes
@@ -102,7 +102,7 @@ def compare_groups(
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
-    traces = read_traces(settings, [(names[group.label], group, runs) for group, runs in finished], width)
+    traces = read_group_traces(settings, [(names[group.label], group, runs) for group, runs in finished], width)
     by_name = {trace.name: trace for trace in traces}
     reference_pairs = [
         (one, by_name[name])

@@ -71,7 +71,7 @@ class GroupTrace:
         return self.anytime or self.curve
 
 
-def read_traces(
+def read_group_traces(
     settings: StudySettings, groups: Sequence[tuple[str, Group, Sequence[RunRecord]]], width: int | None
 ) -> list[GroupTrace]:
     """Return the groups of a study that have scores, highest score first.

@@ -104,7 +104,7 @@ class ScoreRule:
             return f"its training is too short, or interrupted too often, for {self.metric}"
         end = training.covered_frames if self.budget is None else self.budget
         start = round(end * (1 - self.tail_fraction)) if self.tail_fraction else 0
-        return training_curves.mean_in_range(training, self.metric.removeprefix(training_curves.PREFIX), start, end)
+        return training_curves.mean_over_frames(training, self.metric.removeprefix(training_curves.PREFIX), start, end)
 
 
 def series(folder: Path, metric: str, over: str = "env_steps", width: int | None = None) -> Series:

@@ -23,7 +23,7 @@ from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_sco
 from llmrl.results.run_records import RunRecord
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.episode_files import EPISODES
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from llmrl.run.metrics import COUNTERS, TIME, metric_tables
 from llmrl.run.metrics import FILE_NAME as METRICS
 from llmrl.run.proposals import read_proposed
@@ -326,7 +326,7 @@ def _read_training(folder: Path) -> list[pd.DataFrame]:
 
 
 def _read_final(folder: Path) -> list[pd.DataFrame]:
-    if rows := read_lines(folder / EPISODES):
+    if rows := read_json_lines(folder / EPISODES):
         names = dict.fromkeys(name for row in rows for name, x in row.items() if _is_number(x))
         return [pandas().DataFrame([{name: row.get(name) for name in names} for row in rows]).assign(source="final")]
     try:

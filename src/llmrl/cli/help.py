@@ -1,4 +1,7 @@
-"""`--help`, `--list`, `--explain` and `--version` of commands that compose an experiment, from the option files."""
+"""`--help`, `--list`, `--explain` and `--version` of commands that compose an experiment.
+
+The texts are generated from the option files.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "env": "environment",
     "agent": "agents, and how they learn",
-    "regime": "pre-training of agents, schedule and objective; env= selects one, regime=none removes it",
+    "regime": "pre-training of agents, schedule and objective; the default depends on env=, regime=none removes it",
     "principal": "proposer of taxes, incentives or policy parameters",
     "teacher": "adviser of a student while it learns",
     "llm": "language model of principals, teachers and players",
@@ -35,12 +38,15 @@ EXAMPLES = {
         ("env=cleanup principal=llm", "a principal governs a society; llm=scripted, the default, needs no key"),
         ("env=cleanup principal=llm llm=gpt4o dry_run=true", "the plan, with calls and price; runs nothing"),
         ("--multirun principal=ucb,thompson,llm seed=0,1,2 hardware=local", "a sweep: nine runs, side by side"),
-        ("--multirun experiment=first/teacher hardware=local", "a family in five minutes, with figure and table"),
+        (
+            "--multirun experiment=first/teacher hardware=local",
+            "a small study that runs in five minutes, with figure and table",
+        ),
         ("env=taxi agent=llm_player play.videos=1", "a language model plays, and a video shows what it thought"),
     ),
     "finetune": (
         ("env=cartpole agent=linear llm.model=Qwen/Qwen2.5-1.5B-Instruct", "train a proposer of policies"),
-        ("method=sft dataset=random", "imitate good proposals instead of reinforcing one's own"),
+        ("method=sft dataset=random", "supervised fine-tuning on good proposals instead of reinforcement learning"),
         ("env=cartpole agent=linear llm.model=<path> dry_run=true", "the plan; trains nothing"),
     ),
 }
@@ -48,18 +54,19 @@ EXAMPLES = {
 
 FLAGS = (
     ("--list GROUP", "what each option of a group is; experiment and treatment are groups, too"),
-    ("--explain GROUP=OPTION", "what the options of a choice mean: name, default, range, file"),
+    ("--explain GROUP=OPTION", "meaning, default, range and file of each option of a chosen config"),
     ("--cfg job", "the composed config"),
     ("--multirun", "every combination of values with commas; the same command again computes what is missing"),
     ("--version", "the version of llmrl"),
-    ("--hydra-help", "what else Hydra takes"),
+    ("--hydra-help", "Hydra's own flags"),
 )
-EXPLAINED = ("key", "value", "type", "meaning", "file")
+EXPLAIN_COLUMNS = ("key", "value", "type", "meaning", "file")
 """Columns of `--explain`."""
-TAKES: dict[str, tuple[str, ...]] = {
+GROUPS_OF_COMMAND: dict[str, tuple[str, ...]] = {
     "train": ("env", "agent", "regime", "principal", "teacher", "llm", "hardware", "loggers", "debug"),
     "finetune": ("env", "agent", "method", "dataset", "llm", "hardware", "loggers", "debug"),
 }
+"""Config of a command -> groups of options that it accepts."""
 
 
 def print_information(command: str, primary: str, arguments: Sequence[str]) -> bool:
@@ -96,21 +103,22 @@ def groups() -> list[str]:
 
 def help_page(command: str, primary: str, width: int) -> str:
     """Return the help of a command, in lines of at most `width` columns."""
-    examples = [(f"{command} {arguments}", does) for arguments, does in EXAMPLES[primary]]
+    examples = [(f"{command} {arguments}", description) for arguments, description in EXAMPLES[primary]]
     lines = [f"{command} composes an experiment from one option of each group and runs it.", "", "Examples"]
-    for command_line, does in examples:
-        lines += [f"  {command_line}", *_wrapped(does, "      ", width)]
+    for command_line, description in examples:
+        lines += [f"  {command_line}", *_wrapped(description, "      ", width)]
     lines += ["", f"Groups, as group=option ({command} --list env says what each option is); debug as +debug=option"]
-    for group in TAKES[primary]:
+    for group in GROUPS_OF_COMMAND[primary]:
         lines += [f"  {group:<10} {GROUPS[group]}", *_wrapped(", ".join(options(group)), "             ", width)]
     lines += ["", "Studies, as experiment=family/name: settings of a published or measured comparison"]
     for family, studies in families().items():
         lines += _wrapped(", ".join(studies), f"  {family + '/':<14} ", width)
     note = (
-        "docs/studies.md says which take which treatment=, docs/results/index.md what five minutes of each family show."
+        "docs/studies.md lists the treatments that each study accepts; docs/results/index.md shows the results of the "
+        "five-minute runs."
     )
     lines += [*_wrapped(note, "  ", width), "", "Flags"]
-    lines += [line for flag, does in FLAGS for line in _wrapped(does, f"  {flag:<24} ", width)]
+    lines += [line for flag, description in FLAGS for line in _wrapped(description, f"  {flag:<24} ", width)]
     lines += [
         "",
         "Every option is listed with its meaning and range in docs/options.md; key=value overrides any of them.",
@@ -135,12 +143,12 @@ def list_options(group: str, width: int) -> str:
     elif group.startswith("experiment/") and family in families():
         group, option_names = "experiment", [f"{family}/{name}" for name in families()[family]]
     else:
-        raise ConfigError(f"there is no group {group!r}; there are {', '.join(groups())}")
+        raise ConfigError(f"there is no group {group!r}; available groups: {', '.join(groups())}")
     name_width = max(map(len, option_names))
     lines = []
     for name in option_names:
         path = root() / group / f"{name}.yaml"
-        header_text = header(path) if source(path) is not None else "Of an installed package."
+        header_text = header(path) if source(path) is not None else "From an installed package."
         first, stop, _ = header_text.partition(". ")
         lines += _wrapped(first + stop.strip(), f"{name:<{name_width}}  ", width)
     return "\n".join(lines)
@@ -163,13 +171,13 @@ def families() -> dict[str, list[str]]:
     return {family: studies for family, studies in family_studies.items() if studies}
 
 
-def _wrapped(text: str, begin: str, width: int) -> list[str]:
-    """Return the wrapped lines of a text after `begin`, with further lines indented."""
+def _wrapped(text: str, prefix: str, width: int) -> list[str]:
+    """Return the wrapped lines of a text after `prefix`, with further lines indented."""
     return textwrap.wrap(
         text,
         width,
-        initial_indent=begin,
-        subsequent_indent=" " * len(begin),
+        initial_indent=prefix,
+        subsequent_indent=" " * len(prefix),
         break_on_hyphens=False,
         break_long_words=False,
     )
@@ -218,7 +226,7 @@ def explain(primary: str, arguments: Sequence[str]) -> None:
         document for document in documents.values() if not keys or any(_has_prefix(document.key, key) for key in keys)
     ]
     if missing := [key for key in keys if not any(_has_prefix(document.key, key) for document in selection)]:
-        raise ConfigError(unknown(missing[0], documents))
+        raise ConfigError(unknown_key_message(missing[0], documents))
     targets = {
         key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
     }
@@ -229,13 +237,13 @@ def _has_prefix(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(f"{prefix}.")
 
 
-def unknown(key: str, documents: Iterable[str]) -> str:
+def unknown_key_message(key: str, keys: Iterable[str]) -> str:
     """Return an error message for a key that does not exist."""
     import difflib
 
-    names = list(documents)
-    same = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = same or difflib.get_close_matches(key, names, n=3)
+    names = list(keys)
+    same_last_part = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = same_last_part or difflib.get_close_matches(key, names, n=3)
     return f"there is no option {key!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
 
 
@@ -248,15 +256,15 @@ def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, s
         return
     from llmrl.display.console import print_table
 
-    print_table("Options", EXPLAINED, rows, "lllll")
+    print_table("Options", EXPLAIN_COLUMNS, rows, "lllll")
 
 
-def _row(document: DocumentedKey, kind: str) -> tuple[str, ...]:
+def _row(document: DocumentedKey, type_name: str) -> tuple[str, ...]:
     from llmrl.config.option_docs import value_text
 
     value = value_text(document.value) if document.leaf else ""
     if document.key.endswith("_target_"):
-        return document.key, value, "", "class or function that takes the other options", document.set_in
-    meaning = "; ".join([document.meaning, *(f"here: {note}" for note, _ in document.notes)])
+        return document.key, value, "", "class or function that is called with the other options", document.set_in
+    meaning = "; ".join([document.meaning, *(f"in this config: {note}" for note, _ in document.notes)])
     places = dict.fromkeys([document.place, *([] if document.set_in == "typed" else [document.set_in])])
-    return document.key, value, kind if document.leaf else "", meaning, ", ".join(places)
+    return document.key, value, type_name if document.leaf else "", meaning, ", ".join(places)

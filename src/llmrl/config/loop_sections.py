@@ -62,15 +62,15 @@ def agent_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
 def agent_learns(config: Mapping[str, Any], builder: Builder | None = None) -> bool | None:
     """Return whether the agent of a config learns; None if its class does not declare it.
 
-    A class declares it by `learns`, or by `plays_if`: an option of the agent, or of the model (`llm.<name>`), and the
-    value with which the agent only plays.
+    A class declares it by `learns`, or by `no_learning_setting`: an option of the agent, or of the model
+    (`llm.<name>`), and the value with which the agent does not learn.
     """
     builder = builder or Builder(trusted=config["trusted_modules"])
     agent = builder.locate(config["agent"]["_target_"], "agent")
     if isinstance(agent, type) and issubclass(agent, NonLearningAgent):
         return False
-    if (plays_if := getattr(agent, "plays_if", None)) is not None:
-        option, value = plays_if
+    if (no_learning_setting := getattr(agent, "no_learning_setting", None)) is not None:
+        option, value = no_learning_setting
         group, _, name = option.rpartition(".")
         chosen = (config.get(group or "agent") or {}).get(name)
         if isinstance(chosen, Mapping):

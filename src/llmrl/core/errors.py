@@ -20,13 +20,13 @@ def short_error(error: BaseException) -> str:
 _TRACEBACK = "__llmrl_traceback__"
 
 
-def save_traceback_path(error: BaseException, path: str) -> None:
+def attach_traceback_path(error: BaseException, path: str) -> None:
     """Store on an error the path of the file that contains its full traceback."""
     setattr(error, _TRACEBACK, path)
 
 
 def saved_traceback_path(error: BaseException) -> str:
-    """Return the path that `save_traceback_path` stored on an error; empty if there is none."""
+    """Return the path that `attach_traceback_path` stored on an error; empty if there is none."""
     return str(getattr(error, _TRACEBACK, ""))
 
 

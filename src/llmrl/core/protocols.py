@@ -11,12 +11,12 @@ import numpy as np
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.records import (
     Array,
-    Briefing,
     CallEstimate,
     MetaSettings,
     Observation,
     Outcome,
     PolicyOutput,
+    PrincipalBriefing,
     State,
     Step,
 )
@@ -355,8 +355,8 @@ class Recommender(Protocol):
 class EstimatesCalls(Protocol):
     """A proposer or an agent that can estimate its requests to chat models before a run."""
 
-    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
-        """Return the estimate for `steps` calls of `ask(n=n)` after `known` other outcomes.
+    def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
+        """Return the estimate for `steps` calls of `ask(n=n)` after `n_earlier_outcomes` other outcomes.
 
         For an agent that only plays, the estimate is for `n` episodes of `steps` steps.
         """
@@ -367,7 +367,7 @@ class EstimatesCalls(Protocol):
 class AcceptsBriefing(Protocol):
     """A proposer that is told facts about its run."""
 
-    def brief(self, briefing: Briefing) -> None:
+    def brief(self, briefing: PrincipalBriefing) -> None:
         """Store the facts about the run. Called when the run is built and again when it begins."""
         ...
 

@@ -146,7 +146,7 @@ class Pretraining:
 
 
 @dataclass(frozen=True)
-class Briefing:
+class PrincipalBriefing:
     """Facts about the run that a language-model principal is told.
 
     Attributes:

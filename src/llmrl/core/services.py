@@ -90,12 +90,12 @@ class AgentServices(TeacherServices):
 
     Attributes:
         teacher: teacher of the agent; None if it has none.
-        society: index of the agent's society among those that adapt to proposals.
+        society_index: index of the agent's society among those that adapt to proposals.
         member: index of the agent among the members of `agent=mixed`; None outside of it.
     """
 
     teacher: Teacher | None = None
-    society: int = 0
+    society_index: int = 0
     member: int | None = None
 
 

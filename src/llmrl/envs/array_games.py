@@ -99,7 +99,7 @@ class ArrayGames(StateFields, ABC):
         arrays = (np.concatenate(parts) for parts in zip(*draws, strict=True))
         return [np.concatenate([array] * (self.spec.n_envs // len(array))) for array in arrays]
 
-    def _group_member(self, game: int) -> tuple[int, int]:
+    def _group_seed_and_index(self, game: int) -> tuple[int, int]:
         """Return the seed of a game's group, and the game's index in the group."""
         size = self.spec.games_per_group(len(self._roots))
         paired_size = size if len(self._roots) > 1 else self.spec.n_envs // self._groups

@@ -280,7 +280,7 @@ class Commons(ArrayGames):
 
         It is a function of (root, game, episode, month), so that no draw depends on the other games.
         """
-        key = self._group_member(game)
+        key = self._group_seed_and_index(game)
         counter = [0, int(self._month[game]), int(self._episode[game]), 0]
         philox = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=np.array(counter, dtype=np.uint64))
         return np.random.Generator(philox)

@@ -38,7 +38,7 @@ from llmrl.llms.usage import UNDERSTOOD, llm_summary
 from llmrl.results.mechanism_comparison import count_text, differences, labels, sentences
 from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures, summarize_evaluation
 from llmrl.run.artifacts import RUN_KEY
-from llmrl.run.files import check_no_links, inside, write_json
+from llmrl.run.files import check_no_links, path_inside, write_json
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import place_of, read_metrics
 from llmrl.run.tensorboard_evaluations import write_evaluation
@@ -255,7 +255,7 @@ def _folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[s
         if len(mechanism_names) > 1
         else []
     )
-    out = settings.out or inside(run, folder_name([*settings.env, *comparison]))
+    out = settings.out or path_inside(run, folder_name([*settings.env, *comparison]))
     out.mkdir(parents=True, exist_ok=True)
     if settings.out is None:
         check_no_links(out)
@@ -286,7 +286,7 @@ def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluatio
         "env": list(settings.env),
         "seed": settings.seed,
         "context": None if context is None else evaluation.parts.env.spec.contexts[context],
-        "society": saved.society if plan is None else None,
+        "society": saved.society_index if plan is None else None,
         "adapted": None if plan is None else plan.record(),
         "llm": None if llm is None else llm.label,
         "carried": evaluation.carried,

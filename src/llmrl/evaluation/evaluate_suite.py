@@ -30,7 +30,7 @@ from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.rollout.collector import evaluate_policy
-from llmrl.run.files import check_no_links, inside
+from llmrl.run.files import check_no_links, path_inside
 from llmrl.statistics.estimators import proportion
 
 PLAYERS = (STUDENT, "random", "bot")
@@ -67,7 +67,7 @@ def evaluate_suite(
             report(f"Run {i + 1} of {len(runs)}: {run}")
             run_settings = replace(settings, out=settings.out / str(i) if settings.out else None)
         place = (
-            inside(run, "evaluation", f"suite_{name}")
+            path_inside(run, "evaluation", f"suite_{name}")
             if run_settings.out is None
             else run_settings.out / f"suite_{name}"
         )

@@ -19,7 +19,7 @@ from llmrl.evaluation.saved_runs import Row, last_best_row
 from llmrl.experiment.parts import Config, build_parts, games_of_a_society, loop_kind
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
-from llmrl.loops.societies import Adaptation, Societies
+from llmrl.loops.societies import AdaptationRounds, Societies
 from llmrl.rollout.collector import Collector
 
 WORDS = ("none", "last", "best")
@@ -228,7 +228,7 @@ def adapt_societies(
                 agent.load_state_dict(copy.deepcopy(saved))
         keep = () if parts.teacher is None else parts.teacher.channels
         collector = Collector(env, societies.policy, parts.device, keep)
-        adaptation = Adaptation(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])
+        adaptation = AdaptationRounds(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])
         for i in range(plan.rounds):
             nodes = [seeds.child("adapt").child(i)] * len(vectors)
             serve(adaptation.round(nodes, np.stack(vectors), context))

@@ -35,7 +35,7 @@ class SavedRun:
     state: State
 
     @property
-    def society(self) -> int:
+    def society_index(self) -> int:
         """Index of the saved agent that plays.
 
         Of societies of several proposals, it is that of the best proposal of the last step. Of several societies under
@@ -47,7 +47,7 @@ class SavedRun:
     @property
     def agent(self) -> State:
         """State of the agent that plays."""
-        return dict(self.state["agents"][self.society])
+        return dict(self.state["agents"][self.society_index])
 
 
 def last_best_row(history: Sequence[Row]) -> Row | None:

@@ -127,7 +127,7 @@ def _player_models(
         services = _services(resources, provider_options, key, f"llm/{name}")
         make = functools.partial(resources.builder.with_services(services).build, provider_options, key)
         limits = {**llm_config["limits"], **(node.get("limits") or {})}
-        models[name] = (model.beside(name, make), resources.builder.build(limits, f"{key}.limits"))
+        models[name] = (model.additional_provider(name, make), resources.builder.build(limits, f"{key}.limits"))
     return models
 
 

@@ -137,7 +137,7 @@ def build_parts(
             cores=resources.cores,
         )
         pairs = [
-            _build_agent(config, replace(services, seeds=society_seeds, society=i), builder)
+            _build_agent(config, replace(services, seeds=society_seeds, society_index=i), builder)
             for i, society_seeds in enumerate(agent_seeds)
         ]
         agents, teacher = [agent for agent, _ in pairs], pairs[-1][1]

@@ -140,7 +140,7 @@ def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
     matches = [run for run in runs if reference.seed in (None, seed_of(run))]
     if len(matches) == 1:
         return matches[0]
-    raise RunFolderError(f"{reference} is not one run, there are {listing(matches or runs)}")
+    raise RunFolderError(f"{reference} is not one run; available runs: {listing(matches or runs)}")
 
 
 def newest_run(name: str, root: Path) -> Path:
@@ -152,7 +152,7 @@ def newest_run(name: str, root: Path) -> Path:
     candidates = [run for run in runs if is_finished(run)]
     if not candidates:
         raise RunFolderError(
-            f"latest:{name}: no run in {name_folder} is finished" + (f"; there are {listing(runs)}" if runs else "")
+            f"latest:{name}: no run in {name_folder} is finished" + (f"; unfinished: {listing(runs)}" if runs else "")
         )
     return max(candidates, key=last_updated)
 

@@ -36,14 +36,15 @@ from llmrl.run.folder_names import hash_of, safe_path, seed_folder, seed_of
 log = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
-_STORE = ".references"
-"""Folder in that of all runs of a name, with a record of the run that each `latest:` was resolved to."""
+_PINNED_FOLDER = ".references"
+"""Subfolder of `<output_root>/<name>` that records which run each `latest:` reference resolved to."""
 _OWN, _SHARED = "own", "shared"
+"""Values of `<key>_seed`: each run's own seed, or seed 0 for all runs."""
 _COMMON_KEYS = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
 """Keys that the run of a preset takes from the run that needs it; they do not change results."""
 
 _PRESET_ENV_KEYS = ("n_envs", "render")
-"""Options of the environment that the preset keeps: the number of games, and options outside the game."""
+"""Options of the environment that the preset keeps: the number of games, and options that do not change the game."""
 
 _SHAPE_KEYS = (
     *("share_parameters", "observation_channels", "features", "core", "encoding", "map_channels", "planes"),
@@ -53,7 +54,7 @@ _SHAPE_KEYS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class ReferenceKey:
     """A key of a config that names a run.
 
     Attributes:
@@ -61,7 +62,8 @@ class Place:
         inside: file or folder inside the run folder to use; empty: the run folder itself.
         many: whether the value is a list, each entry of which may name all runs of an experiment.
         presets: whether the run may be that of a preset.
-        folders: whether a folder as the value must be a run folder, or one around a run.
+        folders: whether the value may also be the path of a run folder, or of a folder that contains the runs of one
+            experiment.
     """
 
     key: str
@@ -71,13 +73,13 @@ class Place:
     folders: bool = False
 
 
-PLACES = (
-    Place("agent.init_from", presets=True, folders=True),
-    Place("agent.data", presets=True, folders=True),
-    Place("teacher.table", "plans.json", presets=True),
-    Place("llm.calls"),
-    Place("llm.adapter", ADAPTER),
-    Place("dataset.runs", many=True),
+REFERENCE_KEYS = (
+    ReferenceKey("agent.init_from", presets=True, folders=True),
+    ReferenceKey("agent.data", presets=True, folders=True),
+    ReferenceKey("teacher.table", "plans.json", presets=True),
+    ReferenceKey("llm.calls"),
+    ReferenceKey("llm.adapter", ADAPTER),
+    ReferenceKey("dataset.runs", many=True),
 )
 """All keys that name a run."""
 
@@ -95,21 +97,21 @@ def resolve_references(config: Config) -> dict[str, Any]:
         return dict(config)
     identities: dict[str, dict[str, Any]] = {}
     new_config: dict[str, Any] = dict(config)
-    for place in PLACES:
-        group, _, key = place.key.partition(".")
+    for reference_key in REFERENCE_KEYS:
+        group, _, key = reference_key.key.partition(".")
         setting = (config.get(group) or {}).get(key)
-        values = list(setting or []) if place.many else [setting]
+        values = list(setting or []) if reference_key.many else [setting]
         texts = [text for text in values if isinstance(text, str)]
-        entries = [entry for text in texts if (entry := _resolve(place, text, config)) is not None]
+        entries = [entry for text in texts if (entry := _resolve(reference_key, text, config)) is not None]
         if not entries or len(entries) < len(texts):
             if entries:
-                raise ConfigError(f"{place.key} must name all runs by reference, or all by their folders")
+                raise ConfigError(f"{reference_key.key} must name all runs by reference, or all by their folders")
             continue
-        places = [entry.folder / place.inside if place.inside else entry.folder for entry in entries]
-        folders = [str(path) for path in places] if place.many else str(places[0])
+        paths = [entry.folder / reference_key.inside if reference_key.inside else entry.folder for entry in entries]
+        folders = [str(path) for path in paths] if reference_key.many else str(paths[0])
         new_config[group] = {**new_config[group], key: folders}
-        references = [entry.pinned for entry in entries] if place.many else entries[0].pinned
-        identities[place.key] = {"run": ",".join(entry.identity for entry in entries), "as": references}
+        references = [entry.pinned for entry in entries] if reference_key.many else entries[0].pinned
+        identities[reference_key.key] = {"run": ",".join(entry.identity for entry in entries), "as": references}
     return {**new_config, RESOLVED: identities} if identities else new_config
 
 
@@ -159,10 +161,10 @@ def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
                     )
                 runs.append(run)
             else:
-                folder = _referenced_runs(key, config)
+                existing_runs = _referenced_runs(key, config)
                 runs += [
                     PrerequisiteRun.existing(_run_purpose(key), str(reference), run, config["trusted_modules"])
-                    for run in folder
+                    for run in existing_runs
                 ]
     return runs
 
@@ -171,8 +173,10 @@ def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
 class _ResolvedReference:
     """A resolved reference.
 
-    It has the run's folder (with `many`, its experiment's), its identity in the hash, and the pinned reference, which
-    replaces the typed one.
+    Attributes:
+        folder: folder of the run; with `many`, that of its experiment if all seeds are meant.
+        identity: identity of the run, which the hash covers.
+        pinned: reference that replaces the typed one; it names the same run whenever it is resolved.
     """
 
     folder: Path
@@ -180,40 +184,40 @@ class _ResolvedReference:
     pinned: str
 
 
-def _resolve(place: Place, text: str, config: Config) -> _ResolvedReference | None:
-    """Return the run that `text` names at `place`; None if it is not a reference but an ordinary value of the part."""
+def _resolve(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
+    """Return the run that `text` names at `reference_key`; None if `text` is an ordinary value of the option."""
     reference = parse_reference(text)
     if reference is None:
-        return _folder_entry(place, text, config) if place.folders else None
+        return _folder_entry(reference_key, text, config) if reference_key.folders else None
     try:
         if reference.kind == "preset":
-            if not place.presets:
+            if not reference_key.presets:
                 raise ConfigError("a preset cannot be used here; use run:<hash>, latest:<name>, or the run's folder")
-            run = _preset_run(place.key, reference, config)
+            run = _preset_run(reference_key.key, reference, config)
             return _ResolvedReference(
                 run.folder, f"{config_hash(run.config)}/{_seed_text(reference.seed, config)}", text
             )
         if reference.kind == "latest":
-            reference = _pin_reference(place, reference, config)
+            reference = _pin_reference(reference_key, reference, config)
         runs = experiment_runs(reference, Path(config["output_root"]))
         reference_text = f"run:{hash_of(runs[0])}"
-        if place.many:
+        if reference_key.many:
             matches = runs if reference.seed is None else [only_of(reference, runs)]
             folder = matches[0].parent if reference.seed is None else matches[0]
             return _ResolvedReference(
                 folder, f"{hash_of(runs[0])}/{'all' if reference.seed is None else folder.name}", reference_text
             )
-        return _select_entry(place, reference, runs, config)
+        return _select_entry(reference_key, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
         if not str(error).startswith("seed="):
-            error.args = (f"{place.key}={text}: {error}",)
+            error.args = (f"{reference_key.key}={text}: {error}",)
         raise
 
 
-def _folder_entry(place: Place, text: str, config: Config) -> _ResolvedReference | None:
+def _folder_entry(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
     """Return the run in a folder, or in a folder below it.
 
-    None if the folder is missing or has no run, which the part that reads it reports.
+    None if the folder is missing or has no run; the error is then reported by whatever reads the folder.
     """
     from llmrl.results.run_records import find_runs
 
@@ -222,14 +226,16 @@ def _folder_entry(place: Place, text: str, config: Config) -> _ResolvedReference
     if not runs:
         return None
     if len({run.parent for run in runs}) > 1:
-        raise RunFolderError(f"{place.key}={text} holds {listing(runs)}")
-    entry = _select_entry(place, None, runs, config)
+        raise RunFolderError(
+            f"{reference_key.key}={text} contains runs of several experiments; name one: {listing(runs)}"
+        )
+    entry = _select_entry(reference_key, None, runs, config)
     progress = "" if is_finished(entry.folder) else f"@{_checkpoint(entry.folder)}"
     return _ResolvedReference(entry.folder, entry.identity + progress, text)
 
 
 def _select_entry(
-    place: Place, reference: RunReference | None, runs: Sequence[Path], config: Config
+    reference_key: ReferenceKey, reference: RunReference | None, runs: Sequence[Path], config: Config
 ) -> _ResolvedReference:
     """Return the run that a reference means among those of one experiment.
 
@@ -237,32 +243,34 @@ def _select_entry(
     the config).
     """
     explicit_seed = None if reference is None else reference.seed
-    # A folder whose name has no hash.
+    # Fall back to the hash of the config if the name of the folder has none.
     digest = hash_of(runs[0]) or config_hash(read_config(runs[0], ()))
     if len(runs) == 1 and explicit_seed is None:
         single_run = runs[0]
         return _ResolvedReference(single_run, f"{digest}/{single_run.name}", f"run:{digest}/{single_run.name}")
-    seed = _seed(explicit_seed, place.key, config)
+    seed = _seed(explicit_seed, reference_key.key, config)
     for run in runs:
         if seed_of(run) == seed:
-            seed_text = _seed_text(explicit_seed, config, place.key)
+            seed_text = _seed_text(explicit_seed, config, reference_key.key)
             return _ResolvedReference(
                 run, f"{digest}/{seed_text}", f"run:{digest}" + ("" if seed_text == _OWN else f"/{seed_text}")
             )
-    rule_note = "" if explicit_seed is not None else f" ({place.key}_seed={_rule(place.key, config)})"
-    raise RunFolderError(f"there is no seed {seed}{rule_note} among {listing(runs)}")
+    seed_rule_note = (
+        "" if explicit_seed is not None else f" ({reference_key.key}_seed={_seed_rule(reference_key.key, config)})"
+    )
+    raise RunFolderError(f"there is no seed {seed}{seed_rule_note} among {listing(runs)}")
 
 
-def _pin_reference(place: Place, reference: RunReference, config: Config) -> RunReference:
+def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config: Config) -> RunReference:
     """Return the experiment that `latest:` means in `config`, as recorded when the config was first composed."""
     root = Path(config["output_root"]).expanduser()
-    folder = root / safe_path(str(config["name"])) / _STORE
-    path = folder / f"{config_hash({**config, 'key': place.key})}.json"
+    folder = root / safe_path(str(config["name"])) / _PINNED_FOLDER
+    path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
     record = _read_record(path)
     if record is None:
         digest = hash_of(newest_run(reference.what, root))
         record = {
-            "key": place.key,
+            "key": reference_key.key,
             "reference": str(reference),
             "run": digest,
             "time": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -273,7 +281,9 @@ def _pin_reference(place: Place, reference: RunReference, config: Config) -> Run
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(record))
     else:
-        log.info("%s=%s is run:%s, as found on %s (%s)", place.key, reference, record["run"], record["time"], path)
+        log.info(
+            "%s=%s is run:%s, as found on %s (%s)", reference_key.key, reference, record["run"], record["time"], path
+        )
     return RunReference("run", record["run"], reference.seed)
 
 
@@ -285,15 +295,14 @@ def _read_record(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read ({error!r}); remove it, so that the newest run is looked up"
-        ) from error
+        raise RunFolderError(f"{path} cannot be read ({error!r}); delete it to resolve `latest:` again") from error
 
 
 def _preset_run(key: str, reference: RunReference, config: Config) -> PrerequisiteRun:
     """Return the run of a preset that the run of `config` names at `key`."""
     from llmrl.experiment.unused_sections import only_read
 
+    # One rule for the presets of all keys: without a seed in the reference, `agent.init_from_seed` determines it.
     seed = _seed(reference.seed, "agent.init_from", config)
     preset_config, overrides = compose_preset(reference.what, seed, config)
     steps = preset_config["learn"]["env_steps"]
@@ -310,14 +319,14 @@ def _run_purpose(key: str) -> str:
 def _seed(explicit_seed: int | None, key: str, config: Config) -> int:
     if explicit_seed is not None:
         return explicit_seed
-    rule = _rule(key, config)
+    rule = _seed_rule(key, config)
     seed = config["seed"] if rule == _OWN else 0 if rule == _SHARED else rule
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed!r} must be a whole number >= 0")
     return seed
 
 
-def _rule(key: str, config: Config) -> str | int:
+def _seed_rule(key: str, config: Config) -> str | int:
     """Return `<key>_seed` of the config; `own` without such a key."""
     group, _, name = key.partition(".")
     rule = (config.get(group) or {}).get(f"{name}_seed", _OWN)
@@ -327,9 +336,14 @@ def _rule(key: str, config: Config) -> str | int:
 
 
 def _seed_text(explicit_seed: int | None, config: Config, key: str = "agent.init_from") -> str:
-    """Return the seed's part of the identity: `own` if each run uses its own seed, so that seeds are one experiment."""
+    """Return the seed's part of the identity: `own` if each run uses its own seed.
+
+    Runs that differ only in their seed then share one hash.
+    """
     return (
-        _OWN if explicit_seed is None and _rule(key, config) == _OWN else seed_folder(_seed(explicit_seed, key, config))
+        _OWN
+        if explicit_seed is None and _seed_rule(key, config) == _OWN
+        else seed_folder(_seed(explicit_seed, key, config))
     )
 
 
@@ -337,11 +351,11 @@ def _referenced_runs(key: str, config: Config) -> list[Path]:
     """Return the runs whose folders a resolved config has at `key`."""
     from llmrl.results.run_records import find_runs
 
-    [place] = [place for place in PLACES if place.key == key]
+    [reference_key] = [reference_key for reference_key in REFERENCE_KEYS if reference_key.key == key]
     group, _, name = key.partition(".")
     value = config[group][name]
     folders = [Path(path) for path in _to_list(value)]
-    return [run for folder in folders for run in find_runs(folder.parent if place.inside else folder)]
+    return [run for folder in folders for run in find_runs(folder.parent if reference_key.inside else folder)]
 
 
 def _to_list(value: str | Iterable[str]) -> list[str]:
@@ -349,7 +363,10 @@ def _to_list(value: str | Iterable[str]) -> list[str]:
 
 
 def _checkpoint(run: Path) -> str:
-    """Return the iteration of an unfinished run's newest checkpoint, because another checkpoint means another run."""
+    """Return the iteration of an unfinished run's newest checkpoint.
+
+    It is part of the identity: starting from another checkpoint gives another run.
+    """
     return max((path.stem.rpartition("_")[2] for path in (run / "checkpoints").glob("checkpoint_*.pt")), default="0")
 
 
@@ -384,25 +401,27 @@ def compose_preset(preset: str, seed: int, config: Config) -> tuple[dict[str, An
     return run_config, [*overrides, f"seed={seed}"]
 
 
-def _inherit(preset: dict[str, Any], config: Config) -> None:
+def _inherit(preset_config: dict[str, Any], config: Config) -> None:
     """Copy the environment of `config`, and the options that shape its agents' weights, to the preset's config."""
     env = config["env"]
     for name in ("_target_", "substrate"):
-        if preset["env"].get(name) != env.get(name):
+        if preset_config["env"].get(name) != env.get(name):
             raise Incompatible(
                 Misfit.ONE_GAME,
-                f"this preset is for another environment: env.{name} is {preset['env'].get(name)} in the preset and "
-                f"{env.get(name)} in this run",
+                f"this preset is for another environment: env.{name} is {preset_config['env'].get(name)} in the preset "
+                f"and {env.get(name)} in this run",
             )
-    preset["env"] = {
+    preset_config["env"] = {
         **copy.deepcopy(dict(env)),
-        **{name: preset["env"][name] for name in _PRESET_ENV_KEYS if name in preset["env"]},
+        **{name: preset_config["env"][name] for name in _PRESET_ENV_KEYS if name in preset_config["env"]},
     }
-    if not reads(preset) and preset["env"].get("observe"):  # texts are only for agents that read
-        preset["env"]["observe"] = [channel for channel in preset["env"]["observe"] if channel != "text"]
+    if not reads(preset_config) and preset_config["env"].get("observe"):  # texts are only for agents that read
+        preset_config["env"]["observe"] = [channel for channel in preset_config["env"]["observe"] if channel != "text"]
     for agent in parts_of(config["agent"]):
-        if preset["agent"].get("_target_") == agent.get("_target_"):
-            preset["agent"] |= {
-                name: copy.deepcopy(agent[name]) for name in _SHAPE_KEYS if name in agent and name in preset["agent"]
+        if preset_config["agent"].get("_target_") == agent.get("_target_"):
+            preset_config["agent"] |= {
+                name: copy.deepcopy(agent[name])
+                for name in _SHAPE_KEYS
+                if name in agent and name in preset_config["agent"]
             }
             break

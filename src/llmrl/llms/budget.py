@@ -63,8 +63,8 @@ class Usage:
     unsettled_tokens: int = 0
     unsettled_cost: float = 0.0
 
-    def plus(self, reply: ChatReply, reserved: Reservation) -> Usage:
-        """Return the usage with one more reply, whose reservation was `reserved`; a replayed reply costs nothing."""
+    def plus(self, reply: ChatReply, reservation: Reservation) -> Usage:
+        """Return the usage with one more reply, whose reservation is given; a replayed reply costs nothing."""
         if reply.attempts == 0:
             return self
         has_counts = None not in (reply.prompt_tokens, reply.completion_tokens)
@@ -77,8 +77,8 @@ class Usage:
             unknown_tokens=self.unknown_tokens + (not has_counts),
             unknown_costs=self.unknown_costs + (reply.cost is None),
             seconds=self.seconds + reply.latency,
-            unsettled_tokens=self.unsettled_tokens + (0 if has_counts else reserved.tokens),
-            unsettled_cost=self.unsettled_cost + (0.0 if reply.cost is not None else reserved.cost or 0.0),
+            unsettled_tokens=self.unsettled_tokens + (0 if has_counts else reservation.tokens),
+            unsettled_cost=self.unsettled_cost + (0.0 if reply.cost is not None else reservation.cost or 0.0),
         )
 
     def plus_lost(self, attempts: Iterable[Reservation]) -> Usage:

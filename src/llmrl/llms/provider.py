@@ -102,7 +102,7 @@ class Provider(ABC):
                 that certainly nothing was generated; otherwise the attempt counts against the budget.
         """
 
-    def beside(self, name: str, make: Callable[[], Provider]) -> Provider:
+    def additional_provider(self, name: str, make: Callable[[], Provider]) -> Provider:
         """Return the provider of the additional model `name` of a run, `make()` unless a subclass overrides it."""
         return make()
 

@@ -19,7 +19,7 @@ class _Load:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.n_requests = 0
+        self.n_in_flight = 0
         self.paused_until = float("-inf")
 
 
@@ -60,7 +60,7 @@ class RateLimit:
             yield
         finally:
             with self._load.lock:
-                self._load.n_requests -= 1
+                self._load.n_in_flight -= 1
 
     def pause(self, wait: Callable[[float], None] = time.sleep) -> None:
         """Wait as long as the server asked to (`hold`)."""
@@ -75,6 +75,6 @@ class RateLimit:
     def _acquire(self) -> bool:
         """Occupy a slot; return whether one was free."""
         with self._load.lock:
-            is_free = self._load.n_requests < self.concurrency
-            self._load.n_requests += is_free
+            is_free = self._load.n_in_flight < self.concurrency
+            self._load.n_in_flight += is_free
         return is_free

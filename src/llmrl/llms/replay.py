@@ -65,7 +65,7 @@ class ReplayChat(Provider):
         self._identity, self._stream = call["identity"], call["stream"]
         super().__init__(**_recorded_limits(self.path.with_name("config.yaml"), name))
 
-    def beside(self, name: str, make: Callable[[], Provider]) -> Provider:
+    def additional_provider(self, name: str, make: Callable[[], Provider]) -> Provider:
         """Return the recorded replies of the model `name`, so that no other model is called."""
         replay = copy.copy(self)
         replay._select_model(name)

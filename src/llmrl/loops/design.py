@@ -10,16 +10,16 @@ from functools import partial
 import numpy as np
 
 from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientProposer
-from llmrl.core.records import Briefing, CallEstimate
+from llmrl.core.records import CallEstimate, PrincipalBriefing
 from llmrl.loops.compute_requests import Call, Log, Requests
 from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
 from llmrl.loops.design_results import DesignResults
 from llmrl.loops.design_settings import DesignSettings, check_differentiable, checked_horizon, confirmation_steps
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
-from llmrl.loops.proposal_outcomes import Score, proposal_metrics, repetitions_of
+from llmrl.loops.proposal_outcomes import Score, n_earlier_occurrences, proposal_metrics
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, SuccessiveHalving
 from llmrl.loops.reference_measurements import References
-from llmrl.loops.societies import Adaptation, Measurement, Societies
+from llmrl.loops.societies import AdaptationRounds, Measurement, Societies
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
@@ -79,7 +79,7 @@ class DesignLoop:
         self.collector = Collector(
             env, self.societies.policy, parts.device, parts.teacher_channels, observers=parts.observers
         )
-        self.adaptation = Adaptation(self.collector, self.societies, horizon, settings.rollout_steps)
+        self.adaptation = AdaptationRounds(self.collector, self.societies, horizon, settings.rollout_steps)
         if rounds:
             check_rollout_steps(self.agents, self.adaptation.pieces[0], games)
         self.find_references = parts.known if settings.references != 0 else lambda: None
@@ -96,7 +96,7 @@ class DesignLoop:
         """Describe the run, and the reference lines that are measured, to a principal that accepts a briefing."""
         if isinstance(self.principal, AcceptsBriefing):
             settings, schedule, references = self.settings, self.schedule, self.references
-            briefing = Briefing(
+            briefing = PrincipalBriefing(
                 steps=schedule.proposal_steps,
                 adapt_rounds=schedule.adapt_rounds,
                 validate_episodes=schedule.validate_episodes * settings.replicates,
@@ -182,7 +182,7 @@ class DesignLoop:
         if progress.trial is None:
             with run.saved_if_refused(progress.iteration, progress.state_dict):
                 vectors = yield Call(partial(self.principal.ask, context, self.settings.candidates), is_long=True)
-            progress.trial = Trial("proposal", context, vectors, repetitions_of(vectors), progress.step)
+            progress.trial = Trial("proposal", context, vectors, n_earlier_occurrences(vectors), progress.step)
             self.record.clear()
             if self.settings.reset_agents:
                 self.societies.reset()

@@ -188,10 +188,10 @@ def draw_name(step: int, repetition: int) -> str:
     return f"step {step}" + (f", repetition {repetition}" if repetition else "")
 
 
-def repetitions_of(vectors: np.ndarray) -> list[int]:
+def n_earlier_occurrences(vectors: np.ndarray) -> list[int]:
     """Return, for each vector of [n, d], how many earlier vectors are equal to it.
 
-    >>> repetitions_of(np.array([[0.0], [1.0], [0.0], [0.0]]))
+    >>> n_earlier_occurrences(np.array([[0.0], [1.0], [0.0], [0.0]]))
     [0, 0, 1, 2]
     """
     counts: dict[tuple[float, ...], int] = {}

@@ -15,7 +15,7 @@ from llmrl.loops.loop_parts import min_rollout_steps
 from llmrl.loops.play import PlayLoop
 from llmrl.loops.search import SearchLoop
 from llmrl.loops.search_settings import warmup_vectors
-from llmrl.loops.societies import Adaptation
+from llmrl.loops.societies import AdaptationRounds
 from llmrl.rollout.collector import Collector
 
 STEPS = 50
@@ -26,7 +26,7 @@ _EPISODES = 4
 """Timed episodes of policy search."""
 
 
-def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
+def steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> float:
     """Return the environment steps per second, summed over games, of societies that adapt.
 
     The agents have learned a little afterward. Updates on a few steps stand for those of a full round, because their

@@ -102,7 +102,7 @@ def _is_common(nodes: Sequence[Seeds]) -> bool:
     return all(node is nodes[0] for node in nodes)
 
 
-class Adaptation:
+class AdaptationRounds:
     """Rounds in which all societies play and learn under a principal's proposals.
 
     Args:
@@ -194,7 +194,7 @@ class Measurement:
         needs_gradient: whether the principal learns from gradients through the agents' learning.
     """
 
-    def __init__(self, spec: EnvSpec, seeds: Seeds, adaptation: Adaptation, progress: DesignProgress) -> None:
+    def __init__(self, spec: EnvSpec, seeds: Seeds, adaptation: AdaptationRounds, progress: DesignProgress) -> None:
         self.spec, self.seeds, self.adaptation, self.progress = spec, seeds, adaptation, progress
         self.societies, self.schedule, self.record = adaptation.societies, progress.schedule, progress.record
         self.needs_gradient = isinstance(progress.principal, GradientProposer)

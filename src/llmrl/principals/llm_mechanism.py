@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
-from llmrl.core.records import Briefing
+from llmrl.core.records import PrincipalBriefing
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
@@ -46,10 +46,10 @@ class LLMMechanismPrincipal(LLMPrincipal):
         self.prompts = PromptFamily(FAMILY, FOLDER, prompt_folder)
         self.prompt = self._prompt_name(spec, settings.prompt)
         self.reply_model = numbers_model(spec.proposals)
-        self.briefing: Briefing | None = None
+        self.briefing: PrincipalBriefing | None = None
         super().__init__(spec, spec.proposals, llm, settings)
 
-    def brief(self, briefing: Briefing) -> None:
+    def brief(self, briefing: PrincipalBriefing) -> None:
         """Store the facts about the run."""
         self.briefing = briefing
 

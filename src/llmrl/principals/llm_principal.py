@@ -132,7 +132,7 @@ class LLMPrincipal(StateFields, ABC):
 
     _state_fields: ClassVar[tuple[str, ...]] = (
         "history",
-        "asker",
+        "structured_query",
         "iteration",
         "counters",
         "notes",
@@ -154,7 +154,7 @@ class LLMPrincipal(StateFields, ABC):
         self.fallbacks: list[bool] = []
         self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
         self.learning: ProposalLearning | None = None
-        self.asker = self._new_asker()
+        self.structured_query = self._new_structured_query()
         self.shown = settings  # selection of the history in the present question
         self.n_shown = 0  # number of its records
         self._row_tokens: float | None = None
@@ -192,7 +192,7 @@ class LLMPrincipal(StateFields, ABC):
             self.learning.check(n)
         parsers = [self.parser(name, k if n > 1 else None) for k in numbers]
         questions = [self.question(name, k, n) for k in numbers]
-        readings = self.asker.ask(questions, [self._reader(parser) for parser in parsers])
+        readings = self.structured_query.ask(questions, [self._reader(parser) for parser in parsers])
         answers = [self._or_fallback(reading, name, k) for k, reading in enumerate(readings, 1)]
         vectors = np.array([answer.vector for answer in answers])
         self.reasons = [answer.reasoning for answer in answers]
@@ -208,7 +208,7 @@ class LLMPrincipal(StateFields, ABC):
             keys.add(key_of(vector))
         self.iteration += 1
         if self.learning is not None:
-            self.learning.record([stats.samples for stats in self.asker.query_stats])
+            self.learning.record([stats.samples for stats in self.structured_query.query_stats])
         return vectors
 
     def _or_fallback(self, reading: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
@@ -245,7 +245,9 @@ class LLMPrincipal(StateFields, ABC):
         is_proposed = bool(notes) and len(notes) == len(outcomes)
         self.history.add(outcomes, notes if is_proposed else [])
         self.tried |= {key_of(outcome.vector) for outcome in outcomes}
-        metrics = self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
+        metrics = self.structured_query.metrics() | {
+            f"llm/{name}": float(count) for name, count in self.counters.items()
+        }
         if self.learning is None or not is_proposed:
             return metrics
         pairs = zip(outcomes, self.fallbacks, strict=True)
@@ -257,17 +259,17 @@ class LLMPrincipal(StateFields, ABC):
         if self.learning is not None:
             self.learning.write_adapter(folder)
 
-    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
+    def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
         """Estimate the calls of `steps` steps of `n` proposals from rendered prompts.
 
-        `known` outcomes are added before the first step.
+        `n_earlier_outcomes` outcomes are added before the first step.
         """
         future = copy.copy(self)
         # Without pooling, since repetitions among future proposals are unknown.
         future.history, future.tried, future.iteration = History(self.spec, pooled=False), set(), 0
-        future.asker = self._new_asker()
-        if known:
-            future.history.add([future.history.typical(self.space, 0)] * known)
+        future.structured_query = self._new_structured_query()
+        if n_earlier_outcomes:
+            future.history.add([future.history.typical(self.space, 0)] * n_earlier_outcomes)
         # Between these steps the prompt grows almost linearly.
         moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
@@ -290,7 +292,7 @@ class LLMPrincipal(StateFields, ABC):
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
         self.shown = self._history_settings(context)
         selected = self.select()
-        prompt, self.n_shown = self.asker.fit_to_context(
+        prompt, self.n_shown = self.structured_query.fit_to_context(
             lambda n: self._render(context, selected, n, proposal, proposals), len(selected)
         )
         return prompt
@@ -389,7 +391,7 @@ class LLMPrincipal(StateFields, ABC):
         outside = self.space.outside(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(outside.any())
 
-    def _new_asker(self) -> StructuredQuery[ParsedReply]:
+    def _new_structured_query(self) -> StructuredQuery[ParsedReply]:
         return StructuredQuery(
             self.llm, self.purpose, self._reader(None), self.repair, self.schema(), self.settings.repair_turns
         )

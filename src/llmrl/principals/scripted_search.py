@@ -78,10 +78,10 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     rng = _generator("\0".join(_NUMBER.sub("", message["content"]) for message in messages))
     if _SIDE_BY_SIDE in prompt:
         needed(number, "which proposal of the iteration is asked for")
-    visited = {tuple(row) for row in task.vectors.tolist()}
+    tried = {tuple(row) for row in task.vectors.tolist()}
     for _ in range(int(number.group(1)) if number else 1):
-        vector = _propose(task, rng, n_trials, visited)
-        visited.add(tuple(vector))
+        vector = _propose(task, rng, n_trials, tried)
+        tried.add(tuple(vector))
     return _reply_text(prompt, vector, f"By rule, not by thought: a change after {n_trials} lists of numbers.")
 
 
@@ -127,7 +127,7 @@ def _parse_named(numbers: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\]: ([^;]+)", numbers))
 
 
-def _propose(task: _Task, rng: np.random.Generator, n_trials: int, visited: set[tuple[float, ...]]) -> list[float]:
+def _propose(task: _Task, rng: np.random.Generator, n_trials: int, tried: set[tuple[float, ...]]) -> list[float]:
     """Return a vector that was not tried, if one is found in 50 attempts."""
     d, span = len(task.low), task.high - task.low
     all_integers = bool((task.digits == 0).all())
@@ -140,7 +140,7 @@ def _propose(task: _Task, rng: np.random.Generator, n_trials: int, visited: set[
         else:
             vector = _perturb(task, rng, attempt)
         vector = _round(np.clip(vector, task.low, task.high), task.digits)
-        if tuple(vector.tolist()) not in visited:
+        if tuple(vector.tolist()) not in tried:
             break
     return list(vector.tolist())
 

@@ -16,7 +16,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.core.records import Briefing, CallEstimate, ChatReply, Outcome
+from llmrl.core.records import CallEstimate, ChatReply, Outcome, PrincipalBriefing
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
@@ -102,7 +102,7 @@ class VotePrincipal(StateFields):
         self.spec, self.space, self.llm, self.seeds = spec, spec.proposals, llm, seeds
         self.settings, self.voters = settings, settings.voters or spec.n_agents
         self.prompts = PromptFamily("principal", FOLDER, prompt_folder)
-        self.briefing: Briefing | None = None
+        self.briefing: PrincipalBriefing | None = None
         self.records: list[dict[str, Any]] = []
         self.votes = 0
         self.last: dict[str, float] = {}
@@ -122,7 +122,7 @@ class VotePrincipal(StateFields):
         self.voter.repair("-")
         self.nominator.repair("-")
 
-    def brief(self, briefing: Briefing) -> None:
+    def brief(self, briefing: PrincipalBriefing) -> None:
         """Store the facts about the run."""
         self.briefing = briefing
 
@@ -183,10 +183,10 @@ class VotePrincipal(StateFields):
         vectors = [np.array(vector) for vector in elected[-1:]]
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
-    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
+    def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
         """Return the estimate for `steps` votes, from rendered prompts with half of the final memory."""
         vector = self.space.neutral
-        n_records = min(self.settings.memory, (steps + known) // 2)
+        n_records = min(self.settings.memory, (steps + n_earlier_outcomes) // 2)
         row = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
         records, self.records = self.records, [row] * n_records
         options = self._build_options([vector] * (self.settings.nominations + 1))

@@ -77,7 +77,7 @@ class StudyResult:
     caption: str
 
 
-def read_settings(runs: Sequence[RunRecord]) -> StudySettings | None:
+def read_study_settings(runs: Sequence[RunRecord]) -> StudySettings | None:
     """Return the study settings of the newest of some runs; None if they are not a study.
 
     Raises:

@@ -39,7 +39,7 @@ _NOT_MIRRORED = (
 
 
 def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, first: Callable[[], Run]) -> Run:
-    """Open a run in the first of the `processes`; the other processes get a `Worker` and write to no sinks.
+    """Open a run in the first of the `processes`; the other processes get a `WorkerRun` and write to no sinks.
 
     Args:
         processes: processes that compute the run together.
@@ -54,7 +54,7 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
     """
     run: Run
     if not processes.is_main:
-        run = Worker(processes)
+        run = WorkerRun(processes)
         run.digest = config_hash(config)
     else:
         run = first()
@@ -66,7 +66,7 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
         states = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, place, run.digest))
         if len({digest for *_, digest in states}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
-        if isinstance(run, Worker):
+        if isinstance(run, WorkerRun):
             folder, run.state, run.iteration, run.result, run.first, _ = states[0]
             run.config, run.seed = dict(config), seed
             if not run.finished:
@@ -79,7 +79,7 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
     return run
 
 
-class Worker(Run):
+class WorkerRun(Run):
     """A run whose folder another process writes.
 
     The loop of this process writes to a temporary folder, which starts as a copy of the files that a loop reads and is

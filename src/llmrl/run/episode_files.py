@@ -24,7 +24,7 @@ from llmrl.core.folder_files import create_folder, open_file, read_bytes
 from llmrl.core.frames import save_video
 from llmrl.core.records import State
 from llmrl.core.secrets import redact_nested
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 
 EPISODES = "episodes.jsonl"
 FOLDER = "episodes"
@@ -118,7 +118,7 @@ class EpisodeFiles:
 
     def _truncate_to(self, state: State) -> None:
         self._truncate(self._list, state["list"])
-        self.finished = read_lines(self._list)
+        self.finished = read_json_lines(self._list)
         finished_episodes = {line["episode"] for line in self.finished}
         self._waiting = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
         standing = {int(k): (end, int(frames)) for k, end, frames in state["open"]}

@@ -1,4 +1,7 @@
-"""Atomic writes of small files, so that a reader or a crash never meets an incomplete file; reading of JSON lines."""
+"""Atomic writes of small files, and reading of JSON lines.
+
+Readers never see an incomplete file, even after a crash.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from llmrl.core.secrets import redact, redact_nested
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text` (UTF-8, secrets redacted) atomically, by a temporary file in the same folder.
+    """Write `text` to `path` (UTF-8, secrets redacted) atomically, via a temporary file in the same folder.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -24,7 +27,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
-    """Replace `path` by `content` atomically; `root` as in `atomic_write`.
+    """Write `content` to `path` atomically; symbolic links below `root` are not followed (`atomic_write`).
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -37,34 +40,37 @@ def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` by `content` as indented JSON, secrets redacted, atomically.
+    """Write `content` to `path` as indented JSON, secrets redacted, atomically.
 
     Numbers that are not finite become null, arrays become lists. Raises RunFolderError as `write_atomic`.
     """
-    write_atomic(path, json.dumps(redact_nested(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(
+        path, json.dumps(redact_nested(_to_json_types(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    )
 
 
-def write_script(path: Path, function: str, key: str, content: Any) -> None:
-    """Replace `path` by a script that calls `function(key, content)`, atomically.
+def write_json_script(path: Path, function: str, key: str, content: Any) -> None:
+    """Write to `path` a script that calls `function(key, content)`, atomically.
 
-    A page opened from disk may load scripts, but no other files. The text is ASCII without `<`, so no content can end
-    the script or a line of it.
+    A page opened from disk may load scripts, but no other files. `<` and non-ASCII characters are escaped, so the
+    content cannot close the script tag or break the line.
     """
-    text = json.dumps([key, redact_nested(_plain(content))], separators=(",", ":"), allow_nan=False)
+    text = json.dumps([key, redact_nested(_to_json_types(content))], separators=(",", ":"), allow_nan=False)
     write_atomic(path, f"{function}(...{text});\n".replace("<", "\\u003c"))
 
 
-def _plain(value: Any) -> Any:
+def _to_json_types(value: Any) -> Any:
+    """Return a value in types that JSON can represent; numbers that are not finite become None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json_types(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_types(item) for item in value]
     if hasattr(value, "tolist"):  # NumPy arrays and scalars, tensors
-        return _plain(value.tolist())
+        return _to_json_types(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a UTF-8 file with one JSON object per line; an empty list if there is no file.
 
     An unfinished last line is left out. Only a line feed ends a line, because texts may hold Unicode's other line
@@ -81,7 +87,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def inside(folder: Path, *names: str) -> Path:
+def path_inside(folder: Path, *names: str) -> Path:
     """Return the path `folder/<names>` inside a run folder; it need not exist.
 
     Raises:
@@ -92,8 +98,8 @@ def inside(folder: Path, *names: str) -> Path:
         path = path / name
         if path.is_symlink():
             raise RunFolderError(
-                f"{path} is a symbolic link, which is not followed when files are written; name its target with --out "
-                "or output_root"
+                f"{path} is a symbolic link, which is not followed when files are written; pass the link's target "
+                "as --out or output_root"
             )
     return path
 

@@ -14,7 +14,7 @@ from llmrl.core.atomic_files import DISK_FULL_ERRNOS, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.privacy import make_folder
 from llmrl.run.config_hash import is_excluded
-from llmrl.run.files import inside
+from llmrl.run.files import path_inside
 from llmrl.run.folder_names import is_safe, label, safe_path, seed_folder
 
 TREATMENT = "treatment"
@@ -85,7 +85,7 @@ def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], see
         RunFolderError: as `find_folder`, or the folder is a symbolic link or cannot be created.
     """
     folder = find_folder(root, name, digest, overrides, seed)
-    inside(folder.parents[1], *folder.parts[-2:])
+    path_inside(folder.parents[1], *folder.parts[-2:])
     try:
         make_folder(folder, private)
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmrl.core.plain_data import read_object
 from llmrl.run.artifacts import saved_state
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 from llmrl.run.status import SUMMARY_NAME
@@ -20,11 +20,11 @@ FILE_NAME = "proposals.jsonl"
 
 def read_proposals(folder: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a run's `proposals.jsonl`; empty if there is no such file."""
-    return read_lines(folder / FILE_NAME)
+    return read_json_lines(folder / FILE_NAME)
 
 
 @dataclass(frozen=True)
-class Proposed:
+class MeasuredProposal:
     """A vector that was proposed and measured.
 
     Attributes:
@@ -49,7 +49,7 @@ class Proposed:
     fallback: bool = False
 
 
-def read_proposed(folder: Path) -> list[Proposed]:
+def read_proposed(folder: Path) -> list[MeasuredProposal]:
     """Return the proposals of the run in `folder`, in order.
 
     Those of a search are in `proposals.jsonl`; those of mechanism design are in the summary or, before there is one, in
@@ -61,7 +61,7 @@ def read_proposed(folder: Path) -> list[Proposed]:
     """
     if lines := read_proposals(folder):
         return [
-            Proposed(
+            MeasuredProposal(
                 line["iteration"],
                 line["candidate"],
                 line["return"],
@@ -74,7 +74,7 @@ def read_proposed(folder: Path) -> list[Proposed]:
             for line in lines
         ]
     return [
-        Proposed(
+        MeasuredProposal(
             row["step"],
             row["candidate"],
             row["objective"],

@@ -23,7 +23,7 @@ FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
 """File in the folder of a launch, which the launching process has open and touches as long as it lives."""
 
-_OPTIONAL: dict[str, list[Any]] = {"beside": [], "after": []}
+_OPTIONAL: dict[str, list[Any]] = {"other_run_folders": [], "after": []}
 """Fields that are stored only if they differ from these values, as for runs in a shared process or with
 prerequisites."""
 
@@ -46,7 +46,7 @@ class Queued:
         overrides: Hydra overrides of this run as typed.
         error: reason why the scheduler refused the job; empty if it accepted it.
         cancelled: who or what canceled the run before it started; empty if it was not canceled.
-        beside: folders of the other runs in its process, which end when the process ends.
+        other_run_folders: folders of the other runs in its process, which end when the process ends.
         after: runs of this launch that must be finished before it starts.
     """
 
@@ -66,7 +66,7 @@ class Queued:
     overrides: list[str]
     error: str = ""
     cancelled: str = ""
-    beside: list[str] = field(default_factory=list)
+    other_run_folders: list[str] = field(default_factory=list)
     after: list[PrerequisiteRecord] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:

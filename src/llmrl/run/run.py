@@ -31,7 +31,7 @@ from llmrl.core.errors import (
     Interrupted,
     LLMError,
     RunFolderError,
-    save_traceback_path,
+    attach_traceback_path,
     short_error,
 )
 from llmrl.core.processes import ProcessGroup
@@ -88,7 +88,7 @@ class Run:
         result: scalar result of the run; set it before leaving the context.
         summary: findings of the loop as plain data, saved as `summary.json`; set it before leaving the context.
         processes: processes that compute the run together. Only the first one, which holds this object, writes to the
-            folder; the others hold a `Worker` (`llmrl.run.distributed.open_run`).
+            folder; the others hold a `WorkerRun` (`llmrl.run.distributed.open_run`).
     """
 
     metrics: MetricLog
@@ -317,7 +317,7 @@ class Run:
         Raises:
             Stopped: a signal has requested a stop; `state()` is saved.
         """
-        if any(self.processes.all_gather_object(self.stop.waiting_s > GRACE_S)):
+        if any(self.processes.all_gather_object(self.stop.seconds_since_signal > GRACE_S)):
             with self._logged():
                 log.info("no safe point was reached within %g s: the work since the last one is discarded", GRACE_S)
             self.safe_point(iteration, state)
@@ -427,7 +427,7 @@ class Run:
         try:
             if self.status.state == "failed":
                 write_atomic(self.folder / TRACEBACK_NAME, "".join(lines))
-                save_traceback_path(error, str(self.folder / TRACEBACK_NAME))
+                attach_traceback_path(error, str(self.folder / TRACEBACK_NAME))
             self.status.write(self.folder)
         except RunFolderError as second:
             # A full disk must not hide the error that ended the run.

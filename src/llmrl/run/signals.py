@@ -150,7 +150,7 @@ class StopFlag:
         return self.signal is not None
 
     @property
-    def waiting_s(self) -> float:
+    def seconds_since_signal(self) -> float:
         """Seconds since the first signal; 0 without one."""
         return 0.0 if self.signal is None else time.monotonic() - self._since
 

@@ -107,7 +107,7 @@ class Claim:
 
     def alone(self, job: Job) -> Claim:
         """Return the claim of one of the runs for a process of its own, and record that."""
-        record = replace(self.records[self.pack.jobs.index(job)], beside=[])
+        record = replace(self.records[self.pack.jobs.index(job)], other_run_folders=[])
         record.write(job.folder)
         return Claim(Pack((job,)), (record,))
 
@@ -138,7 +138,7 @@ def claim(
 
 
 def take_on(
-    job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "", beside: Sequence[Path] = ()
+    job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "", other_run_folders: Sequence[Path] = ()
 ) -> Queued:
     """Create the run folder and record in it that this process launches the run; return the record.
 
@@ -147,7 +147,7 @@ def take_on(
         sweep: folder of the launch.
         log: file for the output of the job, if known.
         cluster, user: cluster and user of its scheduler's queue; empty without a scheduler.
-        beside: folders of the other runs of its process.
+        other_run_folders: folders of the other runs of its process.
 
     Raises:
         RunFolderError: the folder cannot be written, or another process has just created one for this run.
@@ -175,7 +175,7 @@ def take_on(
         submitted=time.time(),
         code=code_digest(),
         overrides=job.overrides,
-        beside=[str(other) for other in beside if other != folder],
+        other_run_folders=[str(other) for other in other_run_folders if other != folder],
         after=[PrerequisiteRecord(other.what, other.name, str(other.folder)) for other in job.after],
     )
     if not (folder / CONFIG_NAME).exists():

@@ -44,14 +44,14 @@ class RunProcess:
         claim: runs of the process, whose launch is recorded.
         task: function that the process calls.
         gpus: ids of the GPUs that the process may use; empty: those of this process.
-        beside: number of processes that share the machine's cores, including this one.
+        n_processes: number of processes that share the machine's cores, including this one.
     """
 
-    def __init__(self, claim: Claim, task: Task, gpus: tuple[str, ...], beside: int = 1) -> None:
+    def __init__(self, claim: Claim, task: Task, gpus: tuple[str, ...], n_processes: int = 1) -> None:
         self.claim, self.pack, self.gpus = claim, claim.pack, gpus
         pack, log_file = claim.pack, claim.records[0].log
         environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
-        environment[RUNS_BESIDE] = str(beside)
+        environment[RUNS_BESIDE] = str(n_processes)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         works = works_of(pack, task, environment)

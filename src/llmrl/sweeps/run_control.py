@@ -116,7 +116,7 @@ def _check_complete(active: Sequence[RunRecord]) -> None:
     folders = {run.folder for run in active}
     for run in active:
         launch_record = read_queued(run.folder)
-        peer_folders = [Path(folder) for folder in launch_record.beside] if launch_record is not None else []
+        peer_folders = [Path(folder) for folder in launch_record.other_run_folders] if launch_record is not None else []
         active_peers = [
             folder
             for folder in peer_folders

@@ -96,7 +96,7 @@ class LLMPlanner:
         self._render("Agent sees <thing>.", ("thing",))
         self._repair("a fault")
         schema = reply_schema(domain.skills, domain.vocabulary) if settings.parser == "shared" else None
-        self.asker: StructuredQuery[Plan] = StructuredQuery(
+        self.structured_query: StructuredQuery[Plan] = StructuredQuery(
             llm, FAMILY, self._parser(""), self._repair, schema, settings.repair_turns
         )
         self.known: dict[str, Distribution] = {}
@@ -137,7 +137,7 @@ class LLMPlanner:
         fallback.
         """
         counts = {f"teacher/{name}": float(count) for name, count in self.counters.items()}
-        return counts | {"teacher/unknown": float(len(self.unknown))} | self.asker.metrics()
+        return counts | {"teacher/unknown": float(len(self.unknown))} | self.structured_query.metrics()
 
     def state_dict(self) -> State:
         table = {sentence: [[plan_text(plan), p] for plan, p in plans] for sentence, plans in self.known.items()}
@@ -145,7 +145,7 @@ class LLMPlanner:
             "known": table,
             "unknown": {sentence: list(counts) for sentence, counts in self.unknown.items()},
             "counters": dict(self.counters),
-            "asker": self.asker.state_dict(),
+            "structured_query": self.structured_query.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -155,13 +155,13 @@ class LLMPlanner:
         }
         self.unknown = {sentence: (int(times), int(pause)) for sentence, (times, pause) in state["unknown"].items()}
         self.counters = dict(state["counters"])
-        self.asker.load_state_dict(state["asker"])
+        self.structured_query.load_state_dict(state["structured_query"])
 
     def _ask(self, sentences: Sequence[str]) -> None:
         """Ask about all sentences and store the valid plans."""
         questions = [self.question(sentence) for sentence in sentences for _ in range(self.settings.samples)]
         parsers = [self._parser(sentence) for sentence in sentences for _ in range(self.settings.samples)]
-        replies = self.asker.ask(questions, parsers)
+        replies = self.structured_query.ask(questions, parsers)
         self.counters["requested_states"] += len(sentences)
         for i, sentence in enumerate(sentences):
             indices = range(i * self.settings.samples, (i + 1) * self.settings.samples)
@@ -173,7 +173,7 @@ class LLMPlanner:
                 continue
             times = self.unknown.get(sentence, (0, 0))[0]
             # A failed call is not evidence about the state and costs nothing, so it causes no pause.
-            is_reachable = self.asker.failed_indices.isdisjoint(indices)
+            is_reachable = self.structured_query.failed_indices.isdisjoint(indices)
             self.unknown[sentence] = (times + 1, min(2**times, MAX_PAUSE) - 1) if is_reachable else (times, 0)
             logger.warning(
                 "%s gave no valid plan for %r; the plan is %s until it does",

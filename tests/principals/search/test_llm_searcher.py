@@ -160,8 +160,8 @@ class TestPrompt:
         assert "length" not in with_history(searcher(prompt="numeric"), 1).question(None).text
 
     def test_the_schema_holds_the_numbers(self):
-        assert searcher().asker.schema["required"] == ["reasoning", "params"]
-        assert searcher(reply="lines").asker.schema is None
+        assert searcher().structured_query.schema["required"] == ["reasoning", "params"]
+        assert searcher(reply="lines").structured_query.schema is None
 
     def test_unlabeled_policy_lists_numbers(self):
         class Plain:
@@ -256,7 +256,11 @@ class TestReplies:
         principal, _, (first, second) = self.ask(lambda m: bad if len(m) == 1 else self.GOOD)
         assert second[0] == first[0] and second[1] == {"role": "assistant", "content": bad}
         assert "no number for params[2], params[3]" in second[2]["content"] and "from -6 to 6" in second[2]["content"]
-        assert principal.asker.counters["invalid_replies"] == principal.asker.counters["repairs"] == 1
+        assert (
+            principal.structured_query.counters["invalid_replies"]
+            == principal.structured_query.counters["repairs"]
+            == 1
+        )
 
     def test_decimals_round(self):
         _, vectors, _ = self.ask("[1.04, 2.06, 0, 0, 0, 0, -0.04, 0]")
@@ -291,7 +295,7 @@ class TestReplies:
         principal, vectors, _ = self.ask("no")
         assert principal.tell([returned(vectors[0], 1.0)])["llm/repeated_proposals"] == 0
         with FakeOpenAIServer(lambda messages: "no") as server:
-            principal.llm = principal.asker.llm = connected(server)
+            principal.llm = principal.structured_query.llm = connected(server)
             vectors = principal.ask()
         metrics = principal.tell([returned(vectors[0], 1.0)])
         assert metrics["llm/repeated_proposals"] == 1 and metrics["llm/fallbacks"] == 2
@@ -365,7 +369,7 @@ def test_estimate_approximates_prompt(settings):
     """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
     principal = searcher(**settings)
     principal.on_search_start(12, 20)
-    estimate = principal.estimate(12, 2, known=5)
+    estimate = principal.estimate(12, 2, n_earlier_outcomes=5)
     rng = np.random.default_rng(0)
     principal.tell([returned(v, 1.0) for v in principal.space.rounded(rng.normal(0, 3, (5, 8)))])
     for i in range(12):
@@ -373,7 +377,7 @@ def test_estimate_approximates_prompt(settings):
     used = principal.llm.metrics()
     assert estimate.calls == used["llm/calls"] == 24
     assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
-    assert principal.estimate(12, 2, known=5) == estimate, "an estimate changes nothing"
+    assert principal.estimate(12, 2, n_earlier_outcomes=5) == estimate, "an estimate changes nothing"
 
 
 class TestRepeatedMeasurements:

@@ -32,7 +32,8 @@ def climb(principal, value, iterations, n=1):
         principal.tell(outcomes)
         means.append([outcome.value for outcome in outcomes])
     assert (
-        principal.asker.counters == dict.fromkeys(("invalid_replies", "repairs", "fallbacks", "trimmed_prompts"), 0)
+        principal.structured_query.counters
+        == dict.fromkeys(("invalid_replies", "repairs", "fallbacks", "trimmed_prompts"), 0)
         or principal.settings.history == "best_and_last"
     )
     return np.array(means)

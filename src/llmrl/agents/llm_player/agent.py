@@ -48,9 +48,9 @@ class LLMPlayer:
         settings: options.
         llm: the chat model.
         prompt_folder: folder of the user's prompts; None: there are none.
-        seeds: seed tree of replies under a principal.
+        seeds: seeds for sampling replies; only used with a principal.
         has_principal: whether a principal governs the agent.
-        society: index of the agent's society; only used with a principal.
+        society_index: index of the agent's society; only used with a principal.
         member: index of the agent among the members of `agent=mixed`; None outside of it.
 
     Attributes:
@@ -60,15 +60,16 @@ class LLMPlayer:
             nothing. If anything is, episodes depend on one another and on the number of parallel games.
 
     Raises:
-        ConfigError: the environment has no description in words; a prompt is wrong; an episode might never end and
-            there is no budget; the model accepts no images; `players` does not match; or the
-            model learns from groups that do not divide the games, or under a principal from restored games.
+        ConfigError: the environment has no description in words; a prompt template is invalid; an episode might never
+            end and there is no budget; the model accepts no images; `players` does not name one model per player; or
+            the model learns, and `group_size` does not divide the number of games, or `advantage=replay` is used under
+            a principal.
     """
 
     loop: ClassVar[AgentLoop] = "play"
     reads_texts: ClassVar[bool] = True
-    plays_if = ("llm.learn", None)
-    """Option and the value for which the agent only plays."""
+    no_learning_setting = ("llm.learn", None)
+    """(option, value): with this value the agent does not learn."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class LLMPlayer:
         prompt_folder: Path | None = None,
         seeds: Seeds | None = None,
         has_principal: bool = False,
-        society: int = 0,
+        society_index: int = 0,
         member: int | None = None,
     ) -> None:
         has_budget = isinstance(llm, ChatClient) and llm.budget.has_limits
@@ -93,7 +94,7 @@ class LLMPlayer:
                 model_label = llm.label_of(model)
                 raise ConfigError(
                     f"agent.show_frames={settings.show_frames}: {model_label} accepts no images; choose another llm, "
-                    "or 0"
+                    "or set agent.show_frames=0"
                 )
         if not settings.show_text and not settings.show_frames:
             raise ConfigError("agent.show_text=false needs frames; set agent.show_frames to 1 or more")
@@ -120,7 +121,7 @@ class LLMPlayer:
                     f"env.n_envs gives {spec.n_envs} games to each society; this must be a multiple of "
                     f"llm.learn.group_size={self.group_size}, the number of episodes that are compared"
                 )
-            adapters = adapter_names(learners.sharing, spec, society if has_principal else None, member)
+            adapters = adapter_names(learners.sharing, spec, society_index if has_principal else None, member)
             reply_seeds = seeds.child("replies") if has_principal and seeds is not None else None
             self._learners = {name: learners.learner(name, reply_seeds) for name in adapters}
             self._recorder = learners.recorder(spec.n_envs, spec.n_agents)
@@ -128,7 +129,7 @@ class LLMPlayer:
         self.carried = self.policy.carried
 
     def unrecorded(self) -> AbstractContextManager[None]:
-        """Return the context of episodes whose replies are not learned from, such as evaluations."""
+        """Return a context in which replies are not recorded for training, e.g. that of an evaluation."""
         return nullcontext() if self._recorder is None else self._recorder.paused()
 
     def end_episodes(self) -> None:
@@ -153,15 +154,15 @@ class LLMPlayer:
         trajectories = self._recorder.take()
         updates = []
         for name, learner in self._learners.items():
-            players = [t for t in trajectories if self.policy.adapters[t.agent] == name]
-            updates.append(learner.update(players, generator))
+            adapter_trajectories = [t for t in trajectories if self.policy.adapters[t.agent] == name]
+            updates.append(learner.update(adapter_trajectories, generator))
         names = dict.fromkeys(name for metrics in updates for name in metrics)
         means = {name: statistics.fmean(metrics[name] for metrics in updates if name in metrics) for name in names}
         if self.policy.spec.n_agents > 1 and self.policy.spec.continuous_actions is None:
             means["learn/diversity"] = action_diversity(rollout, self.policy.spec.n_actions)
         if not self._has_principal:
             return means | self.metrics()
-        # Under a principal, `llm/...` and `learn/...` are metrics of its own requests.
+        # `llm/` and `learn/` are the principal's metrics; those of its players have the prefix `player/`.
         counts = {name: x for name, x in self.metrics().items() if name.startswith("player/")}
         return counts | {f"player/{name}": x for name, x in means.items()}
 
@@ -182,34 +183,44 @@ class LLMPlayer:
         """Return the metrics of `LLMPolicy.metrics`."""
         return self.policy.metrics()
 
-    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
-        """Estimate the calls for `n` episodes of `steps` steps, played in the environment's number of parallel games.
+    def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
+        """Estimate the calls for `n` episodes of `steps` steps, played in `n_envs` parallel games.
 
         With an action mask an action may become illegal at any step, so one call per step is assumed. Prompts are
-        estimated from an example observation.
+        estimated from an example observation. `n_earlier_outcomes` has no effect, because players are shown no outcomes
+        of proposals.
         """
         policy, spec, settings = self.policy, self.policy.spec, self.policy.settings
         steps_per_decision = 1 if "action_mask" in policy.channels else settings.action_interval
         decisions = -(-steps // steps_per_decision)
-        turn = self._turn_tokens(steps, steps_per_decision)
-        reply = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
+        turn_tokens = self._turn_tokens(steps, steps_per_decision)
+        reply_tokens = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
         frame_tokens = settings.show_frames * image_tokens(settings.frame_size, settings.frame_size)
-        system = estimate_tokens(policy.prompts.system(0, ()).text) + MESSAGE_TOKENS
-        lesson_tokens = settings.lessons * LESSON_TOKENS
+        system_tokens = estimate_tokens(policy.prompts.system(0, ()).text) + MESSAGE_TOKENS
+        shown_lesson_tokens = settings.lessons * LESSON_TOKENS
+        prompt_tokens = system_tokens + shown_lesson_tokens + turn_tokens + frame_tokens
         turns = sum(self._n_shown_turns(k) for k in range(decisions))
-        episode = decisions * (system + lesson_tokens + turn + frame_tokens) + turns * (turn + reply)
-        lessons = (n - min(n, spec.n_envs)) * (settings.lessons > 0)
-        lesson = 2 * system + lesson_tokens + min(decisions, LESSON_TURNS) * (turn + reply)
-        players = spec.n_agents
-        talks = 0 if policy.talk is None else -(-steps // policy.talk.every) * n
+        episode_tokens = decisions * prompt_tokens + turns * (turn_tokens + reply_tokens)
+        n_lessons = (n - min(n, spec.n_envs)) * (settings.lessons > 0)
+        lesson_prompt_tokens = (
+            2 * system_tokens + shown_lesson_tokens + min(decisions, LESSON_TURNS) * (turn_tokens + reply_tokens)
+        )
+        n_agents = spec.n_agents
+        n_messages = 0 if policy.talk is None else -(-steps // policy.talk.every) * n
         message_tokens = 0 if policy.talk is None else policy.talk.length // 4 + MESSAGE_TOKENS
-        calls = (decisions * n + lessons + talks) * players
+        calls = (decisions * n + n_lessons + n_messages) * n_agents
         # The others read a message with their next question, and in the turns that are shown later.
-        prompts = (episode * n + lesson * lessons + talks * (episode // decisions + players * message_tokens)) * players
-        replies = (decisions * n * reply + lessons * LESSON_TOKENS + talks * message_tokens) * players
-        shown_turns = (turns * n + min(decisions, LESSON_TURNS) * lessons) * players
-        model_shares = {model: policy.models.count(model) / players for model in dict.fromkeys(policy.models)}
-        return CallEstimate(calls, calls * (1 + policy.asker.repair_turns), prompts, replies, shown_turns, model_shares)
+        message_prompt_tokens = episode_tokens // decisions + n_agents * message_tokens
+        prompt_total = (
+            episode_tokens * n + lesson_prompt_tokens * n_lessons + n_messages * message_prompt_tokens
+        ) * n_agents
+        reply_total = (
+            decisions * n * reply_tokens + n_lessons * LESSON_TOKENS + n_messages * message_tokens
+        ) * n_agents
+        shown_turns = (turns * n + min(decisions, LESSON_TURNS) * n_lessons) * n_agents
+        model_shares = {model: policy.models.count(model) / n_agents for model in dict.fromkeys(policy.models)}
+        max_calls = calls * (1 + policy.structured_query.repair_turns)
+        return CallEstimate(calls, max_calls, prompt_total, reply_total, shown_turns, model_shares)
 
     def _n_shown_turns(self, n_decisions: int) -> int:
         """Return the number of earlier turns shown with the question after `n_decisions` decisions."""
@@ -218,15 +229,15 @@ class LLMPlayer:
             return min(n_decisions, history) if sliding or history == 0 else n_decisions
         return history + (n_decisions - history) % history
 
-    def _turn_tokens(self, steps: int, frames: int) -> int:
-        """Estimate the tokens of a question with `frames` observations and everything that may accompany them."""
+    def _turn_tokens(self, steps: int, n_observations: int) -> int:
+        """Estimate the tokens of a question with `n_observations` observations and all their extras."""
         policy = self.policy
         conversation = PlayerConversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
         has_mask = "action_mask" in policy.channels
         legal = policy.answers.legal_answers([True] * policy.spec.n_actions) if has_mask else None
         example_text = (policy.text.example or EXAMPLE) if policy.settings.show_text else None
-        for _ in range(frames):
-            conversation.add_observation(example_text, legal, policy.settings.additions)
+        for _ in range(n_observations):
+            conversation.add_observation(example_text, legal, policy.settings.observation_extras)
         return estimate_tokens(conversation.question()) + MESSAGE_TOKENS
 
     def describe(self) -> dict[str, Any]:
@@ -291,16 +302,16 @@ def action_diversity(rollout: Rollout, n_actions: int) -> float:
     return mean
 
 
-def adapter_names(sharing: Sharing, spec: EnvSpec, society: int | None, member: int | None) -> list[str]:
+def adapter_names(sharing: Sharing, spec: EnvSpec, society_index: int | None, member: int | None) -> list[str]:
     """Return the name of the adapter of each player.
 
     Args:
         sharing: which players share an adapter.
         spec: spec of the environment, or of the players of a member.
-        society: index of the players' society; None: there is only one.
-        member: index of the players' member of `agent=mixed`; None outside of it.
+        society_index: index of the players' society; None: there is only one.
+        member: index of the entry of `members` of `agent=mixed` that these players belong to; None outside of it.
     """
-    parts = [] if society is None else [f"society_{society}"]
+    parts = [] if society_index is None else [f"society_{society_index}"]
     if sharing == "per_member" and member is not None:
         parts.append(f"member_{member}")
     if sharing != "per_player":

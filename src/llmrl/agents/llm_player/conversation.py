@@ -17,7 +17,7 @@ Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
 """Additions to an observation."""
 MAX_ENTRY_LENGTH = 120
 """Maximum number of characters of an entry of an observation between two decisions."""
-DEFAULT_ADDITIONS: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
+DEFAULT_EXTRAS: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
 """Default additions, which only concern the present episode."""
 
 Message = dict[str, Any]

@@ -46,7 +46,7 @@ class Lessons:
 
     def __init__(self, llm: ChatModel, prompts: PlayerPrompts, max_lessons: int, repair_turns: int) -> None:
         self._llm, self._prompts, self.max_lessons = llm, prompts, max_lessons
-        self.asker: StructuredQuery[str] = StructuredQuery(
+        self.structured_query: StructuredQuery[str] = StructuredQuery(
             llm,
             "lesson",
             lambda reply: read_lesson(reply.text, reply.cut),
@@ -58,12 +58,16 @@ class Lessons:
 
     def draw(self, pupils: Sequence[Pupil]) -> ConversationGenerator[Iterator[DrawnLesson]]:
         """Request a lesson from each completed episode; the players keep them."""
-        lessons = (yield from self.asker.ask_generator([self.question(*pupil) for pupil in pupils])) if pupils else []
+        lessons = (
+            (yield from self.structured_query.ask_generator([self.question(*pupil) for pupil in pupils]))
+            if pupils
+            else []
+        )
         for (seat, *_), lesson in zip(pupils, lessons, strict=False):
             if lesson is not None:
                 seat.lessons = [*seat.lessons, lesson][-self.max_lessons :]
             seat.turns, seat.unlearnt = [], False
-        return zip([seat for seat, *_ in pupils], lessons, self.asker.query_stats, strict=False)
+        return zip([seat for seat, *_ in pupils], lessons, self.structured_query.query_stats, strict=False)
 
     def question(self, seat: PlayerConversation, agent: int, model: str, adapter: str, place: str) -> Query:
         """Return the question for a lesson, with as much of the episode as the model's context window allows."""

@@ -72,7 +72,7 @@ class PlayerPrompts:
             numbered=self._answers.numbered,
             frames=settings.show_frames,
             text=settings.show_text,
-            show=[name for name in settings.additions if name != "legal_actions" or self._masked],
+            show=[name for name in settings.observation_extras if name != "legal_actions" or self._masked],
             action_interval=settings.action_interval,
             decimals=self._decimals,
             examples=[to_json({**preamble, "action": example}) for example in examples],
@@ -82,7 +82,13 @@ class PlayerPrompts:
         )
 
     def query(
-        self, seat: PlayerConversation, agent: int, model: str, asker: StructuredQuery[Any], schema: Any, place: str
+        self,
+        seat: PlayerConversation,
+        agent: int,
+        model: str,
+        structured_query: StructuredQuery[Any],
+        schema: Any,
+        place: str,
     ) -> Query:
         """Return a question to a player about its present observation.
 
@@ -92,7 +98,7 @@ class PlayerPrompts:
             seat: conversation of the player.
             agent: index of the player.
             model: model of the player.
-            asker: sender of the questions for actions, which counts shortened prompts.
+            structured_query: sender of the questions for actions, which counts shortened prompts.
             schema: JSON schema of the reply.
             place: place of the question in the run's episodes (`ChatRequest.place`).
 
@@ -100,7 +106,7 @@ class PlayerPrompts:
             LLMError: not even the observation fits into the context window.
         """
         prompt = self.system(agent, tuple(seat.lessons))
-        llm, settings = asker.llm, self._settings
+        llm, settings = structured_query.llm, self._settings
         max_turns = seat.window(settings.history, settings.sliding_history)
         n_turns = max_fitting(lambda k: llm.fits(seat.messages(prompt.text, k), model), max_turns)
         if n_turns < 0:
@@ -108,7 +114,7 @@ class PlayerPrompts:
                 f"the prompt {prompt.name} and one observation exceed the context window of {llm.label_of(model)}; "
                 "choose a model with a larger one, or a smaller llm.max_tokens"
             )
-        asker.counters["trimmed_prompts"] += n_turns < max_turns
+        structured_query.counters["trimmed_prompts"] += n_turns < max_turns
         if n_turns < max_turns and not settings.sliding_history:
             n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
         seat.shown_from = seat.decided - n_turns

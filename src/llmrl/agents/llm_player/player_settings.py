@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrl.agents.llm_player.answer_format import AnswerWith
-from llmrl.agents.llm_player.conversation import DEFAULT_ADDITIONS, Show
+from llmrl.agents.llm_player.conversation import DEFAULT_EXTRAS, Show
 from llmrl.agents.llm_player.talk import TalkTo
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 
@@ -23,7 +23,7 @@ class PlayerSettings:
         action_interval: number of steps for which an action is repeated, as long as it is legal.
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the requested reflection is invalid.
-        show: additions to an observation; None: `DEFAULT_ADDITIONS`.
+        show: additions to an observation; None: `DEFAULT_EXTRAS`.
         show_frames: number of newest frames in a prompt; 0: none.
         frame_size: maximum pixels of the longer side of a frame.
         players: model of each player: number of players by model name, in the order of players, or one name for each
@@ -61,9 +61,9 @@ class PlayerSettings:
     personas: str | None
 
     @property
-    def additions(self) -> Sequence[Show]:
+    def observation_extras(self) -> Sequence[Show]:
         """Additions to an observation."""
-        return DEFAULT_ADDITIONS if self.show is None else self.show
+        return DEFAULT_EXTRAS if self.show is None else self.show
 
 
 @dataclass(frozen=True)

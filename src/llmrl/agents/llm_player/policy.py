@@ -101,7 +101,7 @@ class LLMPolicy:
         if settings.message_interval:
             self.talk = Talk(spec, settings.message_interval, settings.message_recipients, settings.max_message_length)
         self.prompts = PlayerPrompts(spec, settings, self.content, self.answers, decimals, self.channels, self.talk)
-        self.asker: StructuredQuery[PlayerReply] = StructuredQuery(
+        self.structured_query: StructuredQuery[PlayerReply] = StructuredQuery(
             llm, "player", self._read, self.prompts.repair, None, repair_turns
         )
         self.speaker: StructuredQuery[TalkMessage] = StructuredQuery(
@@ -188,7 +188,7 @@ class LLMPolicy:
                     continue
                 frame_text = text if self.settings.show_text else None
                 legal_answers = None if mask is None else self.answers.legal_answers(mask)
-                seat.add_observation(frame_text, legal_answers, self.settings.additions)
+                seat.add_observation(frame_text, legal_answers, self.settings.observation_extras)
                 if views:
                     seat.add_frame(views[agent], self.settings.show_frames)
                 observers.append((game, agent))
@@ -210,9 +210,9 @@ class LLMPolicy:
             self._make_query(game, agent, self.seats[game][agent].decided, self._schema) for game, agent in pending
         ]
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
-        decisions = (yield from self.asker.ask_generator(questions, parsers)) if questions else []
+        decisions = (yield from self.structured_query.ask_generator(questions, parsers)) if questions else []
         for (game, agent), mask, decision, stats in zip(
-            pending, legal, decisions, self.asker.query_stats, strict=False
+            pending, legal, decisions, self.structured_query.query_stats, strict=False
         ):
             self._record(game, agent, str(observation["text"][game, agent]), stats)
             notes[game][agent] |= self._apply_decision(
@@ -235,9 +235,9 @@ class LLMPolicy:
         without a reply). Rates: `player/invalid_rate` among all replies, and `player/fallback_rate`, decisions without
         a valid reply. With several models, there are also both rates of each model, as `player/<model>/...`.
         """
-        other_metrics = (self.lessons.asker.metrics(), self.speaker.metrics())
+        other_metrics = (self.lessons.structured_query.metrics(), self.speaker.metrics())
         all_metrics = {
-            name: x + sum(other[name] for other in other_metrics) for name, x in self.asker.metrics().items()
+            name: x + sum(other[name] for other in other_metrics) for name, x in self.structured_query.metrics().items()
         }
         return all_metrics | self.counts.metrics(
             bool(self.settings.lessons), bool(self.content.models), talk=self.talk is not None
@@ -249,8 +249,8 @@ class LLMPolicy:
 
         These are "last_episode" and "lessons", or nothing.
         """
-        episode_additions = ("last_episode",) if "last_episode" in self.settings.additions else ()
-        return (*episode_additions, *(("lessons",) if self.settings.lessons else ()))
+        episode_extras = ("last_episode",) if "last_episode" in self.settings.observation_extras else ()
+        return (*episode_extras, *(("lessons",) if self.settings.lessons else ()))
 
     def one_game(self) -> LLMPolicy:
         """Return the same player for a single game, with separate counters."""
@@ -271,15 +271,20 @@ class LLMPolicy:
     @property
     def _counters(self) -> tuple[dict[str, int], ...]:
         """All counters, which may be changed in place."""
-        return *self.counts.counters, self.asker.counters, self.lessons.asker.counters, self.speaker.counters
+        return (
+            *self.counts.counters,
+            self.structured_query.counters,
+            self.lessons.structured_query.counters,
+            self.speaker.counters,
+        )
 
     def state_dict(self) -> State:
         return {
             "seats": [[seat.state_dict() for seat in players] for players in self.seats],
             "playing": self.playing.copy(),
             "counts": self.counts.state_dict(),
-            "asker": self.asker.state_dict(),
-            "pupil": self.lessons.asker.state_dict(),
+            "structured_query": self.structured_query.state_dict(),
+            "pupil": self.lessons.structured_query.state_dict(),
             "speaker": self.speaker.state_dict(),
         }
 
@@ -287,8 +292,8 @@ class LLMPolicy:
         self.seats = [[PlayerConversation.from_state(seat) for seat in players] for players in state["seats"]]
         self.playing = np.array(state["playing"])
         self.counts.load_state_dict(state["counts"])
-        self.asker.load_state_dict(state["asker"])
-        self.lessons.asker.load_state_dict(state["pupil"])
+        self.structured_query.load_state_dict(state["structured_query"])
+        self.lessons.structured_query.load_state_dict(state["pupil"])
         self.speaker.load_state_dict(state["speaker"])
 
     def _must_ask(self, seat: PlayerConversation, mask: Sequence[bool] | None) -> bool:
@@ -318,7 +323,9 @@ class LLMPolicy:
         `label` identifies the question within the episode.
         """
         place = self._place(game, agent, label)
-        query = self.prompts.query(self.seats[game][agent], agent, self.models[agent], self.asker, schema, place)
+        query = self.prompts.query(
+            self.seats[game][agent], agent, self.models[agent], self.structured_query, schema, place
+        )
         return replace(query, adapter=self.adapters[agent])
 
     def _place(self, game: int, agent: int, label: object) -> str:

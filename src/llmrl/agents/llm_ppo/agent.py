@@ -68,7 +68,7 @@ class LanguagePPOAgent:
         scorer: the language model.
         processes: processes that share its work.
         has_principal: whether a principal governs the agent; then its weights can be reset.
-        society: index of the agent's society.
+        society_index: index of the agent's society.
         member: index of the agent among the members of `agent=mixed`; None outside of it.
 
     Raises:
@@ -79,8 +79,8 @@ class LanguagePPOAgent:
 
     loop: ClassVar[AgentLoop] = "learn"
     reads_texts: ClassVar[bool] = True
-    plays_if = ("tune", "nothing")
-    """Option and the value for which the agent only plays."""
+    no_learning_setting = ("tune", "nothing")
+    """(option, value): with this value the agent does not learn."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class LanguagePPOAgent:
         scorer: Scorer,
         processes: ProcessGroup,
         has_principal: bool,
-        society: int = 0,
+        society_index: int = 0,
         member: int | None = None,
     ) -> None:
         if not isinstance(scorer, LocalScorer):
@@ -100,7 +100,7 @@ class LanguagePPOAgent:
             )
         _check_training(scorer, settings)
         tune = settings.tune
-        if tune == "full" and (society or member):
+        if tune == "full" and (society_index or member):
             raise ConfigError(
                 "agent.tune=full trains one set of weights, but several societies or members learn separately; use "
                 "agent.tune=lora or heads"
@@ -108,7 +108,7 @@ class LanguagePPOAgent:
         generator = seeds.torch("weights")
         module = scorer.module
         self._adapters: AdapterSet | None = None
-        parts = [f"society_{society}"] * has_principal + [f"member_{member}"] * (member is not None)
+        parts = [f"society_{society_index}"] * has_principal + [f"member_{member}"] * (member is not None)
         self._adapter = "_".join(parts)
         if tune == "lora":
             self._adapters = scorer.adapters(settings.lora, seeds.integer("adapter"))
@@ -120,7 +120,7 @@ class LanguagePPOAgent:
         network = LanguageActorCritic(spec, scorer, generator, settings, processes)
         network.activate = self._activate
         self.policy = LanguagePolicy(spec, network).to(device)
-        self.learns = tune != self.plays_if[1]
+        self.learns = tune != self.no_learning_setting[1]
         self.tune, self.label = tune, scorer.label
         self._lora, self._revision = settings.lora, scorer.settings.revision
         self._model, self._files = scorer.model, folder_fingerprint(scorer.model, sampled=True)

@@ -152,10 +152,10 @@ class MixedAgent:
             f"{name}/{metric}": x for name, metrics in sources if metrics is not None for metric, x in metrics().items()
         }
 
-    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
+    def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
         """Return the estimate of all kinds that ask a language model, for `n` episodes of `steps` steps."""
         return CallEstimate.total(
-            [agent.estimate(steps, n, known) for agent in self.agents if isinstance(agent, EstimatesCalls)]
+            [agent.estimate(steps, n, n_earlier_outcomes) for agent in self.agents if isinstance(agent, EstimatesCalls)]
         )
 
     def reset(self) -> None:

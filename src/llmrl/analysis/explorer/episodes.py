@@ -11,7 +11,7 @@ from typing import Any
 from llmrl.analysis.explorer.conversations import Texts, call_record, drop_repeats
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES
-from llmrl.run.files import read_lines
+from llmrl.run.files import read_json_lines
 
 Calls = dict[str, list[Mapping[str, Any]]]
 """The calls of an episode by `<player>/<decision>`, or `<player>/lesson`."""
@@ -26,7 +26,7 @@ def episode_rows(folder: Path) -> list[dict[str, Any]]:
     A row is the line of `episodes.jsonl` with `recorded`, whether its steps are recorded. An unfinished episode has no
     such line; its `end` is `not over`.
     """
-    rows = {int(line["episode"]): dict(line) for line in read_lines(folder / EPISODES)}
+    rows = {int(line["episode"]): dict(line) for line in read_json_lines(folder / EPISODES)}
     recorded = {int(path.parent.name) for path in (folder / FOLDER).glob(f"*/{REPLIES}") if path.parent.name.isdigit()}
     return [
         {"episode": k, **rows.get(k, {"end": "not over"}), "recorded": k in recorded}
@@ -46,7 +46,7 @@ def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
     numbers = [row["episode"] for row in episode_rows(folder) if row["recorded"]]
     calls = _group_calls(folder, set(numbers))
     for k in numbers:
-        yield _episode(k, read_lines(folder / FOLDER / str(k) / REPLIES), calls.pop(k, {}))
+        yield _episode(k, read_json_lines(folder / FOLDER / str(k) / REPLIES), calls.pop(k, {}))
 
 
 def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:

@@ -11,7 +11,7 @@ from llmrl.analysis.explorer.conversations import Texts, call_record, conversati
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
-from llmrl.run.proposals import Proposed, read_proposed
+from llmrl.run.proposals import MeasuredProposal, read_proposed
 
 PURPOSES = ("principal", "search")
 """Purposes of calls that request proposals."""
@@ -65,7 +65,7 @@ def chunks(talks: Sequence[Talk]) -> Iterator[dict[str, Any]]:
         }
 
 
-def match_talks(proposals: Sequence[Proposed], talks: Sequence[Talk]) -> list[int | None]:
+def match_talks(proposals: Sequence[MeasuredProposal], talks: Sequence[Talk]) -> list[int | None]:
     """Return for each proposal the index of the conversation that it came from; None if there is none.
 
     A conversation belongs to the next proposals with the vectors of its valid reply. Remaining proposals get, in order,

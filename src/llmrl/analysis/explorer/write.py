@@ -15,7 +15,7 @@ from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.artifacts import read_config
-from llmrl.run.files import check_no_links, inside, write_atomic, write_bytes, write_script
+from llmrl.run.files import check_no_links, path_inside, write_atomic, write_bytes, write_json_script
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str]
     if not records:
         raise RunFolderError(f"{folder} has no run; give a folder of runs, such as outputs or outputs/<name>")
     if out is None:
-        out = inside(folder, FOLDER)
+        out = path_inside(folder, FOLDER)
         check_no_links(out)
     web = files("llmrl.analysis.explorer") / "web"
     try:
@@ -56,7 +56,7 @@ def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str]
     for i, record in enumerate(records):
         report(f"explorer, run {i + 1:,} of {len(records):,}")
         entries.append(_write_run(f"r{i}", record, out / "data", report))
-    write_script(out / "data" / "index.js", FUNCTION, "index", {"folder": folder.name, "runs": entries})
+    write_json_script(out / "data" / "index.js", FUNCTION, "index", {"folder": folder.name, "runs": entries})
     for name in VENDORED:
         write_bytes(out / name, (web / "vendor" / name).read_bytes())
     program = "\n".join((web / f"{part}.js").read_text(encoding="utf-8") for part in PARTS)
@@ -94,7 +94,7 @@ def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], 
         except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
             entry["problems"].append(f"its {content_name} cannot be read: {error}")
-    write_script(place / "run.js", FUNCTION, key, content)
+    write_json_script(place / "run.js", FUNCTION, key, content)
     return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
@@ -104,14 +104,14 @@ def _write_episodes(key: str, folder: Path, place: Path, report: Callable[[str],
         report(f"explorer, {folder.name}, episode {episode['episode']:,}")
         k = episode["episode"]
         content = episode | {"frames": write_sheets(folder, k, place, f"e{k}")}
-        write_script(place / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
+        write_json_script(place / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
     return {"episodes": rows}
 
 
 def _write_timeline(key: str, folder: Path, place: Path, report: Callable[[str], None]) -> dict[str, Any]:
     proposals, talks = timeline(folder)
     for i, chunk in enumerate(chunks(talks)):
-        write_script(place / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)
+        write_json_script(place / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)
     return proposals | {"chunk": CHUNK}
 
 

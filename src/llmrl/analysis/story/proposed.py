@@ -14,7 +14,7 @@ from llmrl.results.groups import Group
 from llmrl.results.principal_scores import RECOMMENDATION, principal_scores
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
-from llmrl.run.proposals import Proposed, read_proposed
+from llmrl.run.proposals import MeasuredProposal, read_proposed
 
 MAX_PARAMETERS = 6
 """Maximum number of parameters that are shown; single parameters of a large policy are not informative."""
@@ -35,10 +35,10 @@ class GroupProposals:
 
     name: str
     runs: tuple[RunRecord, ...]
-    proposals: tuple[tuple[Proposed, ...], ...]
+    proposals: tuple[tuple[MeasuredProposal, ...], ...]
 
     @property
-    def numbered(self) -> Iterator[tuple[int, Proposed]]:
+    def numbered(self) -> Iterator[tuple[int, MeasuredProposal]]:
         """Each proposal of each run, with its number in its run, from 1."""
         for run_proposals in self.proposals:
             yield from enumerate(run_proposals, start=1)
@@ -153,7 +153,7 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     )
 
 
-def _read(run: RunRecord) -> Sequence[Proposed]:
+def _read(run: RunRecord) -> Sequence[MeasuredProposal]:
     try:
         return read_proposed(run.folder)
     except (CheckpointError, RunFolderError, ValueError, KeyError, TypeError):
@@ -209,12 +209,12 @@ def _recommendations(run: RunRecord) -> list[Best]:
         return []
 
 
-def _highest(run: RunRecord, proposals: Sequence[Proposed]) -> Best:
+def _highest(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> Best:
     best = max(proposals, key=lambda proposal: proposal.objective)
     return Best(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
 
 
-def _response(best: Best, proposals: Sequence[Proposed]) -> dict[str, float]:
+def _response(best: Best, proposals: Sequence[MeasuredProposal]) -> dict[str, float]:
     """Return the behavior metrics logged with a recommendation; empty if steps of its run had several proposals."""
     if len({proposal.step for proposal in proposals}) < len(proposals):
         return {}

@@ -153,7 +153,8 @@ class MeltingPotEnv(SocietyEnv):
     """Clean Up or Harvest on the Melting Pot engine.
 
     **Observation.** `pixels` [n_envs, n_agents, 88, 88, 3] uint8; `grid` [n_envs, n_agents, 11, 11, 4] uint8, contents
-    of the cells in view (`grid_text.grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32 (`memory_layout.VECTOR`);
+    of the cells in view (`grid_text.grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32
+    (`memory_layout.VECTOR_OBSERVATIONS`);
     `text` [n_envs, n_agents], the grid in words (`grid_text.observation_text`); `mechanism` [n_envs, n_agents, d]
     float32, the current values of a mechanism that is shown, unscaled. Players who have been zapped get black pixels
     and an empty text until they are back.

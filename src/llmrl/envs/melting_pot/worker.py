@@ -1,13 +1,14 @@
 """The process that plays one game of a batch: `python -m llmrl.envs.melting_pot.worker`, started by `MeltingPotEnv`.
 
 Building a game costs 0.1 to 0.4 s and starting it 0.2 s, as much as hundreds of steps, and the engine can start a
-game only once. So the worker builds one game and keeps it untouched; for each episode it forks a child, which starts
+game only once. So the worker builds one game and never starts it; for each episode it forks a child, which starts
 its copy and plays it. The next child is forked as soon as an episode is over, and starts its game while the learner
 is busy with the update.
 
-The learner sends one byte at a time over a socket, the numbers lie in shared memory:
-`R` begin an episode, `S` step, `L` the last step of this episode; the answer is `C` (the episode goes on) or `E` (the
-engine ended it). A closed socket means that the learner has exited: the worker exits, too.
+The learner sends one-byte commands over a socket; actions and observations are in shared memory.
+The commands are `R` begin an episode, `S` step, `L` the last step of this episode. The answer is
+`C` (the episode goes on) or `E` (the engine ended it). A closed socket means that the learner has exited: the worker
+exits, too.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from numpy.typing import NDArray
 from llmrl.core.errors import EngineError
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.grid_text import SpriteCodes
-from llmrl.envs.substrate.memory_layout import VECTOR, MemoryLayout
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, define
+from llmrl.envs.substrate.memory_layout import VECTOR_OBSERVATIONS, MemoryLayout
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, substrate_definition
 
-LUA = Path(__file__).with_name("lua")
+LUA_FOLDER = Path(__file__).with_name("lua")
 
 
 class Game:
@@ -68,11 +69,11 @@ class Game:
         controls = list(module.ACTION_SET[0])
         self._table = np.array([[module.ACTION_SET[action][c] for c in controls] for action in indices], dtype=np.int32)
         players = range(1, layout.n_agents + 1)
-        self._columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
+        self._action_columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
         self._vector = np.zeros(len(names), dtype=np.int32)
 
         self._pixels = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
-        scalars = VECTOR[layout.substrate] if layout.has_scalars else ()
+        scalars = VECTOR_OBSERVATIONS[layout.substrate] if layout.has_scalars else ()
         self._scalars = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
         self._cell_observations = [f"{player}.SEEN" for player in players] if layout.has_cells else []
         self._codes: SpriteCodes | None = None
@@ -90,7 +91,7 @@ class Game:
 
         After it has returned False it must not be called again, because the engine would abort the process.
         """
-        self._vector[self._columns] = self._table[action]
+        self._vector[self._action_columns] = self._table[action]
         self._lab.act_discrete(self._vector)
         status, _ = self._lab.advance()
         return bool(status == self._running)
@@ -115,14 +116,14 @@ class Game:
 
 def _settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
     """Return the substrate as the flat table of strings that the engine reads."""
-    definition = define(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
+    definition = substrate_definition(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
     groups = list(SUBSTRATES[layout.substrate].groups.values())
     definition["simulation"]["scene"]["components"].append({"component": "Census", "kwargs": {"groups": groups}})
     if layout.has_cells:
         definition["simulation"]["scene"]["components"].append({"component": "Seen", "kwargs": {}})
     # The engine joins the two paths and finds our level, which finds the modules of Melting Pot under its root.
     definition["levelDirectory"] = str(install.root())
-    definition["levelName"] = os.path.relpath(LUA / definition["levelName"], install.root())
+    definition["levelName"] = os.path.relpath(LUA_FOLDER / definition["levelName"], install.root())
     flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
     return {key.replace("$", "."): str(value) for key, value in flat.items()}
 
@@ -130,7 +131,8 @@ def _settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
 EPISODE_ENDED = 0
 """Exit code of a child whose episode has ended: the next child prepares the next episode."""
 RESTARTED = 11
-"""Exit code of a child that was told to start another episode than the prepared one: the next child must start it."""
+"""Exit code of a child that was requested to start a different episode from the one it had prepared; the next child
+starts it."""
 LEARNER_GONE = 12
 """Exit code of a child whose learner has exited."""
 
@@ -138,38 +140,38 @@ _PR_SET_PDEATHSIG = 1
 
 
 def play(
-    game: Game, layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mmap, reset_pending: bool
+    game: Game, layout: MemoryLayout, slot: int, connection: socket.socket, memory: mmap.mmap, reset_pending: bool
 ) -> int:
     """Start the game, play one episode, and return the exit code.
 
-    `reset_pending`: whether the learner already waits for the first answer.
+    `reset_pending`: whether the learner is already waiting for the first answer.
     """
     arrays = layout.views(memory)
     seed = int(arrays["seed"][slot])
     game.start(seed)
     if not reset_pending:
-        order = link.recv(1)
-        if not order:
+        command = connection.recv(1)
+        if not command:
             return LEARNER_GONE
         if int(arrays["seed"][slot]) != seed:
             return RESTARTED
     game.observe(arrays, slot)
-    link.sendall(b"C")
+    connection.sendall(b"C")
     action = arrays["action"][slot]
     while True:
-        order = link.recv(1)
-        if not order:
+        command = connection.recv(1)
+        if not command:
             return LEARNER_GONE
-        if order == b"R":
+        if command == b"R":
             return RESTARTED
         running = game.step(action)
         game.observe(arrays, slot)
-        link.sendall(b"C" if running else b"E")
-        if order == b"L" or not running:
+        connection.sendall(b"C" if running else b"E")
+        if command == b"L" or not running:
             return EPISODE_ENDED
 
 
-def serve(layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mmap) -> int:
+def serve(layout: MemoryLayout, slot: int, connection: socket.socket, memory: mmap.mmap) -> int:
     """Keep an unstarted game and fork a child process for every episode; return the worker's exit code."""
     game = Game(layout)
     reset_pending = False
@@ -179,7 +181,7 @@ def serve(layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mma
             # If the worker dies, nobody can fork the next episode, so the child dies with it.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             try:
-                code = play(game, layout, slot, link, memory, reset_pending)
+                code = play(game, layout, slot, connection, memory, reset_pending)
             except (BrokenPipeError, ConnectionResetError):
                 code = LEARNER_GONE
             except Exception:
@@ -197,7 +199,7 @@ def serve(layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mma
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layout", type=json.loads, required=True, help="the batch, as JSON")
+    parser.add_argument("--layout", type=json.loads, required=True, help="memory layout of the batch, as JSON")
     parser.add_argument("--slot", type=int, required=True, help="which game of the batch this is")
     parser.add_argument("--link", type=int, required=True, help="file descriptor of the socket to the learner")
     parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
@@ -206,8 +208,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     layout = MemoryLayout.from_json(arguments.layout)
-    with socket.socket(fileno=arguments.link) as link, mmap.mmap(arguments.memory, layout.nbytes) as memory:
-        return serve(layout, arguments.slot, link, memory)
+    with socket.socket(fileno=arguments.link) as connection, mmap.mmap(arguments.memory, layout.nbytes) as memory:
+        return serve(layout, arguments.slot, connection, memory)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from llmrl.envs.native.engine import Engine
 from llmrl.envs.native.game_arrays import Batch, Games, Outputs, ViewTables, array
 from llmrl.envs.native.tiles import Tiles, load_tiles, paint
 from llmrl.envs.substrate.maps import MARGIN
-from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR
+from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR_OBSERVATIONS
 from llmrl.envs.substrate.sprites import SIZE, Source
 
 _N_FRAMES = 3
@@ -130,10 +130,10 @@ class ObservationBuilder:
     def vector(self) -> tuple[torch.Tensor, Any]:
         """Return a new array for the channel `vector`, [B, N, 1 or 2] float32, for players and for the loops.
 
-        Its entries are those of `memory_layout.VECTOR`.
+        Its entries are those of `memory_layout.VECTOR_OBSERVATIONS`.
         """
         engine = self._engine
-        shape = (self._games, engine.n_agents, len(VECTOR[engine.setup.game_map.substrate]))
+        shape = (self._games, engine.n_agents, len(VECTOR_OBSERVATIONS[engine.setup.game_map.substrate]))
         vector = torch.empty(shape, dtype=torch.float32, device=engine.device)
         return vector, array(vector)
 

@@ -128,7 +128,7 @@ class RoomsEnv(ArrayGames):
 
     def _generator(self, game: int) -> np.random.Generator:
         """Return the random number generator of a game's next layout."""
-        root, index = self._group_member(game)
+        root, index = self._group_seed_and_index(game)
         return Seeds(root).child(index).numpy(int(self._drawn[game]))
 
     def step(self, action: Array) -> Step:

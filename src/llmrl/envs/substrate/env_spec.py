@@ -12,7 +12,7 @@ from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.core.summaries import Derived, MeanStep, Ratio, quarters
 from llmrl.envs.mechanisms import RAW_REWARD, Mechanism
 from llmrl.envs.substrate.grid_text import game_text, grid_codes, grid_planes
-from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR
+from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR_OBSERVATIONS
 from llmrl.envs.substrate.substrate_rules import (
     FIRST_END,
     MAX_AGENTS,
@@ -110,7 +110,7 @@ def describe(
     available = {
         "pixels": Channel(PIXELS, "uint8", 0, 255),
         "grid": Channel(CELLS, "uint8", 0, max(grid) - 1, codes=grid, planes=grid_planes(substrate, game.n_agents)),
-        "vector": Channel((len(VECTOR[substrate]),), "float32", 0, max(1, game.n_agents - 1)),
+        "vector": Channel((len(VECTOR_OBSERVATIONS[substrate]),), "float32", 0, max(1, game.n_agents - 1)),
         "text": Channel((), "object"),
     }
     observation = {name: channel for name, channel in available.items() if name in channels}

@@ -184,7 +184,7 @@ def observation_text(
         view: the player's `grid`, [11, 11, 4].
         substrate: name of the substrate.
         rules: rules of the game.
-        scalars: the numbers of `memory_layout.VECTOR`.
+        scalars: the numbers of `memory_layout.VECTOR_OBSERVATIONS`.
         mechanism_report: report on the mechanism (`MechanismReport.observation_entries`); None: there is no mechanism.
     """
     kinds, players = np.where(view[..., 1] > 0, 0, view[..., 0]), view[..., 1]

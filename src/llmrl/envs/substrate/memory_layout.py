@@ -18,7 +18,7 @@ cell (`grid_text.grid_codes`)."""
 PIXELS = (88, 88, 3)
 """Shape of a player's view in pixels, 8 x 8 per cell."""
 
-VECTOR: Mapping[SubstrateName, tuple[str, ...]] = {
+VECTOR_OBSERVATIONS: Mapping[SubstrateName, tuple[str, ...]] = {
     "cleanup": ("READY_TO_SHOOT", "NUM_OTHERS_WHO_CLEANED_THIS_STEP"),
     "harvest": ("READY_TO_SHOOT",),
 }
@@ -53,7 +53,7 @@ class MemoryLayout:
 
     @property
     def has_scalars(self) -> bool:
-        """True if the numbers of `VECTOR` are read, for the channel `vector` or `text`."""
+        """True if the numbers of `VECTOR_OBSERVATIONS` are read, for the channel `vector` or `text`."""
         return "vector" in self.channels or "text" in self.channels
 
     @property
@@ -79,7 +79,7 @@ class MemoryLayout:
         if self.has_cells:
             arrays["grid"] = ((games, agents, *CELLS), "uint8")
         if self.has_scalars:
-            arrays["vector"] = ((games, agents, len(VECTOR[self.substrate])), "float32")
+            arrays["vector"] = ((games, agents, len(VECTOR_OBSERVATIONS[self.substrate])), "float32")
         if self.render:
             arrays["world"] = ((games, *self.world_shape), "uint8")
         return arrays

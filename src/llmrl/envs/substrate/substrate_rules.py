@@ -207,7 +207,9 @@ def check_n_agents(n_agents: int, name: SubstrateName, rules: Rules) -> None:
         raise ConfigError(f"n_agents={n_agents} must be 1 to {limit} in {name} with rules={rules}")
 
 
-def define(module: Any, name: SubstrateName, n_agents: int, rules: Rules, map_text: str | None = None) -> Definition:
+def substrate_definition(
+    module: Any, name: SubstrateName, n_agents: int, rules: Rules, map_text: str | None = None
+) -> Definition:
     """Return the definition of a substrate under `rules`, with the piece groups that `Substrate.groups` counts.
 
     `module` is the substrate's configuration module, which is not changed. `map_text` replaces its map.

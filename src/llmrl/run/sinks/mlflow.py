@@ -75,7 +75,7 @@ class MLflow(Sink):
             )
         self._n_logged_rows = 0
         run_id = opening.run_id()
-        self._run = self._resume_run(experiment, run_id, opening.kept) or self._create_run(experiment, run_id, opening)
+        self._run = self._reopen_run(experiment, run_id, opening.kept) or self._create_run(experiment, run_id, opening)
 
     def rows(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric, RunTag
@@ -125,7 +125,7 @@ class MLflow(Sink):
                     raise
         return str(experiment.experiment_id)
 
-    def _resume_run(self, experiment: str, run_id: str, n_rows: int) -> str | None:
+    def _reopen_run(self, experiment: str, run_id: str, n_rows: int) -> str | None:
         """Return the MLflow run of an earlier attempt. None: there is none, or it has rows that are computed anew."""
         runs = self._client.search_runs([experiment], f"tags.`{_ID}` = '{run_id}'", max_results=1)
         if not runs:

@@ -87,39 +87,39 @@ class TensorBoard(Sink):
     background = False
 
     def open(self, opening: Opening) -> None:
-        self._events = EventFile(opening.folder, started=opening.started or time.time())
+        self._event_file = EventFile(opening.folder, started=opening.started or time.time())
         if opening.hyperparameters:
-            self._events.hyperparameters(opening.hyperparameters)
+            self._event_file.hyperparameters(opening.hyperparameters)
         self._n_kept_rows = opening.kept
         self._tags = Tags()
         if not self._n_kept_rows:
-            self._events.publish()
+            self._event_file.publish()
 
     def rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
             for earlier, values in self._tags.of(row):
-                self._events.scalars(earlier.place, earlier.unix, values)
+                self._event_file.scalars(earlier.place, earlier.unix, values)
             if row.number + 1 == self._n_kept_rows:
-                self._events.publish()
+                self._event_file.publish()
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
-        self._events.text(row.place, row.unix, tag, markdown)
+        self._event_file.text(row.place, row.unix, tag, markdown)
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         if path.suffix == ".gif":
             animation, _, size = pictures(path)
-            self._events.image(row.place, row.unix, tag, animation, size)
+            self._event_file.image(row.place, row.unix, tag, animation, size)
         elif path.suffix == ".png":
             import imageio.v3 as iio
 
             height, width = iio.improps(path).shape[:2]
-            self._events.image(row.place, row.unix, tag, path.read_bytes(), (height, width))
+            self._event_file.image(row.place, row.unix, tag, path.read_bytes(), (height, width))
 
     def close(self, ending: Ending) -> None:
         if ending.final:
-            self._events.scalars(ending.place, ending.unix, finals(ending.final))
-        self._events.end(ending.succeeded)
-        self._events.close()
+            self._event_file.scalars(ending.place, ending.unix, finals(ending.final))
+        self._event_file.end(ending.succeeded)
+        self._event_file.close()
 
 
 class Tags:
