@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "env": "environment",
     "agent": "agents, and how they learn",
-    "regime": "pre-training of agents, schedule and objective; the default depends on env=, regime=none removes it",
+    "regime": "pre-training of agents, schedule and objective; its default depends on env=; none removes it",
     "principal": "proposer of taxes, incentives or policy parameters",
     "teacher": "adviser of a student while it learns",
     "llm": "language model of principals, teachers and players",
