@@ -107,13 +107,14 @@ def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     common = [item for item in COMMON if not item.startswith(("dataset", "evaluation", "rewards"))]
     model = ["llm=local_chat", f"llm.model={proposer}", f"llm.adapter='{adapter_folder / 'adapter'}'"]
     search = ["search.iterations=4", "search.episodes=2", "search.candidates=2", "principal=llm"]
-    search += ["llm.max_invalid=null"]  # a model that was trained for seconds writes what nobody can read
+    # A model that was trained for seconds writes what nobody can read, so that random vectors are needed, too.
+    search += ["llm.max_invalid=null", "search.warmup=6"]
     result = run(*common, *model, *search, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     assert result is not None and "+ adapter" in json.loads((folder / "status.json").read_text())["llm"]
     assert "adapter_digest" in (folder / "config.yaml").read_text()
     proposals = [json.loads(line) for line in (folder / "proposals.jsonl").read_text().splitlines()]
-    assert len(proposals) == 8
+    assert len(proposals) == 6 + 8
     # And its proposals are data again.
     options = [
         "dataset=search",
@@ -127,7 +128,7 @@ def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     second = finetune(
         tmp_path / "second", proposer, "grpo", *options, "method.optimizer.steps=1", "rewards.low=-17", "rewards.high=0"
     )
-    assert lines(second)[0]["data/trials"] == 8
+    assert lines(second)[0]["data/trials"] == 6 + 8
     assert "runs_digest" in (second / "config.yaml").read_text()
 
 

@@ -42,7 +42,7 @@ def test_proposals_improve(proposer, tmp_path):
     assert len(rows) == 16 and rows[0]["learn/log_prob_error"] < 1e-4
     returns = [row["search/return"] for row in rows]
     assert np.mean(returns[-4:]) > np.mean(returns[:4]) + 1
-    assert (export_model(folder, None, merge=True) / "config.json").is_file()
+    assert (export_model(folder, None, merge=True, trusted=["target_game"]) / "config.json").is_file()
 
 
 @pytest.mark.slow
