@@ -159,7 +159,7 @@ except Stopped:
     assert duration < PROMISED_S, f"{duration:.0f} s"
     assert "Traceback" not in done.stderr
     [record] = tmp_path.rglob("run.log")
-    assert "loggers.wandb could not be closed: it did not answer in time" in record.read_text()
+    assert "loggers.wandb was not closed properly: it did not answer in time" in record.read_text()
 
 
 @pytest.mark.long

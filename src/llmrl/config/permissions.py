@@ -133,7 +133,7 @@ def code_names(node: Any) -> Iterator[str]:
         target, name, text = node.get("_target_"), node.get("id", node.get("level")), node.get("text")
         if target is not None:
             yield str(target)
-        if isinstance(name, str) and ":" in name:
+        if isinstance(name, str) and ":" in name and "://" not in name:  # the address of a served game is no code
             yield name.rpartition(":")[0]
         if target is not None and isinstance(text, str) and "." in text and not text.endswith((".yaml", ".yml")):
             yield text

@@ -30,7 +30,8 @@ def check_distributed(config: Config, resources: RunResources) -> None:
     if "method" in config:
         raise ConfigError(f"llmrl-finetune trains in one process, and there are {n}; {advice}")
     builder = resources.builder
-    learns, samples = (config["llm"].get(name, {}).get("_target_") is not None for name in ("learn", "sampler"))
+    model = config.get("llm") or {}
+    learns, samples = ((model.get(name) or {}).get("_target_") is not None for name in ("learn", "sampler"))
     # A model that learns divides the requests of its players, unless a server samples the replies.
     players_learn = learns and not samples and builder.needs(config["agent"], "llm", "agent")
     if not (players_learn or builder.needs(config["agent"], "processes", "agent")):
