@@ -216,7 +216,8 @@ class Generator:
 
         limits = [self._settings.max_tokens - len(replies[i].tokens) for i in batch.indices]
         noise = self._noise([prompts[i] for i in batch.indices])
-        finished = FinishedReplies(limits, self._end_tokens, len(limits) if n_finished is None else n_finished)
+        n_finished = len(limits) if n_finished is None else n_finished
+        finished = FinishedReplies(limits, self._end_tokens, n_finished, self._model.device)
         with self._using([prompts[i].adapter for i in batch.indices]):
             # `generate` derives the positions from the mask, so padding does not shift them.
             output = self._model.generate(
@@ -233,7 +234,8 @@ class Generator:
         if noise is not None and noise.log_probs:
             log_probs = torch.stack(noise.log_probs, dim=1).tolist()
         rows = new_tokens.tolist()
-        for row, (i, length) in enumerate(zip(batch.indices, finished.lengths.tolist(), strict=True)):
+        lengths = finished.lengths.tolist()
+        for row, (i, length) in enumerate(zip(batch.indices, lengths, strict=True)):
             replies[i].tokens += rows[row][:length]
             if log_probs is not None:
                 replies[i].log_probs += log_probs[row][:length]
@@ -242,7 +244,7 @@ class Generator:
             # Only conversations are stored: most requests with a single question are not continued.
             if is_finished[row] and prompts[i].is_conversation:
                 # The cache has no keys and values of the last column.
-                n_unread = max(0, int(finished.lengths[row]) - (new_tokens.shape[1] - 1))
+                n_unread = max(0, lengths[row] - (new_tokens.shape[1] - 1))
                 reply = replies[i].tokens
                 tokens = [*prompts[i].tokens, *reply[: len(reply) - n_unread]]
                 self._prefix.store(output.past_key_values, row, batch.mask[row], tokens, prompts[i].adapter)
@@ -277,30 +279,31 @@ class FinishedReplies:
         limits: maximum number of new tokens of each reply, [n].
         end_tokens: token ids that end a reply.
         n_finished: number of finished replies at which generation ends.
+        device: device of the replies, which no step copies to the CPU.
 
     Attributes:
         is_finished: whether a reply has ended, [n] bool.
         lengths: number of new tokens of each reply, [n] int64.
     """
 
-    def __init__(self, limits: Sequence[int], end_tokens: Sequence[int], n_finished: int) -> None:
+    def __init__(
+        self, limits: Sequence[int], end_tokens: Sequence[int], n_finished: int, device: torch.device | str = "cpu"
+    ) -> None:
         import torch
 
-        self._limits, self._n_finished = torch.tensor(limits), n_finished
-        self._end_tokens = torch.tensor(end_tokens)
-        self.is_finished = torch.zeros(len(limits), dtype=torch.bool)
-        self.lengths = torch.zeros(len(limits), dtype=torch.long)
+        self._limits, self._n_finished = torch.tensor(limits, device=device), n_finished
+        self._end_tokens = torch.tensor(end_tokens, device=device)
+        self.is_finished = torch.zeros(len(limits), dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(len(limits), dtype=torch.long, device=device)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
         """Return which rows are finished after another token, [n] bool."""
         import torch
 
         self.lengths += ~self.is_finished
-        ended = torch.isin(input_ids[:, -1].cpu(), self._end_tokens)
+        ended = torch.isin(input_ids[:, -1], self._end_tokens)
         self.is_finished |= ended | (self.lengths >= self._limits)
-        enough = int(self.is_finished.sum()) >= self._n_finished
-        done = torch.ones_like(self.is_finished) if enough else self.is_finished
-        return done.to(input_ids.device)
+        return self.is_finished | (self.is_finished.sum() >= self._n_finished)
 
 
 def _cache_of_token(model: Any, token: int) -> Any:
