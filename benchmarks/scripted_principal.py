@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from known_functions import optimize, river
 from llmrl.core.seeding import Seeds
-from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.principals.nonadaptive import RandomPrincipal
 from models import scripted
 from shipped import llm_principal
 

@@ -23,13 +23,13 @@ from melting_pot import Official
 from plain_ppo import NUMBERS, plain_ppo
 
 from llmrl.agents.ppo_agent import PPOAgent
-from llmrl.algorithms.advantages import generalized_advantages
+from llmrl.algorithms.policy_gradient import generalized_advantages
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate.env_spec import SubstrateSettings
-from llmrl.networks import categorical
+from llmrl.networks.action_distributions import CategoricalActions, sample_categorical
 from llmrl.rollout.collector import Collector
 
 PUBLISHED = 34.0  # CPU-seconds
@@ -60,8 +60,8 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
         images[t] = torch.as_tensor(frames, dtype=torch.float32) / 255
         with torch.no_grad():
             logits, value[t] = network.heads(encode(images[t], extras))
-            action[t] = categorical.sample(logits, generator)
-            log_prob[t], _ = categorical.log_prob_entropy(logits, action[t])
+            action[t] = sample_categorical(logits, generator)
+            log_prob[t], _ = CategoricalActions.log_prob_entropy(logits, action[t])
         engine.step(action[t].numpy()[None])
         observed = engine.timestep.observation
         reward[t] = torch.tensor([float(observed[f"{i + 1}.REWARD"]) for i in range(PLAYERS)])
@@ -74,7 +74,7 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
     for _ in range(NUMBERS.epochs):
         for indices in torch.randperm(STEPS * PLAYERS, generator=generator).split(NUMBERS.minibatch_size):
             logits, predicted = network.heads(encode(flat["image"][indices], flat["rest"][indices]))
-            new, entropy = categorical.log_prob_entropy(logits, flat["action"][indices])
+            new, entropy = CategoricalActions.log_prob_entropy(logits, flat["action"][indices])
             ratio = (new - log_prob.flatten()[indices]).exp()
             a = advantage.flatten()[indices]
             a = (a - a.mean()) / (a.std() + 1e-8)

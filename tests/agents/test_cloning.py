@@ -22,7 +22,7 @@ from llmrl.experiment.parts import check_values, loop_kind
 from llmrl.loops.clone import CloneLoop, CloneSettings
 from llmrl.loops.executor import serve
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.networks import categorical
+from llmrl.networks.action_distributions import sample_categorical
 from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
 from llmrl.run.artifacts import save_config, saved_state
 from llmrl.run.metrics import read_metrics
@@ -72,7 +72,7 @@ class ReadingPolicy(nn.Module):
     def act(self, observation, state=None, generator=None, greedy=False):
         texts = observation["prompt"]
         logits = self.network.read(texts.ravel()).reshape(*texts.shape, -1)
-        return PolicyOutput(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
+        return PolicyOutput(logits.argmax(-1) if greedy else sample_categorical(logits, generator), logits=logits)
 
     def values(self, observation, state=None):
         return torch.zeros(observation["prompt"].shape)

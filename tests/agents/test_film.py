@@ -17,7 +17,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.film import FilmCore, FilmSettings
+from llmrl.networks.spatial_cores import FilmCore, FilmSettings
 from llmrl.rollout.collector import Collector
 
 CODES = (11, 6, 3)

@@ -6,8 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from llmrl.algorithms.advantages import RewardScale, generalized_advantages
-from llmrl.algorithms.losses import unexplained_variance
+from llmrl.algorithms.policy_gradient import RewardScale, generalized_advantages, unexplained_variance
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds

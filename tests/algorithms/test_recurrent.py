@@ -12,8 +12,8 @@ from llmrl.algorithms.minibatches import SequenceMinibatches, sample_indices
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
+from llmrl.networks.layers import RecurrentLayer
 from llmrl.networks.multi_agent_policy import SocietyPolicy
-from llmrl.networks.recurrent_layer import RecurrentLayer
 from llmrl.rollout.collector import Collector
 from recall_game import RecallGame
 

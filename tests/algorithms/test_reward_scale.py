@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_ppo import make, train
 
 from experiments import compose, only_run_folder, run
-from llmrl.algorithms.advantages import RewardScale
+from llmrl.algorithms.policy_gradient import RewardScale
 from llmrl.algorithms.ppo import PPO
 from llmrl.experiment.parts import build_parts
 from llmrl.run.artifacts import saved_state

@@ -27,7 +27,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_job import compute
 from llmrl.experiment.sweep_jobs import job_of
 from llmrl.principals import scripted_mechanism
-from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run import signals
 from llmrl.run.artifacts import saved_state
 from llmrl.run.ownership import read_owner

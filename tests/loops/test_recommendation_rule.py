@@ -5,7 +5,7 @@ import numpy as np
 from llmrl.core.pooling import PooledEstimates
 from llmrl.loops.design_results import ranking, recommended
 from llmrl.loops.recommendation import Confirmation
-from llmrl.principals.fixed import FixedPrincipal
+from llmrl.principals.nonadaptive import FixedPrincipal
 from societies import toy
 
 SPACE = toy(d=1, low=-1.0, high=3.0).mechanism

@@ -16,7 +16,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.reference_line_runs import absence, affordable, measured_references, prerequisite_runs
 from llmrl.loops.reference_measurements import References
-from llmrl.principals.fixed import ListedPrincipal
+from llmrl.principals.nonadaptive import ListedPrincipal
 from llmrl.run.config_hash import config_hash
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped

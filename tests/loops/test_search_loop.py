@@ -23,7 +23,7 @@ from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.play import PlayLoop
 from llmrl.loops.search import SearchLoop
 from llmrl.loops.search_settings import SearchSettings, warmup_vectors
-from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run.artifacts import saved_state
 from llmrl.run.proposals import FILE_NAME, read_proposals
 from policies import LAKE, POLE

@@ -10,7 +10,7 @@ from torch import distributions as reference
 
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ContinuousActions
-from llmrl.networks.action_distributions import MAX_CHOICES, Choice, NumericActions, sample
+from llmrl.networks.action_distributions import MAX_CHOICES, CategoricalActions, NumericActions, sample_actions
 
 ARM = ContinuousActions(("push", "gear", "turn"), (-2.0, 3.0, 0.0), (2.0, 5.0, 10.0), (False, True, False))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -33,7 +33,7 @@ def reference_distributions(outputs):
 def test_densities_match_torch(seed):
     actions = NumericActions(ARM)
     outputs = make_outputs(actions, seed)
-    action = sample(actions, outputs, Seeds(seed).torch("draw"))
+    action = sample_actions(actions, outputs, Seeds(seed).torch("draw"))
     gaussian, gear, half = reference_distributions(outputs)
     assert action.dtype == torch.float32 and action.shape == (5, 3)
     numbers = action[:, [0, 2]]
@@ -49,7 +49,7 @@ def test_densities_match_torch(seed):
 def test_samples_are_valid_actions(seed):
     actions = NumericActions(ARM)
     outputs = 10 * make_outputs(actions, seed, 50)
-    action = sample(actions, outputs, Seeds(seed).torch("draw"))
+    action = sample_actions(actions, outputs, Seeds(seed).torch("draw"))
     assert bool(((action[:, 1] >= ARM.low[1]) & (action[:, 1] <= ARM.high[1])).all())
     assert torch.equal(action[:, 1], action[:, 1].round())
     assert all(torch.isfinite(x).all() for x in actions.log_prob_entropy(outputs, action))
@@ -58,7 +58,7 @@ def test_samples_are_valid_actions(seed):
 def test_sample_moments_match_parameters():
     actions = NumericActions(ARM)
     outputs = torch.tensor([[0.25, -0.5, 0.0, 0.0, 9.0, math.log(0.5), math.log(0.1)]])
-    samples = sample(actions, outputs.expand(100_000, -1), Seeds(1).torch("draw"))
+    samples = sample_actions(actions, outputs.expand(100_000, -1), Seeds(1).torch("draw"))
     torch.testing.assert_close(samples[:, [0, 2]].mean(0), torch.tensor([0.5, 2.5]), rtol=0, atol=0.02)
     torch.testing.assert_close(samples[:, [0, 2]].std(0), torch.tensor([1.0, 0.5]), rtol=0.02, atol=0)
     assert (samples[:, 1] == 5).float().mean() > 0.99
@@ -66,7 +66,7 @@ def test_sample_moments_match_parameters():
 
 
 def test_choice_action():
-    actions, logits = Choice(3), torch.tensor([[0.0, 5.0, 1.0]])
+    actions, logits = CategoricalActions(3), torch.tensor([[0.0, 5.0, 1.0]])
     assert (actions.n_outputs, actions.n_draws, actions.mode(logits).tolist()) == (3, 3, [1])
     log_prob, entropy = actions.log_prob_entropy(logits, torch.tensor([2]))
     library = reference.Categorical(logits=logits)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from experiments import compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.parts import build_parts
-from llmrl.networks.running_moments import RunningMoments, RunningNormalizer
+from llmrl.networks.layers import RunningMoments, RunningNormalizer
 from llmrl.run.artifacts import saved_state
 
 

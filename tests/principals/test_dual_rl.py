@@ -6,7 +6,7 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.principals.observation import ObserveSettings
+from llmrl.principals.network_principals import ObserveSettings
 from shipped import make_principal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.principals.fixed import ListedPrincipal
+from llmrl.principals.nonadaptive import ListedPrincipal
 from societies import outcome, toy
 
 VECTORS = [[0.0, 1.0], [1.0, 0.0], [3.0, 3.0]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmrl.core.errors import ConfigError
-from llmrl.principals.observation import ObserveSettings, PrincipalObservation
+from llmrl.principals.network_principals import ObserveSettings, PrincipalObservation
 from societies import CLEANUP, ESCAPE_ROOM, HARVEST, outcome, toy
 
 

@@ -17,9 +17,8 @@ from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
-from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.random_principal import RandomPrincipal, SobolPrincipal
+from llmrl.principals.nonadaptive import FixedPrincipal, RandomPrincipal, SobolPrincipal
 from models import scripted
 from shipped import llm_principal, make_principal
 from societies import CLEANUP, outcome, spec, toy

@@ -12,7 +12,7 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.core.protocols import Recommender
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.principals.fixed import FixedPrincipal
+from llmrl.principals.nonadaptive import FixedPrincipal
 from llmrl.principals.saez import SaezPrincipal
 from models import scripted
 from shipped import make_principal

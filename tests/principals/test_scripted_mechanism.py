@@ -10,7 +10,7 @@ import pytest
 from known_functions import optimize, river
 from llmrl.core.seeding import Seeds
 from llmrl.principals import scripted_mechanism
-from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.principals.nonadaptive import RandomPrincipal
 from models import scripted
 from shipped import llm_principal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, spec, toy

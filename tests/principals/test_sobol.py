@@ -8,7 +8,7 @@ from scipy.stats.qmc import Sobol
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.principals.random_principal import SobolPrincipal
+from llmrl.principals.nonadaptive import SobolPrincipal
 from societies import toy
 
 PLAIN, CONTEXTUAL = toy().proposals, toy(contexts=("calm", "storm")).proposals

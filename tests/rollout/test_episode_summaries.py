@@ -16,7 +16,7 @@ from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import OBJECTIVES, gini
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
-from llmrl.loops.proposal_outcomes import score
+from llmrl.loops.design_results import score
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import episode_welfare, judged, measures, summarize_welfare
 from societies import spec

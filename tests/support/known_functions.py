@@ -17,7 +17,7 @@ from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.statistics.estimators import standard_error_of_mean
 from shipped import make_principal
 from societies import spec

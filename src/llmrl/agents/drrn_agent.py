@@ -20,7 +20,7 @@ from llmrl.core.records import PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks import categorical
+from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
 from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
 from llmrl.networks.memo import Memo
 
@@ -63,9 +63,9 @@ class DRRNPolicy:
     ) -> PolicyOutput:
         q, _ = self._q(observation)
         mask = observation.get(MASK)
-        logits, q = categorical.mask_logits(q / self.temperature, mask), categorical.mask_logits(q, mask)
-        action = q.argmax(-1) if greedy else categorical.sample(logits, generator)
-        log_prob, _ = categorical.log_prob_entropy(logits, action)
+        logits, q = mask_logits(q / self.temperature, mask), mask_logits(q, mask)
+        action = q.argmax(-1) if greedy else sample_categorical(logits, generator)
+        log_prob, _ = CategoricalActions.log_prob_entropy(logits, action)
         return PolicyOutput(action=action, log_prob=log_prob, value=q.amax(-1), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -75,7 +75,7 @@ class DRRNPolicy:
         if self._memo.open:
             empty = np.asarray(observation[self.channel], dtype=object).ravel() == ""
             self.final_states.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy(), empty))
-        return categorical.mask_logits(q, mask).amax(-1)
+        return mask_logits(q, mask).amax(-1)
 
     @torch.no_grad()
     def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:

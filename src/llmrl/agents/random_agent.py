@@ -9,7 +9,7 @@ import torch
 from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks import categorical
+from llmrl.networks.action_distributions import mask_logits, sample_categorical
 
 
 class RandomPolicy:
@@ -39,8 +39,8 @@ class RandomPolicy:
             return PolicyOutput(torch.where(torch.tensor(self.numbers.whole), integers, low + share * (high - low)))
         mask = observation.get("action_mask")
         device = None if mask is None else mask.device
-        logits = categorical.mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)
-        return PolicyOutput(categorical.sample(logits, generator), logits=logits)
+        logits = mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)
+        return PolicyOutput(sample_categorical(logits, generator), logits=logits)
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return zeros [n_envs, n_agents]: there is no value function."""

@@ -3,7 +3,7 @@
 The module contains the settings, the learner `PPO` with its optimizers and scales, and `fit`, which runs the epochs of
 an update of one or several learners. Every update runs `PPO.begin`, `PPO.estimate` and `fit`: that of a single learner
 (`PPO.update`), of many learners whose networks are stacked (`societies/batched_trainer.py`), and a differentiable one
-(`meta_gradient.py`). The estimators are in `advantages.py`, the losses in `losses.py`, the division of samples in
+(`meta_gradient.py`). The estimators and losses are in `policy_gradient.py`, the division of samples in
 `minibatches.py`, the steps of Adam in `optimizer_step.py`. Plain policy gradient is PPO with one epoch, one batch and
 no clipping (`agent=pg`).
 """
@@ -17,17 +17,24 @@ from typing import Literal
 
 import torch
 
-from llmrl.algorithms.advantages import RewardScale, generalized_advantages, normalize_advantages
-from llmrl.algorithms.losses import joint_actions, surrogate, unexplained_variance, value_error
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, TrainedPolicy, Updater
+from llmrl.algorithms.policy_gradient import (
+    RewardScale,
+    generalized_advantages,
+    joint_actions,
+    normalize_advantages,
+    surrogate,
+    unexplained_variance,
+    value_error,
+)
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.protocols import Teacher
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.running_moments import RunningMoments
+from llmrl.networks.layers import RunningMoments
 
 DIAGNOSTICS = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
 """Names of the losses and diagnostics that every update records; a teacher adds others."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from llmrl.algorithms.losses import surrogate
+from llmrl.algorithms.policy_gradient import surrogate
 
 Aggregation = Literal["dapo", "grpo", "dr_grpo"]
 RatioLevel = Literal["token", "reply"]

@@ -13,10 +13,9 @@ from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientPropos
 from llmrl.core.records import CallEstimate, PrincipalBriefing
 from llmrl.loops.compute_requests import Call, Log, Requests
 from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
-from llmrl.loops.design_results import DesignResults
+from llmrl.loops.design_results import DesignResults, Score, n_earlier_occurrences, proposal_metrics
 from llmrl.loops.design_settings import DesignSettings, check_differentiable, checked_horizon, confirmation_steps
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
-from llmrl.loops.proposal_outcomes import Score, n_earlier_occurrences, proposal_metrics
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, SuccessiveHalving
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import AdaptationRounds, Measurement, Societies

@@ -16,7 +16,7 @@ from llmrl.core.seeding import Seeds, generators
 from llmrl.core.spaces import EnvSpec
 from llmrl.loops.compute_requests import Call, Log, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.loops.design_progress import DesignProgress, Trial
-from llmrl.loops.proposal_outcomes import Score, draw_name, score
+from llmrl.loops.design_results import Score, draw_name, score
 from llmrl.rollout.collector import Collector
 from llmrl.run.run import Run
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from llmrl.core.spaces import ContinuousActions, EnvSpec
-from llmrl.networks import categorical
 
 MAX_CHOICES = 256
 """Integers with more values are drawn as real numbers, which the environment rounds."""
@@ -22,55 +21,44 @@ LOG_STD = (-5.0, 2.0)
 """Bounds of the logarithm of a Gaussian's standard deviation, in units of half the range of a number."""
 
 
-class ActionDistribution(Protocol):
-    """Distribution of an action, given a network's outputs [..., n_outputs].
+@dataclass(frozen=True)
+class CategoricalActions:
+    """Categorical distribution over `n_outputs` actions [...] int64, the softmax of the outputs.
 
     Attributes:
         n_outputs: number of outputs that parameterize the distribution in a state.
         n_draws: number of uniform random numbers for one sample.
-        logits: whether the outputs are log-probabilities of all actions, up to a constant.
+        has_logits: whether the outputs are log-probabilities of all actions, up to a constant.
     """
 
-    logits: ClassVar[bool]
-
-    @property
-    def n_outputs(self) -> int: ...
-
-    @property
-    def n_draws(self) -> int: ...
-
-    def choose(self, outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        """Return the actions that correspond to numbers `uniform` [..., n_draws], drawn from [0, 1)."""
-        ...
-
-    def mode(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the most probable actions; of Gaussians, the means."""
-        ...
-
-    def log_prob_entropy(self, outputs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log pi(action) and the entropy in nats, each [...]."""
-        ...
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Categorical distribution over `n_outputs` actions [...] int64, the softmax of the outputs."""
-
     n_outputs: int
-    logits: ClassVar[bool] = True
+    has_logits: ClassVar[bool] = True
 
     @property
     def n_draws(self) -> int:
         return self.n_outputs
 
-    def choose(self, outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        return categorical.choose(outputs, uniform)
+    @staticmethod
+    def choose(outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        """Return the actions [...] that correspond to numbers `uniform` [..., n_draws], drawn from [0, 1).
 
-    def mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        The action is a sample of the distribution (Gumbel-max trick).
+        """
+        limits = torch.finfo(outputs.dtype)
+        exponential = uniform.clamp(limits.tiny, 1 - limits.eps).log_().neg_()
+        return (outputs - exponential.log_()).argmax(-1)
+
+    @staticmethod
+    def mode(outputs: torch.Tensor) -> torch.Tensor:
+        """Return the most probable actions; of Gaussians, the means."""
         return outputs.argmax(-1)
 
-    def log_prob_entropy(self, outputs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return categorical.log_prob_entropy(outputs, action)
+    @staticmethod
+    def log_prob_entropy(outputs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log pi(action) and the entropy in nats, each [...]."""
+        log_probs = outputs.log_softmax(-1)
+        log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
 
 @dataclass
@@ -94,7 +82,7 @@ class NumericActions:
     """
 
     numbers: ContinuousActions
-    logits: ClassVar[bool] = False
+    has_logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         numbers = self.numbers
@@ -121,7 +109,7 @@ class NumericActions:
         noise = torch.erfinv(2 * probability - 1) * math.sqrt(2)
         integers, offset = [], self.n_real
         for (_, n), choice_logits in zip(self.choices, logits, strict=True):
-            integers.append(categorical.choose(choice_logits, uniform[..., offset : offset + n]))
+            integers.append(CategoricalActions.choose(choice_logits, uniform[..., offset : offset + n]))
             offset += n
         return self._action(mean + log_std.exp() * noise, integers)
 
@@ -140,7 +128,7 @@ class NumericActions:
             log_prob, entropy = log_prob + density.sum(-1), entropy + number_entropy.sum(-1)
         for (i, n), choice_logits in zip(self.choices, logits, strict=True):
             choice = (action[..., i] - self._low[i]).round().long().clamp(0, n - 1)
-            terms = categorical.log_prob_entropy(choice_logits, choice)
+            terms = CategoricalActions.log_prob_entropy(choice_logits, choice)
             log_prob, entropy = log_prob + terms[0], entropy + terms[1]
         return log_prob, entropy
 
@@ -170,11 +158,35 @@ class NumericActions:
         return self._tensors[key]
 
 
-def distribution(spec: EnvSpec) -> Choice | NumericActions:
+ActionDistribution = CategoricalActions | NumericActions
+"""Distribution of an action, given the outputs [..., n_outputs] of a network; methods: see `CategoricalActions`."""
+
+
+def action_distribution(spec: EnvSpec) -> ActionDistribution:
     """Return the distribution of an agent's actions in an environment."""
-    return Choice(spec.n_actions) if spec.continuous_actions is None else NumericActions(spec.continuous_actions)
+    actions = spec.continuous_actions
+    return CategoricalActions(spec.n_actions) if actions is None else NumericActions(actions)
 
 
-def sample(actions: ActionDistribution, outputs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """Draw actions for outputs [..., n_outputs]."""
-    return actions.choose(outputs, categorical.uniform(outputs, actions.n_draws, generator))
+def sample_actions(
+    actions: ActionDistribution, outputs: torch.Tensor, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Draw actions for outputs [..., n_outputs].
+
+    Numbers are drawn on the generator's device (the CPU) and copied, so that results on a GPU equal those on a CPU.
+    """
+    source = outputs.device if generator is None else generator.device
+    shape = (*outputs.shape[:-1], actions.n_draws)
+    uniform = torch.rand(shape, generator=generator, device=source, dtype=outputs.dtype)
+    # The copy does not wait for a GPU: memory that is not pinned is read before the call returns.
+    return actions.choose(outputs, uniform.to(outputs.device, non_blocking=outputs.is_cuda))
+
+
+def sample_categorical(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """Draw actions [...] from softmax(logits [..., n_actions])."""
+    return sample_actions(CategoricalActions(logits.shape[-1]), logits, generator)
+
+
+def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return logits [..., n_actions] with illegal actions (mask false) at the dtype's minimum."""
+    return logits if mask is None else logits.masked_fill(~mask.bool(), torch.finfo(logits.dtype).min)

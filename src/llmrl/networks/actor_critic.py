@@ -19,13 +19,17 @@ from torch import nn
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks import categorical
-from llmrl.networks.action_distributions import NumericActions, distribution
-from llmrl.networks.film import FilmCore, FilmSettings
-from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, Activation, initialize, mlp
-from llmrl.networks.recurrent_layer import RecurrentLayer
-from llmrl.networks.running_moments import RunningNormalizer
-from llmrl.networks.spatial_cores import MAP_CHANNELS, GridCore, PixelCore, PlanesCore
+from llmrl.networks.action_distributions import NumericActions, action_distribution, mask_logits
+from llmrl.networks.layers import (
+    POLICY_GAIN,
+    VALUE_GAIN,
+    Activation,
+    RecurrentLayer,
+    RunningNormalizer,
+    initialize,
+    mlp,
+)
+from llmrl.networks.spatial_cores import MAP_CHANNELS, FilmCore, FilmSettings, GridCore, PixelCore, PlanesCore
 
 MECHANISM = "mechanism"
 """Channel with the mechanism's values, in environments that show them."""
@@ -114,14 +118,13 @@ class ActorCritic(nn.Module):
 
     Raises:
         ConfigError: the settings do not fit the environment or each other, e.g. two channels with three axes, a
-            separate
-            critic with an image or map, or a `film` core without a map of codes or a mission.
+            separate critic with an image or map, or a `film` core without a map of codes or a mission.
     """
 
     def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
         super().__init__()
         s = settings
-        self.distribution = distribution(spec)
+        self.distribution = action_distribution(spec)
         if s.core == "film":
             _check_mission(spec, s.observation_channels)
         channel_names = readable_channels(spec, s.observation_channels)
@@ -194,12 +197,11 @@ class ActorCritic(nn.Module):
         """Return the inputs [batch, F] of memory and heads: core output, then joined channels, from [batch, ...]."""
         if self.image is None:
             return self.core(self._numbers(channels, self._core_width()))  # type: ignore[no-any-return]
-        flat = self._numbers(channels)
-        read = (self.image,) if self.words is None else (self.image, self.words)
-        features = self._spatial(*(channels[name] for name in read))
-        return features if flat is None else torch.cat([features, flat], dim=-1)
+        core_inputs = (self.image,) if self.words is None else (self.image, self.words)
+        features = self._encode_spatial(*(channels[name] for name in core_inputs))
+        return torch.cat([features, self._numbers(channels)], dim=-1) if self.vectors else features
 
-    def _spatial(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def _encode_spatial(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return the core's output for an image or map, and the words of a `film` core, each [batch, ...].
 
         On the CPU, large batches of maps without gradients are split into pieces whose one-hots fit into its cache.
@@ -209,10 +211,9 @@ class ActorCritic(nn.Module):
             return self.core(*inputs)  # type: ignore[no-any-return]
         batch = image.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
         # The piece size must not depend on the number of stacked networks: a product's shape decides its rounding.
-        n, piece = image.shape[batch], self._piece
-        if n <= piece:
+        split = [torch.split(x, self._piece, batch) for x in inputs]
+        if len(split[0]) == 1:
             return self.core(*inputs)  # type: ignore[no-any-return]
-        split = [torch.split(x, piece, batch) for x in inputs]
         return torch.cat([self.core(*piece_inputs) for piece_inputs in zip(*split, strict=True)], batch)
 
     def outputs(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -221,7 +222,7 @@ class ActorCritic(nn.Module):
         The logits of illegal actions are at the dtype's minimum.
         """
         outputs = self.actor(features)
-        return categorical.mask_logits(outputs if self.std is None else self.std(outputs), mask)
+        return mask_logits(outputs if self.std is None else self.std(outputs), mask)
 
     def value(self, features: torch.Tensor, channels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return values [batch] for inputs of the heads, [batch, F].
@@ -229,13 +230,10 @@ class ActorCritic(nn.Module):
         A separate or central critic reads `channels` instead.
         """
         if self.central:
-            joint = self._flat([channels[JOINT], channels[PLAYER]])
-            assert joint is not None
+            joint = self._concatenate([channels[JOINT], channels[PLAYER]])
             features = joint if self.joint_normalizer is None else self.joint_normalizer(joint)
         elif self.separate:
-            numbers = self._numbers(channels)
-            assert numbers is not None
-            features = numbers
+            features = self._numbers(channels)
         return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
 
     @property
@@ -246,36 +244,33 @@ class ActorCritic(nn.Module):
     def update_normalizers(self, samples: dict[str, torch.Tensor]) -> None:
         """Update the running moments with the samples [n, ...] of an update."""
         if self.normalizer is not None:
-            self.normalizer.update(self._flat([samples[name] for name in self.vectors]))  # type: ignore[arg-type]
+            self.normalizer.update(self._concatenate([samples[name] for name in self.vectors]))
         if self.joint_normalizer is not None:
-            self.joint_normalizer.update(self._flat([samples[JOINT], samples[PLAYER]]))  # type: ignore[arg-type]
+            self.joint_normalizer.update(self._concatenate([samples[JOINT], samples[PLAYER]]))
 
     def _core_width(self) -> int:
         """Return the number of inputs of the core's first layer; stacked layers are padded to whole cache lines."""
         weight = next(self.core.parameters(), None)
         return 0 if weight is None else weight.shape[-1]
 
-    def _numbers(self, channels: dict[str, torch.Tensor], width: int = 0) -> torch.Tensor | None:
-        """Return all numbers except those of an image or map, [batch, n]; None if there are none.
+    def _numbers(self, channels: dict[str, torch.Tensor], width: int = 0) -> torch.Tensor:
+        """Return all numbers except those of an image or map, [batch, n]; there must be at least one channel of them.
 
         They are normalized if there is a normalizer; otherwise they are padded with zeros if n < `width`.
         """
-        channel_list = [channels[name] for name in self.vectors]
+        vectors = [channels[name] for name in self.vectors]
         if self.normalizer is None:
-            return self._flat(channel_list, width)
-        flat = self._flat(channel_list)
-        return None if flat is None else self.normalizer(flat)
+            return self._concatenate(vectors, width)
+        return self.normalizer(self._concatenate(vectors))  # type: ignore[no-any-return]
 
-    def _flat(self, channels: Sequence[torch.Tensor], width: int = 0) -> torch.Tensor | None:
-        """Concatenate channels [batch, ...] to [batch, n]; None if there are none.
+    def _concatenate(self, channels: Sequence[torch.Tensor], width: int = 0) -> torch.Tensor:
+        """Concatenate channels [batch, ...] to [batch, n].
 
         Stacked networks (`algorithms/societies/stacked_networks.py`) have batches of two axes, as their weights have
         one more.
 
         If n < `width`, zeros follow, and the numbers are converted, concatenated and padded in one pass over memory.
         """
-        if not channels:
-            return None
         weight = self.critic[-1].weight
         flat = [x.flatten(weight.dim() - 1) for x in channels]  # type: ignore[operator]
         n = sum(x.shape[-1] for x in flat)
@@ -375,7 +370,7 @@ def _planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) -> list[t
     """
     available = spec.observation[name].planes
     if not available:
-        alternatives = [other for other, channel in spec.observation.items() if channel.planes]
+        alternatives = [channel_name for channel_name, channel in spec.observation.items() if channel.planes]
         problem = f"agent.core=planes needs a map with planes, but the channel {name!r} of env={spec.name} has none"
         if alternatives:
             raise ConfigError(f"{problem}; use agent.observation_channels=[{alternatives[0]}]")

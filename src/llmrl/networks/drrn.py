@@ -179,9 +179,6 @@ class _GRULastState(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the last states [n, units].
 
-        `inputs` [n_unique, 3 units] are projections of words, `word_indices` [n, steps] are indices into them, and
-        `initial_state` is [n, units].
-
         `inputs` [n_unique, 3 units] are projections of words, `word_indices` [n, steps] index them, and `initial_state`
         is [n, units].
         """

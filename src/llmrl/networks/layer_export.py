@@ -16,9 +16,8 @@ from torch import nn
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.networks.action_distributions import NumericActions
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.film import FilmCore
-from llmrl.networks.running_moments import MAX_DEVIATIONS, RunningMoments
-from llmrl.networks.spatial_cores import GridCore, OneHots, PixelCore, PlanesCore
+from llmrl.networks.layers import MAX_DEVIATIONS, RunningMoments
+from llmrl.networks.spatial_cores import FilmCore, GridCore, OneHots, PixelCore, PlanesCore
 
 
 class ActorLayers:

@@ -9,7 +9,7 @@ from torch import nn
 
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks.action_distributions import ActionDistribution, sample
+from llmrl.networks.action_distributions import ActionDistribution, sample_actions
 from llmrl.networks.actor_critic import JOINT, PLAYER, ActorCritic
 
 
@@ -89,7 +89,7 @@ class SocietyPolicy(nn.Module):
         parts_by_network = [self._play(*pair, channels, state) for pair in self.groups()]
         outputs, value, features, next_state = (_concatenate(parts) for parts in zip(*parts_by_network, strict=True))
         assert outputs is not None
-        action = self.distribution.mode(outputs) if greedy else sample(self.distribution, outputs, generator)
+        action = self.distribution.mode(outputs) if greedy else sample_actions(self.distribution, outputs, generator)
         log_prob, _ = self.distribution.log_prob_entropy(outputs, action)
         return PolicyOutput(
             action=action,
@@ -97,7 +97,7 @@ class SocietyPolicy(nn.Module):
             value=value,
             features=features if self.core_frozen else None,
             state=next_state,
-            logits=outputs if self.distribution.logits else None,
+            logits=outputs if self.distribution.has_logits else None,
         )
 
     def _play(

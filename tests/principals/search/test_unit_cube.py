@@ -14,10 +14,9 @@ from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.core.unit_cube import counts, from_unit, to_unit
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
-from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.grid import Arms, default_points, grid_vectors
-from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.principals.nonadaptive import FixedPrincipal, RandomPrincipal
 from societies import toy
 
 

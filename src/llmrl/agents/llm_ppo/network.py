@@ -19,10 +19,9 @@ from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.candidate_scorer import LocalScorer
-from llmrl.networks import categorical
-from llmrl.networks.action_distributions import Choice
+from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
+from llmrl.networks.layers import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 from llmrl.networks.memo import Memo
-from llmrl.networks.mlp import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 
 Actions = Literal["scores", "head"]
 Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
@@ -134,7 +133,7 @@ class LanguageActorCritic(nn.Module):
         prompts, places = texts.distinct()
         logits, value = self.read(prompts)
         places = places.to(logits.device)
-        return categorical.mask_logits(logits[places], batch.get("action_mask")), value[places]
+        return mask_logits(logits[places], batch.get("action_mask")), value[places]
 
     def read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] float32 and values [n] float32 of distinct prompts.
@@ -228,9 +227,9 @@ class LanguagePolicy(nn.Module):
         self._memo = Memo(self._compute)
 
     @property
-    def distribution(self) -> Choice:
+    def distribution(self) -> CategoricalActions:
         """Distribution over the actions."""
-        return Choice(self.network.n_actions)
+        return CategoricalActions(self.network.n_actions)
 
     def unchanged(self) -> AbstractContextManager[None]:
         """Return the context of a rollout, in which each text is computed once (`Memoizing`)."""
@@ -254,8 +253,8 @@ class LanguagePolicy(nn.Module):
     ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
         logits, value = self._evaluate(observation)
-        action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
-        log_prob, _ = categorical.log_prob_entropy(logits, action)
+        action = logits.argmax(-1) if greedy else sample_categorical(logits, generator)
+        log_prob, _ = CategoricalActions.log_prob_entropy(logits, action)
         return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits)
 
     @torch.no_grad()
@@ -273,7 +272,7 @@ class LanguagePolicy(nn.Module):
         prompts = np.asarray(observation[self.network.channel], dtype=object)
         logits, value = self._memo([str(text) for text in prompts.ravel()])
         logits, value = logits.reshape(*prompts.shape, -1), value.reshape(prompts.shape)
-        return categorical.mask_logits(logits, observation.get("action_mask")), value
+        return mask_logits(logits, observation.get("action_mask")), value
 
     def _compute(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] and values [n] of distinct prompts."""

@@ -216,7 +216,7 @@ class StackedPolicies:
             action = actions.choose(outputs, self._uniform(outputs, actions.n_draws, generators))
         log_prob, _ = actions.log_prob_entropy(outputs, action)
         core_features = features if self.policies[0].core_frozen else None
-        logits = outputs if actions.logits else None
+        logits = outputs if actions.has_logits else None
         return PolicyOutput(action, log_prob, value, core_features, logits=logits)
 
     @torch.inference_mode()

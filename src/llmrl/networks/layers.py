@@ -1,0 +1,195 @@
+"""Layers that networks are built from, and networks of principals.
+
+Linear and convolutional layers have the usual initialization of PPO (orthogonal weights, zero biases). `RecurrentLayer`
+is the memory of agents, and `RunningNormalizer` normalizes observations by their running mean and standard deviation.
+The networks of principals map one vector of observations to several simultaneous choices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+
+HIDDEN_GAIN = math.sqrt(2.0)
+"""Orthogonal gain before a ReLU or a tanh."""
+POLICY_GAIN = 0.01
+"""Orthogonal gain of the policy's last layer, small so that the initial policy is close to uniform."""
+VALUE_GAIN = 1.0
+
+Activation = Literal["relu", "tanh"]
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def initialize(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> nn.Module:
+    """Initialize `layer` with orthogonal weights of `gain`, drawn from `generator`, and zero bias; return it."""
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(sizes: Sequence[int], generator: torch.Generator, activation: Activation = "relu") -> nn.Sequential:
+    """Return Linear + activation for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in itertools.pairwise(sizes):
+        layers += [initialize(nn.Linear(n_in, n_out), HIDDEN_GAIN, generator), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)
+
+
+class IndependentHeads(nn.Module):
+    """Network from observations [batch, n_in] to logits of independent choices and a value.
+
+    The logits are [batch, n_heads, n_choices], the value is [batch].
+    """
+
+    def __init__(
+        self, n_in: int, hidden: Sequence[int], n_heads: int, n_choices: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        sizes = [n_in, *hidden]
+        self.trunk = mlp(sizes, generator)
+        self.actor = initialize(nn.Linear(sizes[-1], n_heads * n_choices), POLICY_GAIN, generator)
+        self.critic = initialize(nn.Linear(sizes[-1], 1), VALUE_GAIN, generator)
+        self.shape = (n_heads, n_choices)
+
+    def forward(self, observed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.trunk(observed)
+        return self.actor(features).unflatten(-1, self.shape), self.critic(features).squeeze(-1)
+
+
+class BoxHead(nn.Module):
+    """Network from observations [n_in] to a point [d] between `low` and `high`: low + (high - low) sigmoid(MLP).
+
+    The initial weights of the last layer are so small that every point is close to the center.
+    """
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(
+        self, n_in: int, hidden: Sequence[int], low: torch.Tensor, high: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        sizes = [n_in, *hidden]
+        self.layers = nn.Sequential(
+            mlp(sizes, generator), initialize(nn.Linear(sizes[-1], len(low)), POLICY_GAIN, generator)
+        )
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def forward(self, observed: torch.Tensor) -> torch.Tensor:
+        return self.low + (self.high - self.low) * torch.sigmoid(self.layers(observed))
+
+
+class RecurrentLayer(nn.Module):
+    """LSTM between core and heads. Its state is one vector per agent, zeros at the start of an episode.
+
+    Args:
+        n_in: width of the input.
+        units: units of each layer, which is the width of the output.
+        layers: number of stacked layers.
+        generator: random numbers of the initial weights, uniform within 1 / sqrt(units), torch's default.
+    """
+
+    def __init__(self, n_in: int, units: int, layers: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.units, self.layers = units, layers
+        self.lstm = nn.LSTM(n_in, units, layers)
+        bound = units**-0.5
+        for weight in self.lstm.parameters():
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
+
+    @property
+    def state_size(self) -> int:
+        """Length of the state vector: hidden and cell values of all layers."""
+        return 2 * self.layers * self.units
+
+    def step(self, features: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map features [batch, n_in] and state [batch, state_size] (None: zeros) to output [batch, units] and state."""
+        output, next_state = self.lstm(features.unsqueeze(0), self._split(state))
+        return output.squeeze(0), self._merge(next_state)
+
+    def unroll(self, features: torch.Tensor, lengths: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Return outputs [n, units] of concatenated sequences.
+
+        Args:
+            features: input [n, n_in]: all steps of the first sequence, then of the second, ...
+            lengths: steps of each sequence, [n_sequences] int64 on the CPU, with sum n.
+            state: state before the first step of each sequence, [n_sequences, state_size].
+        """
+        packed = pack_sequence(list(torch.split(features, lengths.tolist())), enforce_sorted=False)
+        output, _ = self.lstm(packed, self._split(state))
+        return torch.cat(unpack_sequence(output))
+
+    def _split(self, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if state is None:
+            return None
+        pair = state.reshape(-1, 2, self.layers, self.units).permute(1, 2, 0, 3).contiguous()
+        return pair[0], pair[1]
+
+    def _merge(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.stack(pair).permute(2, 0, 1, 3).flatten(1)
+
+
+MIN_DEVIATION = 1e-8
+"""Standard deviations up to this are treated as zero."""
+MAX_DEVIATIONS = 10.0
+"""Number of standard deviations to which normalized numbers are clipped."""
+
+
+class RunningMoments(nn.Module):
+    """Mean and (population) standard deviation of all samples so far, elementwise.
+
+    They are float64 buffers, so they are saved with a network's weights.
+
+    Args:
+        shape: shape of a sample.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    squares: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
+
+    @property
+    def deviation(self) -> torch.Tensor:
+        """Standard deviation of each element; 1 as long as it is (almost) zero."""
+        deviation = (self.squares / self.count.clamp_min(1)).sqrt()
+        return torch.where(deviation > MIN_DEVIATION, deviation, 1.0)
+
+    @torch.no_grad()
+    def update(self, samples: torch.Tensor) -> None:
+        """Add samples [n, *shape], n >= 1 (Chan, Golub & LeVeque 1983: moments of two merged samples)."""
+        batch = samples.double()
+        n, mean = len(batch), batch.mean(0)
+        squares = (batch - mean).square().sum(0)
+        total, shift = self.count + n, mean - self.mean
+        self.squares += squares + shift.square() * self.count * n / total
+        self.mean += shift * n / total
+        self.count += n
+
+    def normalize(self, x: torch.Tensor) -> torch.Tensor:
+        """Subtract the mean from `x` [..., *shape] and divide by the standard deviation."""
+        return (x - self.mean.to(x.dtype)) / self.deviation.to(x.dtype)
+
+    def denormalize(self, x: torch.Tensor) -> torch.Tensor:
+        """Invert `normalize`."""
+        return x * self.deviation.to(x.dtype) + self.mean.to(x.dtype)
+
+
+class RunningNormalizer(RunningMoments):
+    """Normalizer of a network's numeric inputs, [..., n]; before the first update it only clips them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.normalize(x).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
