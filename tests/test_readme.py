@@ -35,7 +35,8 @@ FULL_COMMANDS = {
     ],
     "first/teacher": LITTLE,
     "first/grounding": [*LITTLE, "env.horizon=8"],
-    "first/zero_shot": ["env.n_envs=1", "env.horizon=6", "play.episodes=1"],
+    # The chat models take half a minute each to create; tests of llm/learn have smaller ones.
+    "first/zero_shot": ["treatment=random_play,rule_play", "env.n_envs=1", "env.horizon=6", "play.episodes=1"],
     "first/search": ["search.iterations=2", "search.episodes=1", "search.evaluate_episodes=2", "search.race=0"],
 }
 """Studies that are one command, cut to seconds; of each key what is typed last counts."""

@@ -30,7 +30,9 @@ SMALL = {
     "name=asked": ["play.episodes=2", "env.n_envs=2"],
     "experiment=first/teacher": [*LEARN, "seed=0"],
     "name=walker": ["env.horizon=6"],
-    "experiment=first/zero_shot": ["env.n_envs=1", "env.horizon=6", "play.episodes=1", "seed=0"],
+    "experiment=first/zero_shot": [
+        *("treatment=random_play,rule_play", "env.n_envs=1", "env.horizon=6", "play.episodes=1", "seed=0"),
+    ],
     "experiment=first/search": [
         *("search.iterations=2", "search.episodes=1", "search.evaluate_episodes=2", "search.race=0", "seed=0"),
     ],
