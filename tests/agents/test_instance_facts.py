@@ -11,7 +11,7 @@ from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.gym.success import SuccessCriterion
+from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts import describer, describer_of
 
 

@@ -112,7 +112,7 @@ def test_page_program_runs(capsys):
 
 def test_page_text_matches_game(tmp_path):
     from llmrl.envs.gym.env_factory import EnvFactory
-    from llmrl.envs.gym.success import SuccessCriterion
+    from llmrl.envs.gym.episode_scores import SuccessCriterion
     from llmrl.envs.texts import describer
 
     [text] = blocks("yaml")

@@ -64,7 +64,7 @@ TARGETS = (
     "llmrl.run.artifacts.move_to_backup",
     "llmrl.sweeps.jobs.write_log_header",
     "llmrl.envs.gym.env_factory.importlib.import_module",
-    "llmrl.envs.gym.workers.main",
+    "llmrl.envs.gym.evaluator.main",
     "llmrl.llms.local.small.make_small_model",
     "llmrl.envs.substrate.install.install",
     "llmrl.agents.ppo_agent.PPOAgent.__init__.__globals__",

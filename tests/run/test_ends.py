@@ -53,7 +53,7 @@ STALLS = {
     "design, the fit of a Gaussian process": (GP, "llmrl.principals.gp.GaussianProcessPrincipal", "_fit", 0, True),
     "design, what has to be known first": ((*DESIGN, "design.references=1"), ROOM, "step", 30, False),
     "play, one step": (PLAY, ROOM, "step", 7, True),
-    "search, episodes": (SEARCH, "llmrl.envs.gym.batched_episodes.BatchedEpisodes", "play", 2, True),
+    "search, episodes": (SEARCH, "llmrl.envs.gym.evaluator.EpisodeRunner", "play", 2, True),
 }
 
 ESSENTIAL = (

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.batched import BATCHED
-from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.gym.interfaces import Games
+from llmrl.envs.gym.env_factory import EnvFactory, Games
 from some import one_in
 
 N = 5

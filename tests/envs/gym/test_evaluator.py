@@ -16,8 +16,8 @@ from environments import make_env
 from llmrl.agents.search_agent import LinearAgent, TabularAgent
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
-from llmrl.envs.gym.success import SuccessCriterion
 from some import some
 from worker_policies import Careful, Deadly, Dizzy, Faulty, Weighted
 
@@ -157,7 +157,7 @@ def children() -> set[int]:
     for entry in Path("/proc").iterdir():
         try:
             is_child = entry.name.isdigit() and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
-            if is_child and b"llmrl.envs.gym.workers" in (entry / "cmdline").read_bytes():
+            if is_child and b"llmrl.envs.gym.evaluator" in (entry / "cmdline").read_bytes():
                 child_ids.add(int(entry.name))
         except OSError:
             continue

@@ -62,7 +62,7 @@ def test_exact_table_returns_match_text():
         name = " ".join([entry["env"], *entry.get("kwargs", {})])
         if name in exact_returns:
             with policies_module.environment(entry).evaluator(True, None) as evaluator:
-                games = evaluator._lanes.games
+                games = evaluator._runner.games
                 exact = games.table.expected_return(np.array(entry["parameters"]), games.horizon)
             assert exact == pytest.approx(exact_returns.pop(name), abs=5e-5)
             assert games.table.best_policy().tolist() == entry["parameters"]

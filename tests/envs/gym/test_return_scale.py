@@ -9,7 +9,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.api.environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.envs.gym.return_scale import ReturnScale
+from llmrl.envs.gym.episode_scores import ReturnScale
 
 SCALED = [name for name, fields in options("env").items() if fields.get("progress")]
 
@@ -61,6 +61,6 @@ def test_episode_score_follows_return(tmp_path):
 def test_scale_ends():
     scale = ReturnScale(random=-10.0, best=30.0)
     assert scale.score(np.array([-10.0, 30.0, 50.0, -20.0])).tolist() == [0.0, 1.0, 1.5, -0.25]
-    assert scale.fits(None, {}) and not scale.fits(10, {}) and not scale.fits(None, {"g": 1})
+    assert scale.applies_to(None, {}) and not scale.applies_to(10, {}) and not scale.applies_to(None, {"g": 1})
     with pytest.raises(ConfigError, match="be above"):
         ReturnScale(random=1.0, best=1.0)

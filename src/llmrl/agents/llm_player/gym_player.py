@@ -20,9 +20,9 @@ from llmrl.core.option_files import option
 from llmrl.core.records import Observation, PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
 from llmrl.envs.gym.channel_spaces import continuous_actions, to_actions
-from llmrl.envs.gym.interfaces import Describer
-from llmrl.envs.gym.success import Success, SuccessCriterion
+from llmrl.envs.gym.episode_scores import SuccessCriterion, SuccessQuantity
 from llmrl.envs.texts import describer_of
+from llmrl.envs.texts.describers import Describer
 from llmrl.llms.by_name import chat_model
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def make_player(
     text: str = "own",
     llm: str | ChatModel = "scripted",
     *,
-    success: Success | None = None,
+    success: SuccessQuantity | None = None,
     success_threshold: float | None = None,
     prompts: Path | None = None,
     seed: int = 0,
@@ -159,7 +159,7 @@ def make_player(
         )
     else:
         model = llm
-    describer = describer_of(text, env, SuccessCriterion.of(success, success_threshold))
+    describer = describer_of(text, env, SuccessCriterion.from_options(success, success_threshold))
     spec = _spec(env, describer.game)
     return Player(env, describer, LLMPolicy(spec, model, settings, PlayerContent(prompts)))
 

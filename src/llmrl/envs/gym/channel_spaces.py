@@ -1,9 +1,9 @@
-"""Conversion of Gymnasium's spaces to channels and actions of a `VecEnv`."""
+"""Conversion of Gymnasium's spaces to channels and actions of a `VecEnv`, and lazily computed texts of a channel."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Channel, ContinuousActions
 
 if TYPE_CHECKING:
-    from gymnasium import Space
+    from gymnasium import Space, spaces
 
 IMAGE_SIDE = 16
 """A Box of bytes is an image if its sides have at least this many pixels; MiniGrid's maps of codes are smaller."""
@@ -42,11 +42,10 @@ def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encode]]
             Channel(space.shape, "uint8", 0, 255),
             lambda observation: np.asarray(observation)[:, None],
         )
-    numeric = numeric_part(space)
-    if numeric is not None:
-        part, pick = numeric
-        size = spaces.flatdim(part)
-        channels["vector"] = (Channel((size,), "float32", parts=_parts(part)), _vector_encoder(part, pick))
+    if (numeric := numeric_part(space)) is not None:
+        numeric_space, select = numeric
+        channel = Channel((spaces.flatdim(numeric_space),), "float32", parts=_slices_by_name(numeric_space))
+        channels["vector"] = channel, _vector_encoder(numeric_space, select)
     return channels
 
 
@@ -69,26 +68,25 @@ def numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], Any]] |
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
         keys: Any = space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces))
-        inner = {key: numeric_part(space[key]) for key in keys}
-        parts = {key: part for key, part in inner.items() if part is not None}
+        parts = {key: part for key in keys if (part := numeric_part(space[key])) is not None}
         if not parts:
             return None
         if isinstance(space, spaces.Dict):
             return (
                 spaces.Dict({key: part for key, (part, _) in parts.items()}),
-                lambda observation: {key: pick(observation[key]) for key, (_, pick) in parts.items()},
+                lambda observation: {key: select(observation[key]) for key, (_, select) in parts.items()},
             )
         return (
             spaces.Tuple([part for part, _ in parts.values()]),
-            lambda observation: tuple(pick(observation[key]) for key, (_, pick) in parts.items()),
+            lambda observation: tuple(select(observation[key]) for key, (_, select) in parts.items()),
         )
-    plain = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if is_image(space) or not isinstance(space, plain):
+    numeric_types = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if is_image(space) or not isinstance(space, numeric_types):
         return None
     return space, lambda observation: observation
 
 
-def _vector_encoder(space: Space[Any], pick: Callable[[Any], Any]) -> Encode:
+def _vector_encoder(space: Space[Any], select: Callable[[Any], Any]) -> Encode:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
@@ -97,46 +95,57 @@ def _vector_encoder(space: Space[Any], pick: Callable[[Any], Any]) -> Encode:
         table, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
         return lambda observations: table[np.asarray(observations, dtype=np.int64) - start][:, None]
     return lambda observations: np.array(
-        [spaces.flatten(space, pick(observation)) for observation in observations], dtype=np.float32
+        [spaces.flatten(space, select(observation)) for observation in observations], dtype=np.float32
     )[:, None]
 
 
-def _parts(space: Space[Any]) -> tuple[dict[str, slice], ...]:
-    """Return the position of each entry of a Dict in its flat vector; () for spaces whose members have no names."""
+def _slices_by_name(space: Space[Any]) -> tuple[dict[str, slice], ...]:
+    """Return the position of each member of a Dict in its flat vector; () for spaces whose members have no names."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict):
         return ()
-    parts, offset = {}, 0
-    for name, part in space.spaces.items():
-        size = spaces.flatdim(part)
-        parts[name] = slice(offset, offset + size)
-        offset += size
-    return (parts,)
+    ends = itertools.accumulate((spaces.flatdim(member) for member in space.spaces.values()), initial=0)
+    return ({name: slice(*bounds) for name, bounds in zip(space.spaces, itertools.pairwise(ends), strict=True)},)
 
 
 def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None:
     """Return the numbers of an action; None if an action is one of several choices.
 
     Raises:
-        ConfigError: an action without bounds, or of an unsupported kind.
+        ConfigError: an action without bounds, or of an unsupported type.
     """
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Discrete):
-        return None
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _combine_numbers(_members(space), name)
-    low, high, integral = _bounds(space, name)
-    names = tuple(f"action_{i}" for i in range(low.size))
-    return ContinuousActions(names, tuple(low.ravel().tolist()), tuple(high.ravel().tolist()), (integral,) * low.size)
+    return None if isinstance(space, spaces.Discrete) else _action_numbers(space, name)
+
+
+def _action_numbers(space: Space[Any], name: str) -> ContinuousActions:
+    """Return the numbers of an action: those of all members of a Dict or Tuple; a Discrete action is one integer."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        low, high, is_integer = _bounds(space, name)
+        names = tuple(f"action_{i}" for i in range(low.size))
+        bounds = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
+        return ContinuousActions(names, *bounds, (is_integer,) * low.size)
+    member_fields = []
+    for member_name, member in _members(space).items():
+        numbers = _action_numbers(member, name)
+        names = (
+            (member_name,)
+            if numbers.dim == 1
+            else tuple(f"{member_name}_{number_name}" for number_name in numbers.names)
+        )
+        member_fields.append((names, numbers.low, numbers.high, numbers.whole))
+    return ContinuousActions(*(tuple(itertools.chain(*fields)) for fields in zip(*member_fields, strict=True)))
 
 
 def _bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return the lowest and highest numbers of an action, float64 of its shape, and whether they are integers.
 
     Raises:
-        ConfigError: an action without bounds, or of an unsupported kind.
+        ConfigError: an action without bounds, or of an unsupported type.
     """
     from gymnasium import spaces
 
@@ -148,42 +157,27 @@ def _bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]
                 f"an action of {name} is a Box without bounds ({space}); bounds are required, e.g. by "
                 "gymnasium.wrappers.RescaleAction"
             )
-        integral = space.dtype.kind in "iu"
     elif isinstance(space, spaces.Discrete):
-        low, high, integral = np.array([space.start]), np.array([space.start + space.n - 1]), True
+        low, high = np.array([space.start]), np.array([space.start + space.n - 1])
     elif isinstance(space, spaces.MultiDiscrete):
-        low, high, integral = space.start, space.start + space.nvec - 1, True
+        low, high = space.start, space.start + space.nvec - 1
     elif isinstance(space, spaces.MultiBinary):
-        low, high, integral = np.zeros(space.shape), np.ones(space.shape), True
+        low, high = np.zeros(space.shape), np.ones(space.shape)
     else:
         raise ConfigError(
             f"an action of {name} is a {type(space).__name__}, which is not supported; use Discrete, MultiDiscrete, "
             "MultiBinary, a bounded Box, or a Dict or Tuple of these"
         )
-    return np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64), integral
+    return np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64), np.dtype(space.dtype).kind in "iu"
 
 
-def _combine_numbers(members: Mapping[str, Space[Any]], name: str) -> ContinuousActions:
-    """Return the numbers of an action of several parts: those of all parts. A discrete part is one integer."""
-    parts = []
-    for part, space in members.items():
-        numbers = continuous_actions(space, name)
-        if numbers is None:
-            low, high, _ = _bounds(space, name)
-            numbers = ContinuousActions((part,), (float(low[0]),), (float(high[0]),), (True,))
-        names = (part,) if numbers.dim == 1 else tuple(f"{part}_{suffix}" for suffix in numbers.names)
-        parts.append((names, numbers.low, numbers.high, numbers.whole))
-    return ContinuousActions(*(tuple(itertools.chain(*columns)) for columns in zip(*parts, strict=True)))
-
-
-def _members(space: Space[Any]) -> dict[str, Space[Any]]:
-    """Return the parts of a Dict or Tuple by name, in order."""
+def _members(space: spaces.Dict | spaces.Tuple[Any]) -> dict[str, Space[Any]]:
+    """Return the members of a Dict or Tuple by name, in order."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
-    assert isinstance(space, spaces.Tuple)
-    return {f"part_{i}": part for i, part in enumerate(space.spaces)}
+    return {f"part_{i}": member for i, member in enumerate(space.spaces)}
 
 
 def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequence[Any] | np.ndarray:
@@ -195,33 +189,56 @@ def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequ
 
     if isinstance(space, spaces.Discrete):
         return np.asarray(action)[:, 0] + int(space.start)
+    return _from_numbers(space, np.asarray(action), clip)
+
+
+def _from_numbers(space: Space[Any], action: np.ndarray, clip: bool) -> Sequence[Any] | np.ndarray:
+    """Return actions [n, 1, a], numbers also where `space` is Discrete, as elements of `space`."""
+    from gymnasium import spaces
+
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _nested_actions(space, np.asarray(action), clip)
+        members = _members(space)
+        ends = np.cumsum([_action_numbers(member, name).dim for name, member in members.items()])
+        columns = zip(members.values(), np.split(action, ends[:-1], axis=-1), strict=True)
+        games = zip(*(_from_numbers(member, numbers, clip) for member, numbers in columns), strict=True)
+        return [dict(zip(members, game, strict=True)) if isinstance(space, spaces.Dict) else game for game in games]
     assert space.shape is not None
-    numbers: np.ndarray = np.asarray(action)[:, 0].reshape(-1, *space.shape)
-    low, high, integral = _bounds(space, "the game")
-    if integral:
+    numbers: np.ndarray = action[:, 0].reshape(-1, *space.shape)
+    low, high, is_integer = _bounds(space, "the game")
+    if is_integer:
         numbers = np.rint(numbers)
-    if clip or integral:
+    if clip or is_integer:
         numbers = np.clip(numbers, low, high)
     return numbers.astype(space.dtype)
 
 
-def _nested_actions(space: Space[Any], action: np.ndarray, clip: bool) -> list[Any]:
-    """Return actions of several parts, [n, 1, a], as a list with one dict or tuple per game."""
-    from gymnasium import spaces
+class LazyTextArray:
+    """Texts of n games of k agents, like an array [n, k] of `str`, each computed on first access.
 
-    parts: dict[str, Sequence[Any] | np.ndarray] = {}
-    offset = 0
-    for name, part in _members(space).items():
-        if isinstance(part, spaces.Discrete):
-            start = int(part.start)
-            parts[name] = np.clip(np.rint(action[:, 0, offset]), start, start + int(part.n) - 1).astype(np.int64)
-            offset += 1
-            continue
-        numbers = continuous_actions(part, name)
-        assert numbers is not None
-        parts[name] = to_actions(part, action[..., offset : offset + numbers.dim], clip)
-        offset += numbers.dim
-    games = [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
-    return games if isinstance(space, spaces.Dict) else [tuple(game.values()) for game in games]
+    Args:
+        shape: (n, k).
+        describe: function from the index of a game and of an agent to the text. The data that it reads must not change.
+    """
+
+    dtype = np.dtype(object)
+
+    def __init__(self, shape: tuple[int, int], describe: Callable[[int, int], str]) -> None:
+        self.shape, self._describe = shape, describe
+        self._texts: dict[tuple[int, int], str] = {}
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the text at (game, agent), or the texts of all agents of a game, a list."""
+        if not isinstance(index, tuple):
+            return [self[index, agent] for agent in range(self.shape[1])]
+        game, agent = index
+        if not (0 <= game < self.shape[0] and 0 <= agent < self.shape[1]):
+            raise IndexError(f"no agent {agent} of game {game} among texts of shape {self.shape}")
+        if index not in self._texts:
+            self._texts[index] = self._describe(game, agent)
+        return self._texts[index]
+
+    def tolist(self) -> list[list[str]]:
+        return [[self[game, agent] for agent in range(self.shape[1])] for game in range(self.shape[0])]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.tolist(), dtype=object)

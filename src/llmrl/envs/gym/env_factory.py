@@ -1,4 +1,4 @@
-"""The factory of games of one Gymnasium environment, and games that are its own objects, one per game."""
+"""The factory of games of one Gymnasium environment, and games that are Gymnasium's own objects, one per game."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import creation_errors, observation_error
 from llmrl.envs.gym.batched import BATCHED
-from llmrl.envs.gym.interfaces import Games
 
 if TYPE_CHECKING:
     import gymnasium
+    from gymnasium import Space
     from gymnasium.envs.registration import EnvSpec
 
 Engine = Literal["stock", "batched"]
@@ -34,6 +34,53 @@ _PERSISTENT_WORLDS = ("BipedalWalker", "CarRacing")
 """Classes whose physics keep state across `reset(seed=...)`; they are rebuilt for each episode."""
 _SHORT_EPISODES = ("BlackjackEnv",)
 """Classes without a limit of steps whose episodes are always short."""
+
+
+@runtime_checkable
+class Games(Protocol):
+    """`n` games, numbered from 0, each of which behaves exactly as Gymnasium's own environment.
+
+    Attributes:
+        n: number of games.
+        observation_space, action_space: spaces of one game.
+        horizon: steps after which an episode is truncated; None: never.
+        always_ends: whether every episode is known to end.
+        infos: the last `info` of each game; an empty mapping if there is none.
+    """
+
+    n: int
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    horizon: int | None
+    always_ends: bool
+    infos: Sequence[Mapping[str, Any]]
+
+    def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """Start the games where `mask` [n] is true, game i as `env.reset(seed=seeds[i])` does; `seeds` [n] int64.
+
+        Return the observation of every game, in order; those of games never started are undefined.
+        """
+        ...
+
+    def step(
+        self, actions: Sequence[Any] | np.ndarray, playing: np.ndarray
+    ) -> tuple[Sequence[Any] | np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Advance the games where `playing` [n] is true; the others do not change.
+
+        `actions[i]` is an element of `action_space`. Return observations, rewards [n] float64, terminated [n] bool and
+        truncated [n] bool; 0 and false for games that are not playing.
+        """
+        ...
+
+    def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
+        """Draw the further random numbers of the games where `mask` [n] is true from generators with `seeds` [n]."""
+        ...
+
+    def render(self, index: int) -> np.ndarray:
+        """Return a frame of one game, [height, width, 3] uint8."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -113,15 +160,11 @@ class GymnasiumGames:
         try:
             for _ in range(n):
                 self.envs.append(make(env_factory, render))
+            if render:
+                check_rendering(env_factory.id, self.envs[0])
         except BaseException:
             self.close()
             raise
-        if render:
-            try:
-                check_rendering(env_factory.id, self.envs[0])
-            except ConfigError:
-                self.close()
-                raise
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         env = self.envs[0].unwrapped
         self.horizon = step_limit(self.envs[0])

@@ -67,7 +67,7 @@ class ReplayableEnv(ABC):
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
         """Return the `Step` of the games that were `playing` [n_envs], given their rewards [n_envs]."""
 
-    def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:  # noqa: B027 (needed only by `_fork`)
+    def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:  # noqa: B027 (needed only by subclasses that record forks)
         """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds` [n_envs]."""
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
@@ -202,14 +202,6 @@ class ReplayableEnv(ABC):
             mask = (steps >= 0) & (t - self._start_steps == steps)
             if mask.any():
                 self._reseed(seeds, mask)
-
-    def _fork(self, state: State, seed: int) -> None:
-        """Restore `state` and draw further random numbers from `seed`; a later state repeats this."""
-        self.load_state_dict(state)
-        n, tree = self.spec.n_envs, Seeds(seed).child("fork")
-        seeds = np.array([tree.integer(i) for i in range(n)], dtype=np.int64)
-        self._forks.append((self._length.copy(), seeds))
-        self._reseed(seeds, np.ones(n, dtype=bool))
 
     def _align_records(self, episodes: Sequence[np.ndarray], game_shape: tuple[int, ...], kind: type) -> np.ndarray:
         """Return the records of each game's steps, [steps, *game_shape] each, as [steps, n_envs, *game_shape].

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,10 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import READING_ERRORS, check_rewards, guarded, observation_error
-from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
-from llmrl.envs.gym.env_factory import Engine, EnvFactory, GymnasiumGames
-from llmrl.envs.gym.interfaces import Describer
-from llmrl.envs.gym.lazy_texts import LazyTextArray
+from llmrl.envs.gym.channel_spaces import LazyTextArray, continuous_actions, observation_channels, to_actions
+from llmrl.envs.gym.env_factory import Engine, EnvFactory, make
+from llmrl.envs.gym.episode_scores import ReturnScale, SuccessCriterion, SuccessQuantity
 from llmrl.envs.gym.replayable import ReplayableEnv
-from llmrl.envs.gym.return_scale import ReturnScale
-from llmrl.envs.gym.success import Success, SuccessCriterion
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from llmrl.envs.gym.evaluator import GymEvaluator
+    from llmrl.envs.texts.describers import Describer
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class GymnasiumSettings:
     n_envs: PositiveInt
     horizon: PositiveInt | None
     engine: Engine
-    success: Success | None
+    success: SuccessQuantity | None
     success_threshold: float | None
     progress: ReturnScale | None
     text: str | None
@@ -80,25 +78,20 @@ class GymnasiumEnv(ReplayableEnv):
         super().__init__(n_envs, seeds.integer("games"))
         self.settings, self._seed_tree, self._trust = settings, seeds, trust
         kwargs, name = dict(settings.kwargs or {}), settings.name or settings.id
-        self._criterion = SuccessCriterion.of(settings.success, settings.success_threshold)
+        self._criterion = SuccessCriterion.from_options(settings.success, settings.success_threshold)
         self.clip_actions = True  # An agent may set this to False, so that its actions reach the games unchanged.
         self.env_factory = EnvFactory(settings.id, kwargs, settings.horizon, settings.engine, trust)
         self._games = self.env_factory.make(n_envs, settings.render)
         numbers = continuous_actions(self._games.action_space, name)
-        self._returns, self._best_rewards = np.zeros(n_envs), np.full(n_envs, -np.inf)
+        self._returns, self._max_rewards = np.zeros(n_envs), np.full(n_envs, -np.inf)
         # Only a reset shows whether infos contain an action mask.
         self._observations = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
-        self._masked = "action_mask" in self._games.infos[0]
-        progress = settings.progress
-        if progress is not None and not progress.fits(self._games.horizon, kwargs):
-            reference = progress.horizon, dict(progress.kwargs)
+        self._has_action_mask = "action_mask" in self._games.infos[0]
+        self._progress = settings.progress
+        if self._progress is not None and not self._progress.applies_to(self._games.horizon, kwargs):
+            reference = self._progress.horizon, dict(self._progress.kwargs)
             log.info("env.progress was measured with horizon=%s and kwargs=%s: there is no score here", *reference)
-            progress = None
-        self._progress = progress
-        self._score_names = [
-            *([] if self._criterion is None else ["success"]),
-            *([] if self._progress is None else ["progress"]),
-        ]
+            self._progress = None
         self._describer: Describer | None = None
         if settings.text is not None:
             from llmrl.envs.texts import describer
@@ -119,13 +112,14 @@ class GymnasiumEnv(ReplayableEnv):
         channels = {name: channel for name, (channel, _) in self._channels.items()}
         if text is not None:
             channels["text"] = Channel((), "object")
-        if self._masked and n_actions:
+        if self._has_action_mask and n_actions:
             channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
         if not channels:
             raise ConfigError(
                 f"no observation of {name} can be converted to numbers or images: {self._games.observation_space}; set "
                 "env.text to convert it to text"
             )
+        scores = {"success": self._criterion, "progress": self._progress}
         return EnvSpec(
             name=name,
             n_envs=self._games.n,
@@ -134,23 +128,21 @@ class GymnasiumEnv(ReplayableEnv):
             n_actions=n_actions,
             action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
-            metrics=dict.fromkeys(self._score_names, "last"),
+            metrics={score: "last" for score, definition in scores.items() if definition is not None},
             continuous_actions=numbers,
             text=text,
             max_return=self._progress.best if self._progress is not None and self._progress.is_maximum else None,
-            endless=self._games.horizon is None
-            and not (isinstance(self._games, GymnasiumGames) and self._games.always_ends),
+            endless=not self._games.always_ends,
         )
 
     def _begin(self, reset_mask: np.ndarray) -> None:
         self._observations = self._games.reset(self._seeds, reset_mask)
-        self._returns[reset_mask], self._best_rewards[reset_mask] = 0.0, -np.inf
+        self._returns[reset_mask], self._max_rewards[reset_mask] = 0.0, -np.inf
 
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
-        step_reward = reward.astype(np.float32)[:, None]
-        info = {}
+        step_reward, info = reward.astype(np.float32)[:, None], {}
         if self._criterion is not None:
-            success = self._criterion.judge(self._returns, self._best_rewards, self._terminated)
+            success = self._criterion.is_met(self._returns, self._max_rewards, self._terminated)
             info["success"] = (success & (self._episode_counts > 0)).astype(np.float32)
         if self._progress is not None:
             info["progress"] = self._progress.score(self._returns).astype(np.float32)
@@ -166,7 +158,7 @@ class GymnasiumEnv(ReplayableEnv):
         self._terminated |= terminated
         self._truncated |= truncated
         self._returns += reward
-        np.maximum(self._best_rewards, reward, out=self._best_rewards, where=playing)
+        np.maximum(self._max_rewards, reward, out=self._max_rewards, where=playing)
         return reward
 
     def _observe(self) -> Observation:
@@ -180,21 +172,19 @@ class GymnasiumEnv(ReplayableEnv):
                 if not space.contains(game):
                     raise observation_error(self.spec.name, space, game, step) from cause
             raise
-        infos = self._games.infos
-        if self._describer is not None:
-            observation["text"] = _texts(self._describer, self._observations, infos)
-        if "action_mask" in self.spec.observation:
-            masks = [self._mask(info) for info in infos]
-            observation["action_mask"] = np.stack(masks)[:, None]
-        return observation
-
-    def _mask(self, info: Mapping[str, Any]) -> np.ndarray:
-        if "action_mask" not in info:
-            raise EngineError(
-                f"{self.spec.name} reported legal actions in its first info (info['action_mask']), and not in a later "
-                "one; it must report them in every reset and step, or never"
+        observations, infos, describer = self._observations, self._games.infos, self._describer
+        if describer is not None:
+            observation["text"] = LazyTextArray(
+                (self._games.n, 1), lambda game, agent: describer.describe(observations[game], infos[game])
             )
-        return np.asarray(info["action_mask"], dtype=bool)
+        if "action_mask" in self.spec.observation:
+            if not all("action_mask" in info for info in infos):
+                raise EngineError(
+                    f"{self.spec.name} reported legal actions in its first info (info['action_mask']), and not in a "
+                    "later one; it must report them in every reset and step, or never"
+                )
+            observation["action_mask"] = np.array([info["action_mask"] for info in infos], dtype=bool)[:, None]
+        return observation
 
     def render(self, index: int = 0) -> np.ndarray:
         return self._games.render(index)
@@ -205,8 +195,6 @@ class GymnasiumEnv(ReplayableEnv):
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """Return one more game, as Gymnasium's own environment."""
-        from llmrl.envs.gym.env_factory import make
-
         return make(replace(self.env_factory, engine="stock"), render=False)
 
     def evaluator(self, clip_actions: bool, workers: int | None) -> GymEvaluator:
@@ -216,19 +204,14 @@ class GymnasiumEnv(ReplayableEnv):
         return GymEvaluator(EpisodeRules(self.env_factory, clip_actions, self._criterion), workers)
 
     def fork(self, state: State, seed: int) -> None:
-        self._fork(state, seed)
+        self.load_state_dict(state)
+        n, tree = self.spec.n_envs, Seeds(seed).child("fork")
+        seeds = np.array([tree.integer(i) for i in range(n)], dtype=np.int64)
+        self._forks.append((self._length.copy(), seeds))
+        self._reseed(seeds, np.ones(n, dtype=bool))
 
     def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
         self._games.reseed(seeds, mask)
 
     def close(self) -> None:
         self._games.close()
-
-
-def _texts(
-    describer: Describer, observations: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
-) -> LazyTextArray:
-    """Return the texts of `observations` and infos of n games, [n, 1]."""
-    return LazyTextArray(
-        (len(observations), 1), lambda game, agent: describer.describe(observations[game], infos[game])
-    )

@@ -24,9 +24,9 @@ from llmrl.envs.texts.observation_format import Formatter, observation_formatter
 from llmrl.envs.texts.schema import DECIMALS, Field, field_descriptions
 
 if TYPE_CHECKING:
-    from llmrl.envs.gym.interfaces import Describer
     from llmrl.envs.pettingzoo.agent_channels import AgentView
     from llmrl.envs.pettingzoo.games import Game
+    from llmrl.envs.texts.describers import Describer
 
 
 class DraftDescriber:

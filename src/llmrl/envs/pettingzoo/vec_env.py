@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, ParameterSpace
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import check_rewards, guarded
-from llmrl.envs.gym.lazy_texts import LazyTextArray
+from llmrl.envs.gym.channel_spaces import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
 from llmrl.envs.pettingzoo.agent_channels import SharedChannels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from llmrl.core.spaces import EnvDescription
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.channel_spaces import continuous_actions
 from llmrl.envs.gym.env_factory import make, step_limit
-from llmrl.envs.gym.success import SuccessCriterion
+from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.env_arguments import EnvKwargs, Placeholders, format_value
 from llmrl.envs.texts.observation_format import Formatter, check_actions, observation_formatter, states_rule
@@ -24,13 +24,22 @@ if TYPE_CHECKING:
     import gymnasium
 
     from llmrl.envs.gym.env_factory import EnvFactory
-    from llmrl.envs.gym.interfaces import Describer
 
 FILES = Path(__file__).with_name("files")
 METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
 """Methods of an environment, or of a wrapper around it, that describe it. They return the goal; a mapping from names of
 an observation to texts or to mappings with a `description`; and a mapping from actions to texts. The key of an action
 is the answer of a player."""
+
+
+class Describer(Protocol):
+    """A text interface of one environment. `game` is the description that players get before an episode."""
+
+    game: EnvDescription
+
+    def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """Return an observation (with its `info`) as text."""
+        ...
 
 
 def shipped_texts() -> list[str]:
@@ -251,11 +260,11 @@ def success_text(criterion: SuccessCriterion | None, meanings: Mapping[str, str]
     if criterion is None:
         return ""
     meaning = (meanings or {}).get(str(criterion))
-    if meaning is None and criterion.at is None:
+    if meaning is None and criterion.threshold is None:
         meaning = "the game ends by itself, not because the steps have run out"
     elif meaning is None:
-        quantity = "the sum of its rewards" if criterion.kind == "return" else "the reward of one of its steps"
-        meaning = f"{quantity} is {criterion.at:g} or more"
+        quantity = "the sum of its rewards" if criterion.quantity == "return" else "the reward of one of its steps"
+        meaning = f"{quantity} is {criterion.threshold:g} or more"
     return f"An episode is a success if {meaning}."
 
 

@@ -29,6 +29,7 @@ class ArrayGames(ABC):
     def __init__(self, n: int, observation_space: Space[Any], action_space: Space[Any], horizon: int | None) -> None:
         self.n = n
         self.observation_space, self.action_space, self.horizon = observation_space, action_space, horizon
+        self.always_ends = horizon is not None
         self.infos: Sequence[Mapping[str, Any]] = ({},) * n
         self.time = np.zeros(n, dtype=np.int64)
         self._sources: list[np.random.Generator | None] = [None] * n
