@@ -23,7 +23,7 @@ from plain_ppo import plain_ppo
 
 from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.minigrid_tasks import DoorKey
+from llmrl.envs.rooms.tasks import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.rollout.collector import Collector
 

@@ -18,7 +18,7 @@ import minigrid  # noqa: F401  # registers DoorKey
 import numpy as np
 
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.minigrid_tasks import DoorKey
+from llmrl.envs.rooms.tasks import DoorKey
 from llmrl.envs.rooms.tasks import SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.minigrid_tasks import UnlockPickup
+from llmrl.envs.rooms.tasks import UnlockPickup
 from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.teachers.offline_planner import OfflinePlanner

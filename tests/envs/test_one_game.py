@@ -10,7 +10,7 @@ from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.vec_env import ParticlesEnv
-from llmrl.envs.rooms.minigrid_tasks import DoorKey
+from llmrl.envs.rooms.tasks import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.loops.independent_games import PerGameSeeding, separable
 

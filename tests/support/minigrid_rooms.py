@@ -13,7 +13,7 @@ from minigrid.core.world_object import WorldObj
 from minigrid.minigrid_env import MiniGridEnv
 from numpy.typing import NDArray
 
-from llmrl.envs.rooms.grid_world import NOBODY
+from llmrl.envs.rooms.grid_world import NO_AGENT
 from llmrl.envs.rooms.tasks import OneRoom
 from llmrl.envs.rooms.vec_env import draw
 
@@ -62,7 +62,7 @@ class RoomEnv(MiniGridEnv):
         image = np.zeros((self.width, self.height, 4), dtype=np.uint8)
         for x in range(self.width):
             for y in range(self.height):
-                image[x, y] = (*(self._cell(x, y) if self.seen[x, y] else _UNSEEN), NOBODY)
+                image[x, y] = (*(self._cell(x, y) if self.seen[x, y] else _UNSEEN), NO_AGENT)
         carried_object = self.carrying
         image[tuple(self.agent_pos)] = (*(carried_object.encode() if carried_object else _EMPTY), self.agent_dir)
         return {"image": image, "mission": self.mission}

@@ -10,8 +10,7 @@ from minigrid.minigrid_env import MiniGridEnv
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_world import DROP, GridWorld, RoomLayout
-from llmrl.envs.rooms.minigrid_tasks import DoorKey, MiniGridTask
-from llmrl.envs.rooms.tasks import OneRoom, RoomTask
+from llmrl.envs.rooms.tasks import DoorKey, MiniGridTask, OneRoom, RoomTask
 from minigrid_rooms import RoomEnv
 
 IDS = {
@@ -20,12 +19,12 @@ IDS = {
 }
 
 
-def numbers(seed: int, game: int, k: int) -> np.random.Generator:
+def layout_rng(seed: int, game: int, k: int) -> np.random.Generator:
     """Return the random numbers that lay out the k-th game number `game` after `reset(seed=seed)`."""
     return Seeds(Seeds(seed).integer("layouts")).child(game).numpy(k)
 
 
-def reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
+def make_reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
     """Return the same task on MiniGrid."""
     options = {"agent_view_size": view, "max_steps": horizon}
     if isinstance(task, OneRoom):
@@ -37,7 +36,7 @@ def reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
     return env
 
 
-def begin(env: MiniGridEnv, task: RoomTask, rng: np.random.Generator) -> None:
+def reset_reference(env: MiniGridEnv, task: RoomTask, rng: np.random.Generator) -> None:
     if isinstance(task, MiniGridTask):
         env.reset(seed=int(rng.integers(2**31)))
     else:
@@ -45,7 +44,7 @@ def begin(env: MiniGridEnv, task: RoomTask, rng: np.random.Generator) -> None:
         env.reset()
 
 
-def in_sight(env: MiniGridEnv) -> np.ndarray:
+def visible_cells(env: MiniGridEnv) -> np.ndarray:
     """Cells of the grid that MiniGrid's visibility mask covers, [W, H]: the mask turned back and laid over the grid."""
     _, visible = env.gen_obs_grid()
     left, top, right, bottom = env.get_view_exts()
@@ -97,7 +96,7 @@ def _search(world: GridWorld, task: RoomTask, actions: Sequence[int], max_nodes:
             return [*plans[solutions[0] // k], actions[solutions[0] % k]]
         at = (candidates.at - first).tolist()
         new_edge, new_plans = [], []
-        for i in np.flatnonzero(~events.lava).tolist():
+        for i in np.flatnonzero(~events.entered_lava).tolist():
             state = (candidates.cells[i], at[i], int(candidates.heading[i]), int(candidates.carrying[i]))
             if (key := (state[0].tobytes(), *state[1:])) not in visited:
                 visited.add(key)

@@ -18,8 +18,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import Policy, Teacher
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.envs.rooms.minigrid_tasks import UnlockPickup
-from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey
+from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey, UnlockPickup
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector

@@ -33,13 +33,12 @@ from llmrl.envs.rooms.grid_world import (
     GridWorld,
     RoomLayout,
     as_bytes,
-    code,
+    encode_cell,
 )
-from llmrl.envs.rooms.minigrid_tasks import DoorKey, UnlockPickup
-from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor
+from llmrl.envs.rooms.tasks import ColoredDoorKey, DoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor, UnlockPickup
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.envs.rooms.views import Viewer, _spread, _spread_bits
-from room_games import begin, in_sight, numbers, one_game, reference, solve
+from room_games import layout_rng, make_reference, one_game, reset_reference, solve, visible_cells
 from some import some
 
 pytestmark = pytest.mark.slow
@@ -71,10 +70,10 @@ class Player:
 
 
 @pytest.mark.parametrize(
-    ("task", "view", "happens"),
+    ("task", "view", "expected_events"),
     [
         pytest.param(SimpleDoorKey(), 3, {"success", "dropped", "carried"}, marks=pytest.mark.long),
-        (SimpleDoorKey(4, 6), 7, {"success", "dropped", "carried", "cut"}),
+        (SimpleDoorKey(4, 6), 7, {"success", "dropped", "carried", "truncated"}),
         (LavaDoorKey(), 3, {"success", "lava", "carried"}),
         pytest.param(ColoredDoorKey(), 5, {"success", "dropped", "carried"}, marks=pytest.mark.long),
         pytest.param(TwoDoor(12, 12), 3, {"success", "carried"}, marks=pytest.mark.long),
@@ -87,11 +86,11 @@ class Player:
     ],
     ids=lambda value: value.name if isinstance(value, RoomTask) else "",
 )
-def test_steps_match_minigrid(task: RoomTask, view: int, happens: set[str]) -> None:
+def test_steps_match_minigrid(task: RoomTask, view: int, expected_events: set[str]) -> None:
     n, horizon, steps = 6, 90, 240 if task.width < 20 else 50
     env = RoomsEnv(Seeds(0), task, n, view, horizon, ["grid", "view", "direction"])
     observation = env.reset(seed=11)
-    references = [reference(task, view, horizon) for _ in range(n)]
+    references = [make_reference(task, view, horizon) for _ in range(n)]
     rng = np.random.default_rng(5)
     players = [Player(task, rng) for _ in range(n)]
     explored_mask = np.zeros((n, task.width, task.height), dtype=bool)
@@ -99,24 +98,24 @@ def test_steps_match_minigrid(task: RoomTask, view: int, happens: set[str]) -> N
     counts: Counter[str] = Counter()
 
     def start(game: int) -> None:
-        begin(references[game], task, numbers(11, game, start_steps[game]))
+        reset_reference(references[game], task, layout_rng(11, game, start_steps[game]))
         start_steps[game] += 1
         explored_mask[game] = False
         players[game].begin()
 
     def compare(game: int) -> None:
-        world_native, reference_env = env._world, references[game]
+        world, reference_env = env._world, references[game]
         encoded = reference_env.grid.encode()
-        assert np.array_equal(world_native.grid[game], encoded)
-        x, y = world_native.position
+        assert np.array_equal(world.grid[game], encoded)
+        x, y = world.position
         assert (x[game], y[game]) == tuple(reference_env.agent_pos)
-        assert world_native.heading[game] == reference_env.agent_dir
+        assert world.heading[game] == reference_env.agent_dir
         held = (EMPTY, 0, 0) if reference_env.carrying is None else reference_env.carrying.encode()
-        assert tuple(as_bytes(world_native.carrying)[game, :3]) == held
+        assert tuple(as_bytes(world.carrying)[game, :3]) == held
         grid, mask = reference_env.gen_obs_grid()
         assert np.array_equal(observation["view"][game, 0], grid.encode(mask))
         assert observation["direction"][game, 0].tolist() == np.eye(4)[reference_env.agent_dir].tolist()
-        explored_mask[game] |= in_sight(reference_env)
+        explored_mask[game] |= visible_cells(reference_env)
         expected = np.dstack(
             [np.where(explored_mask[game][..., None], encoded, 0), np.full(explored_mask[game].shape, 4)]
         )
@@ -146,13 +145,13 @@ def test_steps_match_minigrid(task: RoomTask, view: int, happens: set[str]) -> N
             counts["carried"] += reference_env.carrying is not None
             counts["success"] += reward > 0
             counts["lava"] += terminated and reward == 0
-            counts["cut"] += truncated
+            counts["truncated"] += truncated
         done = step.terminated | step.truncated
         observation = env.reset(done)
         for game in np.flatnonzero(done).tolist():
             start(game)
             compare(game)
-    assert happens <= {event for event, count in counts.items() if count}, counts
+    assert expected_events <= {event for event, count in counts.items() if count}, counts
 
 
 class Arena(MiniGridEnv):
@@ -175,7 +174,7 @@ def test_arbitrary_clutter_matches_minigrid(view: int) -> None:
     rng = np.random.default_rng(view)
     n, width, height = 12, 8, 9
     world = GridWorld(n, width, height, margin=view - 1)
-    eyes = Viewer(world, view)
+    viewer = Viewer(world, view)
     layouts = []
     for _ in range(n):
         cells = np.full((width, height, 3), (WALL, GRAY, 0), dtype=np.uint8)
@@ -193,7 +192,7 @@ def test_arbitrary_clutter_matches_minigrid(view: int) -> None:
         reference_env.reset()
     event_counts: Counter[str] = Counter()
     for _ in range(120):
-        view_image = eyes.view(eyes.look())
+        view_image = viewer.image(viewer.compute_field_of_view())
         grid = world.grid
         for game, reference_env in enumerate(references):
             assert np.array_equal(view_image[game], reference_env.gen_obs()["image"])
@@ -204,13 +203,17 @@ def test_arbitrary_clutter_matches_minigrid(view: int) -> None:
             front = reference_env.grid.get(*reference_env.front_pos)
             is_closed, held = not getattr(front, "is_open", True), reference_env.carrying
             _, reward, terminated, _, _ = reference_env.step(int(action[game]))
-            assert events.goal[game] == (reward > 0)
-            assert events.lava[game] == (terminated and reward == 0)
-            assert events.opened[game] == (is_closed and front.is_open)
+            assert events.reached_goal[game] == (reward > 0)
+            assert events.entered_lava[game] == (terminated and reward == 0)
+            assert events.opened_door[game] == (is_closed and front.is_open)
             picked = reference_env.carrying is not None and held is None
-            assert events.picked[game] == (reference_env.carrying.encode()[0] if picked else 0)
+            assert events.picked_up[game] == (reference_env.carrying.encode()[0] if picked else 0)
         event_counts.update(
-            {"opened": events.opened.sum(), "picked": (events.picked > 0).sum(), "goal": events.goal.sum()}
+            {
+                "opened": events.opened_door.sum(),
+                "picked": (events.picked_up > 0).sum(),
+                "goal": events.reached_goal.sum(),
+            }
         )
     assert all(event_counts.values())
     assert np.array_equal(world.time, np.full(n, 120))
@@ -226,33 +229,33 @@ def face_object(kind: int, color: int = 0, state: int = 0, carrying: int = int(N
     return world
 
 
-def do(world: GridWorld, action: int) -> tuple[int, int, int]:
+def act_on_front_cell(world: GridWorld, action: int) -> tuple[int, int, int]:
     world.step(np.array([action]), np.array([True]))
     return tuple(world.grid[0, 3, 2].tolist())
 
 
 def test_toggled_box_disappears() -> None:
-    assert do(face_object(BOX, RED), TOGGLE) == (EMPTY, 0, 0)
+    assert act_on_front_cell(face_object(BOX, RED), TOGGLE) == (EMPTY, 0, 0)
 
 
 def test_mismatched_key_does_not_unlock() -> None:
-    assert do(face_object(DOOR, BLUE, 2, int(code(KEY, RED))), TOGGLE) == (DOOR, BLUE, 2)
-    assert do(face_object(DOOR, BLUE, 2, int(code(BOX, BLUE))), TOGGLE) == (DOOR, BLUE, 2)
-    assert do(face_object(DOOR, BLUE, 2, int(code(KEY, BLUE))), TOGGLE) == (DOOR, BLUE, 0)
+    assert act_on_front_cell(face_object(DOOR, BLUE, 2, int(encode_cell(KEY, RED))), TOGGLE) == (DOOR, BLUE, 2)
+    assert act_on_front_cell(face_object(DOOR, BLUE, 2, int(encode_cell(BOX, BLUE))), TOGGLE) == (DOOR, BLUE, 2)
+    assert act_on_front_cell(face_object(DOOR, BLUE, 2, int(encode_cell(KEY, BLUE))), TOGGLE) == (DOOR, BLUE, 0)
 
 
 def test_floor_blocks_drop() -> None:
-    assert do(face_object(FLOOR, BLUE, 0, int(code(KEY, RED))), DROP) == (FLOOR, BLUE, 0)
+    assert act_on_front_cell(face_object(FLOOR, BLUE, 0, int(encode_cell(KEY, RED))), DROP) == (FLOOR, BLUE, 0)
     world = face_object(FLOOR, BLUE)
-    do(world, FORWARD)
+    act_on_front_cell(world, FORWARD)
     assert [int(axis[0]) for axis in world.position] == [3, 2]
 
 
 def test_open_event_requires_closed_door() -> None:
     world = face_object(DOOR, RED, CLOSED)
     always = np.array([True])
-    assert world.step(np.array([TOGGLE]), always).opened[0]
-    assert not world.step(np.array([TOGGLE]), always).opened[0]
+    assert world.step(np.array([TOGGLE]), always).opened_door[0]
+    assert not world.step(np.array([TOGGLE]), always).opened_door[0]
     assert world.grid[0, 3, 2].tolist() == [DOOR, RED, CLOSED]
 
 
@@ -267,7 +270,7 @@ def test_outside_is_wall() -> None:
     world = GridWorld(1, 5, 5, margin=2)
     cells = np.tile(np.array([EMPTY, 0, 0], dtype=np.uint8), (5, 5, 1))
     world.begin([0], [RoomLayout(cells, (4, 2), 0)])
-    view = Viewer(world, 3).view(Viewer(world, 3).look())[0]
+    view = Viewer(world, 3).image(Viewer(world, 3).compute_field_of_view())[0]
     assert view[:, 1, 0].tolist() == [2, 2, 2]
     assert view[:, 0, 0].tolist() == [0, 0, 0]
     world.step(np.array([FORWARD]), np.array([True]))

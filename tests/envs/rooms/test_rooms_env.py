@@ -14,10 +14,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_world import DONE, FORWARD, LEFT
-from llmrl.envs.rooms.minigrid_tasks import DoorKey
-from llmrl.envs.rooms.tasks import LavaDoorKey, RoomTask, SimpleDoorKey
+from llmrl.envs.rooms.tasks import DoorKey, LavaDoorKey, RoomTask, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv, draw
-from room_games import begin, numbers, one_game, reference, solve
+from room_games import layout_rng, make_reference, one_game, reset_reference, solve
 
 ALL_CHANNELS = ["grid", "view", "direction"]
 
@@ -229,9 +228,9 @@ def test_observations_are_not_overwritten() -> None:
 
 
 def test_view_picture_matches_minigrid() -> None:
-    env, reference_env = make(DoorKey(8), agent_view_size=7, observe=["view"]), reference(DoorKey(8), 7, 640)
+    env, reference_env = make(DoorKey(8), agent_view_size=7, observe=["view"]), make_reference(DoorKey(8), 7, 640)
     env.reset(seed=2)
-    begin(reference_env, DoorKey(8), numbers(2, 3, 0))
+    reset_reference(reference_env, DoorKey(8), layout_rng(2, 3, 0))
     for action in (LEFT, FORWARD, LEFT, FORWARD, FORWARD):
         env.step(np.full((4, 1), action))
         reference_env.step(action)

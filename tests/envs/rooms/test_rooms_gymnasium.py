@@ -10,14 +10,14 @@ from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
 from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from minigrid_rooms import RoomEnv
-from room_games import begin, numbers
+from room_games import layout_rng, reset_reference
 
 
 def test_pictures_match_minigrid() -> None:
     batched_env = RoomsEnv(Seeds(0), ColoredDoorKey(), 2, agent_view_size=5)
     batched_env.reset(seed=4)
     minigrid_env = RoomEnv(ColoredDoorKey(), agent_view_size=5, render_mode="rgb_array")
-    begin(minigrid_env, ColoredDoorKey(), numbers(4, 1, 0))
+    reset_reference(minigrid_env, ColoredDoorKey(), layout_rng(4, 1, 0))
     for action in (0, 2, 0, 2):
         batched_env.step(np.full((2, 1), action))
         minigrid_env.step(action)

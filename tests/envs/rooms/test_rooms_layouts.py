@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_world import BLUE, DOOR, EMPTY, GRAY, KEY, LAVA, LOCKED, RED, STEP_OFFSETS, WALL, RoomLayout
-from llmrl.envs.rooms.minigrid_tasks import DoorKey, UnlockPickup
-from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, OneRoom, RoomTask, SimpleDoorKey, TwoDoor
+from llmrl.envs.rooms.tasks import (
+    ColoredDoorKey,
+    DoorKey,
+    LavaDoorKey,
+    OneRoom,
+    RoomTask,
+    SimpleDoorKey,
+    TwoDoor,
+    UnlockPickup,
+)
 from room_games import solve, world_of
 
 ROOMS = {"simple": SimpleDoorKey, "lava": LavaDoorKey, "colored": ColoredDoorKey, "two": TwoDoor}

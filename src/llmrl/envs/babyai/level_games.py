@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.env_factory import EnvFactory, make
-from llmrl.envs.rooms.grid_world import DONE, DROP, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, code
+from llmrl.envs.rooms.grid_world import DONE, DROP, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, encode_cell
 from llmrl.envs.rooms.views import Viewer
 
 _GRAY = 5
@@ -147,7 +147,7 @@ class LevelGames:
         if self._max_steps is not None:
             truncated |= playing & (self.steps >= self._max_steps) & ~terminated
         if self._fast and games:
-            self._world.place(np.array(games), np.array(positions), np.array(headings))
+            self._world.place_agents(np.array(games), np.array(positions), np.array(headings))
             self._look()
         return reward, terminated, truncated
 
@@ -160,10 +160,10 @@ class LevelGames:
         width, height = env.grid.width, env.grid.height
         cells[m : m + width, m : m + height] = rows.reshape(height, width).T
         self._world.carrying[i] = _code(env.carrying)
-        self._world.place(np.array([i]), np.array([env.agent_pos]), np.array([env.agent_dir]))
+        self._world.place_agents(np.array([i]), np.array([env.agent_pos]), np.array([env.agent_dir]))
 
     def _look(self) -> None:
-        self.views = self._viewer.view(self._viewer.look())
+        self.views = self._viewer.image(self._viewer.compute_field_of_view())
 
     def render(self, index: int) -> np.ndarray:
         return np.asarray(self.envs[index].render())
@@ -175,7 +175,7 @@ class LevelGames:
 
 def _code(obj: Any) -> np.uint32:
     """Return the cell of an object of MiniGrid; None: nothing."""
-    return NOTHING if obj is None else code(*obj.encode())
+    return NOTHING if obj is None else encode_cell(*obj.encode())
 
 
 def to_minigrid(action: np.ndarray) -> list[int]:
@@ -199,4 +199,4 @@ def _max_mission_steps(env: Any) -> int:
     return max(lengths)
 
 
-_WALL_CELL = code(WALL, _GRAY)
+_WALL_CELL = encode_cell(WALL, _GRAY)

@@ -22,13 +22,13 @@ OPEN, CLOSED, LOCKED = range(3)
 EAST, SOUTH, WEST, NORTH = range(4)
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 ACTION_NAMES = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
-NOBODY = 4
+NO_AGENT = 4
 """Fourth number of a cell without the agent; on the agent's cell, it is the heading."""
 
 STEP_OFFSETS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
 """Offset of a step forward, [4 headings, (x, y)]."""
 
-Item = TypeVar("Item", bound=np.generic)
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 _N_KINDS = 10
 _IS_PORTABLE = np.isin(np.arange(_N_KINDS), (KEY, BALL, BOX))
@@ -37,15 +37,15 @@ _TURN = np.array([3, 1, 0, 0, 0, 0, 0])
 
 
 @functools.cache
-def code(kind: int, color: int = 0, state: int = 0) -> np.uint32:
-    """Return a cell as one number with the bytes (kind, color, state, NOBODY).
+def encode_cell(kind: int, color: int = 0, state: int = 0) -> np.uint32:
+    """Return a cell as one number with the bytes (kind, color, state, NO_AGENT).
 
     The bytes of an array of cells are then an observation, and a cell is copied and compared in one operation.
     """
-    return np.uint32(np.array([kind, color, state, NOBODY], dtype=np.uint8).view(np.uint32)[0])
+    return np.uint32(np.array([kind, color, state, NO_AGENT], dtype=np.uint8).view(np.uint32)[0])
 
 
-NOTHING = code(EMPTY)
+NOTHING = encode_cell(EMPTY)
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class RoomEvents:
     """Events of one step of n games.
 
     Attributes:
-        opened: whether the agent opened a door, [n] bool.
-        picked: kind of the object that the agent picked up, 0 if none, [n] uint8.
-        goal: whether the agent stepped onto a goal, [n] bool.
-        lava: whether the agent stepped into lava, [n] bool.
+        opened_door: whether the agent opened a door, [n] bool.
+        picked_up: kind of the object that the agent picked up, 0 if none, [n] uint8.
+        reached_goal: whether the agent stepped onto a goal, [n] bool.
+        entered_lava: whether the agent stepped into lava, [n] bool.
     """
 
-    opened: NDArray[np.bool_]
-    picked: NDArray[np.uint8]
-    goal: NDArray[np.bool_]
-    lava: NDArray[np.bool_]
+    opened_door: NDArray[np.bool_]
+    picked_up: NDArray[np.uint8]
+    reached_goal: NDArray[np.bool_]
+    entered_lava: NDArray[np.bool_]
 
 
 class GridWorld(StateFields):
@@ -91,7 +91,7 @@ class GridWorld(StateFields):
         margin: width of the wall stored around each grid, so that a view never leaves the array, cells; >= 1.
 
     Attributes:
-        cells: all cells with their margin, [n, width + 2 * margin, height + 2 * margin] uint32 (see `code`).
+        cells: all cells with their margin, [n, width + 2 * margin, height + 2 * margin] uint32 (see `encode_cell`).
         at: index of each agent's cell in `cells.ravel()`, [n].
         heading: heading of each agent, 0 to 3, [n].
         carrying: object that each agent carries, as a cell; `NOTHING` if none, 0 if the game has not begun; [n] uint32.
@@ -102,11 +102,11 @@ class GridWorld(StateFields):
 
     def __init__(self, n: int, width: int, height: int, margin: int) -> None:
         self.width, self.height, self.margin = width, height, margin
-        self.cells = np.full((n, width + 2 * margin, height + 2 * margin), code(WALL, GRAY))
+        self.cells = np.full((n, width + 2 * margin, height + 2 * margin), encode_cell(WALL, GRAY))
         self.stride = self.cells.shape[2]
-        self._first = np.arange(n) * (self.cells.shape[1] * self.stride)
+        self._grid_offsets = np.arange(n) * (self.cells.shape[1] * self.stride)
         self._step_offsets = STEP_OFFSETS @ (self.stride, 1)
-        self.at = self._first + margin * self.stride + margin
+        self.at = self._grid_offsets + margin * self.stride + margin
         self.heading = np.zeros(n, dtype=np.int64)
         self.carrying = np.zeros(n, dtype=np.uint32)
         self.time = np.zeros(n, dtype=np.int64)
@@ -124,16 +124,15 @@ class GridWorld(StateFields):
     @property
     def position(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The agents' coordinates x and y, each [n]."""
-        x, y = np.divmod(self.at - self._first, self.stride)
+        x, y = np.divmod(self.at - self._grid_offsets, self.stride)
         return x - self.margin, y - self.margin
 
     @property
-    def begun(self) -> NDArray[np.bool_]:
+    def is_started(self) -> NDArray[np.bool_]:
         """Mask of the games that have been started, [n] bool."""
-        carries: NDArray[np.bool_] = self.carrying != 0
-        return carries
+        return np.not_equal(self.carrying, 0)
 
-    def without_margin(self, cells: NDArray[Item]) -> NDArray[Item]:
+    def without_margin(self, cells: NDArray[Scalar]) -> NDArray[Scalar]:
         """Return the grids in an array [n, W + 2 * margin, H + 2 * margin], a view [n, W, H]."""
         m = self.margin
         return cells[:, m : m + self.width, m : m + self.height]
@@ -145,13 +144,13 @@ class GridWorld(StateFields):
             self.carrying[game] = NOTHING
             self.time[game] = 0
         if len(games):
-            places = np.array([layout.position for layout in layouts])
-            self.place(np.array(games), places, np.array([layout.heading for layout in layouts]))
+            positions = np.array([layout.position for layout in layouts])
+            self.place_agents(np.array(games), positions, np.array([layout.heading for layout in layouts]))
 
-    def place(self, games: NDArray[np.int64], at: NDArray[np.int64], heading: NDArray[np.int64]) -> None:
-        """Put the agents of `games` [k] on cells `at` [k, (x, y)] with headings `heading` [k]."""
-        self.at[games] = self._first[games] + (at + self.margin) @ (self.stride, 1)
-        self.heading[games] = heading
+    def place_agents(self, games: NDArray[np.int64], positions: NDArray[np.int64], headings: NDArray[np.int64]) -> None:
+        """Put the agents of `games` [k] on the cells `positions` [k, (x, y)] with `headings` [k]."""
+        self.at[games] = self._grid_offsets[games] + (positions + self.margin) @ (self.stride, 1)
+        self.heading[games] = headings
 
     def step(self, action: NDArray[np.int64], active: NDArray[np.bool_]) -> RoomEvents:
         """Advance the games where `active` [n] is true by `action` [n]; the others do not change. Return the events."""
@@ -163,27 +162,26 @@ class GridWorld(StateFields):
         kind, color, state, _ = as_bytes(cell).T
 
         forward = action == FORWARD
-        door = kind == DOOR
-        self.at = np.where(forward & (_IS_WALKABLE[kind] | (door & (state == OPEN))), front, self.at)
+        is_door = kind == DOOR
+        self.at = np.where(forward & (_IS_WALKABLE[kind] | (is_door & (state == OPEN))), front, self.at)
         self.heading = (self.heading + _TURN[action]) % 4
 
-        free_hands = self.carrying == NOTHING
-        pickups = (action == PICKUP) & free_hands & _IS_PORTABLE[kind]
-        dropped = (action == DROP) & ~free_hands & (cell == NOTHING)
+        has_free_hands = self.carrying == NOTHING
+        picks_up = (action == PICKUP) & has_free_hands & _IS_PORTABLE[kind]
+        drops = (action == DROP) & ~has_free_hands & (cell == NOTHING)
 
-        toggled = action == TOGGLE
-        toggled_door = toggled & door
-        unlocks = toggled_door & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEY_OF_COLOR[color])))
-        closed = toggled_door & (state == OPEN)
+        toggles = action == TOGGLE
+        toggles_door = toggles & is_door
+        opens = toggles_door & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEY_OF_COLOR[color])))
 
-        new_cells = np.where(pickups | dropped, self.carrying, cell)
-        self.carrying = np.where(pickups | dropped, cell, self.carrying)
-        new_cells[toggled & (kind == BOX)] = NOTHING
+        new_cells = np.where(picks_up | drops, self.carrying, cell)
+        self.carrying = np.where(picks_up | drops, cell, self.carrying)
+        new_cells[toggles & (kind == BOX)] = NOTHING
         states = as_bytes(new_cells)[:, 2]
-        states[unlocks] = OPEN
-        states[closed] = CLOSED
+        states[opens] = OPEN
+        states[toggles_door & (state == OPEN)] = CLOSED
         flat[front] = new_cells
-        return RoomEvents(unlocks, np.where(pickups, kind, UNSEEN), forward & (kind == GOAL), forward & (kind == LAVA))
+        return RoomEvents(opens, np.where(picks_up, kind, UNSEEN), forward & (kind == GOAL), forward & (kind == LAVA))
 
 
 def as_bytes(cells: NDArray[np.uint32]) -> NDArray[np.uint8]:
@@ -191,4 +189,4 @@ def as_bytes(cells: NDArray[np.uint32]) -> NDArray[np.uint8]:
     return cells[..., None].view(np.uint8)
 
 
-_KEY_OF_COLOR = np.array([code(KEY, color) for color in range(6)])
+_KEY_OF_COLOR = np.array([encode_cell(KEY, color) for color in range(6)])

@@ -1,5 +1,6 @@
-"""Room tasks of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373): generation of layouts and success criteria.
+"""Room tasks: generation of layouts and success criteria.
 
+They are those of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373), and tasks of MiniGrid, whose layouts MiniGrid draws.
 Tasks do not depend on how an environment steps or observes. The batched environment and the one built on MiniGrid
 therefore generate the same layouts from the same random numbers.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.envs.rooms.grid_world import (
     BLUE,
+    BOX,
     DOOR,
     EAST,
     EMPTY,
@@ -31,6 +34,9 @@ from llmrl.envs.rooms.grid_world import (
     RoomEvents,
     RoomLayout,
 )
+
+if TYPE_CHECKING:
+    from minigrid.minigrid_env import MiniGridEnv
 
 _N_COLORS = 6
 Position = tuple[int, int]
@@ -59,7 +65,7 @@ class RoomTask(ABC):
 
     def success(self, events: RoomEvents) -> NDArray[np.bool_]:
         """Return whether each of n games is solved by the step, [n] bool; by default, whether a door was opened."""
-        return events.opened
+        return events.opened_door
 
 
 class OneRoom(RoomTask):
@@ -223,3 +229,73 @@ class RoomBuilder:
         }[side]
         self.cells[door] = (DOOR, color, LOCKED)
         return front
+
+
+class MiniGridTask(RoomTask):
+    """Base class of tasks whose layouts are those of a MiniGrid environment after `reset(seed)` with a random seed.
+
+    The environment is made when the first layout is drawn, and then reused.
+    """
+
+    _env: MiniGridEnv | None = None
+
+    @abstractmethod
+    def make(self) -> MiniGridEnv:
+        """Return a new MiniGrid environment of the task."""
+
+    def sample_layout(self, rng: np.random.Generator) -> RoomLayout:
+        if self._env is None:
+            self._env = self.make()
+            # MiniGrid's observation is not used, and takes longer to compute than the layout.
+            self._env.gen_obs = dict  # type: ignore[method-assign]
+        self._env.reset(seed=int(rng.integers(2**31)))
+        codes = [(EMPTY, 0, 0) if obj is None else obj.encode() for obj in self._env.grid.grid]
+        cells = np.array(codes, dtype=np.uint8).reshape(self.height, self.width, 3).transpose(1, 0, 2)
+        x, y = self._env.agent_pos
+        return RoomLayout(cells, (int(x), int(y)), int(self._env.agent_dir))
+
+
+class DoorKey(MiniGridTask):
+    """MiniGrid-DoorKey: fetch the key, open the door in the wall across the room, and reach the goal behind it.
+
+    Args:
+        size: width and height of the grid, walls included, cells; >= 5.
+
+    Raises:
+        ConfigError: `size` leaves no space for two rooms.
+    """
+
+    name = "doorkey"
+
+    def __init__(self, size: PositiveInt = 8) -> None:
+        if size < 5:
+            raise ConfigError(f"doorkey: size={size} has no space for two rooms; use at least 5")
+        self.width = self.height = size
+        self.horizon = 10 * size**2
+
+    def make(self) -> MiniGridEnv:
+        from minigrid.envs.doorkey import DoorKeyEnv
+
+        return DoorKeyEnv(size=self.width)
+
+    def success(self, events: RoomEvents) -> NDArray[np.bool_]:
+        """Return whether the agent reached the goal, [n] bool."""
+        return events.reached_goal
+
+
+class UnlockPickup(MiniGridTask):
+    """MiniGrid-UnlockPickup: fetch the key, open the door to the other room, and pick up the box in it."""
+
+    name = "unlock_pickup"
+
+    def __init__(self) -> None:
+        self.width, self.height, self.horizon = 11, 6, 288
+
+    def make(self) -> MiniGridEnv:
+        from minigrid.envs.unlockpickup import UnlockPickupEnv
+
+        return UnlockPickupEnv()
+
+    def success(self, events: RoomEvents) -> NDArray[np.bool_]:
+        """Return whether the agent picked up the box, [n] bool."""
+        return np.equal(events.picked_up, BOX)

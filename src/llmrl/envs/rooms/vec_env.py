@@ -18,7 +18,7 @@ from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
 from llmrl.envs.rooms.tasks import RoomTask
-from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, FieldOfView, Viewer
+from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, Viewer
 
 ChannelName = Literal["grid", "view", "direction"]
 
@@ -115,7 +115,7 @@ class RoomsEnv(ArrayGames):
 
     @property
     def _was_reset(self) -> np.ndarray:
-        return self._world.begun
+        return self._world.is_started
 
     def _begin(self, reset_mask: np.ndarray) -> None:
         indices = np.flatnonzero(reset_mask)
@@ -124,7 +124,7 @@ class RoomsEnv(ArrayGames):
         self._drawn[indices] += 1
         self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:
-            self._map.forget(indices)
+            self._map.clear(indices)
 
     def _generator(self, game: int) -> np.random.Generator:
         """Return the random number generator of a game's next layout."""
@@ -141,13 +141,13 @@ class RoomsEnv(ArrayGames):
         active = ~(self._terminated | self._truncated)
         events = self._world.step(actions[:, 0], active)
         success = self._task.success(events)
-        self._terminated |= success | events.lava
+        self._terminated |= success | events.entered_lava
         self._truncated |= active & (self._world.time >= self._horizon)
 
         reward = np.where(success, 1 - 0.9 * (self._world.time / self._horizon), 0.0).astype(np.float32)[:, None]
         info = {"success": success.astype(np.float32)}
         if self._task.has_lava:
-            info["lava"] = events.lava.astype(np.float32)
+            info["lava"] = events.entered_lava.astype(np.float32)
         return Step(
             observation=self._observe(),
             reward=reward,
@@ -172,27 +172,25 @@ class RoomsEnv(ArrayGames):
         Raises:
             ConfigError: the game was never reset.
         """
-        if not self._world.begun[index]:
+        if not self._world.is_started[index]:
             raise ConfigError(f"{self.spec.name} has no frame to show; call reset() first")
         x, y = (int(axis[index]) for axis in self._world.position)
         cells, heading = self._world.grid[index], int(self._world.heading[index])
         if self._map is not None:
             return draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
         visible_map = ExploredMap(self._world)
-        visible_map.add(self._viewer.look())
-        return draw(cells, (x, y), heading, bright=self._world.without_margin(visible_map.seen)[index])
+        visible_map.add(self._viewer.compute_field_of_view())
+        return draw(cells, (x, y), heading, highlighted=self._world.without_margin(visible_map.seen)[index])
 
     def _observe(self) -> Observation:
-        sight: FieldOfView | None = None
-        if self._map is not None or "view" in self.spec.observation:
-            sight = self._viewer.look()
+        field_of_view = self._viewer.compute_field_of_view()
         observation: Observation = {}
         for name in self.spec.observation:
-            if name == "grid" and self._map is not None and sight is not None:
-                self._map.add(sight)
+            if name == "grid" and self._map is not None:
+                self._map.add(field_of_view)
                 observation[name] = self._map.image()[:, None]
-            elif name == "view" and sight is not None:
-                observation[name] = self._viewer.view(sight)[:, None]
+            elif name == "view":
+                observation[name] = self._viewer.image(field_of_view)[:, None]
             else:
                 observation[name] = np.eye(4, dtype=np.float32)[self._world.heading][:, None]
         return observation
@@ -203,7 +201,7 @@ def draw(
     position: tuple[int, int],
     heading: int,
     seen: NDArray[np.bool_] | None = None,
-    bright: NDArray[np.bool_] | None = None,
+    highlighted: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
     """Return a frame of the game, [32 * H, 32 * W, 3] uint8.
 
@@ -212,7 +210,7 @@ def draw(
         position: the agent's cell (x, y).
         heading: 0 east, 1 south, 2 west, 3 north.
         seen: which cells to show, [W, H]; the others are light gray. None: all are shown.
-        bright: which cells to highlight, [W, H]; None: none.
+        highlighted: which cells to highlight, [W, H]; None: none.
     """
     from minigrid.core.grid import Grid
     from minigrid.core.world_object import WorldObj
@@ -225,7 +223,7 @@ def draw(
                 image[y, :, x] = Grid.render_tile(
                     WorldObj.decode(*cells[x, y].tolist()),
                     agent_dir=heading if (x, y) == position else None,
-                    highlight=bright is not None and bool(bright[x, y]),
+                    highlight=highlighted is not None and bool(highlighted[x, y]),
                     tile_size=TILE,
                 )
     return image.reshape(height * TILE, width * TILE, 3)

@@ -1,7 +1,7 @@
 """Observations of agents in rooms: MiniGrid's view, and the map of all cells seen so far.
 
-Both use one computation of the cells in sight. A row of a view is an integer with one bit per cell. Tables give how
-sight spreads along a row and into the next one.
+Both use one computation of the visible cells. A row of a view is an integer with one bit per cell. Tables contain, for
+each row, the cells that become visible in it and in the next one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.state_fields import StateFields
-from llmrl.envs.rooms.grid_world import DOOR, OPEN, STEP_OFFSETS, WALL, GridWorld, as_bytes, code
+from llmrl.envs.rooms.grid_world import DOOR, OPEN, STEP_OFFSETS, WALL, GridWorld, as_bytes, encode_cell
 
 MAX_VIEW = 31
 _MAX_TABLE_WIDTH = 9  # 2 * 4**9 entries of two bytes: a megabyte
-_UNEXPLORED = code(0)
+_UNEXPLORED = encode_cell(0)
 
 Bits = NDArray[np.int64]
 
@@ -59,8 +59,8 @@ class Viewer:
         self._offset = (forward + sideways) @ (world.stride, 1)
         self._bit = 1 << np.arange(view_size)
 
-    def look(self) -> FieldOfView:
-        """Return the current views of all agents."""
+    def compute_field_of_view(self) -> FieldOfView:
+        """Return the cells that all agents see now."""
         index = self._world.at[:, None, None] + self._offset[self._world.heading]
         cells = self._world.cells.reshape(-1)[index]
         content = as_bytes(cells)
@@ -68,12 +68,12 @@ class Viewer:
         is_opaque = (kind == WALL) | ((kind == DOOR) & (state != OPEN))
         return FieldOfView(index, cells, self._visible(self._bit @ ~is_opaque))
 
-    def view(self, sight: FieldOfView) -> NDArray[np.uint8]:
-        """Return MiniGrid's `image`: kind, color and state of the cells in sight, [n, v, v, 3] uint8.
+    def image(self, field_of_view: FieldOfView) -> NDArray[np.uint8]:
+        """Return MiniGrid's `image`: kind, color and state of the visible cells, [n, v, v, 3] uint8.
 
         The agent's own cell shows the object that it carries.
         """
-        visible_cells = np.where(sight.visible, sight.cells, 0)
+        visible_cells = np.where(field_of_view.visible, field_of_view.cells, 0)
         visible_cells[:, self._size // 2, self._size - 1] = self._world.carrying
         return as_bytes(visible_cells)[..., :3].copy()
 
@@ -108,13 +108,13 @@ class ExploredMap(StateFields):
         self._world = world
         self.seen = np.zeros(world.cells.shape, dtype=bool)
 
-    def forget(self, games: NDArray[np.int64]) -> None:
+    def clear(self, games: NDArray[np.int64]) -> None:
         """Clear the maps of `games`, which start anew."""
         self.seen[games] = False
 
-    def add(self, sight: FieldOfView) -> None:
-        """Add the cells in sight to the maps."""
-        self.seen.reshape(-1)[sight.index[sight.visible]] = True
+    def add(self, field_of_view: FieldOfView) -> None:
+        """Add the visible cells to the maps."""
+        self.seen.reshape(-1)[field_of_view.index[field_of_view.visible]] = True
 
     def image(self) -> NDArray[np.uint8]:
         """Return kind, color, state and agent of every cell, [n, W, H, 4] uint8.
