@@ -18,8 +18,7 @@ import minigrid  # noqa: F401  # registers DoorKey
 import numpy as np
 
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.tasks import DoorKey
-from llmrl.envs.rooms.tasks import SimpleDoorKey
+from llmrl.envs.rooms.tasks import DoorKey, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

@@ -15,8 +15,7 @@ import time
 import numpy as np
 
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.tasks import UnlockPickup
-from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor
+from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor, UnlockPickup
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.plan_policy import PlanPolicy
