@@ -8,6 +8,7 @@ import pytest
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply
+from llmrl.core.seeding import Seeds
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
@@ -15,7 +16,7 @@ from llmrl.llms.scripted import UnreadPromptError
 from llmrl.teachers import scripted_planner
 from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.offline_planner import OfflinePlanner
-from llmrl.teachers.planners import OraclePlanner, distribution
+from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, distribution
 from llmrl.teachers.plans import PlanStep, parse_reply, parse_text
 from llmrl.teachers.teacher_factory import find_domain
 from models import Echo, connected, scripted
@@ -524,3 +525,23 @@ class TestRules:
 
 def planner_request(prompt):
     return [{"role": "user", "content": prompt}]
+
+
+def test_error_rate_is_the_share_of_states_with_random_plans():
+    domain = find_domain("simple_doorkey")
+    correct = OraclePlanner(domain)
+    shares = {}
+    for rate in (0.25, 1.0):
+        changed = []
+        for seed in range(200):
+            erroneous = ErroneousPlanner(correct, rate, Seeds(seed))
+            plans = erroneous.plans([KEY, DOOR, KEY])
+            assert plans[0] == plans[2] == erroneous.plans([KEY])[0]
+            changed += [plan != right for plan, right in zip(plans[:2], correct.plans([KEY, DOOR]), strict=True)]
+            for ((steps, probability),) in plans[:2]:
+                assert probability == 1.0
+                assert all(step.object in ("", "key", "door") for step in steps)
+        shares[rate] = sum(changed) / len(changed)
+    assert 0.18 < shares[0.25] < 0.32
+    # The right plans have two steps, a random one has one.
+    assert shares[1.0] == 1.0

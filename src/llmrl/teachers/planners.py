@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from llmrl.core.ranges import UnitInterval
 from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.plans import Plan
+from llmrl.teachers.plans import Plan, PlanStep
 
 Distribution = tuple[tuple[Plan, float], ...]
 """Distinct plans with their probabilities, which sum to 1, in descending order."""
@@ -55,6 +57,50 @@ class OraclePlanner(StateFields):
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+
+class ErroneousPlanner(StateFields):
+    """Planner that replaces the plans of random states by one random step.
+
+    Whether the plans of a sentence are wrong, and the step that replaces them, depend on the sentence and the seed
+    only. The step is drawn uniformly from the skills with each object of the sentence, so it may be right by chance.
+
+    Args:
+        planner: planner whose plans are replaced.
+        error_rate: probability that the plans of a sentence are replaced.
+        seeds: seed tree of the teacher.
+    """
+
+    _state_fields = ("planner",)
+
+    def __init__(self, planner: Planner, error_rate: UnitInterval, seeds: Seeds) -> None:
+        self.domain, self.planner, self.error_rate = planner.domain, planner, error_rate
+        self._seeds = seeds.child("plan_errors")
+
+    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+        return [
+            self._random_plan(sentence) or plans
+            for sentence, plans in zip(sentences, self.planner.plans(sentences), strict=True)
+        ]
+
+    def describe(self) -> dict[str, str]:
+        return self.planner.describe() | {"plan errors": f"{self.error_rate:.0%} of the states, one random step each"}
+
+    def metrics(self) -> dict[str, float]:
+        return self.planner.metrics()
+
+    def _random_plan(self, sentence: str) -> Distribution | None:
+        """Return the random plan of a sentence; None if its plans are right."""
+        rng = self._seeds.numpy(sentence)
+        if rng.random() >= self.error_rate:
+            return None
+        objects = self.domain.objects(sentence)
+        steps = [
+            PlanStep(skill.name, target)
+            for skill in self.domain.skills
+            for target in (objects if skill.takes_object else ("",))
+        ]
+        return (((steps[rng.integers(len(steps))],), 1.0),)
 
 
 def distribution(weights: Sequence[tuple[Plan, float]]) -> Distribution:

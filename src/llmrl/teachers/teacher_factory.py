@@ -10,7 +10,7 @@ from typing import Literal
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel
-from llmrl.core.ranges import NonNegativeInt
+from llmrl.core.ranges import NonNegativeInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.debate import Debate
@@ -18,7 +18,7 @@ from llmrl.teachers.domain import Domain
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED, OfflinePlanner
 from llmrl.teachers.plan_policy import Mode, PlanPolicy, Sharing
-from llmrl.teachers.planners import OraclePlanner, Planner
+from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, Planner
 from llmrl.teachers.policy_teacher import PolicyTeacher
 from llmrl.teachers.schedules import Schedule
 
@@ -71,11 +71,13 @@ def offline_teacher(
     missing_state: Literal["fallback", "error"] = "fallback",
     domain: Domain | None = None,
     parity: bool = False,
+    error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
     """Return a teacher with plans from a table; by default the published one with `parity`, else the corrected one."""
     selection = _domain(spec, domain, parity)
     table_name = table or (PUBLISHED if selection.parity else CORRECTED)
-    return _teacher(OfflinePlanner(selection, table_name, missing_state), seeds, schedule, mode)
+    planner = OfflinePlanner(selection, table_name, missing_state)
+    return _teacher(_with_errors(planner, error_rate, seeds), seeds, schedule, mode)
 
 
 def oracle_teacher(
@@ -84,19 +86,24 @@ def oracle_teacher(
     schedule: Schedule | None = None,
     domain: Domain | None = None,
     parity: bool = False,
+    error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
     """Return a teacher with plans by the domain's own rule."""
     selection = _domain(spec, domain, parity)
     if type(selection).best_plan is Domain.best_plan:
         raise ConfigError(f"the domain {selection.name} has no rule for teacher=oracle; use teacher=llm")
-    return _teacher(OraclePlanner(selection), seeds, schedule, "soft")
+    return _teacher(_with_errors(OraclePlanner(selection), error_rate, seeds), seeds, schedule)
+
+
+def _with_errors(planner: Planner, error_rate: UnitInterval, seeds: Seeds) -> Planner:
+    return ErroneousPlanner(planner, error_rate, seeds) if error_rate else planner
 
 
 def _teacher(
     planner: Planner,
     seeds: Seeds,
     schedule: Schedule | None,
-    mode: Mode,
+    mode: Mode = "soft",
     sharing: Sharing = "own",
     n_agents: int = 1,
 ) -> PolicyTeacher:
