@@ -31,7 +31,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.spatial_cores import OneHots
 from llmrl.rollout.collector import Collector

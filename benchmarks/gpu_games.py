@@ -17,7 +17,7 @@ from llmrl.envs.native import cuda_kernel
 from llmrl.envs.native.compilation import CpuGames, simulated
 from llmrl.envs.native.game_arrays import Inputs, Outputs, array
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 
 PLAYERS = 7
 SUBSTRATES: tuple[Any, ...] = ("cleanup", "harvest")

@@ -22,10 +22,9 @@ import numpy as np
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.envs.melting_pot.worker import Game
+from llmrl.envs.melting_pot.worker import Game, MemoryLayout
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.env_spec import SubstrateSettings
-from llmrl.envs.substrate.memory_layout import MemoryLayout
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName
 
 PAUSE_SECONDS = 1.0

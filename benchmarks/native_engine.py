@@ -36,9 +36,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.game_arrays import Inputs, Outputs
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
-from llmrl.envs.substrate.memory_layout import PIXELS
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName
+from llmrl.envs.substrate.society_env import SubstrateSettings
+from llmrl.envs.substrate.substrate_rules import PIXELS_SHAPE, SUBSTRATES, SubstrateName
 from llmrl.sweeps.machine import Machine
 
 PLAYERS = 7
@@ -184,7 +183,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                     measured[(*key, way, n)].append(player.rate(arguments.seconds, way))
                 if key[0] == "pixels" and fill is not None:
                     room = player.env.observer.frame()["pixels"][0]
-                    views = room.numel() / np.prod(PIXELS)
+                    views = room.numel() / np.prod(PIXELS_SHAPE)
                     measured[(*key, "stream", n)].append(views / best(lambda r=room, n=n: fill(r, n), 5))  # type: ignore[misc]
     large = [key for key in players if key[1] >= MANY and not arguments.cpu]
     many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in large}

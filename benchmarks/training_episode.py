@@ -28,7 +28,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.networks.action_distributions import CategoricalActions, sample_categorical
 from llmrl.rollout.collector import Collector
 

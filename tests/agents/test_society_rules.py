@@ -10,7 +10,7 @@ from llmrl.agents.society_rules import _shift_cells
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.rollout.collector import Collector, evaluate_policy
 
 

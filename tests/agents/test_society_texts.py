@@ -8,8 +8,8 @@ import pytest
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.envs.substrate.grid_text import SpriteCodes, observation_text
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES
 from some import some
 

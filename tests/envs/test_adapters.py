@@ -13,7 +13,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
 from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 
 
 def melting_pot(substrate, mechanism, render=False, **options):

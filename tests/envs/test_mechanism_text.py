@@ -14,7 +14,7 @@ from llmrl.envs.mechanism_text import MechanismReport, example, fields, rules_in
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 
 MECHANISMS = {
     "tax": BracketedTax,

@@ -16,7 +16,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate import install, substrate_rules
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from some import some
 
 pytestmark = pytest.mark.meltingpot
@@ -360,7 +360,7 @@ def test_reports_killed_process(make, victim):
 PARENT = """
 import sys, time, numpy as np
 from llmrl.core.seeding import Seeds
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 env = MeltingPotEnv(SubstrateSettings("harvest", 2), Seeds(0))
 env.reset()

@@ -17,7 +17,7 @@ from llmrl.core.records import ChatReply, Outcome, PrincipalBriefing
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Incentives
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply

@@ -260,7 +260,7 @@ def test_learn_mode_reports_statistics(tmp_path, capsys):
 def test_zaps_lower_peace(substrate):
     """Players who are zapped leave the game for a while; who cannot be zapped stays."""
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-    from llmrl.envs.substrate.env_spec import SubstrateSettings
+    from llmrl.envs.substrate.society_env import SubstrateSettings
 
     for rules, zap in [("upstream", 7), ("legislative", None)]:
         if substrate == "cleanup" and zap is None:

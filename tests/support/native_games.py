@@ -10,7 +10,7 @@ import torch
 from llmrl.core.records import Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 
 SUBSTRATES = ("cleanup", "harvest")
 

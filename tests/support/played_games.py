@@ -9,7 +9,7 @@ import numpy as np
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 
 ROOMS = {
     "cleanup": "WWWWWWW\nWHFHHHW\nWP P PW\nWBBBBBW\nWWWWWWW\n",

@@ -17,7 +17,7 @@ from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.native.engine import Setup
 from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.substrate import maps
-from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from engine_games import RealGame, Rig, drawn, in_child
 from llmrl.core.errors import ConfigError
-from llmrl.envs.melting_pot.worker import Game
+from llmrl.envs.melting_pot.worker import Game, MemoryLayout
 from llmrl.envs.native.cell_codes import WATERS, assign_codes
 from llmrl.envs.native.observations import ViewRenderer
 from llmrl.envs.native.tiles import blend, load_tiles, paint
 from llmrl.envs.substrate import install, maps, sprites
 from llmrl.envs.substrate.grid_text import BEAMS
 from llmrl.envs.substrate.maps import OWN_MAPS
-from llmrl.envs.substrate.memory_layout import PIXELS, MemoryLayout
+from llmrl.envs.substrate.substrate_rules import PIXELS_SHAPE
 from some import some
 
 CELLS, PLAYER_CELL = (11, 11), (9, 5)
@@ -126,7 +126,7 @@ def test_player_view_matches_engine(substrate, rules):
                 ids[place] = tile_bank.player[heading, code or 0]
             mine = paint(tile_bank.bank, ids)
             mask = certain.repeat(8, 0).repeat(8, 1)
-            assert mine.shape == picture.shape == PIXELS
+            assert mine.shape == picture.shape == PIXELS_SHAPE
             wrong = np.argwhere((mine != picture).any(-1) & mask) // 8
             assert not len(wrong), (
                 f"heading {heading}, cell {wrong[0]}: {[sprites[i] for i in codes_seen[tuple(wrong[0])]]}"

@@ -28,7 +28,7 @@ def game(engine: str, substrate: str, **options: Any) -> VecEnv:
     if engine == "native":
         return native(substrate, 4, **options)
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-    from llmrl.envs.substrate.env_spec import SubstrateSettings
+    from llmrl.envs.substrate.society_env import SubstrateSettings
 
     return MeltingPotEnv(SubstrateSettings(substrate, 1, observe=["vector"], **options), Seeds(0))  # type: ignore[arg-type]
 

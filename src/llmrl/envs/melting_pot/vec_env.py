@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,10 @@ from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanisms import SocietyEvents
+from llmrl.envs.melting_pot.worker import CENSUS, MemoryLayout
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, describe
 from llmrl.envs.substrate.maps import find
-from llmrl.envs.substrate.memory_layout import CENSUS, MemoryLayout
-from llmrl.envs.substrate.society_env import SocietyEnv
+from llmrl.envs.substrate.society_env import SocietyEnv, SubstrateSettings, describe
 from llmrl.envs.substrate.sprites import agent_colors
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, check_n_agents
 
@@ -101,7 +100,7 @@ class GamePool:
         parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _POLL_SECONDS, 0))
         with child_socket:
             command = [sys.executable, "-m", "llmrl.envs.melting_pot.worker"]
-            command += ["--layout", json.dumps(self._layout.to_json()), "--slot", str(slot)]
+            command += ["--layout", json.dumps(asdict(self._layout)), "--slot", str(slot)]
             command += ["--link", str(child_socket.fileno()), "--memory", str(memory)]
             # A game uses one core: threads of NumPy's linear algebra would also interfere with fork.
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -154,10 +153,9 @@ class MeltingPotEnv(SocietyEnv):
 
     **Observation.** `pixels` [n_envs, n_agents, 88, 88, 3] uint8; `grid` [n_envs, n_agents, 11, 11, 4] uint8, contents
     of the cells in view (`grid_text.grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32
-    (`memory_layout.VECTOR_OBSERVATIONS`);
-    `text` [n_envs, n_agents], the grid in words (`grid_text.observation_text`); `mechanism` [n_envs, n_agents, d]
-    float32, the current values of a mechanism that is shown, unscaled. Players who have been zapped get black pixels
-    and an empty text until they are back.
+    (`Substrate.vector_observations`); `text` [n_envs, n_agents], the grid in words (`grid_text.observation_text`);
+    `mechanism` [n_envs, n_agents, d] float32, the values of a mechanism that is shown, unscaled. Players who have been
+    zapped get black pixels and an empty text until they are back.
 
     **End.** An episode is truncated at the horizon. The engine's random end is a time limit, too, and reported as
     truncation; no game terminates. The same seed repeats an episode within a run, but not in another run, because the
@@ -179,7 +177,6 @@ class MeltingPotEnv(SocietyEnv):
         n_envs, n_agents, rules = game.n_envs, game.n_agents, game.rules
         check_n_agents(n_agents, game.substrate, rules)
         self._substrate = SUBSTRATES[game.substrate]
-        channels = check_settings(game)
         game_map = None if game.map in ("auto", "melting_pot") else find(game.substrate, game.map)
         if game_map is not None:
             game_map.starts(n_agents)
@@ -188,9 +185,9 @@ class MeltingPotEnv(SocietyEnv):
                     "env.rules=legislative defines the players' own cells only on Melting Pot's map; use env.map=auto"
                 )
         text = None if game_map is None else game_map.text
-        self._layout = MemoryLayout(game.substrate, rules, n_envs, n_agents, channels, render, text)
+        self._layout = MemoryLayout(game.substrate, rules, n_envs, n_agents, game.channels, render, text)
         sites = None if game_map is None else game_map.sites
-        super().__init__(game, channels, describe(game, channels, engine="meltingpot", sites=sites))
+        super().__init__(game, describe(game, "meltingpot", sites=sites))
         self._seeds = seeds
         self._reset_seeds: list[int] = []  # seed of each equal group of games; empty: `seeds` is used
         self._episodes = np.zeros(n_envs, dtype=np.int64)
@@ -241,7 +238,7 @@ class MeltingPotEnv(SocietyEnv):
         live = ~self._ended
         self._arrays["action"][:] = actions
         self._steps[live] += 1
-        last = self._steps >= self._horizon if self._horizon is not None else np.zeros_like(live)
+        last = self._steps >= self._game.horizon if self._game.horizon is not None else np.zeros_like(live)
         answers = self._exchange(self._pool, {int(slot): b"L" if last[slot] else b"S" for slot in np.flatnonzero(live)})
         for slot, answer in answers.items():
             self._ended[slot] = last[slot] or answer == b"E"
@@ -262,14 +259,14 @@ class MeltingPotEnv(SocietyEnv):
             "players_present": present.sum(axis=1),
             **counts,
         }
-        if self._substrate.dirt:
+        if self._substrate.has_dirt:
             info["apples_regrown"] = counts["apples_live"] - self._apples + apples
             info["cells_cleaned"] = cleanings.sum(axis=1)
             info["cleaning_shots"] = (cleanings > 0).sum(axis=1, dtype=np.float32)
         base = reward = raw
         reward_jacobian = None
         if self._mechanism is not None:
-            events = SocietyEvents(raw, cleanings if self._substrate.dirt else None, self._present)
+            events = SocietyEvents(raw, cleanings if self._substrate.has_dirt else None, self._present)
             settlement = self._settle(events, values, live, info)
             base, reward = settlement.base_reward, settlement.reward(values)
             reward_jacobian = settlement.reward_jacobian
@@ -279,7 +276,7 @@ class MeltingPotEnv(SocietyEnv):
         )
 
     def _census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """Return `memory_layout.CENSUS` of all players, and the counts of `Substrate.groups` by name.
+        """Return `worker.CENSUS` of all players, and the counts of `Substrate.groups` by name.
 
         Shapes are [4, n_envs, n_agents] and [n_envs] each.
         """
@@ -294,7 +291,7 @@ class MeltingPotEnv(SocietyEnv):
         observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
         if "text" in self._layout.channels:
             observation["text"] = self._texts(self._arrays["grid"], self._arrays["vector"], self._present, self._values)
-        if self._mechanism_shown:
+        if self._game.shows_mechanism:
             observation["mechanism"] = np.repeat(self._values[:, None, :], self.spec.n_agents, axis=1)
         return observation
 

@@ -23,7 +23,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,94 @@ from numpy.typing import NDArray
 from llmrl.core.errors import EngineError
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.grid_text import SpriteCodes
-from llmrl.envs.substrate.memory_layout import VECTOR_OBSERVATIONS, MemoryLayout
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, substrate_definition
+from llmrl.envs.substrate.substrate_rules import (
+    GRID_SHAPE,
+    PIXELS_SHAPE,
+    SUBSTRATES,
+    Rules,
+    SubstrateName,
+    action_names,
+    substrate_definition,
+)
 
 LUA_FOLDER = Path(__file__).with_name("lua")
+CENSUS = ("reward", "cleaned", "zapped", "present")
+"""Entries of the census for each player; the counts of `Substrate.groups` follow."""
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Settings of a batch of games that determine the shared memory and suffice to build each game."""
+
+    substrate: SubstrateName
+    rules: Rules
+    n_envs: int
+    n_agents: int
+    channels: Sequence[str]
+    render: bool
+    map: str | None = None
+    """Text of the map to play on; None: the substrate's own map."""
+
+    @property
+    def world_shape(self) -> tuple[int, int, int]:
+        """Shape of a frame of the whole world, [height, width, 3]."""
+        if self.map is None:
+            return SUBSTRATES[self.substrate].world_shape
+        rows = self.map.splitlines()
+        return 8 * len(rows), 8 * len(rows[0]), 3
+
+    @property
+    def has_scalars(self) -> bool:
+        """True if the numbers of `Substrate.vector_observations` are read, for the channel `vector` or `text`."""
+        return "vector" in self.channels or "text" in self.channels
+
+    @property
+    def has_cells(self) -> bool:
+        """True if the cells in view are read, for the channel `grid` or `text`."""
+        return "grid" in self.channels or "text" in self.channels
+
+    @property
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each array by name.
+
+        The games read `seed` (of the next episode) and `action`, and write all other arrays.
+        """
+        games, agents = self.n_envs, self.n_agents
+        census = len(CENSUS) * agents + len(SUBSTRATES[self.substrate].groups)
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {
+            "seed": ((games,), "int64"),
+            "action": ((games, agents), "int32"),
+            "census": ((games, census), "float64"),
+        }
+        if "pixels" in self.channels:
+            arrays["pixels"] = ((games, agents, *PIXELS_SHAPE), "uint8")
+        if self.has_cells:
+            arrays["grid"] = ((games, agents, *GRID_SHAPE), "uint8")
+        if self.has_scalars:
+            arrays["vector"] = ((games, agents, len(SUBSTRATES[self.substrate].vector_observations)), "float32")
+        if self.render:
+            arrays["world"] = ((games, *self.world_shape), "uint8")
+        return arrays
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the shared memory, bytes."""
+        return sum(_padded_size(shape, dtype) for shape, dtype in self.arrays.values())
+
+    def views(self, memory: Any) -> dict[str, NDArray[Any]]:
+        """Return the arrays by name as views of `memory`, a writable buffer of `nbytes` bytes."""
+        views, offset = {}, 0
+        for name, (shape, dtype) in self.arrays.items():
+            views[name] = np.ndarray(shape, dtype, memory, offset)
+            offset += _padded_size(shape, dtype)
+        return views
+
+
+def _padded_size(shape: tuple[int, ...], dtype: str) -> int:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class Game:
@@ -73,7 +158,7 @@ class Game:
         self._vector = np.zeros(len(names), dtype=np.int32)
 
         self._pixels = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
-        scalars = VECTOR_OBSERVATIONS[layout.substrate] if layout.has_scalars else ()
+        scalars = SUBSTRATES[layout.substrate].vector_observations if layout.has_scalars else ()
         self._scalars = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
         self._cell_observations = [f"{player}.SEEN" for player in players] if layout.has_cells else []
         self._codes: SpriteCodes | None = None
@@ -207,7 +292,7 @@ def main() -> int:
     # Ctrl-C and preemption send signals to every process; only the learner decides when the games end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    layout = MemoryLayout.from_json(arguments.layout)
+    layout = MemoryLayout(**arguments.layout)
     with socket.socket(fileno=arguments.link) as connection, mmap.mmap(arguments.memory, layout.nbytes) as memory:
         return serve(layout, arguments.slot, connection, memory)
 

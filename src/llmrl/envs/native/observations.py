@@ -16,8 +16,8 @@ from llmrl.envs.native.engine import Engine
 from llmrl.envs.native.game_arrays import Batch, Games, Outputs, ViewTables, array
 from llmrl.envs.native.tiles import Tiles, load_tiles, paint
 from llmrl.envs.substrate.maps import MARGIN
-from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR_OBSERVATIONS
 from llmrl.envs.substrate.sprites import SIZE, Source
+from llmrl.envs.substrate.substrate_rules import GRID_SHAPE, PIXELS_SHAPE, SUBSTRATES
 
 _N_FRAMES = 3
 """Number of frames that are used in turn. An observation stays valid during the next two steps or resets."""
@@ -51,7 +51,7 @@ class ObservationBuilder:
             state += 4 * (engine.n_cells + 9 * max(engine.n_apples, 3 * n))
         step = 4 * _N_FRAMES * (8 + 8 * n)
         grid = self.has_grids * 4 * 121 * _N_FRAMES
-        pixels = self.has_pixels * (4 * 121 + _N_FRAMES * int(np.prod(PIXELS)))
+        pixels = self.has_pixels * (4 * 121 + _N_FRAMES * int(np.prod(PIXELS_SHAPE)))
         return state + step + (grid + pixels) * n
 
     def tables(self) -> ViewTables:
@@ -118,22 +118,22 @@ class ObservationBuilder:
         engine, shape = self._engine, (self._games, self._engine.n_agents)
         frame: dict[str, tuple[Any, Any]] = dict.fromkeys(("grid", "ids"), (None, engine.no_grids))
         if self.has_grids:
-            grid = torch.zeros((*shape, *CELLS), dtype=torch.uint8, device=engine.device)
+            grid = torch.zeros((*shape, *GRID_SHAPE), dtype=torch.uint8, device=engine.device)
             frame["grid"] = grid, array(grid.view(torch.int32).view(*shape, -1))
         if self.has_pixels:
             ids = torch.zeros((*shape, *map_geometry.VIEW), dtype=torch.int32, device=engine.device)
             frame["ids"] = ids, array(ids.view(*shape, -1))
-            pixels = torch.zeros((*shape, *PIXELS), dtype=torch.uint8, device=engine.device)
+            pixels = torch.zeros((*shape, *PIXELS_SHAPE), dtype=torch.uint8, device=engine.device)
             frame["pixels"] = pixels, None
         return frame
 
     def vector(self) -> tuple[torch.Tensor, Any]:
         """Return a new array for the channel `vector`, [B, N, 1 or 2] float32, for players and for the loops.
 
-        Its entries are those of `memory_layout.VECTOR_OBSERVATIONS`.
+        Its entries are those of `Substrate.vector_observations`.
         """
         engine = self._engine
-        shape = (self._games, engine.n_agents, len(VECTOR_OBSERVATIONS[engine.setup.game_map.substrate]))
+        shape = (self._games, engine.n_agents, len(SUBSTRATES[engine.setup.game_map.substrate].vector_observations))
         vector = torch.empty(shape, dtype=torch.float32, device=engine.device)
         return vector, array(vector)
 

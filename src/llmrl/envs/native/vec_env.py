@@ -23,9 +23,8 @@ from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.game_arrays import PLAYER, Batch, Inputs, Outputs, array, fields
 from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.observations import ObservationBuilder
-from llmrl.envs.substrate.env_spec import MAX_HORIZON, SubstrateSettings, check_settings, describe
 from llmrl.envs.substrate.maps import find
-from llmrl.envs.substrate.society_env import SocietyEnv
+from llmrl.envs.substrate.society_env import MAX_HORIZON, SocietyEnv, SubstrateSettings, describe
 from llmrl.envs.substrate.sprites import Source, agent_colors
 from llmrl.envs.substrate.substrate_rules import FIRST_END, SUBSTRATES
 
@@ -53,14 +52,13 @@ class NativeEnv(SocietyEnv):
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: Source = "auto") -> None:
         self._init_args = (game, seeds, device, tiles)
-        channels, game_map = check_settings(game), find(game.substrate, game.map)
+        channels, game_map = game.channels, find(game.substrate, game.map)
         n_envs = game.n_envs
         self.engine = Engine(Setup(game_map, game.n_agents, game.rules), device)
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
         self._shape = (n_envs, game.n_agents)
-        spec = describe(game, channels, engine="native", device=device, sites=game_map.sites)
-        super().__init__(game, channels, spec)
+        super().__init__(game, describe(game, "native", device, game_map.sites))
         self._roots: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
         bytes_per_game = self.observer.bytes_per_game
@@ -247,7 +245,7 @@ class NativeEnv(SocietyEnv):
             alive = fields(self._batch.players, PLAYER)["alive"].cpu().numpy() == 1
             views, scalars, values = (on_host(x) for x in (observation["grid"], observation["vector"], self._values))
             observation["text"] = self._texts(views, scalars, alive & self._clock.live[:, None], values)
-        if self._mechanism_shown:
+        if self._game.shows_mechanism:
             observation["mechanism"] = self._observed_values
         return {name: observation[name] for name in self.spec.observation}
 

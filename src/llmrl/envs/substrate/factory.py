@@ -9,8 +9,8 @@ from typing import Any, Literal
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
-from llmrl.envs.substrate.env_spec import SubstrateSettings
-from llmrl.envs.substrate.memory_layout import CELLS, PIXELS
+from llmrl.envs.substrate.society_env import SubstrateSettings
+from llmrl.envs.substrate.substrate_rules import GRID_SHAPE, PIXELS_SHAPE
 
 _ALTERNATIVE = "env.engine=native plays the same game without it"
 
@@ -52,7 +52,7 @@ def _can_batch_runs(options: Mapping[str, Any]) -> bool:
 
 
 def _observation_bytes(options: Mapping[str, Any]) -> int:
-    channels = {"pixels": math.prod(PIXELS), "grid": math.prod(CELLS), "vector": 8}
+    channels = {"pixels": math.prod(PIXELS_SHAPE), "grid": math.prod(GRID_SHAPE), "vector": 8}
     return sum(channels.get(name, 0) for name in options.get("observe") or ["pixels"])
 
 

@@ -15,7 +15,7 @@ from llmrl.envs.mechanisms import Mechanism
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, SubstrateName, action_names
 
 _AGENT_POSITION = (9, 5)
-"""Row and column of the player's own cell in `memory_layout.CELLS`."""
+"""Row and column of the player's own cell in `substrate_rules.GRID_SHAPE`."""
 CONTENTS = ("outside", "floor", "grass", "river", "dirt", "wall", "apple")
 """Contents of a cell. If several lie on each other, the last one in this order counts."""
 FACINGS = ("nobody", "the way you face", "to your right", "towards you", "to your left")
@@ -43,7 +43,7 @@ def grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tuple[int,
 
     They are the content, whether another player stands there, and the beams.
     """
-    dirt = SUBSTRATES[substrate].dirt
+    dirt = SUBSTRATES[substrate].has_dirt
     names = [name for name in CONTENTS[1:] if dirt or name not in ("river", "dirt")]
     planes = {name: (0, CONTENTS.index(name), CONTENTS.index(name)) for name in names}
     return planes | {"others": (1, 2, 1 + n_agents), "clean_beam": (3, 1, 1), "zap_beam": (3, 2, 2)}
@@ -126,7 +126,7 @@ def game_text(
             f"patch that is eaten bare stays bare.{zap}{payment} Only your own reward counts for you, over the whole "
             "episode."
         )
-    river = ", ~ clean river, x dirty river" if SUBSTRATES[substrate].dirt else ""
+    river = ", ~ clean river, x dirty river" if SUBSTRATES[substrate].has_dirt else ""
     observation = [
         (
             "map",
@@ -139,12 +139,12 @@ def game_text(
             "apples on the map; nearest_apple: how many cells ahead (behind if negative) and to the right (left)",
         ),
     ]
-    if SUBSTRATES[substrate].dirt:
+    if SUBSTRATES[substrate].has_dirt:
         observation.append(("dirt", "dirty cells on the map; nearest_dirt: where, as for apples"))
     observation.append(("players", "others on the map: cells ahead, cells to the right, and where they face"))
     if "zap" in actions:
         observation.append(("can_zap", "whether your beam is ready"))
-    if SUBSTRATES[substrate].dirt:
+    if SUBSTRATES[substrate].has_dirt:
         observation.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
     if mechanism is not None:
         observation += mechanism_text.fields(mechanism.spec, mechanism.player_facts, shown)
@@ -168,7 +168,7 @@ def _example(
     cells = np.arange(0, 2 * (n_agents - 1), 2)
     view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
     report = {} if mechanism is None else mechanism_text.example(mechanism.spec, mechanism.player_facts, show_mechanism)
-    return observation_text(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].dirt else (1.0,), report)
+    return observation_text(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].has_dirt else (1.0,), report)
 
 
 def observation_text(
@@ -184,7 +184,7 @@ def observation_text(
         view: the player's `grid`, [11, 11, 4].
         substrate: name of the substrate.
         rules: rules of the game.
-        scalars: the numbers of `memory_layout.VECTOR_OBSERVATIONS`.
+        scalars: the numbers of `Substrate.vector_observations`.
         mechanism_report: report on the mechanism (`MechanismReport.observation_entries`); None: there is no mechanism.
     """
     kinds, players = np.where(view[..., 1] > 0, 0, view[..., 0]), view[..., 1]
@@ -195,7 +195,7 @@ def observation_text(
     y, x = _AGENT_POSITION
     rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
     facts: dict[str, object] = {"map": rows}
-    count_codes = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].dirt else {})}
+    count_codes = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].has_dirt else {})}
     for name, code in count_codes.items():
         cells = np.argwhere(kinds == code)
         facts[name] = len(cells)

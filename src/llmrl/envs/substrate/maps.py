@@ -165,8 +165,8 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
     if not len(apples):
         marks = " or ".join(APPLES[substrate])
         raise ConfigError(f"env.map has no cell where apples grow; mark at least one with {marks}")
-    dirt = cells_of(DIRT) if SUBSTRATES[substrate].dirt else cells_of("")
-    if SUBSTRATES[substrate].dirt and not len(dirt):
+    dirt = cells_of(DIRT) if SUBSTRATES[substrate].has_dirt else cells_of("")
+    if SUBSTRATES[substrate].has_dirt and not len(dirt):
         raise ConfigError(
             "env.map has no river cell that can get dirty, on which the growth of apples depends; mark cells with H "
             "(clean at the start) or F (dirty at the start)"
@@ -182,7 +182,7 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
         apples=apples,
         dirt=dirt,
         dirty=flat[dirt] == DIRT[1],
-        river=cells_of("~S") if SUBSTRATES[substrate].dirt else cells_of(""),
+        river=cells_of("~S") if SUBSTRATES[substrate].has_dirt else cells_of(""),
         stack_indices=stack_indices,
         stacks=tuple(stacks),
     )

@@ -1,21 +1,187 @@
-"""The part of Clean Up and Harvest that both engines share: the mechanism and its report to players."""
+"""Clean Up and Harvest on either engine: settings, environment spec, and the base class with the mechanism."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import Aggregate, Channel, EnvSpec
+from llmrl.core.summaries import Derived, MeanStep, Ratio, quarters
 from llmrl.envs.mechanism_text import MechanismReport
-from llmrl.envs.mechanisms import Settlement, SocietyEvents
-from llmrl.envs.substrate.env_spec import SubstrateSettings
-from llmrl.envs.substrate.grid_text import observation_text
+from llmrl.envs.mechanisms import RAW_REWARD, Mechanism, Settlement, SocietyEvents
+from llmrl.envs.substrate.grid_text import game_text, grid_codes, grid_planes, observation_text
+from llmrl.envs.substrate.substrate_rules import (
+    FIRST_END,
+    GRID_SHAPE,
+    MAX_AGENTS,
+    PIXELS_SHAPE,
+    SUBSTRATES,
+    Rules,
+    Sites,
+    SubstrateName,
+    action_names,
+    changes,
+)
+
+ChannelName = Literal["pixels", "grid", "vector", "text"]
+CHANNELS = get_args(ChannelName)
+MAX_HORIZON = 5000
+"""Number of steps after which the engine ends every episode."""
+_RATIO_NUMERATORS = {"apples_per_shot": "apples_eaten", "cells_per_shot": "cells_cleaned"}
+
+
+@dataclass(frozen=True)
+class SubstrateSettings:
+    """Settings of games of Clean Up or Harvest, for either engine.
+
+    Attributes:
+        substrate: `cleanup` or `harvest`.
+        n_envs: number of games; on Melting Pot's engine also of worker processes.
+        n_agents: players per game.
+        horizon: steps per episode, at most 5000; None: 5000. Upstream rules may end an episode at random from step 1099
+            on.
+        rules: `upstream`, or `legislative` (see `substrate_rules.CHANGES`).
+        observe: channels that every player observes; None: pixels.
+        mechanism: mechanism whose values a principal sets; None for plain rewards.
+        show_mechanism: whether players observe the mechanism's values.
+        map: `auto` or `melting_pot`: the substrate's map; for other values see `llmrl.envs.substrate.maps.find`.
+
+    Raises:
+        ConfigError: no channel or an unknown one, too many players for texts, too long a horizon, or a mechanism that
+            does not fit the substrate.
+    """
+
+    substrate: SubstrateName
+    n_envs: PositiveInt
+    n_agents: PositiveInt = 7
+    horizon: PositiveInt | None = 1000
+    rules: Rules = "upstream"
+    observe: Sequence[ChannelName] | None = None
+    mechanism: Mechanism | None = None
+    show_mechanism: bool = True
+    map: str = "auto"
+
+    def __post_init__(self) -> None:
+        mechanism, channels = self.mechanism, self.channels
+        if mechanism is not None and mechanism.needs_dirt and not SUBSTRATES[self.substrate].has_dirt:
+            raise ConfigError(
+                f"env.mechanism={type(mechanism).__name__} pays for cleaning, and {self.substrate} has no dirt. Use "
+                "BracketedTax or env=cleanup."
+            )
+        if not channels or (unknown := sorted(set(channels) - set(CHANNELS))):
+            cause = f"contains {unknown[0]!r}" if channels else "is empty"
+            raise ConfigError(f"env.observe {cause}; the channels are {', '.join(CHANNELS)}")
+        if "text" in channels and self.n_agents > MAX_AGENTS:
+            raise ConfigError(
+                f"env.n_agents={self.n_agents} is too large for the channel text, which distinguishes at most "
+                f"{MAX_AGENTS} players; use fewer players, or observe grid"
+            )
+        if self.horizon is not None and self.horizon > MAX_HORIZON:
+            raise ConfigError(
+                f"env.horizon={self.horizon} must be at most {MAX_HORIZON}, the steps after which every episode ends, "
+                "or null"
+            )
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Names of the observation channels without duplicates, pixels by default."""
+        return ("pixels",) if self.observe is None else tuple(dict.fromkeys(self.observe))
+
+    @property
+    def shows_mechanism(self) -> bool:
+        """True if players observe a mechanism's values."""
+        return self.mechanism is not None and self.show_mechanism
+
+
+def describe(
+    game: SubstrateSettings,
+    engine: Literal["meltingpot", "native"],
+    device: str | None = None,
+    sites: Sites | None = None,
+) -> EnvSpec:
+    """Return the spec of a batch of games.
+
+    `device`: as in `EnvSpec`. `sites`: counts of the map's cells; None: those of Melting Pot's map.
+    """
+    substrate, rules, mechanism, horizon = game.substrate, game.rules, game.mechanism, game.horizon
+    grid, planes = grid_codes(game.n_agents), grid_planes(substrate, game.n_agents)
+    shows_text = "text" in game.channels
+    available = {
+        "pixels": Channel(PIXELS_SHAPE, "uint8", 0, 255),
+        "grid": Channel(GRID_SHAPE, "uint8", 0, max(grid) - 1, codes=grid, planes=planes),
+        "vector": Channel((len(SUBSTRATES[substrate].vector_observations),), "float32", 0, max(1, game.n_agents - 1)),
+        "text": Channel((), "object"),
+    }
+    observation = {name: channel for name, channel in available.items() if name in game.channels}
+    if mechanism is not None and game.show_mechanism:
+        low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
+        observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
+    names = action_names(substrate, rules)
+    return EnvSpec(
+        name=substrate,
+        n_envs=game.n_envs,
+        n_agents=game.n_agents,
+        observation=observation,
+        n_actions=len(names),
+        action_names=names,
+        horizon=horizon,
+        mechanism=None if mechanism is None else mechanism.spec,
+        metrics=_metrics(substrate, mechanism, horizon),
+        details=() if mechanism is None else mechanism.details,
+        has_reward_jacobian=mechanism is not None,
+        deterministic=engine == "native",
+        text=game_text(substrate, rules, game.n_agents, mechanism, game.show_mechanism) if shows_text else None,
+        facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
+        about=(
+            ("engine", f"{engine}, {rules} rules"),
+            ("reward", RAW_REWARD if mechanism is None else mechanism.base_reward),
+        ),
+        device=device,
+    )
+
+
+def _metrics(
+    substrate: SubstrateName, mechanism: Mechanism | None, horizon: int | None
+) -> dict[str, Aggregate | Derived]:
+    """Return the metrics of an episode; those of its quarters only if there is a horizon."""
+    metrics: dict[str, Aggregate | Derived] = {"apples_live": "last"}
+    metrics |= {} if horizon is None else quarters("apples_live", horizon)
+    metrics |= {"apples_eaten": "sum", "mean_eating_step": MeanStep("apples_eaten")}
+    metrics |= {"zaps": "sum", "players_present": "mean"}
+    if SUBSTRATES[substrate].has_dirt:
+        metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaning_shots": "sum", "dirt": "last"}
+        metrics |= {name: Ratio(numerator, "cleaning_shots") for name, numerator in _RATIO_NUMERATORS.items()}
+    metrics |= {} if mechanism is None else mechanism.metrics
+    return metrics
+
+
+def _facts(
+    substrate: SubstrateName, rules: Rules, mechanism: Mechanism | None, horizon: int | None, sites: Sites
+) -> dict[str, float | bool]:
+    """Return the facts that prompts state about the game under these rules, on this map, with this mechanism."""
+    change_names = {change.name for change in changes(substrate, rules)}
+    facts: dict[str, float | bool] = {"apple_sites": sites.apples, "away": SUBSTRATES[substrate].removal_steps}
+    if sites.dirt:
+        facts |= {
+            "apples_at_start": "apples_at_start" in change_names,
+            "river_cells": sites.dirt,
+            "dirty_at_start": sites.dirty,
+            "pays_cleaning": False,
+            "exactly_one": False,
+            "reward_removed": False,
+            "budget_balanced": False,
+        }
+    if "no_random_end" not in change_names and (horizon is None or horizon > FIRST_END):
+        facts["may_end_from"] = FIRST_END
+    return facts if mechanism is None else {**facts, **mechanism.facts}
 
 
 class SocietyEnv(ABC):
@@ -23,7 +189,6 @@ class SocietyEnv(ABC):
 
     Args:
         game: settings of the games.
-        channels: channels that players observe.
         spec: description of the environment.
 
     Attributes:
@@ -32,17 +197,15 @@ class SocietyEnv(ABC):
 
     settlement: Settlement | None = None
 
-    def __init__(self, game: SubstrateSettings, channels: Sequence[str], spec: EnvSpec) -> None:
+    def __init__(self, game: SubstrateSettings, spec: EnvSpec) -> None:
         self.spec, self._game = spec, game
         self._mechanism = mechanism = game.mechanism
-        self._mechanism_shown, self._horizon = game.mechanism_shown, game.horizon
         # Number of games with different random numbers; the following groups draw the same numbers.
         self._group_size = spec.n_envs
         self._report: MechanismReport | None = None
-        if mechanism is not None and "text" in channels:
-            self._report = MechanismReport(
-                mechanism.spec, spec.n_envs, spec.n_agents, game.mechanism_shown, mechanism.player_facts
-            )
+        if mechanism is not None and "text" in game.channels:
+            shape = spec.n_envs, spec.n_agents
+            self._report = MechanismReport(mechanism.spec, *shape, game.show_mechanism, mechanism.player_facts)
         low = np.zeros(0) if mechanism is None else mechanism.spec.low
         self._set_values(np.tile(low.astype(np.float32), (spec.n_envs, 1)))
 

@@ -138,7 +138,7 @@ def _engine_beams(substrate: SubstrateName) -> Sprite:
     """Return the colors of the beams, which are defined in the engine's Lua modules."""
     lua = install.root() / "meltingpot" / "lua"
     zap = _lua_color(lua / "modules" / "avatar_library.lua", r"'beamColor',\s*args\.default\(\{([\d,\s]+)\}")
-    if not SUBSTRATES[substrate].dirt:
+    if not SUBSTRATES[substrate].has_dirt:
         return np.stack([np.zeros(4, np.uint8), zap])
     level = lua / "levels" / SUBSTRATES[substrate].module / "components.lua"
     return np.stack([_lua_color(level, r"addColor\('BeamClean',\s*\{([\d,\s]+)\}"), zap])

@@ -23,6 +23,12 @@ FIRST_END = 1099
 MAX_AGENTS = 15
 """Maximum number of players with distinguishable colors in both substrates."""
 
+GRID_SHAPE = (11, 11, 4)
+"""Shape of a player's view in cells: 9 ahead, 1 behind, 5 to either side, rows from far to near, with four codes per
+cell (`grid_text.grid_codes`)."""
+PIXELS_SHAPE = (88, 88, 3)
+"""Shape of a player's view in pixels, 8 x 8 per cell."""
+
 _MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left", "turn_right")
 
 
@@ -49,6 +55,7 @@ class Substrate:
         module: its Python configuration, a module of `meltingpot.configs.substrates`.
         actions: names of the upstream actions, in the order of their indices.
         world_shape: shape of a frame of the whole world, [height, width, 3].
+        vector_observations: the engine's names of the entries of the channel `vector`.
         groups: counts of the world at each step: metric name -> group of piece states.
         sites: numbers of cells of Melting Pot's map.
         zap_cooldown, clean_cooldown: number of steps after a shot in which no shot is possible.
@@ -61,6 +68,7 @@ class Substrate:
     module: str
     actions: tuple[str, ...]
     world_shape: tuple[int, int, int]
+    vector_observations: tuple[str, ...]
     groups: Mapping[str, str]
     sites: Sites
     zap_cooldown: int
@@ -71,7 +79,7 @@ class Substrate:
     spawn_cells: tuple[tuple[int, int], ...]
 
     @property
-    def dirt(self) -> bool:
+    def has_dirt(self) -> bool:
         """True if there is a river that gets dirty."""
         return self.sites.dirt > 0
 
@@ -81,6 +89,7 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         module="clean_up",
         actions=(*_MOVES, "zap", "clean"),
         world_shape=(168, 240, 3),
+        vector_observations=("READY_TO_SHOOT", "NUM_OTHERS_WHO_CLEANED_THIS_STEP"),
         groups={"apples_live": "apples", "dirt": "dirt"},
         sites=Sites(apples=122, dirt=147, dirty=79),
         zap_cooldown=10,
@@ -94,6 +103,7 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
         module="commons_harvest__open",
         actions=(*_MOVES, "zap"),
         world_shape=(144, 192, 3),
+        vector_observations=("READY_TO_SHOOT",),
         groups={"apples_live": "apples"},
         sites=Sites(apples=64),
         zap_cooldown=2,
