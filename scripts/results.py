@@ -27,8 +27,7 @@ from results_runs import restore_runs, write_runs
 
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Report, ReportSettings
-from llmrl.analysis.report_tables import slugs
-from llmrl.analysis.study_tasks import NAME, TaskComparison, compare_tasks
+from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, compare_tasks, slugs
 from llmrl.display.reports import create_report
 from llmrl.experiment.composition import plain
 from llmrl.results.run_records import read_runs
@@ -87,7 +86,7 @@ def store_study(folder: Path, results: Path) -> str:
     for part in ("figures", "data"):
         (results / part).mkdir(parents=True, exist_ok=True)
     comparison = compare_tasks(report)
-    figure = NAME if comparison is not None else f"{slugs(report)[0]}_study"
+    figure = STUDY_TASKS if comparison is not None else f"{slugs(report)[0]}_study"
     for suffix in ("", "_online"):
         source = page.parent / "figures" / f"{figure}{suffix}.png"
         if not suffix or source.exists():
@@ -156,7 +155,7 @@ def study_tables(report: Report) -> Iterator[tuple[str, ReportTable]]:
         tables = list(section.study.tables)
     for table in tables:
         if len(table.data) > 1:
-            yield "scores" if table.name == NAME else table.name.removeprefix("study_"), table
+            yield "scores" if table.name == STUDY_TASKS else table.name.removeprefix("study_"), table
 
 
 def study_settings(folder: Path) -> StudySettings:

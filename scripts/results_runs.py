@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.scores import AXES, DEFAULT_CURVES, series
+from llmrl.analysis.scores import AXES, DEFAULT_CURVES, read_series
 from llmrl.analysis.training_curves import common_frames, is_training_metric
 from llmrl.results.groups import tasks_of
 from llmrl.results.run_records import RunRecord, read_runs
@@ -124,7 +124,7 @@ def _curve_rows(run: RunRecord, settings: StudySettings, width: int | None) -> l
     rows = []
     for metric in metrics:
         if is_training_metric(run.folder, metric):  # binned episodes of training, which have a file of their own
-            for place, value in zip(*series(run.folder, metric, settings.x_axis, width), strict=True):
+            for place, value in zip(*read_series(run.folder, metric, settings.x_axis, width), strict=True):
                 rows.append({KIND: "training", X: axis, axis: float(place), metric: float(value)})
     for row in content:
         names = [name for name in row if name in metrics or name.startswith(CURVE_PREFIXES)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.analysis.config_differences import _drop_absent_parts, config_differences
+from llmrl.analysis.report_tables import _drop_absent_parts, config_differences
 from llmrl.cli.sweep_report import main
 from llmrl.results.groups import tasks_of
 from llmrl.results.run_records import read_runs

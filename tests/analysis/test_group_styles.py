@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from llmrl.analysis.group_styles import group_styles, label_line_ends, spread_positions
+from llmrl.analysis.figures import group_styles, label_line_ends, spread_positions
 
 
 def test_twelve_groups_differ_in_grayscale() -> None:

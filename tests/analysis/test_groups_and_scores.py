@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.analysis.curves import on_common_grid
-from llmrl.analysis.scores import ScoreRule, metric_names, series
+from llmrl.analysis.curves import align_curves
+from llmrl.analysis.scores import ScoreRule, metric_names, read_series
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.groups import Group, scripted_notes, tasks_of
 from llmrl.results.run_records import RunRecord, read_runs
@@ -98,7 +98,7 @@ def test_scores(tmp_path: Path) -> None:
     assert ScoreRule().score(broken) == "finished without a result"
     assert ScoreRule("other").score(broken) == "other ends in NaN or infinity"
     assert metric_names([complete]) == ["other", "principal/objective"]
-    places, values = series(broken.folder, "other")
+    places, values = read_series(broken.folder, "other")
     assert (places.tolist(), values.tolist()) == ([100], [2])
 
 
@@ -109,7 +109,7 @@ def test_corrupt_line_gives_reason(tmp_path: Path) -> None:
     [run] = read_runs(tmp_path)
     assert "line 3 is damaged" in str(ScoreRule("other").score(run))
     with pytest.raises(RunFolderError, match="line 3 is damaged"):
-        series(folder, "other")
+        read_series(folder, "other")
     assert metric_names([run]) == ["other", "principal/objective"]
 
 
@@ -123,7 +123,7 @@ def test_rejects_invalid_rules(metric: str, share: float) -> None:
 def test_curves_use_common_range(places: list[list[int]]) -> None:
     """Use curves y = 3x + run, for which linear interpolation is exact."""
     runs = [(np.array(sorted(p), dtype=float), 3.0 * np.array(sorted(p)) + k) for k, p in enumerate(places)]
-    common = on_common_grid(runs)
+    common = align_curves(runs)
     first, last = max(min(p) for p in places), min(max(p) for p in places)
     if first > last:
         assert common is None
@@ -136,7 +136,7 @@ def test_curves_use_common_range(places: list[list[int]]) -> None:
 
 def test_shared_steps_are_subsampled() -> None:
     places = np.arange(1000.0) ** 2
-    grid, values = on_common_grid([(places, places), (places, -places)])  # type: ignore[misc]
+    grid, values = align_curves([(places, places), (places, -places)])  # type: ignore[misc]
     assert len(grid) == 200
     assert np.isin(grid, places).all()
     assert (grid[0], grid[-1]) == (0, 999**2)

@@ -13,7 +13,7 @@ from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_tables import tables_of
+from llmrl.analysis.report_tables import build_tables
 from llmrl.core.errors import RunFolderError
 from llmrl.results.principal_scores import SCORES_NOTE
 from llmrl.results.table_format import ReportTable
@@ -99,12 +99,12 @@ def test_different_winners_are_explained(study: GroupComparison) -> None:
 
 def test_curves_show_recommendations(study: GroupComparison) -> None:
     gp = study.traces[0]
-    assert gp.anytime is not None and gp.anytime.places.tolist() == list(PLACES)
+    assert gp.anytime is not None and gp.anytime.x.tolist() == list(PLACES)
     assert gp.anytime.band.estimate == pytest.approx(CURVES["gp"])
     # At the last measurement it is the score.
     assert gp.anytime.band.estimate[-1] == pytest.approx(float(gp.score.estimate))
-    [ucb] = [comparison for comparison in study.comparisons if comparison.one.name == "ucb"]
-    assert ucb.since == 2  # measurements, not proposals, which these runs log four at a time
+    [ucb] = [comparison for comparison in study.comparisons if comparison.group.name == "ucb"]
+    assert ucb.onset == 2  # measurements, not proposals, which these runs log four at a time
 
 
 def test_unsolved_runs_are_right_censoring(study: GroupComparison) -> None:
@@ -163,7 +163,7 @@ def test_rejects_invalid_optimum(tmp_path: Path) -> None:
 
 def test_plain_sweep_shows_both_scores(tmp_path: Path) -> None:
     report = summarize(write_study(tmp_path, None, anytime=False, runs=3), ReportSettings())
-    scores = next(report_table for report_table in tables_of(report) if report_table.name == "toy_scores")
+    scores = next(report_table for report_table in build_tables(report) if report_table.name == "toy_scores")
     assert "online performance" in scores.columns and scores.notes[0] == SCORES_NOTE
     ranked = ["gp", "scripted rule", "ucb", "random", "fixed"]
     assert [row[0].removeprefix("principal=").split(",")[0] for row in scores.rows] == ranked

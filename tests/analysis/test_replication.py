@@ -10,7 +10,7 @@ import pytest
 
 from experiments import compose, only_run_folder, run
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report import GroupNumbers, ReportSettings
+from llmrl.analysis.report import GroupSummary, ReportSettings
 from llmrl.cli.sweep_report import main
 from llmrl.evaluation.suite_results import experiments, merge_suite_results
 from llmrl.results.groups import tasks_of
@@ -21,9 +21,9 @@ from run_folders import write_run
 SETTINGS = ReportSettings()
 
 
-def numbers(folder: Path) -> GroupNumbers:
+def numbers(folder: Path) -> GroupSummary:
     [section] = summarize(folder, SETTINGS).sections
-    [found] = section.numbers
+    [found] = section.summaries
     return found
 
 

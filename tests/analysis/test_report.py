@@ -152,7 +152,7 @@ def test_terminal_shows_scores(sweep: Path, capsys: pytest.CaptureFixture[str]) 
 def test_metric_is_configurable(sweep: Path) -> None:
     settings = ReportSettings(ScoreRule("other", 0.5))
     section = summarize(sweep / "harvest", settings).sections[0]
-    assert section.numbers[-1].scores.tolist() == [200 + seed for seed in range(6)]
+    assert section.summaries[-1].scores.tolist() == [200 + seed for seed in range(6)]
 
 
 def test_run_states_have_reasons(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
     assert reasons[5][1] == "waits in the queue"
     assert reasons[7][1] == "not finished: 4 steps done (40%)"
     assert report.n_scored == 2
-    assert report.sections[0].numbers[0].group.expected == 8
+    assert report.sections[0].summaries[0].group.expected == 8
 
 
 def test_uneven_curves_use_common_range(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_uneven_curves_use_common_range(tmp_path: Path) -> None:
     write_run(tmp_path, "game", [], 2, [float("nan")])
     section = summarize(tmp_path, ReportSettings(curves=("other",))).sections[0]
     [line] = section.curves[0].lines.values()
-    assert (line.places[0], line.places[-1], line.values.shape[1]) == (100, 240, 2)
+    assert (line.x[0], line.x[-1], line.values.shape[1]) == (100, 240, 2)
     assert not section.notes  # the third run is not in the numbers at all
     (tmp_path / "game").joinpath(find_runs(tmp_path)[1], "metrics.jsonl").write_text("")
     assert summarize(tmp_path, ReportSettings(curves=("other",))).sections[0].notes == (
@@ -222,11 +222,11 @@ def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
     for seed, steps in enumerate((100, 60)):
         write_run(tmp_path, "game", [], seed, [1.0, 2, 3], steps=steps)
     [line] = summarize(tmp_path, ReportSettings(x_axis="proposals")).sections[0].curves[0].lines.values()
-    assert line.places.tolist() == [4, 8, 12] and line.band.estimate.tolist() == [1, 2, 3]
+    assert line.x.tolist() == [4, 8, 12] and line.band.estimate.tolist() == [1, 2, 3]
     write_run(tmp_path / "alone", "game", [], 0, [1.0, 2, 3])  # whose seconds need not overlap with another's
     [curve] = summarize(tmp_path / "alone", ReportSettings(x_axis="seconds")).sections[0].curves
     [line] = curve.lines.values()
-    assert curve.over == "seconds" and line.places[-1] < 60 and line.band.estimate[-1] == 3
+    assert curve.x_axis == "seconds" and line.x[-1] < 60 and line.band.estimate[-1] == 3
 
 
 @pytest.mark.long
@@ -391,6 +391,6 @@ def test_copied_folder_gives_equal_report(sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(sweep, tmp_path / "copy", ignore=shutil.ignore_patterns("report"))
     settings = ReportSettings()
     original, copy_report = (summarize(folder, settings) for folder in (sweep, tmp_path / "copy"))
-    assert [n.scores.tolist() for s in original.sections for n in s.numbers] == [
-        n.scores.tolist() for s in copy_report.sections for n in s.numbers
+    assert [summary.scores.tolist() for s in original.sections for summary in s.summaries] == [
+        summary.scores.tolist() for s in copy_report.sections for summary in s.summaries
     ]

@@ -12,8 +12,8 @@ from explored import played
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.story.society import informative_metrics
-from llmrl.analysis.story.talks import MAX_CHARACTERS, truncate_start
+from llmrl.analysis.story.group_tables import informative_metrics
+from llmrl.analysis.story.story import MAX_CHARACTERS, truncate_start
 from llmrl.core.frames import save_video
 from llmrl.results.table_format import ReportTable
 from llmrl.run.run import Run
@@ -161,7 +161,7 @@ def test_page_shows_principal_text(tmp_path: Path) -> None:
     save_video(frames, videos, "side_by_side", 2.0)
     [section] = summarize(tmp_path, SETTINGS).sections
     [exchange] = section.story.exchanges
-    assert (exchange.prompt, exchange.reply, exchange.place) == ("Propose a fee.", "fee 2", "principal, call 2")
+    assert (exchange.prompt, exchange.reply, exchange.source) == ("Propose a fee.", "fee 2", "principal, call 2")
     [video] = section.story.videos
     assert video.path == videos / "side_by_side.gif" and "side by side" in video.caption
     assert "fee 2" in write_report(summarize(tmp_path, SETTINGS), tmp_path / "report").read_text()

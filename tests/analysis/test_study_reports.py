@@ -80,29 +80,29 @@ def test_pretraining_runs_form_level(result: GroupComparison) -> None:
 
 
 def test_shared_effects_cancel_in_comparisons(result: GroupComparison) -> None:
-    verdicts = {comparison.one.name: comparison.verdict for comparison in result.comparisons}
+    verdicts = {comparison.group.name: comparison.verdict for comparison in result.comparisons}
     assert verdicts["ucb"] == "above" and verdicts["fixed"] == "below"
-    [ucb] = [comparison for comparison in result.comparisons if comparison.one.name == "ucb"]
-    assert ucb.paired and 18 < float(ucb.difference.low) < float(ucb.difference.high) < 22
+    [ucb] = [comparison for comparison in result.comparisons if comparison.group.name == "ucb"]
+    assert ucb.is_paired and 18 < float(ucb.difference.low) < float(ucb.difference.high) < 22
     assert float(ucb.probability.estimate) == 1.0
     # Societies differ by far more than that.
-    assert float(ucb.one.score.high - ucb.one.score.low) > 8
+    assert float(ucb.group.score.high - ucb.group.score.low) > 8
 
 
 def test_reports_curve_crossing(result: GroupComparison) -> None:
-    [ucb] = [comparison for comparison in result.comparisons if comparison.one.name == "ucb"]
+    [ucb] = [comparison for comparison in result.comparisons if comparison.group.name == "ucb"]
     # Four proposals a step as these runs are written; the ninth step is the first better one.
-    assert ucb.since == 4 * 9
+    assert ucb.onset == 4 * 9
     assert any(sentence.startswith("Above random (apples): ucb (+19.7") for sentence in result.sentences)
 
 
 def test_single_run_group_is_not_tested(result: GroupComparison) -> None:
-    [llm] = [comparison for comparison in result.comparisons if comparison.one.name == "llm"]
+    [llm] = [comparison for comparison in result.comparisons if comparison.group.name == "llm"]
     assert (
         llm.verdict == "untested"
         and math.isnan(llm.p_adjusted)
         and math.isnan(float(llm.difference.low))
-        and llm.since is None
+        and llm.onset is None
     )
 
 
@@ -197,9 +197,9 @@ def test_landscape_averages_over_societies(tmp_path: Path) -> None:
     landscape_table = landscape(tmp_path, [GRID, GRID[::-1]])
     assert landscape_table.vectors[landscape_table.best].tolist() == [1, 1, 1]
     assert landscape_table.band.estimate[landscape_table.best] == pytest.approx(11.5)
-    sheets = landscape_table.sheets()
-    assert [title for title, *_ in sheets] == ["c = 0", "c = 1"]
-    _, xs, ys, places = sheets[1]
+    heat_maps = landscape_table.heat_maps()
+    assert [title for title, *_ in heat_maps] == ["c = 0", "c = 1"]
+    _, xs, ys, places = heat_maps[1]
     assert (xs.tolist(), ys.tolist(), places.shape) == ([0, 1], [0, 1, 2], (3, 2))
     assert landscape_table.vectors[places[1, 1]].tolist() == [1, 1, 1]
     assert "a 1, b 1, c 1, brings 11.5 apples" in landscape_table.sentences[0]

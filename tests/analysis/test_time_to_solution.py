@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.analysis.time_to_solution import kaplan_meier_median, solution_times
+from llmrl.analysis.group_traces import kaplan_meier_median, solution_times
 
 
 def test_first_crossing_or_censoring() -> None:

@@ -18,7 +18,7 @@ from experiments import compose, only_run_folder, run_experiment
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_tables import efficiency_table
-from llmrl.analysis.scores import ScoreRule, metric_names, series
+from llmrl.analysis.scores import ScoreRule, metric_names, read_series
 from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, common_frames, curve, read_training
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.run_records import read_runs
@@ -184,8 +184,8 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
     [section] = report.sections
     [plotted] = section.curves
     budget, width = 50 * (80 - 2 * HORIZON + 2), 4000 // 50
-    assert all(np.unique(np.diff(line.places)).tolist() == [width] for line in plotted.lines.values())
-    assert all(line.places[0] == width / 2 for line in plotted.lines.values())
+    assert all(np.unique(np.diff(line.x)).tolist() == [width] for line in plotted.lines.values())
+    assert all(line.x[0] == width / 2 for line in plotted.lines.values())
     assert section.notes[-1].endswith(f"Sample efficiency is the mean over the first {budget:,} frames.")
     table = efficiency_table(section)
     assert [row[:2] for row in table.rows] == [["agent=a", "6 of 6"], ["agent=b", "6 of 6"]]
@@ -197,13 +197,13 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
     assert common_frames(folders, None, None) == FrameBudget(budget, width)
     # As the score of a report, it is the same number.
     ruled_report = summarize(tmp_path, ReportSettings(ScoreRule("train/success")))
-    for score, has_mean in zip(ruled_report.sections[0].numbers, section.efficiency, strict=True):
+    for score, has_mean in zip(ruled_report.sections[0].summaries, section.efficiency, strict=True):
         assert score.scores.tolist() == has_mean.scores.tolist()
     short = summarize(tmp_path, ReportSettings(budget=1000, width=500, curves=("train/success",)))
     [line, *_] = short.sections[0].curves[0].lines.values()
-    assert line.places[:2].tolist() == [250, 750]
+    assert line.x[:2].tolist() == [250, 750]
     long_report = summarize(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), budget=5000))
-    assert [len(numbers.scores) for numbers in long_report.sections[0].numbers] == [6, 0]
+    assert [len(numbers.scores) for numbers in long_report.sections[0].summaries] == [6, 0]
     assert any(
         f"the first {budget:,} frames of training, of 5,000" in excluded_run.reason
         for excluded_run in long_report.excluded
@@ -222,11 +222,11 @@ def test_tail_fraction_of_frames(tmp_path: Path) -> None:
     assert "of 201 requested" in str(ScoreRule("train/success", budget=201).score(record_))
     assert ScoreRule("train/length").score(record_) == 20
     assert metric_names([record_]) == ["loss/policy", "train/length", "train/success"]
-    places, values = series(folder, "train/success", width=40)
+    places, values = read_series(folder, "train/success", width=40)
     assert places.tolist() == [20, 60, 100, 140, 180]
     assert values.tolist() == pytest.approx([0, 0, 0, 19 / 40, 1])
     with pytest.raises(RunFolderError, match="environment steps"):
-        series(folder, "train/success", "seconds")
+        read_series(folder, "train/success", "seconds")
 
 
 def test_reports_corrupt_record(tmp_path: Path) -> None:
@@ -293,9 +293,9 @@ def test_constant_success_gives_flat_curve(tmp_path: Path) -> None:
         "learn.evaluate_episodes=1",
     )
     folder = train(tmp_path, {"n_envs": 300, "probability": 0.5}, *steps, "agent.ppo.epochs=1")
-    _, values = series(folder, "train/success", width=6000)
+    _, values = read_series(folder, "train/success", width=6000)
     assert len(values) >= 6 and np.abs(values - 0.5).max() < 0.12
-    series_values = series(folder, "episode/success")[1]
+    series_values = read_series(folder, "episode/success")[1]
     # Of the episodes that ended in a rollout: only successes, when all games have just begun.
     assert series_values[0] == series_values[8] == 1.0 and series_values.mean() > 0.54
     training = read_training(folder)

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.curves import curves_of
+from llmrl.analysis.curves import build_curves
 from llmrl.analysis.final_episodes import summarize_final_episodes
 from llmrl.analysis.group_comparison import compare_groups
-from llmrl.analysis.landscape import Landscape, landscape
-from llmrl.analysis.llm_calls import CallTotals, run_totals, summed
-from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, ReportSettings, Section, highest_groups
+from llmrl.analysis.landscape import Landscape, build_landscape
+from llmrl.analysis.llm_calls import CallTotals, run_totals
+from llmrl.analysis.report import ExcludedRuns, GroupSummary, Report, ReportSettings, Section, best_group_indices
 from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
-from llmrl.analysis.task_warnings import identical_proposals, task_warnings
 from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, common_frames, is_training_metric, training_note
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.groups import FinishedGroups, Group, ReportTask, tasks_of
@@ -51,7 +50,11 @@ def summarize(
     runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
         raise RunFolderError(f"there are no runs in {folder} (folders s<seed>); give outputs, or a folder in it")
-    _check_metrics([name for name in (settings.rule.metric, *settings.curves) if name], runs)
+    if metrics := [name for name in (settings.rule.metric, *settings.curves) if name]:
+        logged_metrics = metric_names(runs)
+        for name in metrics:
+            if name not in logged_metrics:
+                raise ConfigError(f"no run has logged {name}; logged metrics: {', '.join(logged_metrics) or 'none'}")
     excluded: list[ExcludedRuns] = []
     scored_runs: list[tuple[str, Group, RunRecord, float | None]] = []
     sections, players = [], []
@@ -68,15 +71,6 @@ def summarize(
                 players.append(episodes)
         sections.append(_section(task, scores, settings, frames))
     return Report(folder, settings, tuple(scored_runs), tuple(sections), tuple(excluded), _calls(tasks), tuple(players))
-
-
-def _check_metrics(metrics: Sequence[str], runs: Sequence[RunRecord]) -> None:
-    if not metrics:
-        return
-    names = metric_names(runs)
-    for name in metrics:
-        if name not in names:
-            raise ConfigError(f"no run has logged {name}; logged metrics: {', '.join(names) or 'none'}")
 
 
 def _scores(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[ExcludedRuns]) -> dict[Path, float]:
@@ -96,13 +90,10 @@ def _scores(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[Excl
 
 
 def _unfinished_reason(run: RunRecord) -> str:
-    if run.error:
-        return run.error
-    if run.state == "queued":
-        return "waits in the queue"
     done, total = run.progress.done, run.progress.total
-    progress = f"{done:,.0f} {run.progress.unit} done" + (f" ({done / total:.0%})" if total else "")
-    return f"not finished: {progress}"
+    share = f" ({done / total:.0%})" if total else ""
+    waiting = "waits in the queue" if run.state == "queued" else ""
+    return run.error or waiting or f"not finished: {done:,.0f} {run.progress.unit} done{share}"
 
 
 def _section(
@@ -122,20 +113,20 @@ def _section(
         if scores[group.label]
     ]
     width = None if frames is None else frames.width
-    curves, notes = curves_of(groups, settings.curves, settings.x_axis, width)
+    curves, notes = build_curves(groups, settings.curves, settings.x_axis, width)
     references, warnings = read_references(groups)
     study = _study(task, groups, references, settings.study, width) if settings.by_name else None
     if not isinstance(study, Landscape):  # whose proposals are identical by design
         warnings = (*warnings, *identical_proposals(groups))
-    numbers = tuple(_numbers(group, scores[group.label]) for group in task.groups)
-    paired = [groups[i] for i in highest_groups([n for n in numbers if n.estimates])]
+    summaries = tuple(_summary(group, scores[group.label]) for group in task.groups)
+    compared = [groups[i] for i in best_group_indices([summary for summary in summaries if summary.estimates])]
     return Section(
         task.title,
         task.common,
-        numbers,
+        summaries,
         improvement_matrix(
-            [np.array(list(scores[group.label].values())) for group, _ in paired],
-            [units_of(runs) for _, runs in paired],
+            [np.array(list(scores[group.label].values())) for group, _ in compared],
+            [units_of(runs) for _, runs in compared],
         ),
         curves,
         notes if frames is None else (*notes, training_note(frames)),
@@ -147,31 +138,31 @@ def _section(
     )
 
 
-def _numbers(group: Group, scores: Mapping[Path, float]) -> GroupNumbers:
+def _summary(group: Group, scores: Mapping[Path, float]) -> GroupSummary:
     values = np.array(list(scores.values()))
     if not scores:
-        return GroupNumbers(group, values, remark="no finished run")
+        return GroupSummary(group, values, remark="no finished run")
     runs = [run for run in group.runs if run.folder in scores]
     units = units_of(runs)
     error = float(standard_error(values, units))
-    return GroupNumbers(group, values, estimates(values, units), error, "; ".join(replication_remarks(runs)))
+    return GroupSummary(group, values, estimates(values, units), error, "; ".join(replication_remarks(runs)))
 
 
-def _efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupNumbers, ...]:
+def _efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupSummary, ...]:
     """Return the sample efficiency of the groups, over the same frames of training.
 
     The result is empty if no episode can succeed.
     """
-    rule, numbers = ScoreRule(EFFICIENCY, budget=frames.budget), []
+    rule, summaries = ScoreRule(EFFICIENCY, budget=frames.budget), []
     for group in task.groups:
         runs = [run for run in group.runs if run.state == "finished" and is_training_metric(run.folder, EFFICIENCY)]
         results = {run.folder: rule.score(run) for run in runs}
         scores = {folder: score for folder, score in results.items() if isinstance(score, float)}
         if scores:
-            numbers.append(_numbers(group, scores))
+            summaries.append(_summary(group, scores))
         elif results:
-            numbers.append(GroupNumbers(group, np.array([]), remark=str(next(iter(results.values())))))
-    return tuple(numbers)
+            summaries.append(GroupSummary(group, np.array([]), remark=str(next(iter(results.values())))))
+    return tuple(summaries)
 
 
 def _study(
@@ -191,15 +182,63 @@ def _study(
     if settings is None or not runs:
         return None
     if settings.map is not None:
-        return landscape(settings, runs)
+        return build_landscape(settings, runs)
     return compare_groups(settings, short_group_names(task), groups, references, width)
 
 
 def _calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:
     """Return the totals of language-model calls of each group; groups without a model are left out."""
     totals = [
-        (task.title, group, summed(run_totals(run.folder) for run in group.runs))
+        (task.title, group, sum((run_totals(run.folder) for run in group.runs), CallTotals()))
         for task in tasks
         for group in task.groups
     ]
     return tuple((title, group, total) for title, group, total in totals if group.llm or total.models)
+
+
+_FIXED_PROPOSALS = ("fixed", "listed")
+"""Principals whose proposals are part of the config."""
+_OBJECTIVE_OPTIONS = ("design.objective", "design.spending_cost")
+"""Options that define what a score is."""
+
+
+def task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
+    """Return warnings about runs of a debug preset, and about groups with different objectives."""
+    debug_groups = "; ".join(group.shown for group, runs in finished if any("debug" in run.overrides for run in runs))
+    warnings = [f"{debug_groups}: runs of a debug preset have minimal sizes, so their scores are not meaningful."]
+    return (
+        *(warnings if debug_groups else []),
+        *(
+            f"The groups differ in {option}: their scores are different quantities and cannot be ranked."
+            for option in _OBJECTIVE_OPTIONS
+            if len({runs[0].overrides.get(option) for _, runs in finished}) > 1
+        ),
+    )
+
+
+def identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
+    """Return a warning for each group whose runs of different seeds proposed the same vectors in the same order.
+
+    Groups with a single vector, and with `principal=fixed` or `listed`, are left out.
+
+    Args:
+        finished: groups and their finished runs.
+    """
+    return tuple(
+        f"{group.shown}: all {len({run.seed for run in runs})} seeds proposed the same vectors in the same order. A "
+        "principal with random proposals must draw them from its argument `seeds` (docs/extending.md)."
+        for group, runs in finished
+        if _are_identical(runs)
+    )
+
+
+def _are_identical(runs: Sequence[RunRecord]) -> bool:
+    if len({run.seed for run in runs}) < 2 or any(run.overrides.get("principal") in _FIXED_PROPOSALS for run in runs):
+        return False
+    [sequence, *other_sequences] = {_proposed_vectors(run) for run in runs}
+    return not other_sequences and len(set(sequence)) > 1
+
+
+def _proposed_vectors(run: RunRecord) -> tuple[tuple[object, ...], ...]:
+    rows = run.summary().get("history") or []
+    return tuple((row.get("context"), *(row.get("mechanism") or {}).values()) for row in rows)

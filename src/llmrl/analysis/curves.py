@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
+from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import Group
 from llmrl.results.replication import units_of
@@ -15,7 +15,7 @@ from llmrl.results.run_records import RunRecord
 from llmrl.statistics.intervals import Band, mean_interval
 
 GRID = 101
-"""Number of places of the common grid if the runs of a group logged at different places."""
+"""Number of points of the common grid if the runs of a group logged at different x."""
 
 MAX_POINTS = 200
 _WITH_SUCCESS = ("train/return", "train/success")
@@ -27,19 +27,19 @@ class GroupCurve:
     """The curve of one group over one counter.
 
     Attributes:
-        places: x coordinates, [n_places], increasing.
-        values: value of each run at these, [n_places, n_runs].
-        band: mean over the top-level units with pointwise 95% intervals, [n_places].
+        x: x coordinates, [n_points], increasing.
+        values: value of each run at these, [n_points, n_runs].
+        band: mean over the top-level units with pointwise 95% intervals, [n_points].
     """
 
-    places: np.ndarray
+    x: np.ndarray
     values: np.ndarray
     band: Band
 
     @property
     def points(self) -> list[list[float]]:
         """Rows of x coordinate, mean, and both ends of its interval."""
-        columns = (self.places, self.band.estimate, self.band.low, self.band.high)
+        columns = (self.x, self.band.estimate, self.band.low, self.band.high)
         rows: list[list[float]] = np.stack(columns, axis=-1).tolist()
         return rows
 
@@ -51,18 +51,18 @@ class Curve:
     Attributes:
         metric: name of the metric.
         lines: curves of the groups, by label.
-        over: x axis, one of `scores.AXES`.
+        x_axis: x axis, one of `scores.AXES`.
     """
 
     metric: str
     lines: Mapping[str, GroupCurve]
-    over: str = "env_steps"
+    x_axis: str = "env_steps"
 
 
-def curves_of(
+def build_curves(
     groups: Sequence[tuple[Group, Sequence[RunRecord]]],
     metrics: Sequence[str],
-    over: str = "env_steps",
+    x_axis: str = "env_steps",
     width: int | None = None,
 ) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
     """Return a curve for each metric, and notes about missing parts.
@@ -70,7 +70,7 @@ def curves_of(
     Args:
         groups: each group with its finished runs.
         metrics: names in `metrics.jsonl`; empty: the first of `DEFAULT_CURVES` that a run has.
-        over: x axis, one of `scores.AXES`.
+        x_axis: x axis, one of `scores.AXES`.
         width: bin width of metrics of training episodes, frames.
     """
     curves, notes = [], []
@@ -78,12 +78,12 @@ def curves_of(
         lines: dict[str, GroupCurve] = {}
         metric_notes = []
         for group, runs in groups:
-            line, reasons = _read_curve(runs, metric, over, width)
+            line, reasons = _read_curve(runs, metric, x_axis, width)
             metric_notes += [f"Curve of {metric}, {group.shown}: {reason}." for reason in reasons]
             if line is not None:
                 lines[group.label] = line
         if lines:
-            curves.append(Curve(metric, lines, over))
+            curves.append(Curve(metric, lines, x_axis))
         if lines or metrics:
             notes += metric_notes
         if lines and not metrics and metric != _WITH_SUCCESS[0]:
@@ -91,27 +91,27 @@ def curves_of(
     return tuple(curves), tuple(notes)
 
 
-def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return curves of several runs at common places; None if no place is common to all.
+def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return curves of several runs at common x; None if no x is common to all.
 
-    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same places, these
+    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same x, these
     are kept, thinned evenly to `MAX_POINTS`; otherwise values are interpolated linearly on an even grid.
 
     Returns:
-        Places, [n_places], and values, [n_places, n_runs].
+        x coordinates, [n_points], and values, [n_points, n_runs].
     """
-    start, end = max(places[0] for places, _ in runs), min(places[-1] for places, _ in runs)
+    start, end = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
     if start > end:
         return None
     shared = runs[0][0]
-    if all(np.array_equal(places, shared) for places, _ in runs):
+    if all(np.array_equal(x, shared) for x, _ in runs):
         indices = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MAX_POINTS)).round().astype(int))
         grid = shared[indices]
-        # The last of equal places counts, as in `interp`, which is several times slower.
+        # The last of equal x counts, as in `interp`, which is several times slower.
         values = np.stack([values for _, values in runs], axis=-1, dtype=float)
         return grid, values[np.searchsorted(shared, grid, "right") - 1]
     grid = np.unique(np.linspace(start, end, GRID))
-    return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
+    return grid, np.stack([np.interp(grid, x, values) for x, values in runs], axis=-1)
 
 
 def group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
@@ -121,26 +121,26 @@ def group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupCurve |
         runs: the metric of each run.
         units: label of the top-level unit of each run.
     """
-    common = on_common_grid(runs)
+    common = align_curves(runs)
     if common is None:
         return None
-    places, values = common
-    return GroupCurve(places, values, mean_interval(values, units))
+    x, values = common
+    return GroupCurve(x, values, mean_interval(values, units))
 
 
 def _read_curve(
-    runs: Sequence[RunRecord], metric: str, over: str, width: int | None
+    runs: Sequence[RunRecord], metric: str, x_axis: str, width: int | None
 ) -> tuple[GroupCurve | None, list[str]]:
     """Return the curve of the runs that have one, if there is any, and reasons why others are left out."""
     curves, runs_with_metric, missing_seeds, reasons = [], [], [], []
     for run in runs:
         try:
-            places, values = series(run.folder, metric, over, width)
+            x, values = read_series(run.folder, metric, x_axis, width)
         except RunFolderError as error:
             reasons.append(f"left out, {error}")
             continue
-        if len(places):
-            curves.append((places, values))
+        if len(x):
+            curves.append((x, values))
             runs_with_metric.append(run)
         else:
             missing_seeds.append(run.seed)
@@ -148,5 +148,5 @@ def _read_curve(
         reasons.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
     line = group_curve(curves, units_of(runs_with_metric)) if curves else None
     if curves and line is None:
-        reasons.append(f"its runs have no common range of {AXES[over][1]}")
+        reasons.append(f"its runs have no common range of {AXES[x_axis][1]}")
     return line, reasons

@@ -1,23 +1,21 @@
-"""Figures of a report, drawn without a display; equal numbers give equal files."""
+"""Styles and elements of figures, drawn without a display; equal numbers give equal files.
+
+Twelve groups differ in line style and marker, so that they can be distinguished without color.
+"""
 
 from __future__ import annotations
 
-import functools
 import io
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.curves import Curve, GroupCurve
-from llmrl.analysis.group_styles import MARKERS, group_styles
-from llmrl.analysis.report import Report, Section
-from llmrl.analysis.report_tables import online_performance, slug
-from llmrl.analysis.scores import AXES
+from llmrl.analysis.curves import GroupCurve
 from llmrl.core.errors import ConfigError
-from llmrl.results.reference_lines import LINES, OBJECTIVE, ReferenceLine
+from llmrl.results.reference_lines import ReferenceLine
 from llmrl.statistics.intervals import Band
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ def check_installed() -> None:
         raise ConfigError("figures need matplotlib: pip install 'llmrl[plots]', or use --no-figures") from error
 
 
-def styled(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
+def render_figure(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
     """Draw the figure that `figure` makes, in the common style.
 
     Raises:
@@ -92,45 +90,6 @@ def styled(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
     return Drawing(name, caption, files["png"], files["svg"])
 
 
-def drawings_of(section: Section, report: Report, name: str) -> list[Drawing]:
-    """Return the figures of one section, scores and curves; none if no run of it has finished.
-
-    Args:
-        section: section of `report`.
-        report: report of the section.
-        name: start of the names of the section's files.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    if not section.shown:
-        return []
-    online = online_performance(section, report.settings)
-    unit = report.settings.rule.metric or ("recommendation" if online else "result")
-    labels = [section.compared[i].group.label for i in section.shown]
-    # Styles are the same in all figures of a section, and those of all its groups if there are enough.
-    styles = group_styles([n.group.label for n in section.numbers] if len(section.numbers) <= len(MARKERS) else labels)
-    caption = f"Mean {unit} of each group with its 95% interval. Dots are runs."
-    drawings = [styled(f"{name}_scores", caption, lambda: _scores(section, unit, styles))]
-    for curve in section.curves:
-        caption = (
-            f"{curve.metric} over {AXES[curve.over][1]}: mean over the runs of a group with pointwise 95% bands, only "
-            "where all of its runs have values."
-        )
-        lines = complete_references(section.references) if curve.metric == OBJECTIVE else ()
-        if curve.metric == OBJECTIVE and online:
-            caption += " It is the objective of the proposals (online performance), not of the recommendations."
-        caption += " Level lines were measured before the runs." if lines else ""
-        draw = functools.partial(_curve, section, curve, styles, lines)
-        drawings.append(styled(f"{name}_curve_{slug(curve.metric)}", caption, draw))
-    return drawings
-
-
-def complete_references(lines: Collection[ReferenceLine]) -> Collection[ReferenceLine]:
-    """Return the reference lines to draw; none if groups have different ones, which only the table shows."""
-    return lines if len(lines) == len(LINES) else ()
-
-
 def draw_reference(panel: Axes, line: ReferenceLine) -> None:
     """Draw a reference line across the axes."""
     panel.axhline(line.value, label=line.label, **_REFERENCE_STYLES[line.line])
@@ -138,9 +97,9 @@ def draw_reference(panel: Axes, line: ReferenceLine) -> None:
 
 def draw_curve(panel: Axes, curve: GroupCurve, label: str, style: dict[str, Any]) -> Any:
     """Draw a curve with its band; return the artist for a legend."""
-    [handle] = panel.plot(curve.places, curve.band.estimate, label=label, **style)
+    [handle] = panel.plot(curve.x, curve.band.estimate, label=label, **style)
     if np.isfinite(curve.band.low).all():
-        panel.fill_between(curve.places, curve.band.low, curve.band.high, color=style["color"], alpha=0.12, lw=0)
+        panel.fill_between(curve.x, curve.band.low, curve.band.high, color=style["color"], alpha=0.12, lw=0)
     return handle
 
 
@@ -161,14 +120,14 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def use_prefixes(panel: Axes) -> None:
+def use_unit_prefixes(panel: Axes) -> None:
     """Label the x axis with the prefixes of units: 20k."""
     from matplotlib.ticker import EngFormatter
 
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def set_groups(panel: Axes, names: Collection[str]) -> None:
+def label_groups(panel: Axes, names: Collection[str]) -> None:
     """Label places 0, 1, 2, ... of the x axis with names of groups."""
     labels = [textwrap.fill(name, _LABEL_WIDTH) for name in names]
     panel.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=9)
@@ -184,31 +143,117 @@ def add_legend(figure: Figure, panel: Axes, columns: int = 2) -> None:
         figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=10)
 
 
-def _scores(section: Section, unit: str, styles: dict[str, dict[str, Any]]) -> Figure:
-    groups = [section.compared[i] for i in section.shown]
-    figure = new_figure(2.5 + 0.6 * len(groups), 5.6)
-    panel = figure.subplots()
-    for x, n in enumerate(groups):
-        draw_scores(panel, x, n.scores, n.estimates["mean"], styles[n.group.label])
-    set_groups(panel, [n.group.shown for n in groups])
-    panel.set_ylabel(unit)
-    return figure
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's palette without yellow: distinguishable for color-blind readers, and visible on white."""
+GRAY = "#777777"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "d")
+LINE_STYLES: tuple[Any, ...] = (
+    "solid",
+    (0, (6, 2)),
+    (0, (1.2, 1.2)),
+    (0, (6, 2, 1.2, 2)),
+    (0, (3, 1.5)),
+    (0, (10, 3)),
+    (0, (6, 2, 1.2, 2, 1.2, 2)),
+    (0, (3, 1.5, 1.2, 1.5)),
+    (0, (1.2, 3)),
+    (0, (10, 2, 3, 2)),
+    (0, (3, 3)),
+    (0, (10, 2, 1.2, 2, 1.2, 2, 1.2, 2)),
+)
+_FONT_SIZE = 9.5
+_LABEL_HEIGHT = 1.3
+"""Height of a label relative to its font size."""
 
 
-def _curve(
-    section: Section, curve: Curve, styles: dict[str, dict[str, Any]], references: Collection[ReferenceLine]
-) -> Figure:
-    figure = new_figure(8, 4 + 0.15 * len(section.shown))
-    panel = figure.subplots()
-    for group in (section.compared[i].group for i in section.shown):
-        if group.label in curve.lines:
-            n_runs = curve.lines[group.label].values.shape[1]
-            label = f"{group.shown} ({n_runs} {'run' if n_runs == 1 else 'runs'})"
-            draw_curve(panel, curve.lines[group.label], label, styles[group.label])
-    for line in references:
-        draw_reference(panel, line)
-    panel.set_xlabel(AXES[curve.over][1])
-    panel.set_ylabel(curve.metric)
-    use_prefixes(panel)
-    add_legend(figure, panel)
-    return figure
+def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return the style of each group by name, for `Axes.plot`; it does not depend on the scores.
+
+    Args:
+        names: names of the groups.
+        baselines: names of the groups that are gray.
+    """
+    styles = {}
+    # Baselines have the same color, so they get the styles that differ most.
+    for k, name in enumerate(sorted(names, key=lambda name: (name not in baselines, name))):
+        is_baseline = name in baselines
+        styles[name] = {
+            "color": GRAY if is_baseline else COLORS[k % len(COLORS)],
+            "linestyle": LINE_STYLES[k % len(LINE_STYLES)],
+            "marker": MARKERS[k % len(MARKERS)],
+            "markevery": 0.08,  # distance of markers, in shares of the diagonal of the axes
+            "linewidth": 1.8,
+            "markersize": 5.5,
+        }
+    return styles
+
+
+def level_style(style: dict[str, Any]) -> dict[str, Any]:
+    """Return a style for a horizontal line, which has no markers."""
+    return {**style, "marker": "", "linewidth": 1.5}
+
+
+def label_line_ends(panel: Axes) -> bool:
+    """Write the labels of the lines in `panel` to the right of it, each next to the end of its line, without overlap.
+
+    Call it last: it fixes the limits of the axes.
+
+    Returns:
+        Whether there is space for all labels; if not, nothing is drawn.
+    """
+    panel.set_xlim(panel.get_xlim())
+    panel.set_ylim(panel.get_ylim())
+    figure = panel.get_figure(root=True)
+    assert figure is not None
+    height = 72 * figure.get_size_inches()[1] * 0.8  # points; constrained layout leaves about this much
+    gap = _FONT_SIZE * _LABEL_HEIGHT / height
+    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # those of a legend
+    if gap * len(lines) > 1:
+        return False
+    points = [line.get_transform().transform(np.asarray(line.get_xydata())[-1]) for line in lines]
+    ends = panel.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # in shares of the axes
+    for line, end, place in zip(lines, ends, spread_positions(ends[:, 1], gap), strict=True):
+        panel.annotate(
+            str(line.get_label()),
+            xy=end,
+            xycoords="axes fraction",
+            xytext=(1.045, place),
+            textcoords="axes fraction",
+            fontsize=_FONT_SIZE,
+            color="#222222",
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.get_color(),
+                "linewidth": 0.8,
+                "alpha": 0.6,
+                "relpos": (0.0, 0.5),  # the left end of the text
+                "shrinkA": 1,
+                "shrinkB": 1,
+            },
+        )
+    return True
+
+
+def spread_positions(positions: np.ndarray, gap: float) -> np.ndarray:
+    """Return the closest positions (least squares) in [0, 1] with a minimum distance, in the same order.
+
+    Args:
+        positions: target positions, [n].
+        gap: minimum distance, at most 1 / n.
+    """
+    order = np.argsort(positions, kind="stable")
+    offsets = gap * np.arange(len(positions))
+    # With p_i = q_i + i * gap, the distances hold if q is nondecreasing: an isotonic regression by adjacent pooling.
+    blocks: list[tuple[float, int]] = []
+    for value in positions[order] - offsets:
+        mean, size = float(value), 1
+        while blocks and blocks[-1][0] > mean:
+            before, n = blocks.pop()
+            mean, size = (before * n + mean * size) / (n + size), n + size
+        blocks.append((mean, size))
+    fitted = np.concatenate([np.full(size, mean) for mean, size in blocks]) if blocks else np.array([])
+    spread = np.empty(len(positions))
+    spread[order] = np.clip(fitted, 0.0, 1.0 - gap * max(len(positions) - 1, 0)) + offsets
+    return spread

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.analysis.curves import GroupCurve
-from llmrl.analysis.group_traces import GroupTrace, read_group_traces
+from llmrl.analysis.group_traces import GroupTrace, read_group_traces, solution_table
 from llmrl.analysis.scores import AXES
-from llmrl.analysis.time_to_solution import solution_table
 from llmrl.results.groups import FinishedGroups, scripted_notes
 from llmrl.results.principal_scores import MEASUREMENTS, score_notes
 from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
@@ -26,27 +25,27 @@ class Comparison:
     """The comparison of one group with another.
 
     Attributes:
-        one, other: the groups.
-        difference: difference of their mean scores, `one` minus `other`.
-        probability: probability that a run of `one` beats a run of `other`.
+        group, baseline: the groups.
+        difference: difference of their mean scores, `group` minus `baseline`.
+        probability: probability that a run of `group` beats a run of `baseline`.
         p: p-value of equal means (`multiple_comparisons.p_value`); NaN if a group has too few top-level units.
         p_adjusted: p-value after Holm's correction for the comparisons of its family; NaN as `p`.
-        since: x coordinate from which the difference of the curves (`GroupTrace.main_curve`) stays above 0 with its
+        onset: x coordinate from which the difference of the curves (`GroupTrace.main_curve`) stays above 0 with its
             interval; None: it does not.
     """
 
-    one: GroupTrace
-    other: GroupTrace
+    group: GroupTrace
+    baseline: GroupTrace
     difference: Band
     probability: Interval
     p: float
     p_adjusted: float
-    since: float | None
+    onset: float | None
 
     @property
-    def paired(self) -> bool:
+    def is_paired(self) -> bool:
         """True if both groups start from the same pre-training runs, within which their runs were compared."""
-        return is_paired(self.one.units, self.other.units)
+        return is_paired(self.group.units, self.baseline.units)
 
     @property
     def verdict(self) -> str:
@@ -104,17 +103,15 @@ def compare_groups(
     """
     traces = read_group_traces(settings, [(names[group.label], group, runs) for group, runs in finished], width)
     by_name = {trace.name: trace for trace in traces}
-    reference_pairs = [
-        (one, by_name[name])
+    baseline_pairs = [
+        (trace, by_name[name])
         for i, name in enumerate(settings.baselines)
         if name in by_name
-        for one in traces
-        if one.name not in settings.baselines[: i + 1]
+        for trace in traces
+        if trace.name not in settings.baselines[: i + 1]
     ]
-    planned_pairs = [
-        (by_name[one], by_name[other]) for one, other in settings.pairs if one in by_name and other in by_name
-    ]
-    comparisons = [*_compare(reference_pairs), *_compare(planned_pairs)]
+    planned_pairs = [(by_name[one], by_name[two]) for one, two in settings.pairs if one in by_name and two in by_name]
+    comparisons = [*_compare(baseline_pairs), *_compare(planned_pairs)]
     missing_pairs = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
     references = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
     anytime = any(trace.anytime is not None for trace in traces)
@@ -140,73 +137,66 @@ def compare_groups(
 
 def _compare(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
     """Compare pairs of groups; p-values are adjusted for the number of pairs."""
-    p = [p_value(one.scores, other.scores, one.units, other.units) for one, other in family]
+    samples = [(group.scores, baseline.scores, group.units, baseline.units) for group, baseline in family]
+    p = [p_value(*sample) for sample in samples]
     return [
-        Comparison(
-            one,
-            other,
-            difference_interval(one.scores, other.scores, one.units, other.units),
-            improvement(one.scores, other.scores, one.units, other.units),
-            p_raw,
-            adjusted,
-            _since(one, other),
-        )
-        for (one, other), p_raw, adjusted in zip(family, p, holm(p), strict=True)
+        Comparison(*pair, difference_interval(*sample), improvement(*sample), p_raw, p_adjusted, _onset(*pair))
+        for pair, sample, p_raw, p_adjusted in zip(family, samples, p, holm(p), strict=True)
     ]
 
 
-def _since(one: GroupTrace, other: GroupTrace) -> float | None:
-    """Return the place after which a curve stays above the other curve or level; None if it does not.
+def _onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
+    """Return the x after which the curve of a group stays above that of its baseline; None if it does not.
 
-    Only the range of both curves counts.
+    Only the range of both curves counts. A baseline without a curve has its scores at every x.
     """
-    curve, other_curve = one.main_curve, other.main_curve
+    curve, baseline_curve = group.main_curve, baseline.main_curve
     if curve is None:
         return None
-    if other_curve is not None:
-        last = min(curve.places[-1], other_curve.places[-1])
-        places = curve.places[(curve.places <= last) & (curve.places >= other_curve.places[0])]
-        if not len(places):
+    if baseline_curve is not None:
+        last = min(curve.x[-1], baseline_curve.x[-1])
+        x = curve.x[(curve.x <= last) & (curve.x >= baseline_curve.x[0])]
+        if not len(x):
             return None
-        levels = np.stack([np.interp(places, other_curve.places, run) for run in other_curve.values.T], axis=-1)
+        levels = np.stack([np.interp(x, baseline_curve.x, run) for run in baseline_curve.values.T], axis=-1)
     else:
-        places, levels = curve.places, np.tile(other.scores, (len(curve.places), 1))
-    values = curve.values[np.isin(curve.places, places)]
-    difference = difference_interval(values, levels, one.units, other.units)
-    return stays_above(places, difference.low)
+        x, levels = curve.x, np.tile(baseline.scores, (len(curve.x), 1))
+    values = curve.values[np.isin(curve.x, x)]
+    difference = difference_interval(values, levels, group.units, baseline.units)
+    return stays_above(x, difference.low)
 
 
-def stays_above(places: np.ndarray, low: np.ndarray) -> float | None:
-    """Return the first of `places` [n] after which `low` [n] is always above zero; None if its end is not.
+def stays_above(x: np.ndarray, low: np.ndarray) -> float | None:
+    """Return the first of `x` [n] after which `low` [n] is always above zero; None if its end is not.
 
     >>> stays_above(np.array([1, 2, 3, 4]), np.array([0.5, -1.0, 0.2, 0.1]))
     3.0
     """
     violations = np.flatnonzero(~(low > 0))
     start = 0 if len(violations) == 0 else int(violations[-1]) + 1
-    return float(places[start]) if start < len(places) else None
+    return float(x[start]) if start < len(x) else None
 
 
 def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
     """Return sentences with the groups above or below others and the differences, one for each verdict."""
     sentences = []
-    words = {
+    verdict_texts = {
         "above": "Above",
         "below": "Below",
         "unclear": "No difference shown from",
         "untested": "Too few units to compare with",
     }
-    for other in dict.fromkeys(comparison.other.shown for comparison in comparisons):
-        group_comparisons = [comparison for comparison in comparisons if comparison.other.shown == other]
+    for baseline in dict.fromkeys(comparison.baseline.shown for comparison in comparisons):
+        group_comparisons = [comparison for comparison in comparisons if comparison.baseline.shown == baseline]
         form = _difference_format(group_comparisons)
-        for verdict, word in words.items():
+        for verdict, text in verdict_texts.items():
             differences = ", ".join(
-                f"{comparison.one.shown} ({form.signed(float(comparison.difference.estimate))})"
+                f"{comparison.group.shown} ({form.signed(float(comparison.difference.estimate))})"
                 for comparison in group_comparisons
                 if comparison.verdict == verdict
             )
             if differences:
-                sentences.append(f"{word} {other} ({unit}): {differences}.")
+                sentences.append(f"{text} {baseline} ({unit}): {differences}.")
     return sentences
 
 
@@ -314,24 +304,22 @@ def _published_table(settings: StudySettings) -> ReportTable:
 
 def _comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
     form = _difference_format(comparisons)
-    has_onset = any(comparison.since is not None for comparison in comparisons)
+    has_onset = any(comparison.onset is not None for comparison in comparisons)
     columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
     columns += [f"above from ({axis})"] if has_onset else []
     header: list[object] = ["group", "against", "difference", "low", "high"]
     header += ["probability", "probability_low", "probability_high", "since", "paired", "p", "p_adjusted"]
     data, rows = [header], []
     for comparison in comparisons:
-        names = [comparison.one.shown, comparison.other.shown]
+        names = [comparison.group.shown, comparison.baseline.shown]
         sign = "+" if form.signed(float(comparison.difference.estimate)).startswith("+") else ""
         cells = [sign + with_interval(comparison.difference, form), _p(comparison.p), _p(comparison.p_adjusted)]
         cells += [with_interval(comparison.probability, "{:.2f}".format)]
-        cells += [NOTHING if comparison.since is None else f"{comparison.since:,.0f}"] if has_onset else []
+        cells += [NOTHING if comparison.onset is None else f"{comparison.onset:,.0f}"] if has_onset else []
         rows.append([*names, *cells])
         numbers = [*interval_cells(comparison.difference), *interval_cells(comparison.probability)]
-        data.append(
-            [*names, *numbers, comparison.since, comparison.paired, comparison.p, comparison.p_adjusted],
-        )
-    is_any_paired = any(comparison.paired for comparison in comparisons)
+        data.append([*names, *numbers, comparison.onset, comparison.is_paired, comparison.p, comparison.p_adjusted])
+    is_any_paired = any(comparison.is_paired for comparison in comparisons)
     design = "paired by pre-training run" if is_any_paired else "of independent runs"
     caption = f"Planned comparisons, {design}: 95% intervals, p-values, and p-values adjusted by Holm's method"
     return ReportTable("study_comparisons", caption, data, columns, rows, texts=2)
@@ -342,9 +330,9 @@ def _p(p: float) -> str:
     return NOTHING if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
-def _curves_table(name: str, curves: Mapping[str, GroupCurve | None], over: str) -> ReportTable:
+def _curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: str) -> ReportTable:
     """Return a table of curves by display name of their groups, which is written as a file only."""
-    data: list[list[object]] = [["group", over, "mean", "low", "high"]]
+    data: list[list[object]] = [["group", x_axis, "mean", "low", "high"]]
     for group, curve in curves.items():
         data += [[group, *point] for point in curve.points] if curve is not None else []
     return ReportTable(name, "Curves of a figure of the study", data)
@@ -356,6 +344,6 @@ def _recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
     for trace in traces:
         assert trace.anytime is not None
         for i, run in enumerate(trace.runs):
-            points = zip(trace.anytime.places, trace.anytime.values[:, i], strict=True)
+            points = zip(trace.anytime.x, trace.anytime.values[:, i], strict=True)
             data += [[trace.shown, i, run.seed, *point] for point in points]
     return ReportTable("study_recommendations", "Recommendations of each run", data)

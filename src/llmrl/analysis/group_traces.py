@@ -1,19 +1,28 @@
-"""Scores and curves of the groups of a study."""
+"""Scores, curves and times to solution of the groups of a study.
+
+Time to solution is the number of measurements until a principal's recommendation has most of the value that can be
+reached. The level is the objective without a mechanism plus `SOLUTION_SHARE` of the distance to the best known value.
+A run that does not reach it within its budget is censored there (Kaplan and Meier, 1958, JASA 53).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from llmrl.analysis.curves import GroupCurve, group_curve
-from llmrl.analysis.scores import DEFAULT_CURVES, Series, series
+from llmrl.analysis.scores import DEFAULT_CURVES, Series, read_series
+from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import Group
 from llmrl.results.principal_scores import ANYTIME, MEASUREMENTS, ONLINE, RECOMMENDATION, principal_scores
+from llmrl.results.reference_lines import ReferenceLine
 from llmrl.results.replication import pretrainings_of, units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudySettings
+from llmrl.results.table_format import ReportTable
 from llmrl.statistics.intervals import Band, mean_interval
 
 
@@ -98,7 +107,7 @@ def _trace(
     settings: StudySettings, name: str, group: Group, runs: Sequence[RunRecord], width: int | None
 ) -> GroupTrace | None:
     """Return the scores and curves of a group; None if a run has no score."""
-    curves = _read_series(settings, runs, width)
+    curves = _read_metric(settings, runs, width)
     if curves is not None and settings.tail_fraction is not None:
         # The score of a level, which is constant, is the mean of all its values.
         share = 1.0 if name in settings.levels else settings.tail_fraction
@@ -113,20 +122,20 @@ def _trace(
     if name in settings.levels:
         return trace
     if curves is not None:
-        smoothed = [(places, _smoothed(values, settings.smooth)) for places, values in curves]
+        smoothed = [(x, _smoothed(values, settings.smooth)) for x, values in curves]
         trace = replace(trace, curve=group_curve(smoothed, trace.units))
     if trace.online is not None:
-        anytime = [series(run.folder, ANYTIME, MEASUREMENTS) for run in runs]
-        if all(len(places) > 1 for places, _ in anytime):
+        anytime = [read_series(run.folder, ANYTIME, MEASUREMENTS) for run in runs]
+        if all(len(x) > 1 for x, _ in anytime):
             trace = replace(trace, anytime=group_curve(anytime, trace.units))
     return trace
 
 
-def _read_series(settings: StudySettings, runs: Sequence[RunRecord], width: int | None) -> list[Series] | None:
+def _read_metric(settings: StudySettings, runs: Sequence[RunRecord], width: int | None) -> list[Series] | None:
     """Return the metric of every run; None if a run has none, such as one of agents that only play."""
     for metric in [settings.metric] if settings.metric else DEFAULT_CURVES:
-        curves = [series(run.folder, metric, settings.x_axis, width) for run in runs]
-        if all(len(places) for places, _ in curves):
+        curves = [read_series(run.folder, metric, settings.x_axis, width) for run in runs]
+        if all(len(x) for x, _ in curves):
             return curves
     return None
 
@@ -137,3 +146,87 @@ def _smoothed(values: np.ndarray, width: int) -> np.ndarray:
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - width)
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+
+
+SOLUTION_SHARE = 0.9
+"""Share of the distance from no mechanism to the best known value that counts as the solution."""
+
+
+def solution_times(x: np.ndarray, values: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first numbers of measurements at which the runs of a group reach a level.
+
+    Args:
+        x: numbers of measurements, [n_points], increasing.
+        values: objective of the recommendation at these, [n_points, n_runs].
+        level: objective to reach.
+
+    Returns:
+        Times, [n_runs], the last of `x` for runs that do not reach the level, and whether they reach it, [n_runs].
+    """
+    is_above = values >= level
+    reached = np.asarray(is_above.any(axis=0))
+    return np.where(reached, x[is_above.argmax(axis=0)], x[-1]), reached
+
+
+def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
+    """Return the time by which half of the runs have reached a level, from right-censored times.
+
+    The result is None if fewer than half of them reach it.
+
+    Args:
+        times: time at which a run reached the level or was censored, [n_runs].
+        reached: whether it reached the level, [n_runs].
+    """
+    survival = 1.0
+    for time in np.unique(times[reached]):
+        survival *= 1 - float((reached & (times == time)).sum()) / float((times >= time).sum())
+        if survival <= 0.5 + 1e-12:
+            return float(time)
+    return None
+
+
+def solution_table(
+    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
+) -> ReportTable | None:
+    """Return the table of times to solution, shortest first; None if they are not defined.
+
+    They need a best known value, a level without mechanism, and curves of recommendations.
+
+    Raises:
+        RunFolderError: `best_known` is not above the objective without a mechanism.
+    """
+    levels = [line.value for line in references if line.line == "no_mechanism"]
+    # If there are several values, they belong to different groups.
+    levels = levels if len(levels) == 1 else []
+    levels += [float(trace.score.estimate) for name in settings.levels for trace in traces if trace.name == name]
+    if settings.best_known is None or not levels or all(trace.anytime is None for trace in traces):
+        return None
+    if not settings.best_known > levels[0]:
+        raise RunFolderError(
+            f"report.best_known={settings.best_known:g} must be above the objective without a mechanism, "
+            f"{levels[0]:.4g}"
+        )
+    level = levels[0] + SOLUTION_SHARE * (settings.best_known - levels[0])
+    lines = []
+    for trace in traces:
+        if trace.anytime is not None:
+            times, reached = solution_times(trace.anytime.x, trace.anytime.values, level)
+            median, budget = kaplan_meier_median(times, reached), float(trace.anytime.x[-1])
+            lines.append((trace.shown, len(times), int(reached.sum()), median, budget))
+    lines.sort(key=lambda line: (math.inf if line[3] is None else line[3], -line[2] / line[1]))
+    rows = []
+    for name, n_runs, n_reached, median, budget in lines:
+        time = f"> {budget:,.0f}" if median is None else f"{median:,.0f}"
+        rows.append([name, f"{time} ({n_reached} of {n_runs} run{'' if n_runs == 1 else 's'})"])
+    return ReportTable(
+        "study_time_to_solution",
+        f"Time to solution: measurements until the recommendation reaches {level:.4g} ({unit}), "
+        f"{SOLUTION_SHARE:.0%} of the distance from no mechanism to the best known value",
+        [["group", "runs", "reached", "median", "measurements", "level"], *([*line, level] for line in lines)],
+        ["group", "measurements"],
+        rows,
+        notes=[
+            "Median over runs (Kaplan-Meier) at the numbers of measurements that were evaluated, with the number of "
+            'runs that reach the level; "> n": fewer than half of the runs do within n measurements.'
+        ],
+    )

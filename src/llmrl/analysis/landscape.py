@@ -40,7 +40,7 @@ class Landscape(StudyResult):
         """Index of the setting with the highest mean."""
         return int(self.band.estimate.argmax())
 
-    def sheets(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    def heat_maps(self) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
         """Return the heat maps of the landscape.
 
         Each is a tuple: the fixed parameter as text, values on the x axis [nx] and on the y axis [ny], and the index of
@@ -58,7 +58,7 @@ class Landscape(StudyResult):
         return maps
 
 
-def landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
+def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
     """Return the landscape of finished runs of `principal=listed`, which have all measured the same settings.
 
     Raises:

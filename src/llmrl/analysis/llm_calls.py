@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,7 @@ class CallTotals:
             self.models = (*self.models, str(call.get("model")))
         if call.get("unsettled"):
             self.lost += 1
-            self.lost_cost = _plus(self.lost_cost, (call.get("reserved") or {}).get("cost"))
+            self.lost_cost = _sum_known(self.lost_cost, (call.get("reserved") or {}).get("cost"))
             return
         if "error" in call:
             self.failed += 1
@@ -62,21 +60,15 @@ class CallTotals:
         self.cached += bool(call.get("cached"))
         self.validated += call.get("valid") is not None
         self.invalid += call.get("valid") is False
-        self.prompt_tokens = _plus(self.prompt_tokens, call.get("prompt_tokens"))
-        self.completion_tokens = _plus(self.completion_tokens, call.get("completion_tokens"))
-        self.cost = _plus(self.cost, 0.0 if call.get("cached") else call.get("cost"))
+        self.prompt_tokens = _sum_known(self.prompt_tokens, call.get("prompt_tokens"))
+        self.completion_tokens = _sum_known(self.completion_tokens, call.get("completion_tokens"))
+        self.cost = _sum_known(self.cost, 0.0 if call.get("cached") else call.get("cost"))
 
-    def plus(self, other: CallTotals) -> CallTotals:
-        """Return the sum of two totals."""
+    def __add__(self, other: CallTotals) -> CallTotals:
         total = CallTotals(tuple(dict.fromkeys((*self.models, *other.models))))
         for field in fields(CallTotals)[1:]:
-            setattr(total, field.name, _plus(getattr(self, field.name), getattr(other, field.name)))
+            setattr(total, field.name, _sum_known(getattr(self, field.name), getattr(other, field.name)))
         return total
-
-
-def summed(totals: Iterable[CallTotals]) -> CallTotals:
-    """Return the sum of any number of totals."""
-    return functools.reduce(CallTotals.plus, totals, CallTotals())
 
 
 def call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
@@ -84,19 +76,18 @@ def call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
 
     Runs without calls are left out.
     """
-    logs = [
-        log
+    return {
+        log.parent: totals
         for log in sorted(folder.rglob(FILE_NAME))
         # Content that a rerun has moved aside belongs to an earlier run.
         if not any(part.startswith("backup_") for part in log.relative_to(folder).parts)
-    ]
-    totals = {log.parent: model_totals(log.parent) for log in logs}
-    return {run: total for run, total in totals.items() if total}
+        and (totals := model_totals(log.parent))
+    }
 
 
 def run_totals(run: Path) -> CallTotals:
     """Return the totals of the run in the folder `run`; zeros without calls."""
-    return summed(model_totals(run).values())
+    return sum(model_totals(run).values(), CallTotals())
 
 
 def model_totals(run: Path) -> dict[str, CallTotals]:
@@ -108,7 +99,7 @@ def model_totals(run: Path) -> dict[str, CallTotals]:
     return totals
 
 
-def _plus(x: Any, y: Any) -> Any:
+def _sum_known(x: Any, y: Any) -> Any:
     """Return the sum of two amounts; None if one of them is not a number >= 0."""
     are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in (x, y))
     return x + y if are_numbers else None

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.figures import Drawing, check_installed, styled
-from llmrl.analysis.group_styles import COLORS
+from llmrl.analysis.figures import COLORS, Drawing, check_installed, render_figure
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.run.artifacts import PROBES_NAME
@@ -35,11 +34,11 @@ def draw_probes(folder: Path) -> Path | None:
         log.warning("%s is not drawn: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE)
         return None
     path = folder / FIGURE
-    write_bytes(path, probes_drawing(folder).png)
+    write_bytes(path, render_probes(folder).png)
     return path
 
 
-def probes_drawing(folder: Path) -> Drawing:
+def render_probes(folder: Path) -> Drawing:
     """Return the figure of the probes of a run, with one panel for each.
 
     Raises:
@@ -53,7 +52,7 @@ def probes_drawing(folder: Path) -> Drawing:
     rows = read_metrics(folder / FILE_NAME, "probe")
     caption = "Probability of each action in the probes' situations; the thick line is the intended action."
     try:
-        return styled("probes", caption, lambda: _figure(questions, rows))
+        return render_figure("probes", caption, lambda: _figure(questions, rows))
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} or the probes' metrics are damaged: {error!r}") from error
 

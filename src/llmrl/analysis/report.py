@@ -1,4 +1,4 @@
-"""Settings and content of a report: numbers of groups of runs, comparisons of groups, and excluded runs."""
+"""Settings and content of a report: scores of groups of runs, comparisons of groups, and excluded runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from llmrl.statistics.intervals import Band
 ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median"}
 """Point estimates and their display names; only the mean has an interval."""
 
-MAX_GROUPS_SHOWN = 12
+MAX_GROUPS_IN_FIGURE = 12
 """Maximum number of groups in one figure or matrix."""
-MAX_GROUPS_PAIRED = 100
+MAX_GROUPS_COMPARED = 100
 """Maximum number of groups of which every pair is compared."""
 
 
@@ -55,15 +55,15 @@ class ReportSettings:
 
 
 @dataclass(frozen=True)
-class GroupNumbers:
-    """The numbers of one group of a task.
+class GroupSummary:
+    """The scores of one group of a task and their estimates.
 
     Attributes:
         group: the group.
         scores: scores of its finished runs, [n_runs].
         estimates: the estimates of `ESTIMATES`; empty without scores.
         standard_error: standard error of the mean; NaN if unknown.
-        remark: reason why there are no numbers, no interval, or one that is too narrow; empty if there is none.
+        remark: reason why there are no estimates, no interval, or one that is too narrow; empty if there is none.
     """
 
     group: Group
@@ -73,9 +73,9 @@ class GroupNumbers:
     remark: str = ""
 
 
-def highest_groups(compared: Sequence[GroupNumbers], n: int = MAX_GROUPS_PAIRED) -> list[int]:
+def best_group_indices(compared: Sequence[GroupSummary], n: int = MAX_GROUPS_COMPARED) -> list[int]:
     """Return the indices of the `n` groups with the highest IQM, in the order of `compared`."""
-    iqm = [float(numbers.estimates["iqm"].estimate) for numbers in compared]
+    iqm = [float(summary.estimates["iqm"].estimate) for summary in compared]
     return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:n])
 
 
@@ -86,8 +86,8 @@ class Section:
     Attributes:
         title: title of the section.
         common: overrides that all its groups share.
-        numbers: numbers of each group, in the order of their labels.
-        improvement: probability that the row's group beats the column's group, of `highest_groups`.
+        summaries: numbers of each group, in the order of their labels.
+        improvement: probability that the row's group beats the column's group, of `best_group_indices`.
         curves: curves of metrics over `ReportSettings.x_axis`.
         notes: explanations for the reader.
         efficiency: sample efficiency of each group that trained, if episodes can succeed.
@@ -99,31 +99,35 @@ class Section:
 
     title: str
     common: Mapping[str, str]
-    numbers: tuple[GroupNumbers, ...]
+    summaries: tuple[GroupSummary, ...]
     improvement: Band
     curves: tuple[Curve, ...] = ()
     notes: tuple[str, ...] = ()
-    efficiency: tuple[GroupNumbers, ...] = ()
+    efficiency: tuple[GroupSummary, ...] = ()
     references: tuple[ReferenceLine, ...] = ()
     warnings: tuple[str, ...] = ()
     study: StudyResult | None = None
     story: Story = field(default_factory=Story)
 
     @property
-    def compared(self) -> list[GroupNumbers]:
+    def compared(self) -> list[GroupSummary]:
         """The groups that have scores."""
-        return [numbers for numbers in self.numbers if numbers.estimates]
+        return [summary for summary in self.summaries if summary.estimates]
 
     @property
-    def shown(self) -> list[int]:
+    def figure_indices(self) -> list[int]:
         """Indices in `compared` of the groups in figures and matrices."""
-        return highest_groups(self.compared, MAX_GROUPS_SHOWN)
+        return best_group_indices(self.compared, MAX_GROUPS_IN_FIGURE)
 
     @property
-    def not_shown(self) -> list[str]:
-        """Note below a figure or matrix that does not show all groups; empty if it does."""
+    def omitted_groups_notes(self) -> list[str]:
+        """Note for figures and matrices that do not show all groups; empty if they do."""
         total = len(self.compared)
-        return [f"The {MAX_GROUPS_SHOWN} groups with the highest IQM, of {total}."] if total > MAX_GROUPS_SHOWN else []
+        return (
+            [f"The {MAX_GROUPS_IN_FIGURE} groups with the highest IQM, of {total}."]
+            if total > MAX_GROUPS_IN_FIGURE
+            else []
+        )
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llmrl
-from llmrl.analysis.figures import Drawing, drawings_of
+from llmrl.analysis.figures import Drawing
 from llmrl.analysis.report import Report, Section
-from llmrl.analysis.report_tables import online_performance, slugs, tables_of
-from llmrl.analysis.story.talks import Exchange, StoryVideo
-from llmrl.analysis.story.timeline_figure import timeline_drawing
-from llmrl.analysis.study_figures import drawings_of_study, tasks_drawing
-from llmrl.analysis.study_tasks import NAME as OVERVIEW
-from llmrl.analysis.study_tasks import TaskComparison, compare_tasks
+from llmrl.analysis.report_figures import draw_proposals, draw_section, draw_study, draw_tasks
+from llmrl.analysis.report_tables import (
+    STUDY_TASKS,
+    TaskComparison,
+    build_tables,
+    compare_tasks,
+    online_performance,
+    slugs,
+)
+from llmrl.analysis.story.story import Exchange, StoryVideo
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import scripted_notes
@@ -102,14 +106,14 @@ def write_report(
         ConfigError: figures are to be drawn, but matplotlib is not installed.
         RunFolderError: the folder cannot be written.
     """
-    tables = tables_of(report)
+    tables = build_tables(report)
     parts = []
     for number, (section, name) in enumerate(zip(report.sections, slugs(report), strict=True), start=1):
         progress(f"figures of section {number} of {len(report.sections)}; --no-figures leaves them out")
         drawings = _drawings(section, name, report) if figures else []
         parts.append(Part(name, section, _chapters(section, name, tables, drawings)))
     comparison = compare_tasks(report)
-    overview = [tasks_drawing(comparison, OVERVIEW)] if comparison is not None and figures else []
+    overview = [draw_tasks(comparison, STUDY_TASKS)] if comparison is not None and figures else []
     try:
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)
@@ -133,13 +137,13 @@ def write_report(
 
 def _drawings(section: Section, name: str, report: Report) -> list[Drawing]:
     """Return the figures of a section; curves and scores of a study are in its own figures, unless they are chosen."""
-    drawings = [] if section.study is None else drawings_of_study(section.study, f"{name}_study")
+    drawings = [] if section.study is None else draw_study(section.study, f"{name}_study")
     if section.story.proposals:
         is_objective = section.study is not None and section.study.settings.metric in (None, OBJECTIVE)
         unit = section.study.settings.unit if section.study is not None and is_objective else None
-        drawings.append(timeline_drawing(section.story.proposals, f"{name}_proposals", unit or "objective"))
+        drawings.append(draw_proposals(section.story.proposals, f"{name}_proposals", unit or "objective"))
     if section.study is None or report.settings.curves:
-        drawings += drawings_of(section, report, name)
+        drawings += draw_section(section, report, name)
     return drawings
 
 
@@ -165,7 +169,7 @@ def _chapters(section: Section, name: str, tables: Sequence[ReportTable], drawin
     videos = section.story.videos if drawings else ()
     story.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges, videos=videos))
     curves = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
-    notes = ["No run has finished."] if not section.compared else [*section.not_shown, *section.notes]
+    notes = ["No run has finished."] if not section.compared else [*section.omitted_groups_notes, *section.notes]
     scores = chapter("Scores", (*curves, "scores", "efficiency", "improvement"), notes)
     # A study starts with its results, other runs with their scores.
     chapters = [study, *story, scores] if section.study is not None else [scores, *story]

@@ -1,19 +1,24 @@
-"""Tables of a report."""
+"""Tables of a report, the comparison of the groups of a study over its tasks, and differences between configs."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from llmrl.analysis.final_episodes import players_table
-from llmrl.analysis.llm_calls import CallTotals, summed
-from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, highest_groups
-from llmrl.analysis.study_tasks import compare_tasks
+from llmrl.analysis.group_comparison import GroupComparison
+from llmrl.analysis.llm_calls import CallTotals
+from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, best_group_indices
+from llmrl.results.groups import Group, ReportTask
 from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
 from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
+from llmrl.results.study_settings import StudySettings
 from llmrl.results.table_format import (
     NOTHING,
     NumberFormat,
@@ -22,11 +27,14 @@ from llmrl.results.table_format import (
     seed_list,
     with_interval,
 )
+from llmrl.run.artifacts import read_config
+from llmrl.run.config_hash import is_excluded
+from llmrl.run.sink import flat
 
 
-def tables_of(report: Report) -> list[ReportTable]:
+def build_tables(report: Report) -> list[ReportTable]:
     """Return all tables of a report in reading order; names of a section's tables begin with its slug."""
-    tables = [excluded_table(report)] if report.excluded else []
+    tables = [excluded_runs_table(report)] if report.excluded else []
     tables += [players_table(report.players)] if report.players else []
     comparison = compare_tasks(report)
     tables += [comparison.table] if comparison is not None else []
@@ -55,32 +63,36 @@ def slug(text: str) -> str:
 
 def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
     """Return the table of estimates of each group, with numbers of runs and remarks, and the reference levels."""
-    form = NumberFormat(np.concatenate([n.scores for n in section.numbers]))
-    models = any(n.group.llm for n in section.numbers)
+    form = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
+    models = any(summary.group.llm for summary in section.summaries)
     online = online_performance(section, settings)
     columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
     columns += ["online performance"] if online else []
     header: list[object] = ["group", "llm", "finished", "expected", "mean", "mean_low", "mean_high", "iqm", "median"]
     header += ["standard_error", "min", "max", "online_performance", "remark"]
     data, rows = [header], []
-    for n in section.numbers:
-        name = n.group.shown
-        extremes = [float(n.scores.min()), float(n.scores.max())] if n.estimates else [np.nan] * 2
-        points = [float(n.estimates[key].estimate) if n.estimates else np.nan for key in ("iqm", "median")]
-        cells = [name, *([n.group.llm or NOTHING] if models else []), f"{len(n.scores)} of {n.group.expected}"]
-        cells += [with_interval(n.estimates.get(key), form) for key in ESTIMATES]
-        cells += [form(x) for x in (n.standard_error, *extremes)]
-        rows.append([*cells, *([form(online.get(name, np.nan))] if online else []), n.remark])
-        line: list[object] = [name, n.group.llm, len(n.scores), n.group.expected]
-        line += [*interval_cells(n.estimates.get("mean")), *points, n.standard_error, *extremes]
-        data.append([*line, online.get(name), n.remark])
-    means = {n.group.shown: float(n.estimates["mean"].estimate) for n in section.compared}
+    for summary in section.summaries:
+        name = summary.group.shown
+        extremes = [float(summary.scores.min()), float(summary.scores.max())] if summary.estimates else [np.nan] * 2
+        points = [float(summary.estimates[key].estimate) if summary.estimates else np.nan for key in ("iqm", "median")]
+        cells = [
+            name,
+            *([summary.group.llm or NOTHING] if models else []),
+            f"{len(summary.scores)} of {summary.group.expected}",
+        ]
+        cells += [with_interval(summary.estimates.get(key), form) for key in ESTIMATES]
+        cells += [form(x) for x in (summary.standard_error, *extremes)]
+        rows.append([*cells, *([form(online.get(name, np.nan))] if online else []), summary.remark])
+        line: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.expected]
+        line += [*interval_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
+        data.append([*line, online.get(name), summary.remark])
+    means = {summary.group.shown: float(summary.estimates["mean"].estimate) for summary in section.compared}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
     for level in _comparable_references(section, settings):
         values = {"group": level.label, "mean": form(level.value), "s.e.": form(level.standard_error)}
         rows.append([*(values.get(column, NOTHING) for column in columns), "measured before the runs"])
-        numbers = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
-        data.append([numbers.get(str(column)) for column in header])
+        estimates = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
+        data.append([estimates.get(str(column)) for column in header])
     return ReportTable(
         "scores",
         f"{section.title}: {'recommendations' if online else 'scores'} over runs, with 95% intervals",
@@ -101,11 +113,11 @@ def online_performance(section: Section, settings: ReportSettings) -> dict[str, 
     if settings.rule.metric:
         return {}
     performance = {}
-    for numbers in section.compared:
-        finished_runs = [run for run in numbers.group.runs if run.state == "finished"]
+    for summary in section.compared:
+        finished_runs = [run for run in summary.group.runs if run.state == "finished"]
         online = principal_scores(finished_runs, ONLINE)
         if online is not None and principal_scores(finished_runs, RECOMMENDATION) is not None:
-            performance[numbers.group.shown] = float(online.mean())
+            performance[summary.group.shown] = float(online.mean())
     return performance
 
 
@@ -116,14 +128,14 @@ def _comparable_references(section: Section, settings: ReportSettings) -> Sequen
 
 def efficiency_table(section: Section) -> ReportTable:
     """Return the table of the sample efficiency of each group."""
-    form = NumberFormat(np.concatenate([n.scores for n in section.efficiency]))
+    form = NumberFormat(np.concatenate([summary.scores for summary in section.efficiency]))
     data: list[list[object]] = [["group", "runs", "mean", "mean_low", "mean_high", "iqm"]]
     rows = []
-    for n in section.efficiency:
-        mean, iqm = n.estimates.get("mean"), n.estimates.get("iqm")
-        cells = [n.group.shown, f"{len(n.scores)} of {n.group.expected}", with_interval(mean, form)]
-        rows.append([*cells, with_interval(iqm, form), form(n.standard_error), n.remark])
-        data.append([n.group.shown, len(n.scores), *interval_cells(mean), interval_cells(iqm)[0]])
+    for summary in section.efficiency:
+        mean, iqm = summary.estimates.get("mean"), summary.estimates.get("iqm")
+        cells = [summary.group.shown, f"{len(summary.scores)} of {summary.group.expected}", with_interval(mean, form)]
+        rows.append([*cells, with_interval(iqm, form), form(summary.standard_error), summary.remark])
+        data.append([summary.group.shown, len(summary.scores), *interval_cells(mean), interval_cells(iqm)[0]])
     return ReportTable(
         "efficiency",
         f"{section.title}: sample efficiency (mean success over the frames of training), with 95% intervals",
@@ -136,9 +148,9 @@ def efficiency_table(section: Section) -> ReportTable:
 
 def _improvement(section: Section) -> ReportTable:
     """Return the table of the probabilities that a run of the row's group beats one of the column's."""
-    paired, band = highest_groups(section.compared), section.improvement
-    names = [section.compared[i].group.shown for i in paired]
-    indices = [paired.index(i) for i in section.shown]
+    compared, band = best_group_indices(section.compared), section.improvement
+    names = [section.compared[i].group.shown for i in compared]
+    indices = [compared.index(i) for i in section.figure_indices]
     rows = [
         [
             f"({k + 1}) {names[i]}",
@@ -154,18 +166,20 @@ def _improvement(section: Section) -> ReportTable:
         if i != j
     ]
     total = len(section.compared)
-    notes = [f"The file has the {len(paired)} groups with the highest IQM, of {total}."] if total > len(paired) else []
+    notes = (
+        [f"The file has the {len(compared)} groups with the highest IQM, of {total}."] if total > len(compared) else []
+    )
     return ReportTable(
         "improvement",
         f"{section.title}: probability that a run of the row's group beats one of the column's, with 95% intervals",
         data,
         ["group", *(f"({k + 1})" for k in range(len(indices)))] if len(indices) > 1 else (),
         rows,
-        notes=[*section.not_shown, *notes],
+        notes=[*section.omitted_groups_notes, *notes],
     )
 
 
-def excluded_table(report: Report) -> ReportTable:
+def excluded_runs_table(report: Report) -> ReportTable:
     """Return the table of the runs that are left out of the numbers, with the reasons."""
     columns = ["task", "group", "seeds", "state", "reason"]
     data: list[list[object]] = [["task", "group", "seed", "state", "reason"]]
@@ -179,7 +193,7 @@ def excluded_table(report: Report) -> ReportTable:
 def _llm_calls(report: Report) -> ReportTable:
     """Return the table of calls to language models, with tokens and costs."""
     lines = [(task, group.shown, group.llm, totals) for task, group, totals in report.calls]
-    total = summed(totals for *_, totals in report.calls)
+    total = sum((totals for *_, totals in report.calls), CallTotals())
     header: list[object] = ["task", "group", "models", "calls", "cached", "failed", "lost"]
     header += ["prompt_tokens", "completion_tokens", "usd", "lost_usd"]
     data = [[task, name, ", ".join(c.models), *_counts(c), c.cost, c.lost_cost] for task, name, _, c in lines]
@@ -208,10 +222,10 @@ def _count_texts(totals: CallTotals) -> list[str]:
 
 
 def _curves(section: Section) -> list[ReportTable]:
-    names = {n.group.label: n.group.shown for n in section.numbers}
+    names = {summary.group.label: summary.group.shown for summary in section.summaries}
     tables = []
     for curve in section.curves:
-        data: list[list[object]] = [["group", "runs", curve.over, "mean", "low", "high"]]
+        data: list[list[object]] = [["group", "runs", curve.x_axis, "mean", "low", "high"]]
         for label, line in curve.lines.items():
             data += [[names[label], line.values.shape[1], *point] for point in line.points]
         tables.append(ReportTable(f"curve_{slug(curve.metric)}", f"{section.title}: {curve.metric}", data))
@@ -229,3 +243,165 @@ def _runs(report: Report) -> ReportTable:
         folder = run.folder.relative_to(root).as_posix()
         data.append([task, group.shown, run.seed, run.state, score, performance, run.llm, folder])
     return ReportTable("runs", "Every run", data)
+
+
+STUDY_TASKS = "study_tasks"
+"""Name of the table and the figure."""
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """The groups of a study in each of its tasks.
+
+    Attributes:
+        settings: settings of the study.
+        titles: short titles of the tasks.
+        studies: comparison of the groups in each task.
+    """
+
+    settings: StudySettings
+    titles: tuple[str, ...]
+    studies: tuple[GroupComparison, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all groups of any task, sorted; those that the others are compared with are last."""
+        names = sorted({trace.name for study in self.studies for trace in study.traces})
+        return sorted(names, key=lambda name: name in self.settings.baselines)
+
+    def display_name(self, name: str) -> str:
+        """Return the display name of a group."""
+        return next(trace.shown for study in self.studies for trace in study.traces if trace.name == name)
+
+    @property
+    def caption(self) -> str:
+        """Caption of the figure."""
+        runs = sorted({len(trace.scores) for study in self.studies for trace in study.traces})
+        counts = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
+        return (
+            f"{self.settings.score_name} in {len(self.titles)} tasks: means over {counts} runs a group with 95% bands; "
+            "dashes at the right end are the scores. Groups without a curve are drawn as a level."
+        )
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Sentences with the number of tasks in which each group is above or below the compared ones."""
+        sentences = []
+        for baseline in self.settings.baselines:
+            verdicts: dict[str, Counter[str]] = defaultdict(Counter)
+            for comparison in (comparison for study in self.studies for comparison in study.comparisons):
+                if comparison.baseline.name == baseline:
+                    verdicts[comparison.group.name][comparison.verdict] += 1
+            if verdicts:
+                group_texts = "; ".join(
+                    f"{self.display_name(name)} above in {counts['above']}, below in {counts['below']}, "
+                    f"no difference shown in {counts['unclear']}"
+                    + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
+                    for name, counts in verdicts.items()
+                )
+                sentences.append(f"Against {self.display_name(baseline)}, of {len(self.titles)} tasks: {group_texts}.")
+        return tuple(sentences)
+
+    @property
+    def table(self) -> ReportTable:
+        """Table of mean scores with their intervals, a row for each task and a column for each group."""
+        data: list[list[object]] = [["task", "group", "runs", "score", "low", "high"]]
+        rows = []
+        for title, study in zip(self.titles, self.studies, strict=True):
+            traces = {trace.name: trace for trace in study.traces}
+            form = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
+            scores = {name: trace.score for name, trace in traces.items()}
+            rows.append([title, *(with_interval(scores.get(name), form) for name in self.names)])
+            for name, trace in traces.items():
+                data.append([title, trace.shown, len(trace.scores), *interval_cells(scores[name])])
+        columns = ["task", *(self.display_name(name) for name in self.names)]
+        return ReportTable(
+            STUDY_TASKS, f"{self.settings.score_name} in each task, with 95% intervals", data, columns, rows
+        )
+
+
+def compare_tasks(report: Report) -> TaskComparison | None:
+    """Return the groups of a report's study over its tasks; None if it is not a study, or has only one task."""
+    pairs = [(section, section.study) for section in report.sections if isinstance(section.study, GroupComparison)]
+    if len(pairs) < 2:
+        return None
+    titles = _short([section.title for section, _ in pairs])
+    return TaskComparison(pairs[0][1].settings, titles, tuple(study for _, study in pairs))
+
+
+def _short(titles: Sequence[str]) -> tuple[str, ...]:
+    """Return titles without the parts that all of them share, and without keys.
+
+    >>> _short(["rooms, env=two_door", "rooms, env=lava_doorkey"])
+    ('two_door', 'lava_doorkey')
+    """
+    title_parts = [title.split(", ") for title in titles]
+    shared = set.intersection(*(set(parts) for parts in title_parts))
+    remaining = [[part for part in parts if part not in shared] for parts in title_parts]
+    return tuple(
+        ", ".join(part.rpartition("=")[2] for part in parts) or title
+        for parts, title in zip(remaining, titles, strict=True)
+    )
+
+
+_MAX_GROUP_COLUMNS = 4
+
+
+def config_differences(task: ReportTask) -> ReportTable:
+    """Return the options in which the groups of a task differ, with the value of each group's first run.
+
+    Up to four groups are columns. With more groups there is a row for each value, which lists its groups.
+
+    Raises:
+        RunFolderError: the config of a run cannot be read.
+    """
+    configs = [_config(group) for group in task.groups]
+    keys = sorted({key for config in configs for key in config})
+    values = {key: [config.get(key, NOTHING) for config in configs] for key in keys}
+    differences = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
+    differences = _drop_absent_parts(differences, configs)
+    names = [group.shown for group in task.groups]
+    columns, rows = ["option", *names], [[key, *cells] for key, cells in differences.items()]
+    if len(names) > _MAX_GROUP_COLUMNS:
+        columns = ["option", "value", "groups"]
+        rows = [
+            [key, value, ", ".join(name for name, cell in zip(names, cells, strict=True) if cell == value)]
+            for key, cells in differences.items()
+            for value in dict.fromkeys(cells)
+        ]
+    caption = f"Options of {task.title} in which groups differ"
+    return ReportTable("config_differences", caption, [columns, *rows], columns, rows, len(columns))
+
+
+def _drop_absent_parts(
+    differences: Mapping[str, list[str]], configs: Sequence[Mapping[str, str]]
+) -> dict[str, list[str]]:
+    """Replace the options of a part that only some groups have by one row, with the class of the part.
+
+    Options in which the groups that have the part differ from each other stay.
+    """
+    present = {
+        part: [any(key.startswith(f"{part}.") for key in config) for config in configs]
+        for part in dict.fromkeys(key.partition(".")[0] for key in differences if "." in key)
+    }
+    rows: dict[str, list[str]] = {}
+    for key, cells in differences.items():
+        part = key.partition(".")[0]
+        if part not in present or all(present[part]):
+            rows[key] = cells
+            continue
+        classes = [config.get(f"{part}._target_", "set").rpartition(".")[2] for config in configs]
+        rows[part] = [name if is_present else NOTHING for name, is_present in zip(classes, present[part], strict=True)]
+        within = {cell for cell, is_present in zip(cells, present[part], strict=True) if is_present}
+        if len(within) > 1 and not key.endswith("._target_"):
+            rows[key] = cells
+    return rows
+
+
+def _config(group: Group) -> dict[str, str]:
+    config: dict[str, Any] = flat(read_config(group.runs[0].folder, ()))
+    return {key: _text(value) for key, value in config.items() if key != "seed" and not is_excluded(key)}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

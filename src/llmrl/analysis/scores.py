@@ -104,10 +104,10 @@ class ScoreRule:
             return f"its training is too short, or interrupted too often, for {self.metric}"
         end = training.covered_frames if self.budget is None else self.budget
         start = round(end * (1 - self.tail_fraction)) if self.tail_fraction else 0
-        return training_curves.mean_over_frames(training, self.metric.removeprefix(training_curves.PREFIX), start, end)
+        return training_curves.mean_metric(training, self.metric.removeprefix(training_curves.PREFIX), start, end)
 
 
-def series(folder: Path, metric: str, over: str = "env_steps", width: int | None = None) -> Series:
+def read_series(folder: Path, metric: str, x_axis: str = "env_steps", width: int | None = None) -> Series:
     """Return a metric of a run over one of `AXES`.
 
     Rows without that axis and values that are not finite are left out; of several at one x the last counts.
@@ -115,22 +115,22 @@ def series(folder: Path, metric: str, over: str = "env_steps", width: int | None
     Args:
         folder: run folder.
         metric: name of the metric.
-        over: x axis.
+        x_axis: x axis.
         width: bin width of metrics of training episodes, frames; None: 1/50 of all frames.
 
     Raises:
-        RunFolderError: a line is damaged, rows of several kinds have the metric, or `over` is not `env_steps` for a
+        RunFolderError: a line is damaged, rows of several kinds have the metric, or `x_axis` is not `env_steps` for a
             metric of training episodes.
     """
     if training_curves.is_training_metric(folder, metric):
-        if over != "env_steps":
-            raise RunFolderError(f"{metric} is recorded over environment steps only, not over {AXES[over][1]}")
+        if x_axis != "env_steps":
+            raise RunFolderError(f"{metric} is recorded over environment steps only, not over {AXES[x_axis][1]}")
         training = training_curves.read_training(folder)
         if training is None:
             return np.array([]), np.array([])
         name = metric.removeprefix(training_curves.PREFIX)
         return training_curves.curve(training, name, width or max(1, training.frames // training_curves.BINS))
-    axis = AXES[over][0]
+    axis = AXES[x_axis][0]
     rows = _rows(folder, metric)
     if len(kinds := {row.get(KIND) for row in rows}) > 1:
         raise RunFolderError(
@@ -139,8 +139,8 @@ def series(folder: Path, metric: str, over: str = "env_steps", width: int | None
     points = {
         float(row[axis]): float(row[metric]) for row in rows if row[metric] is not None and row.get(axis) is not None
     }
-    places = np.array(sorted(points))
-    return places, np.array([points[place] for place in places])
+    x = np.array(sorted(points))
+    return x, np.array([points[key] for key in x])
 
 
 def metric_names(runs: Iterable[RunRecord]) -> list[str]:

@@ -193,7 +193,7 @@ def curve(training: TrainingCurves, metric: str, width: int) -> tuple[np.ndarray
     return middles, means[is_finite]
 
 
-def mean_over_frames(training: TrainingCurves, metric: str, start: int, stop: int) -> float | str:
+def mean_metric(training: TrainingCurves, metric: str, start: int, stop: int) -> float | str:
     """Return the mean of a metric over the frames from `start` to before `stop`, or the reason why there is none."""
     if stop > training.covered_frames:
         return (

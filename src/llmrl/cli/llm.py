@@ -194,7 +194,7 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     Raises:
         ConfigError: `folder` does not exist, or no run in it has called a language model.
     """
-    from llmrl.analysis.llm_calls import CallTotals, call_totals, summed
+    from llmrl.analysis.llm_calls import CallTotals, call_totals
     from llmrl.core.errors import ConfigError
 
     if not folder.is_dir():
@@ -212,7 +212,7 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     run_totals = [(str(run.relative_to(folder)), total) for run, models in runs.items() for total in models.values()]
     rows = [cells(run, total) for run, total in run_totals]
     if len(run_totals) > 1:
-        rows.append(cells("all", summed(total for _, total in run_totals)))
+        rows.append(cells("all", sum((total for _, total in run_totals), CallTotals())))
     columns = ["run", "model", "replies", "from cache", "failed", "lost", "invalid", "tokens in", "tokens out"]
     return [*columns, "paid, $"], rows
 

@@ -122,7 +122,7 @@ def print_differences(numbers: Report) -> None:
     Raises:
         RunFolderError: the config of a run cannot be read.
     """
-    from llmrl.analysis.config_differences import config_differences
+    from llmrl.analysis.report_tables import config_differences
     from llmrl.display.console import print_line, print_report_table
     from llmrl.results.groups import tasks_of
 
@@ -167,8 +167,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
     """Print the tables of scores, the runs that are left out, and the place of the report."""
     from llmrl.analysis.final_episodes import players_table
     from llmrl.analysis.report_files import count_sentence
-    from llmrl.analysis.report_tables import efficiency_table, excluded_table, scores_table
-    from llmrl.analysis.study_tasks import compare_tasks
+    from llmrl.analysis.report_tables import compare_tasks, efficiency_table, excluded_runs_table, scores_table
     from llmrl.display.console import print_line, print_report_table
     from llmrl.display.reports import print_study, print_tasks
 
@@ -186,7 +185,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
             rows = [[row[i] for i in columns] for row in table.rows]
             print_report_table(replace(table, columns=[table.columns[i] for i in columns], rows=rows, texts=1))
     if numbers.excluded:
-        print_report_table(excluded_table(numbers))
+        print_report_table(excluded_runs_table(numbers))
     print_line(count_sentence(numbers))
     print_line(f"Report: {page}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report, ReportSettings, Section
-    from llmrl.analysis.study_tasks import TaskComparison
+    from llmrl.analysis.report_tables import TaskComparison
 
 
 def create_report(
@@ -67,8 +67,7 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
     from importlib.util import find_spec
 
     from llmrl.analysis.report import ReportSettings
-    from llmrl.analysis.report_tables import slugs
-    from llmrl.analysis.study_tasks import NAME, compare_tasks
+    from llmrl.analysis.report_tables import STUDY_TASKS, compare_tasks, slugs
     from llmrl.display.console import near, print_line
     from llmrl.results.study_settings import parse_settings
 
@@ -86,7 +85,7 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
     drawings = [
         f"{name}_study" for name, section in zip(slugs(numbers), numbers.sections, strict=True) if section.study
     ]
-    for name in [] if not has_matplotlib else drawings if comparison is None else [NAME]:
+    for name in [] if not has_matplotlib else drawings if comparison is None else [STUDY_TASKS]:
         print_line(f"Figure: {near(page.parent / 'figures' / f'{name}.png')}")
     print_line(f"Report: {near(page)}")
 

@@ -1,23 +1,43 @@
-"""Recorded episodes of a run for the explorer: observations, calls, replies, actions and rewards of each step."""
+"""Recorded episodes of a run for the explorer: observations, calls, replies, actions, rewards and pictures of steps.
+
+The pictures of an episode, without their column of text, are combined on a few sheets for faster pages.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.explorer.conversations import Texts, call_record, drop_repeats
 from llmrl.llms.call_log import FILE_NAME, read_calls
-from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES
-from llmrl.run.files import read_json_lines
+from llmrl.run.episode_files import EPISODES, FILM_COLUMN, FOLDER, REPLIES
+from llmrl.run.files import read_json_lines, write_bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Calls = dict[str, list[Mapping[str, Any]]]
 """The calls of an episode by `<player>/<decision>`, or `<player>/lesson`."""
 
-_PLACE = re.compile(r"episode (\d+), player (\d+), (\w+)")
-_STEP = ("action", "reward", "reflection", "plan", "lesson", "said", "asked", "valid", "replies", "invalid", "failed")
+_CALL_PLACE = re.compile(r"episode (\d+), player (\d+), (\w+)")
+_STEP_KEYS = (
+    "action",
+    "reward",
+    "reflection",
+    "plan",
+    "lesson",
+    "said",
+    "asked",
+    "valid",
+    "replies",
+    "invalid",
+    "failed",
+)
 
 
 def episode_rows(folder: Path) -> list[dict[str, Any]]:
@@ -57,7 +77,7 @@ def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
     # Prompts mostly repeat those of earlier steps, so equal texts are stored once.
     shared: dict[int, dict[str, str]] = defaultdict(dict)
     for call in read_calls(folder / FILE_NAME):
-        place = _PLACE.fullmatch(str(call.get("place", "")))
+        place = _CALL_PLACE.fullmatch(str(call.get("place", "")))
         if place is None or (k := int(place[1])) not in episodes:
             continue
         texts = shared[k]
@@ -74,15 +94,12 @@ def _episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> dict[str
     decisions: dict[int, int] = defaultdict(int)
     for line in lines:
         player = int(line.get("agent", 0))
-        while len(steps) <= int(line["step"]):
-            steps.append([])
-        record = {name: line[name] for name in _STEP if name in line}
-        record |= {"player": player, "calls": []}
+        steps += [[] for _ in range(int(line["step"]) + 1 - len(steps))]
+        record = {name: line[name] for name in _STEP_KEYS if name in line} | {"player": player, "calls": []}
         if "observation" in line:
             observation = line["observation"]
-            record["observation"] = texts.number(
-                observation if isinstance(observation, str) else format_observation(observation)
-            )
+            is_text = isinstance(observation, str)
+            record["observation"] = texts.number(observation if is_text else format_observation(observation))
         if "reply" in line:
             record["reply"] = texts.number(str(line["reply"]))
         if "lesson" in line:
@@ -113,3 +130,77 @@ def format_observation(observation: Any) -> str:
         else:
             lines.append(f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines)
+
+
+SHEET_PICTURE_HEIGHT = 400
+"""Maximum height of a picture on a sheet, pixels; larger ones are reduced."""
+MAX_COLUMNS, MAX_ROWS = 5, 5
+JPEG_QUALITY = 82
+"""JPEG quality, 0 to 95."""
+
+
+def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, Any] | None:
+    """Write the pictures of an episode as `<name>-<i>.jpg` into `out`.
+
+    Returns:
+        `{width, height, across, down, count, sheets}`: size of a picture in pixels, columns and rows of a sheet, number
+        of pictures, and names of the sheets. Picture t shows the state before step t; the last one shows the end. None
+        if there is no video.
+
+    Raises:
+        RunFolderError: a sheet cannot be written.
+        OSError: a picture cannot be read.
+    """
+    from PIL import Image
+
+    sheets: list[str] = []
+    sheet: Image.Image | None = None
+    size, count = (0, 0), 0
+    for picture in _pictures(folder / FOLDER / str(episode)):
+        size = size if count else picture.size
+        at = count % (MAX_COLUMNS * MAX_ROWS)
+        if at == 0:
+            if sheet is not None:
+                _save_sheet(sheet, out, name, sheets)
+            sheet = Image.new("RGB", (size[0] * MAX_COLUMNS, size[1] * MAX_ROWS))
+        assert sheet is not None
+        sheet.paste(picture, (at % MAX_COLUMNS * size[0], at // MAX_COLUMNS * size[1]))
+        count += 1
+    if sheet is None:
+        return None
+    rows = math.ceil((count - len(sheets) * MAX_COLUMNS * MAX_ROWS) / MAX_COLUMNS)
+    # The last sheet is cropped in height only, so that all sheets have the same columns.
+    _save_sheet(sheet.crop((0, 0, sheet.width, rows * size[1])), out, name, sheets)
+    return {
+        "width": size[0],
+        "height": size[1],
+        "across": MAX_COLUMNS,
+        "down": MAX_ROWS,
+        "count": count,
+        "sheets": sheets,
+    }
+
+
+def _save_sheet(sheet: Image, out: Path, name: str, sheets: list[str]) -> None:
+    content = io.BytesIO()
+    sheet.save(content, "JPEG", quality=JPEG_QUALITY)
+    sheets.append(f"{name}-{len(sheets)}.jpg")
+    write_bytes(out / sheets[-1], content.getvalue())
+
+
+def _pictures(folder: Path) -> Iterator[Image]:
+    """Yield the pictures of an episode's video, or its frames so far, without their column of text."""
+    from PIL import Image, ImageSequence
+
+    video = folder / "episode.gif"
+    for path in [video] if video.is_file() else sorted((folder / "frames").glob("*.png")):
+        with Image.open(path) as pictures:
+            for picture in ImageSequence.Iterator(pictures):
+                yield _crop_picture(picture.convert("RGB"))
+
+
+def _crop_picture(picture: Image) -> Image:
+    picture = picture.crop((0, 0, max(picture.width - FILM_COLUMN, 1), picture.height))
+    if picture.height > SHEET_PICTURE_HEIGHT:
+        picture = picture.resize((max(1, picture.width * SHEET_PICTURE_HEIGHT // picture.height), SHEET_PICTURE_HEIGHT))
+    return picture

@@ -8,8 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
-from llmrl.analysis.explorer.frames import write_sheets
+from llmrl.analysis.explorer.episodes import episode_rows, read_episodes, write_sheets
 from llmrl.analysis.explorer.timeline import CHUNK, chunks, timeline
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import CheckpointError, RunFolderError
@@ -83,35 +82,35 @@ def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], 
         "error": record.error,
         "problems": [],
     }
-    place = data / key
-    place.mkdir(exist_ok=True)
+    run_dir = data / key
+    run_dir.mkdir(exist_ok=True)
     content: dict[str, Any] = {"key": key, "episodes": [], "proposals": [], "welfare": {}, "behavior": {}}
     for content_name, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
         try:
-            content |= write(key, record.folder, place, report)
+            content |= write(key, record.folder, run_dir, report)
         except RunFolderError:
             raise
         except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
             entry["problems"].append(f"its {content_name} cannot be read: {error}")
-    write_json_script(place / "run.js", FUNCTION, key, content)
+    write_json_script(run_dir / "run.js", FUNCTION, key, content)
     return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
-def _write_episodes(key: str, folder: Path, place: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def _write_episodes(key: str, folder: Path, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
     rows = episode_rows(folder)
     for episode in read_episodes(folder):
         report(f"explorer, {folder.name}, episode {episode['episode']:,}")
         k = episode["episode"]
-        content = episode | {"frames": write_sheets(folder, k, place, f"e{k}")}
-        write_json_script(place / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
+        content = episode | {"frames": write_sheets(folder, k, out, f"e{k}")}
+        write_json_script(out / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
     return {"episodes": rows}
 
 
-def _write_timeline(key: str, folder: Path, place: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def _write_timeline(key: str, folder: Path, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
     proposals, talks = timeline(folder)
     for i, chunk in enumerate(chunks(talks)):
-        write_json_script(place / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)
+        write_json_script(out / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)
     return proposals | {"chunk": CHUNK}
 
 

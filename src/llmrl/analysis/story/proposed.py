@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llmrl.analysis.story.means import Estimate, estimate_text, mean_over_runs, number_form, read_rows
+from llmrl.analysis.story.group_tables import (
+    Estimate,
+    estimate_format,
+    estimate_text,
+    informative_metrics,
+    mean_over_runs,
+    read_rows,
+)
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.groups import Group
 from llmrl.results.principal_scores import RECOMMENDATION, principal_scores
@@ -75,14 +82,11 @@ def read_group_proposals(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]
     Args:
         groups: short name, group and finished runs of each.
     """
-    result_groups = []
-    for name, _, runs in groups:
-        pairs = [(run, tuple(proposals)) for run in runs if (proposals := _read(run))]
-        if pairs:
-            result_groups.append(
-                GroupProposals(name, tuple(run for run, _ in pairs), tuple(proposals for _, proposals in pairs))
-            )
-    return tuple(result_groups)
+    named_pairs = (
+        (name, [(run, tuple(proposals)) for run in runs if (proposals := _read_proposals(run))])
+        for name, _, runs in groups
+    )
+    return tuple(GroupProposals(name, *zip(*pairs, strict=True)) for name, pairs in named_pairs if pairs)
 
 
 def shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
@@ -103,9 +107,9 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     bests = {group.name: _bests(group) for group in groups}
     all_bests = [best for group_bests in bests.values() for best in group_bests]
     has_recommendations = all(best.is_recommendation for best in all_bests)
-    responses = _responses(all_bests)
+    responses = informative_metrics([best.response for best in all_bests])[:MAX_RESPONSES]
     contexts = any(best.context for best in all_bests)
-    form = number_form([(best.objective, best.standard_error) for best in all_bests])
+    form = estimate_format([(best.objective, best.standard_error) for best in all_bests])
     means = {group.name: _average_over_runs(group, has_recommendations) for group in groups}
     columns = ["group", "run", *(["context"] if contexts else []), *names, "objective"]
     columns += ["evaluations", "mean of the runs"] if has_recommendations else ["rounds", "highest of a run, mean"]
@@ -153,7 +157,7 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     )
 
 
-def _read(run: RunRecord) -> Sequence[MeasuredProposal]:
+def _read_proposals(run: RunRecord) -> Sequence[MeasuredProposal]:
     try:
         return read_proposed(run.folder)
     except (CheckpointError, RunFolderError, ValueError, KeyError, TypeError):
@@ -227,9 +231,3 @@ def _response(best: Best, proposals: Sequence[MeasuredProposal]) -> dict[str, fl
         ):
             response = {name.removeprefix(_VALIDATION): x for name, x in row.items() if name.startswith(_VALIDATION)}
     return response
-
-
-def _responses(bests: Sequence[Best]) -> list[str]:
-    from llmrl.analysis.story.society import informative_metrics
-
-    return informative_metrics([best.response for best in bests])[:MAX_RESPONSES]
