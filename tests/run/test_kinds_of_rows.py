@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import only_run_folder, run
-from llmrl.analysis.scores import series
+from llmrl.analysis.scores import read_series
 from llmrl.run.metrics import MetricTable, metric_tables
 from llmrl.run.sinks.tensorboard import tag_of
 
@@ -99,6 +99,6 @@ def test_tensorboard_tags_use_row_steps(
 
 
 def test_report_curves_use_counters(complete_folders: dict[str, Path]) -> None:
-    assert series(complete_folders["design"], "principal/objective", "proposals")[0].tolist() == [2, 4, 6]
-    assert series(complete_folders["learn"], "evaluation/return", "updates")[0].tolist()[:1] == [4]
-    assert series(complete_folders["learn"], "evaluation/return", "proposals")[0].tolist() == []
+    assert read_series(complete_folders["design"], "principal/objective", "proposals")[0].tolist() == [2, 4, 6]
+    assert read_series(complete_folders["learn"], "evaluation/return", "updates")[0].tolist()[:1] == [4]
+    assert read_series(complete_folders["learn"], "evaluation/return", "proposals")[0].tolist() == []
