@@ -28,7 +28,7 @@ from results_runs import restore_runs, write_runs
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, compare_tasks, slugs
-from llmrl.display.reports import create_report
+from llmrl.display.sweeps import create_report
 from llmrl.experiment.composition import plain
 from llmrl.results.run_records import read_runs
 from llmrl.results.study_settings import StudySettings, parse_settings

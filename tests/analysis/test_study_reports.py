@@ -17,7 +17,7 @@ from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
-from llmrl.results.reference_lines import read_references
+from llmrl.results.principal_scores import read_references
 from llmrl.results.run_records import read_runs
 from llmrl.results.study_settings import parse_settings, short_group_names
 from llmrl.run.shared_factors import PRETRAINING

@@ -58,7 +58,7 @@ TARGETS = (
     "llmrl.agents.ppo_agent.torch.hub.load",
     "llmrl.agents.sb3_agent.copy.deepcopy",
     "llmrl.agents.sb3_agent.contextmanager",
-    "llmrl.display.run_summary.json.loads",
+    "llmrl.display.results.json.loads",
     "llmrl.cli.sweep.Path",
     "llmrl.run.files.write_atomic",
     "llmrl.run.artifacts.move_to_backup",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from llmrl.cli import llm, sweep, train
 from llmrl.core.errors import ConfigError, LLMError, short_error
-from llmrl.display import console, run_summary, sweeps
+from llmrl.display import console, results, sweeps
 from llmrl.run.folder import split_overrides
 from llmrl.run.log_file import LogFile
 from llmrl.run.progress_bar import ProgressBar
@@ -236,11 +236,11 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     run = SimpleNamespace(
         folder=folder, summary={}, result=None, config={"play": {"videos": 2}, "loggers": {"tensorboard": {}}}
     )
-    run_summary.print_summary(run)
+    results.print_summary(run)
     terminal_text = capsys.readouterr().out
     assert commands(terminal_text, "llmrl-evaluate") == [["llmrl-evaluate", str(folder), "--video"]]
     assert commands(terminal_text, "tensorboard") == [["tensorboard", "--logdir", str(tmp_path / NASTY)]]
-    run_summary.print_skipped(run)
+    results.print_skipped(run)
     terminal_text = capsys.readouterr().out
     assert shlex.join(["llmrl-evaluate", f"{NASTY}/run/s0", "--video"]) in terminal_text
 

@@ -1,6 +1,6 @@
 """Several players in one table."""
 
-from llmrl.display.evaluation_tables import print_evaluation
+from llmrl.display.results import print_evaluation
 
 ROW = {"mean": 2.0, "standard_error": 0.1, "low": 1.8, "high": 2.2, "min": 1.0, "max": 3.0}
 

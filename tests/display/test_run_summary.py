@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl.display.run_summary import evaluate_command, logger_lines, print_recommendations, print_summary
+from llmrl.display.results import evaluate_command, logger_lines, print_recommendations, print_summary
 from llmrl.llms.budget import LATENCY
 
 

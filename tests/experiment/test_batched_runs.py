@@ -31,8 +31,7 @@ from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run import signals
 from llmrl.run.artifacts import saved_state
 from llmrl.run.ownership import read_owner
-from llmrl.run.progress_bar import ProgressBar
-from llmrl.run.progress_rows import RowsDisplay
+from llmrl.run.progress_bar import ProgressBar, RowsDisplay
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import take_on

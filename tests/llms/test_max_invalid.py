@@ -229,7 +229,7 @@ def test_verdicts_are_distinguishable(tmp_path):
 
 def test_an_evaluation_only_counts(tmp_path, capsys):
     from llmrl.cli.evaluate import evaluate, parser
-    from llmrl.display.evaluation_tables import print_evaluation
+    from llmrl.display.results import print_evaluation
 
     game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
     with pytest.raises(TooManyInvalid):

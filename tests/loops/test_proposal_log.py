@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmrl.run.line_file import LineFile
+from llmrl.run.files import LineFile
 from llmrl.run.proposals import FILE_NAME, read_proposals
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments import comparable_metrics, compose, run
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.display.run_summary import sentences
+from llmrl.display.results import sentences
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.reference_line_runs import absence, affordable, measured_references, prerequisite_runs

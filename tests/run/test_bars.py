@@ -13,8 +13,7 @@ from rich.console import Console
 
 from llmrl.results.run_records import read_runs
 from llmrl.run.bars import Bars
-from llmrl.run.progress_bar import ProgressBar, shorten
-from llmrl.run.progress_rows import DisplayRow, RowsDisplay
+from llmrl.run.progress_bar import DisplayRow, ProgressBar, RowsDisplay, shorten
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
 from llmrl.sweeps.watch import summary

@@ -20,8 +20,7 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import Call, CallLog
 from llmrl.run.checkpoints import CheckpointStore
-from llmrl.run.files import write_atomic
-from llmrl.run.line_file import LineFile
+from llmrl.run.files import LineFile, write_atomic
 from llmrl.run.metrics import MetricLog
 from llmrl.run.ownership import Ownership
 from llmrl.run.run import Run

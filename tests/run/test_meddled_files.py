@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
 from llmrl.core.errors import RunFolderError
-from llmrl.run.line_file import LineFile
+from llmrl.run.files import LineFile
 from llmrl.run.run import Run
 from llmrl.run.status import Status, read_status
 

@@ -23,9 +23,8 @@ from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.run.config_hash import config_hash
-from llmrl.run.files import write_atomic, write_json
+from llmrl.run.files import LineFile, write_atomic, write_json
 from llmrl.run.folder import run_label
-from llmrl.run.line_file import LineFile
 from llmrl.run.log_file import LogFile
 from llmrl.run.run import Run
 from llmrl.run.tensorboard_file import EventFile, hyperparameters_of

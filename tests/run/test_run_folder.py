@@ -21,8 +21,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.results.run_records import find_runs, only_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import EXCLUDED, config_hash
-from llmrl.run.folder import find_folder, run_folder, run_label
-from llmrl.run.folder_names import MAX_LABEL, hash_of, is_run_folder, seed_of, title
+from llmrl.run.folder import MAX_LABEL, find_folder, hash_of, is_run_folder, run_folder, run_label, seed_of, title
 from llmrl.sweeps.jobs import naming_overrides
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)

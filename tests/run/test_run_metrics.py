@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
 from experiments import position_of
 from llmrl.core.errors import RunFolderError
-from llmrl.run.line_file import FilePosition
+from llmrl.run.files import FilePosition
 from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, metric_tables, place_of, read_metrics
 from llmrl.run.sink import HyperParameters, Opening
 from llmrl.run.sinks.tensorboard import TensorBoard

@@ -101,7 +101,7 @@ def test_save_is_not_interrupted(tmp_path, monkeypatch):
 def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
     """So that nothing before it is lost if that way has to be given up; short ones are saved when it is time."""
     with Run.open(tmp_path, "toys", {**CONFIG, "checkpoint_seconds": 1e9}) as run:
-        monkeypatch.setattr("llmrl.run.checkpoint_timer.LONG_S", 1.0)
+        monkeypatch.setattr("llmrl.run.checkpoints.LONG_S", 1.0)
         time.sleep(1.2)  # what is built before the loop begins is no way between safe points
         with run.progress(5, "steps", "toy"):
             pass
@@ -120,7 +120,7 @@ def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
 
 
 def test_stop_reports_awaited_checkpoint(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("llmrl.run.checkpoint_timer.PROMISED_S", 8.05)
+    monkeypatch.setattr("llmrl.run.checkpoints.PROMISED_S", 8.05)
     with Run.open(tmp_path, "toys", CONFIG) as run:
         save = run.checkpoints.save
         run.checkpoint(1, {})

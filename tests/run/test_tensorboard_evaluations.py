@@ -9,8 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run import tensorboard_evaluations
-from llmrl.run.tensorboard_evaluations import EPISODE, FIRST_FRAME, write_evaluation
+from llmrl.run import tensorboard_file
+from llmrl.run.tensorboard_file import EPISODE, FIRST_FRAME, write_evaluation
 
 
 def noise(path: Path, frames: int, size: int) -> Path:
@@ -53,7 +53,7 @@ def test_repeated_evaluations(tmp_path):
 def test_large_animation_is_subsampled_and_scaled(tmp_path, frames, size, limit):
     gif = noise(tmp_path / "world.gif", frames, size)
     assert gif.stat().st_size > limit
-    animation, poster, shape = tensorboard_evaluations.pictures(gif, limit)
+    animation, poster, shape = tensorboard_file.pictures(gif, limit)
     assert len(animation) <= limit
     smaller = iio.imread(io.BytesIO(animation), index=None)
     assert smaller.ndim == 4 and smaller.size < frames * size * size * 3

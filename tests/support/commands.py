@@ -42,7 +42,7 @@ PRELOADS = (
     "llmrl.agents.ppo_agent",
     "llmrl.analysis.report_files",
     "llmrl.config.composition_errors",
-    "llmrl.display.run_summary",
+    "llmrl.display.results",
     "llmrl.experiment.composition",
     "llmrl.experiment.run_job",
     "llmrl.experiment.train_application",

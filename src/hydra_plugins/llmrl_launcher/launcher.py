@@ -91,7 +91,7 @@ class LlmrlLauncher(Launcher):
 
     def _show(self, runs: Sequence[Experiment], outcomes: Sequence[JobOutcome]) -> None:
         """Show the results of a study if this sweep was one and is finished."""
-        from llmrl.display.reports import show_study
+        from llmrl.display.sweeps import show_study
 
         studies = [run for run in runs if (run.config.get("report") or {}).get("question")]
         if studies and all(outcome.state == "finished" for outcome in outcomes):

@@ -17,9 +17,8 @@ from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
 from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, common_frames, is_training_metric, training_note
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.results.groups import FinishedGroups, Group, ReportTask, tasks_of
-from llmrl.results.reference_lines import ReferenceLine, read_references
-from llmrl.results.replication import replication_remarks, units_of
+from llmrl.results.groups import FinishedGroups, Group, ReportTask, replication_remarks, tasks_of, units_of
+from llmrl.results.principal_scores import ReferenceLine, read_references
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.results.study_settings import StudyResult, StudySettings, read_study_settings, short_group_names
 from llmrl.statistics.estimators import standard_error

@@ -9,8 +9,7 @@ import numpy as np
 
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import Group
-from llmrl.results.replication import units_of
+from llmrl.results.groups import Group, units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.statistics.intervals import Band, mean_interval
 

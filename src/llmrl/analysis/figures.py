@@ -15,7 +15,7 @@ import numpy as np
 
 from llmrl.analysis.curves import GroupCurve
 from llmrl.core.errors import ConfigError
-from llmrl.results.reference_lines import ReferenceLine
+from llmrl.results.principal_scores import ReferenceLine
 from llmrl.statistics.intervals import Band
 
 if TYPE_CHECKING:

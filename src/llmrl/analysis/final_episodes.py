@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.plain_data import fitting, parse_record, read_object
-from llmrl.results.groups import SINGLE_GROUP, Group, ReportTask
-from llmrl.results.replication import units_of
+from llmrl.results.groups import SINGLE_GROUP, Group, ReportTask, units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME

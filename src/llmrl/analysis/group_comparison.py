@@ -11,8 +11,7 @@ from llmrl.analysis.curves import GroupCurve
 from llmrl.analysis.group_traces import GroupTrace, read_group_traces, solution_table
 from llmrl.analysis.scores import AXES
 from llmrl.results.groups import FinishedGroups, scripted_notes
-from llmrl.results.principal_scores import MEASUREMENTS, score_notes
-from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
+from llmrl.results.principal_scores import MEASUREMENTS, OBJECTIVE, ReferenceLine, score_notes
 from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, interval_cells, with_interval
 from llmrl.statistics.estimators import Interval

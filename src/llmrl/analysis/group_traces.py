@@ -16,10 +16,15 @@ import numpy as np
 from llmrl.analysis.curves import GroupCurve, group_curve
 from llmrl.analysis.scores import DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import Group
-from llmrl.results.principal_scores import ANYTIME, MEASUREMENTS, ONLINE, RECOMMENDATION, principal_scores
-from llmrl.results.reference_lines import ReferenceLine
-from llmrl.results.replication import pretrainings_of, units_of
+from llmrl.results.groups import Group, pretrainings_of, units_of
+from llmrl.results.principal_scores import (
+    ANYTIME,
+    MEASUREMENTS,
+    ONLINE,
+    RECOMMENDATION,
+    ReferenceLine,
+    principal_scores,
+)
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudySettings
 from llmrl.results.table_format import ReportTable

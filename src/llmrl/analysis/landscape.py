@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
-from llmrl.results.replication import pretrainings_of, units_of
+from llmrl.results.groups import pretrainings_of, units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import NumberFormat, ReportTable, interval_cells, with_interval

@@ -16,7 +16,7 @@ from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.scores import ScoreRule
 from llmrl.analysis.story.story import Story
 from llmrl.results.groups import Group
-from llmrl.results.reference_lines import ReferenceLine
+from llmrl.results.principal_scores import ReferenceLine
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.statistics.intervals import Band

@@ -32,8 +32,7 @@ from llmrl.analysis.report import MAX_GROUPS_IN_FIGURE, Report, Section
 from llmrl.analysis.report_tables import TaskComparison, online_performance, slug
 from llmrl.analysis.scores import AXES
 from llmrl.analysis.story.proposed import GroupProposals, mean_score, shared_parameters
-from llmrl.results.principal_scores import MEASUREMENTS
-from llmrl.results.reference_lines import LINES, OBJECTIVE, ReferenceLine
+from llmrl.results.principal_scores import LINES, MEASUREMENTS, OBJECTIVE, ReferenceLine
 from llmrl.results.study_settings import StudyResult
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from llmrl.analysis.story.story import Exchange, StoryVideo
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import scripted_notes
-from llmrl.results.principal_scores import SCORES_NOTE
-from llmrl.results.reference_lines import OBJECTIVE
+from llmrl.results.principal_scores import OBJECTIVE, SCORES_NOTE
 from llmrl.results.table_format import ReportTable
 from llmrl.run.files import write_atomic, write_bytes
 from llmrl.statistics.intervals import MINIMUM_UNITS

@@ -16,8 +16,14 @@ from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, best_group_indices
 from llmrl.results.groups import Group, ReportTask
-from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
-from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
+from llmrl.results.principal_scores import (
+    OBJECTIVE,
+    ONLINE,
+    RECOMMENDATION,
+    ReferenceLine,
+    principal_scores,
+    score_notes,
+)
 from llmrl.results.study_settings import StudySettings
 from llmrl.results.table_format import (
     NOTHING,

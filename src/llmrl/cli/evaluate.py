@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(rest)
     from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import keep_private_like
-    from llmrl.display.evaluation_tables import print_evaluation
+    from llmrl.display.results import print_evaluation
     from llmrl.run.command_exit import exit_on_signal
 
     note = "tests of a suite that were over are written" if words else "nothing of it is written"

@@ -125,7 +125,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     """Return the cells of a run's row; `prefix` names its experiment if there are several."""
     overrides = {key: value for key, value in record.overrides.items() if key not in common}
     from llmrl.llms.validity import validity_warning
-    from llmrl.run.folder_names import title
+    from llmrl.run.folder import title
     from llmrl.run.progress_bar import clock
     from llmrl.sweeps.watch import newest_value, stage_of, stage_text
 

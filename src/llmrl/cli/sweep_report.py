@@ -98,7 +98,7 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     """
     from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.scores import ScoreRule
-    from llmrl.display.reports import create_report
+    from llmrl.display.sweeps import create_report
 
     rule = ScoreRule(args.metric, args.tail_fraction, args.budget)
     settings = ReportSettings(
@@ -169,7 +169,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
     from llmrl.analysis.report_files import count_sentence
     from llmrl.analysis.report_tables import compare_tasks, efficiency_table, excluded_runs_table, scores_table
     from llmrl.display.console import print_line, print_report_table
-    from llmrl.display.reports import print_study, print_tasks
+    from llmrl.display.sweeps import print_study, print_tasks
 
     if numbers.players:
         print_report_table(players_table(numbers.players))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.run.folder_names import safe
+from llmrl.run.folder import safe
 
 
 def parsed(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:

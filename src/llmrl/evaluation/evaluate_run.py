@@ -27,8 +27,15 @@ from llmrl.evaluation.evaluated_mechanisms import (
     plan_adaptation,
     select_mechanisms,
 )
-from llmrl.evaluation.planned_evaluation import PlannedEvaluation, Player, Videos
-from llmrl.evaluation.players import budget_error, build_players, describe_calls, llm_players
+from llmrl.evaluation.planned_evaluation import (
+    PlannedEvaluation,
+    Player,
+    Videos,
+    budget_error,
+    build_players,
+    describe_calls,
+    llm_players,
+)
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.experiment.models import build_llm
@@ -41,7 +48,7 @@ from llmrl.run.artifacts import RUN_KEY
 from llmrl.run.files import check_no_links, path_inside, write_json
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import place_of, read_metrics
-from llmrl.run.tensorboard_evaluations import write_evaluation
+from llmrl.run.tensorboard_file import write_evaluation
 
 Columns = Mapping[str, np.ndarray]
 """Name of a metric -> its value in each episode, [n_episodes]; NaN in episodes without a value."""

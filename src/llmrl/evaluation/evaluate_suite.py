@@ -20,8 +20,7 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
-from llmrl.evaluation.planned_evaluation import recording_collector
-from llmrl.evaluation.players import budget_error, describe_calls, llm_players
+from llmrl.evaluation.planned_evaluation import budget_error, describe_calls, llm_players, recording_collector
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of

@@ -10,8 +10,7 @@ import numpy as np
 
 from llmrl.core import atomic_files
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.results.groups import tasks_of
-from llmrl.results.replication import units_of
+from llmrl.results.groups import tasks_of, units_of
 from llmrl.results.run_records import RunRecord, read_run
 from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME

@@ -21,7 +21,7 @@ from llmrl.experiment.run_job import compute
 from llmrl.loops.batched_executor import BatchedExecutor
 from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.command_exit import EXIT_FAILED
-from llmrl.run.progress_rows import RowsDisplay
+from llmrl.run.progress_bar import RowsDisplay
 from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag
 from llmrl.sweeps.work import JobWork, RunExit
 

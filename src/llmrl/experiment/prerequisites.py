@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunFolderError, RunInUse
 from llmrl.core.threads import daemon_thread
 from llmrl.experiment.run_lookup import is_finished
-from llmrl.run.progress_bar import clock
-from llmrl.run.progress_rows import active_row
+from llmrl.run.progress_bar import active_row, clock
 from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
     """
     from llmrl.config.permissions import check_permissions
     from llmrl.run.artifacts import CONFIG_NAME, read_config
-    from llmrl.run.folder_names import seed_of
+    from llmrl.run.folder import seed_of
     from llmrl.run.queued import typed_overrides
 
     config = read_config(folder, trusted)

@@ -22,7 +22,7 @@ from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.reference_measurements import References, Situation
-from llmrl.results.reference_lines import LINES
+from llmrl.results.principal_scores import LINES
 from llmrl.run.status import SUMMARY_NAME
 
 _SUFFIX = "_references"

@@ -43,7 +43,7 @@ def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
         LlmrlError, Stopped: as `Experiment.run`.
     """
     from llmrl.core.processes import ProcessGroup
-    from llmrl.display.run_summary import print_plan, print_skipped
+    from llmrl.display.results import print_plan, print_skipped
 
     if experiment.config["dry_run"]:
         processes = ProcessGroup.join()

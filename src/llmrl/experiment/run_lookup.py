@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.folder_names import hash_of, safe_path, seed_folder, seed_of
+from llmrl.run.folder import hash_of, safe_path, seed_folder, seed_of
 
 Kind = Literal["run", "latest", "preset"]
 

@@ -31,7 +31,7 @@ from llmrl.experiment.run_lookup import (
 )
 from llmrl.run.artifacts import ADAPTER, CONFIG_NAME, read_config
 from llmrl.run.config_hash import RESOLVED, config_hash
-from llmrl.run.folder_names import hash_of, safe_path, seed_folder, seed_of
+from llmrl.run.folder import hash_of, safe_path, seed_folder, seed_of
 
 log = logging.getLogger(__name__)
 

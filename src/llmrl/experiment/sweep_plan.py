@@ -21,8 +21,7 @@ from llmrl.experiment.sweep_jobs import jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
-from llmrl.run.folder import split_overrides
-from llmrl.run.folder_names import title
+from llmrl.run.folder import split_overrides, title
 from llmrl.run.progress_bar import duration
 from llmrl.sweeps.backends.protocol import Job, Pack
 from llmrl.sweeps.jobs import check_distinct, missing

@@ -82,6 +82,6 @@ class TrainApplication(Application):
             parts.close()
 
     def print_end(self, run: Run) -> None:
-        from llmrl.display.run_summary import print_summary
+        from llmrl.display.results import print_summary
 
         print_summary(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.typed_values import typed
 from llmrl.display.console import print_line, print_rows, print_table
-from llmrl.display.run_summary import print_validity_warning
+from llmrl.display.results import print_validity_warning
 from llmrl.finetuning.proposer_evaluation import read_results
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from llmrl.rollout.batched_evaluator import (
     outcome_of,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
-from llmrl.run.line_file import LineFile
+from llmrl.run.files import LineFile
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.proposals import FILE_NAME, read_proposals
 from llmrl.run.run import Run

@@ -1,17 +1,24 @@
-"""The two scores of a run with a principal.
+"""The two scores of a run with a principal, and the reference lines that they are compared with.
 
 The recommendation is the mechanism that a principal's rule selects after its last measurement; its evaluation on fresh
 seeds is the run's result and ranks groups. Online performance is the mean objective of the last fifth of the proposals.
+Reference lines are levels of the objective without that principal, such as no mechanism, from `summary.json`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from llmrl.results.groups import FinishedGroups
 from llmrl.results.run_records import RunRecord
+from llmrl.run.status import SUMMARY_NAME
+from llmrl.statistics.estimators import standard_error
 
 RECOMMENDATION, ONLINE = "recommendation", "online_performance"
 """Keys of the scores in `summary.json`, each the mean over contexts."""
@@ -60,3 +67,109 @@ def score_notes(recommendation: Mapping[str, float], online: Mapping[str, float]
     if best == online_best:
         return [SCORES_NOTE]
     return [SCORES_NOTE, f"{best} has the highest recommendation, {online_best} the highest online performance."]
+
+
+log = logging.getLogger(__name__)
+
+Levels = tuple[tuple[float, float], ...]
+"""Value and standard error of each of `LINES`."""
+OBJECTIVE = "principal/objective"
+"""Metric of the reference lines, and of the result of a run with a principal."""
+
+LINES = {
+    "untrained": "untrained agents",
+    "no_mechanism": "no mechanism",
+    "scan_best": "best of the coarse scan",
+}
+"""Lines of each context in a summary's `references`, and their display names."""
+
+
+@dataclass(frozen=True)
+class ReferenceLine:
+    """A level of the objective that was measured before the runs.
+
+    Attributes:
+        line: kind of the line, a key of `LINES`.
+        label: display name, with the groups it belongs to if other groups of the task have another level.
+        value, standard_error: mean over contexts, and its standard error, NaN if unknown.
+    """
+
+    line: str
+    label: str
+    value: float
+    standard_error: float
+
+
+def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], tuple[str, ...]]:
+    """Return the reference lines of a task, and the warnings of its runs.
+
+    There are several sets of lines if groups have different ones. A warning tells that the coarse scan shows no
+    response of an objective to the mechanism.
+
+    Args:
+        groups: each group with its finished runs.
+    """
+    levels: dict[Levels, list[str]] = {}
+    labels_by_warning: dict[str, list[str]] = {}
+    for group, runs in groups:
+        run_levels: dict[Levels, None] = {}
+        for run in runs:
+            references = run.short_summary.get("references")
+            if references is None:
+                continue
+            try:
+                level = tuple(_average_contexts(references["contexts"], line) for line in LINES)
+                warning = str(references["warning"] or "")
+            except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+                log.warning("%s: its reference lines cannot be read (%r)", run.folder / SUMMARY_NAME, error)
+                continue
+            run_levels[level] = None
+            if warning:
+                _add_label(labels_by_warning, warning, group.shown)
+        if run_levels:
+            _add_label(levels, _average_pretrainings(list(run_levels)), group.shown)
+    lines = [
+        ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(levels) > 1 else name, *level)
+        for line_levels, labels in levels.items()
+        for (line, name), level in zip(LINES.items(), line_levels, strict=True)
+        if not math.isnan(level[0])
+    ]
+    warnings = []
+    for text, labels in labels_by_warning.items():
+        labels_text = "" if len(labels) == len(groups) else f" ({'; '.join(labels)})"
+        warnings.append(f"Warning{labels_text}: {text}.")
+    return tuple(lines), tuple(warnings)
+
+
+def _average_pretrainings(levels: Sequence[Levels]) -> Levels:
+    """Return the lines of a group.
+
+    If its runs start from several pre-training runs, these have their own lines. The result then has their means with
+    the standard errors of the means.
+    """
+    if len(levels) == 1:
+        return levels[0]
+    values = np.array(sorted(levels))[:, :, 0]
+    return tuple(
+        (float(mean), float(error)) for mean, error in zip(values.mean(axis=0), standard_error(values.T), strict=True)
+    )
+
+
+def _add_label(labels_by_key: dict[Any, list[str]], key: Any, label: str) -> None:
+    labels = labels_by_key.setdefault(key, [])
+    if label not in labels:
+        labels.append(label)
+
+
+def _average_contexts(contexts: Sequence[Mapping[str, Any]], line: str) -> tuple[float, float]:
+    """Return the mean of a line over contexts, and its standard error.
+
+    The error is NaN if that of one context is unknown; both are NaN if the line was not measured.
+    """
+    if any(context[line] is None for context in contexts):
+        return math.nan, math.nan
+    values = [context[line]["value"] for context in contexts]
+    errors = [
+        math.nan if context[line]["standard_error"] is None else context[line]["standard_error"] for context in contexts
+    ]
+    return math.fsum(values) / len(values), math.hypot(*errors) / len(errors)

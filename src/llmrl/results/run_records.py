@@ -19,8 +19,7 @@ from llmrl.core.folder_files import open_file
 from llmrl.core.plain_data import read_object
 from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME
-from llmrl.run.folder import split_overrides
-from llmrl.run.folder_names import is_run_folder, seed_of
+from llmrl.run.folder import is_run_folder, seed_of, split_overrides
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
 from llmrl.run.queued import Queued, read_queued

@@ -1,21 +1,24 @@
 """The folder of a run: `output_root/<name>/<label>-<hash>/s<seed>/`.
 
-The hash identifies the experiment; the label (`llmrl.run.folder_names`) is for people and for TensorBoard's list of
-runs. Configs that differ only in keys that cannot change results (`config_hash.EXCLUDED`) have the same folder.
+Names consist of letters, digits, `.`, `_` and `-`. The hash identifies the experiment: configs that differ only in keys
+that cannot change results (`config_hash.EXCLUDED`) have the same folder. The label is a short form of the overrides for
+people and TensorBoard's list of runs; it may be cut, and two experiments may have the same label.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from llmrl.core.atomic_files import DISK_FULL_ERRNOS, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.privacy import make_folder
+from llmrl.core.secrets import redact
 from llmrl.run.config_hash import is_excluded
 from llmrl.run.files import path_inside
-from llmrl.run.folder_names import is_safe, label, safe_path, seed_folder
 
 TREATMENT = "treatment"
 """The config group of the treatments that a study compares."""
@@ -97,3 +100,146 @@ def unwritable(folder: Path, error: OSError) -> RunFolderError:
     """Return the error for a folder of runs that cannot be created or written."""
     place = "" if error.errno in DISK_FULL_ERRNOS else " Choose a writable folder with output_root=<folder>."
     return RunFolderError(f"cannot write {folder}: {describe_write_error(folder, error)}.{place}")
+
+
+LENGTHS = (
+    "learn.env_steps",
+    "design.steps",
+    "design.adapt_rounds",
+    "search.iterations",
+    "play.episodes",
+    "clone.epochs",
+    "method.optimizer.steps",
+)
+"""Options that set the length of a run."""
+
+ALWAYS = ("experiment", "treatment", "llm", *LENGTHS)
+"""Options that a label always contains if they were typed, even if all runs of a sweep share them, because they
+distinguish sweeps of the same name."""
+
+_STUDY, _TREATMENT = "experiment", "treatment"
+_STUDIES = (_STUDY, _TREATMENT)
+"""Choices whose values are clear without their key."""
+
+_ORDER = (_TREATMENT, "", "llm", _STUDY)
+"""Order of options in a label; the empty name stands for all others."""
+
+MAX_LABEL = 80
+_MAX_VALUE = 32
+_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_HASH_PATTERN = re.compile(r".*-([0-9a-f]{8})")
+_SEED = re.compile(r"s([0-9]{1,18})")
+_RECORDS = ("config.yaml", "status.json", "queued.json")
+
+
+def seed_folder(seed: int) -> str:
+    """Return the name of a run folder, `s<seed>`."""
+    return f"s{seed}"
+
+
+def seed_of(folder: Path) -> int | None:
+    """Return the seed in a run folder's name; None for any other name."""
+    match = _SEED.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return whether `folder` is a run folder: `s<seed>` in a folder that ends in a hash, or with a run's records."""
+    return seed_of(folder) is not None and (
+        hash_of(folder) is not None or any((folder / name).exists() for name in _RECORDS)
+    )
+
+
+def hash_of(folder: Path) -> str | None:
+    """Return the hash at the end of the name of a run folder's parent; None if there is none."""
+    match = _HASH_PATTERN.fullmatch(folder.parent.name)
+    return match[1] if match else None
+
+
+def is_safe(name: str) -> bool:
+    """Return whether a name has only characters that are safe in shells, URLs and file systems."""
+    return _NAME.fullmatch(name) is not None
+
+
+def safe(text: str) -> str:
+    """Return a text in `[A-Za-z0-9._-]` only: accents are removed, other characters become `-`; it may be empty.
+
+    >>> safe("Étude 3: Qwen/Qwen2.5 (großes)")
+    'Etude-3-Qwen-Qwen2.5-gro-es'
+    """
+    plain = "".join(x for x in unicodedata.normalize("NFKD", text) if not unicodedata.combining(x))
+    return re.sub(r"-{2,}", "-", _SAFE.sub("-", plain)).strip("-.")
+
+
+def safe_path(name: str) -> Path:
+    """Return the path `name=` with each of its parts made `safe`; empty if no character is left."""
+    return Path(*filter(None, (safe(part) for part in Path(name).parts)))
+
+
+def short(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return overrides with short keys and values.
+
+    A key is cut to its last part, or to two if another key has the same last part. A path is cut to its last part, or
+    to the hash and seed of a run folder.
+
+    >>> short({"principal": "ucb", "learn.env_steps": "1000", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"})
+    {'principal': 'ucb', 'env_steps': '1000', 'init_from': '0a1b2c3d-s4'}
+    """
+    keys = {key: re.split(r"[./@:]", key) for key in overrides}
+    names: dict[str, str] = {}
+    for key, value in overrides.items():
+        n_equal = sum(parts[-1] == keys[key][-1] for parts in keys.values())
+        name = ".".join(keys[key][-1:] if n_equal == 1 else keys[key][-2:])
+        names[name if name not in names else key] = _short_value(value)
+    return names
+
+
+def title(overrides: Mapping[str, str], among: Iterable[str] = ()) -> str:
+    """Return overrides as a title for tables and figures, `principal=ucb, env_steps=1000`.
+
+    Keys are shortened so that they differ from the keys in `among`, too. A treatment comes first, without its key.
+    """
+    keys = dict.fromkeys([*among, *overrides], "")
+    names = dict(zip(keys, short(keys), strict=True))
+    ordered = sorted(overrides.items(), key=lambda item: item[0] != _TREATMENT)
+    return ", ".join((f"{names[key]}=" if key != _TREATMENT else "") + _short_value(value) for key, value in ordered)
+
+
+def _short_value(value: str) -> str:
+    if "://" in value:
+        return value.partition("://")[2].rstrip("/")
+    parts = [part for part in value.split("/") if part]
+    if len(parts) < 2 or any(sign in value for sign in "[]{},\n"):
+        return value
+    if _SEED.fullmatch(parts[-1]):
+        experiment = parts[-2].rpartition(":")[2]
+        return f"{match[1] if (match := _HASH_PATTERN.fullmatch(experiment)) else experiment}-{parts[-1]}"
+    match = _HASH_PATTERN.fullmatch(parts[-1])
+    return match[1] if match else parts[-1]
+
+
+def label(overrides: Mapping[str, str]) -> str:
+    """Return the readable part of a run folder's name, at most `MAX_LABEL` characters; `defaults` if nothing was typed.
+
+    TensorBoard cuts long names, so overrides that are usually compared come first: a treatment, then parts, then their
+    fields. The study, which most runs of a sweep share, comes last.
+
+    >>> label({"principal": "ucb", "learn.env_steps": "1000", "env.n_envs": "8", "experiment": "legislative/cleanup"})
+    'principal_ucb-env_steps_1000-n_envs_8-cleanup'
+    """
+    redacted = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in overrides.items())
+    order = sorted(
+        redacted, key=lambda key: (_ORDER.index(key if key in _ORDER else ""), "." in key, key not in LENGTHS, key)
+    )
+    parts = []
+    for key, (name, value) in zip(order, short({key: redacted[key] for key in order}).items(), strict=True):
+        text = safe(value)[:_MAX_VALUE]
+        parts.append(text if key in _STUDIES else f"{safe(name)}_{text}")
+    return safe("-".join(parts))[:MAX_LABEL].strip("-._") or "defaults"
+
+
+def label_overrides(overrides: Iterable[str], differing: Iterable[str]) -> list[str]:
+    """Return the overrides that a label shows: those with a key in `differing` or in `ALWAYS`."""
+    keys = {*differing, *ALWAYS}
+    return [override for override in overrides if override.partition("=")[0].lstrip("+~") in keys]

@@ -47,8 +47,7 @@ from llmrl.run.artifacts import (
     remove_leftovers,
     save_config,
 )
-from llmrl.run.checkpoint_timer import CheckpointTimer
-from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.checkpoints import CheckpointStore, CheckpointTimer
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import check_no_links, write_atomic, write_json
 from llmrl.run.folder import find_folder, run_folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.seeding import Seeds
-from llmrl.run.folder_names import seed_of
+from llmrl.run.folder import seed_of
 
 PRETRAINING = "pre-training"
 SOCIETY = "society"

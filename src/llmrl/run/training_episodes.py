@@ -19,7 +19,7 @@ import numpy as np
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file, read_bytes
-from llmrl.run.line_file import FilePosition, LineFile
+from llmrl.run.files import FilePosition, LineFile
 
 FILE_NAME = "training_episodes.tsv"
 PLACE = ("game", "start", "length")

@@ -11,7 +11,7 @@ from pathlib import Path
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_folder
 from llmrl.results.run_records import UNFINISHED_STATES, RunRecord
-from llmrl.run.folder_names import seed_of
+from llmrl.run.folder import seed_of
 from llmrl.run.queued import read_queued
 
 KINDS = {

@@ -19,8 +19,7 @@ from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME, save_config
 from llmrl.run.command_exit import EXIT_IN_USE
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import run_folder, split_overrides
-from llmrl.run.folder_names import label_overrides
+from llmrl.run.folder import label_overrides, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, read_queued, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
@@ -43,7 +42,7 @@ def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
 def naming_overrides(overrides: Sequence[str], differing: set[str]) -> list[str]:
     """Return the overrides for the label of a run folder: those that differ within its sweep, or all if none do.
 
-    The study, the length of the run and the language model are always included (`llmrl.run.folder_names.ALWAYS`).
+    The study, the length of the run and the language model are always included (`llmrl.run.folder.ALWAYS`).
     """
     return label_overrides(overrides, differing) if differing else list(overrides)
 

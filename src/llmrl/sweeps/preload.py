@@ -15,7 +15,7 @@ from llmrl.run.signals import SIGNALS
 
 # Modules that every run imports. They are given by name, because most belong to higher layers.
 for name in (
-    "llmrl.display.run_summary",
+    "llmrl.display.results",
     "llmrl.experiment.run_job",
     "llmrl.experiment.batched_runs",
     "llmrl.experiment.train_application",

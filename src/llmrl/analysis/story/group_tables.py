@@ -13,8 +13,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.core.metric_kinds import Kind
 from llmrl.core.plain_data import read_object
-from llmrl.results.groups import Group
-from llmrl.results.replication import units_of
+from llmrl.results.groups import Group, units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
 from llmrl.run.metrics import FILE_NAME, read_metrics

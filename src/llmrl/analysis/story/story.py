@@ -21,7 +21,7 @@ from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import short_group_names
 from llmrl.results.table_format import ReportTable
 from llmrl.run.episode_files import FOLDER
-from llmrl.run.tensorboard_evaluations import pictures
+from llmrl.run.tensorboard_file import pictures
 
 log = logging.getLogger(__name__)
 

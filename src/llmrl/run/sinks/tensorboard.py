@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from llmrl.run.sink import Ending, Opening, Row, Sink
-from llmrl.run.tensorboard_evaluations import pictures
-from llmrl.run.tensorboard_file import EventFile
+from llmrl.run.tensorboard_file import EventFile, pictures
 
 COMPARE = "Compare/"
 """Prefix of the tags of metrics that compare runs. It is capitalized and sorts before `Final/`, because TensorBoard

@@ -16,8 +16,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.results.run_records import JobEnd, Queue, RunRecord, State
 from llmrl.run.config_hash import config_hash
-from llmrl.run.folder import find_folder
-from llmrl.run.folder_names import seed_folder
+from llmrl.run.folder import find_folder, seed_folder
 
 if TYPE_CHECKING:
     from llmrl.run.queued import Queued
