@@ -223,7 +223,7 @@ def test_training_episode_metric_tables(tmp_path):
             folder = write_run(tmp_path / "outputs", "study", [f"treatment={name}"], seed)
             record = TrainingEpisodes(folder, games=2, horizon=10, metrics=["return"])
             places = [(game, start, 10) for start in range(0, 300, 10) for game in range(2)]
-            record.write(places, [[float(rng.normal())] for _ in places])
+            record.write_episodes(places, [[float(rng.normal())] for _ in places])
             record.close()
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"kind": "update", "x": "updates", "updates": 1, "env_steps": 600}) + "\n")

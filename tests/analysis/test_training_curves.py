@@ -165,7 +165,7 @@ def write_training(root: Path, overrides: list[str], seed: int, rows: list[Row],
     run_ = Run.open(root, "game", {"of": overrides}, [*overrides, f"seed={seed}"], seed)
     with run_:
         file = TrainingEpisodes(run_.folder, games, HORIZON, ["success"])
-        file.write([row[:3] for row in rows], [row[3:] for row in rows])
+        file.write_episodes([row[:3] for row in rows], [row[3:] for row in rows])
         file.close()
         run_.metrics.log("update", "env_steps", {"loss/policy": 0.0}, env_steps=steps * games, updates=1)
         run_.result = 0.5

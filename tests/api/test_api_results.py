@@ -120,7 +120,7 @@ def test_search_proposals_and_episodes(tmp_path):
 def test_training_and_evaluation_episodes(tmp_path):
     folder = write_run(tmp_path, "learned", ["agent=ppo"], 3)
     episodes = TrainingEpisodes(folder, 2, 5, ["return", "base_return", "success"])
-    episodes.write([(0, 0, 4), (1, 0, 5)], [[1.0, 0.5, 1.0], [0.0, 0.0, math.nan]])
+    episodes.write_episodes([(0, 0, 4), (1, 0, 5)], [[1.0, 0.5, 1.0], [0.0, 0.0, math.nan]])
     episodes.close()
     (folder / "evaluation").mkdir()
     columns = {

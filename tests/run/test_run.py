@@ -207,7 +207,7 @@ def test_second_interrupt_stops_immediately() -> None:
     with StopFlag() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.requested
-        assert stop.name == "SIGINT"
+        assert stop.signal == signal.SIGINT
         saved = False
         with pytest.raises(KeyboardInterrupt), stop.saving():
             signal.raise_signal(signal.SIGINT)
@@ -264,7 +264,7 @@ def test_surplus_checkpoint_is_removed(tmp_path: Path) -> None:
     folder = train(tmp_path, total=20).folder / "checkpoints"
     *_, last = sorted(folder.iterdir())
     (folder / "checkpoint_000000001.pt").write_bytes(last.read_bytes())
-    store = CheckpointStore(folder, keep=2)
+    store = CheckpointStore(folder)
     store.clean()
     assert [path.name for path in store.paths()] == ["checkpoint_000000019.pt", "checkpoint_000000020.pt"]
 

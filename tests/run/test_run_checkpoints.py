@@ -126,7 +126,7 @@ def test_unsupported_values_raise(tmp_path: Path, state: dict[str, Any], locatio
 
 
 def test_newest_checkpoints_are_retained(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    store = CheckpointStore(tmp_path / "checkpoints")
     assert store.load_newest() is None
     for i in (1, 2, 10, 10):
         store.save(i, {"i": i})

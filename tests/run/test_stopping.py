@@ -138,7 +138,7 @@ def test_signal_covers_nested_run(capfd):
         assert outer.requested
         assert capfd.readouterr().err.count("SIGTERM: stopping") == 1
         time.sleep(0.05)
-        assert outer.name == "SIGTERM" and outer.seconds_since_signal >= 0.05
+        assert outer.signal == signal.SIGTERM and outer.seconds_since_signal >= 0.05
 
 
 def test_forked_worker_signal_keeps_run(tmp_path, monkeypatch):

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core import atomic_files
-from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.errors import ConfigError
 from llmrl.results.groups import tasks_of, units_of
 from llmrl.results.run_records import RunRecord, read_run
 from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME
-from llmrl.run.files import write_atomic, write_json
+from llmrl.run.files import report_write_errors, write_atomic, write_json
 from llmrl.statistics.estimators import Interval, mean_proportion
 from llmrl.statistics.intervals import MINIMUM_UNITS, describe
 
@@ -221,10 +220,8 @@ def write_suite(results: Results, folder: Path) -> None:
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    try:
+    with report_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"cannot write {folder}: {atomic_files.describe_write_error(folder, error)}") from error
     table = suite_table(results)
     write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
     write_atomic(folder / "table.csv", table.csv())

@@ -24,7 +24,7 @@ from llmrl.rollout.episode_summaries import evaluation_metrics, write_results
 from llmrl.rollout.progress_observers import EpisodeProgress
 from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
 from llmrl.run.artifacts import RESULT_EPISODES
-from llmrl.run.episode_files import FILM, EpisodeFiles, EpisodeVideos
+from llmrl.run.episode_files import FILM, EpisodeFiles
 from llmrl.run.run import Run
 
 
@@ -121,7 +121,7 @@ class PlayLoop:
     def requests(self, run: Run) -> Requests[float]:
         """Play; return the mean objective of the episodes (by default an agent's base return)."""
         yield from self._restore(run)
-        run.metrics.attach_pictures(FILM, EpisodeVideos(self.files))
+        run.metrics.attach_pictures(FILM, self.files.new_videos)
         if self.independent:
             yield from self._play_independently(run)
             return self._finish(run)

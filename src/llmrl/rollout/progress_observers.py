@@ -86,7 +86,7 @@ class TrainingEpisodeWriter(Observer):
         self._file.begin_anew(step)
 
     def on_rollout(self, rollout: Rollout) -> None:
-        self._file.write(
+        self._file.write_episodes(
             [(e.game, self._begin_step + e.start, e.length) for e in rollout.episodes],
             [(e.returns.mean(), e.base_returns.mean(), *e.summaries.values()) for e in rollout.episodes],
         )

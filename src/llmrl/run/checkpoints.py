@@ -35,23 +35,21 @@ log = logging.getLogger(__name__)
 MAGIC = b"llmrl-ck"
 _FOOTER = len(MAGIC) + hashlib.sha256().digest_size
 _FORMAT = 6
+N_KEPT = 2
+"""Number of checkpoints that a run keeps."""
 _NUMPY = "__numpy__"
 _NAME = re.compile(r"checkpoint_(\d{9})\.pt")
 
 
 class CheckpointStore:
-    """The checkpoints of one run in `folder`, of which only the `keep` newest are kept.
+    """The checkpoints of one run in `folder`, of which only the `N_KEPT` newest are kept.
 
     Reading does not change files, so a run can be evaluated while it trains. With a `config_hash`, checkpoints of
     another config are refused.
     """
 
-    def __init__(self, folder: Path, keep: int = 2, config_hash: str = "") -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
-        self.folder = folder
-        self.keep = keep
-        self.config_hash = config_hash
+    def __init__(self, folder: Path, config_hash: str = "") -> None:
+        self.folder, self.config_hash = folder, config_hash
 
     def paths(self) -> list[Path]:
         """Return the checkpoint files, oldest first."""
@@ -84,12 +82,14 @@ class CheckpointStore:
             with atomic_write(path, self.folder.parent) as file:
                 writer.file = file
                 torch.save(content, writer)  # type: ignore[arg-type]  # needs `write` and `flush` only
-                file.write(MAGIC + writer.digest())
+                file.write(MAGIC + writer.hash.digest())
         except (OSError, RuntimeError) as error:  # torch reports a failing write as RuntimeError
             failed = error if isinstance(error, OSError) else writer.error
             reason = describe_write_error(path, failed) if failed is not None else error
             raise CheckpointError(f"cannot write {path}: {reason}") from error
-        self._prune(path)
+        # Files of later iterations are damaged: loading skipped them, and the run resumed from an earlier one.
+        for old_path in [p for p in self.paths() if p.name > path.name] + self.paths()[:-N_KEPT]:
+            old_path.unlink(missing_ok=True)
         return path
 
     def load(self, path: Path) -> tuple[int, State]:
@@ -153,13 +153,8 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Remove partial and superseded files that a killed process left. Only the owner of the run may call this."""
-        for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.paths()[: -self.keep]]:
+        for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.paths()[:-N_KEPT]]:
             remove_ignoring_errors(leftover)
-
-    def _prune(self, newest: Path) -> None:
-        # Files of later iterations are damaged: loading skipped them, and the run resumed from an earlier one.
-        for path in [p for p in self.paths() if p.name > newest.name] + self.paths()[: -self.keep]:
-            path.unlink(missing_ok=True)
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -171,17 +166,18 @@ class _HashingWriter:
 
     Attributes:
         file: file to write to; set it before the first write.
+        hash: SHA-256 of everything written so far.
         error: error of a failed write, because torch reports the failure without its cause.
     """
 
     file: IO[bytes]
+    error: OSError | None
 
     def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self.error: OSError | None = None
+        self.hash, self.error = hashlib.sha256(), None
 
     def write(self, data: bytes) -> int:
-        self._hash.update(data)
+        self.hash.update(data)
         try:
             return self.file.write(data)
         except OSError as error:
@@ -190,9 +186,6 @@ class _HashingWriter:
 
     def flush(self) -> None:
         self.file.flush()
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
 
 
 def _check_digest(path: Path, data: bytes) -> None:
@@ -208,11 +201,13 @@ def _encode(value: Any, location: str) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
             raise TypeError(f"{location} is an array of Python objects, which checkpoints do not hold")
+        import torch
+
         return {
             _NUMPY: "array" if isinstance(value, np.ndarray) else "scalar",
             "dtype": value.dtype.str,
             "shape": list(value.shape),
-            "bytes": _bytes_tensor(value.tobytes()),
+            "bytes": torch.from_numpy(np.frombuffer(value.tobytes(), dtype=np.uint8).copy()),
         }
     if value is None or isinstance(value, bool | float):
         return value
@@ -229,8 +224,8 @@ def _encode(value: Any, location: str) -> Any:
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         items = [_encode(item, f"{location}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    loaded_torch = sys.modules.get("torch")
+    if loaded_torch is not None and isinstance(value, loaded_torch.Tensor):
         return value.detach().cpu().clone()  # cloned, because a slice would be saved with its full storage
     raise TypeError(f"{location} is a {type(value).__name__}; a state holds tensors, arrays and plain data only")
 
@@ -241,12 +236,6 @@ def _key(key: Any, location: str) -> str | int:
     if isinstance(key, int):
         return key
     raise TypeError(f"{location} has the key {key!r}; keys are strings or integers")
-
-
-def _bytes_tensor(data: bytes) -> Any:
-    import torch
-
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
 
 
 def _decode(value: Any) -> Any:

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder, open_file, read_bytes
 from llmrl.core.frames import save_video
 from llmrl.core.records import State
 from llmrl.core.secrets import redact_nested
-from llmrl.run.files import read_json_lines
+from llmrl.run.files import read_json_lines, report_write_errors
 
 EPISODES = "episodes.jsonl"
 FOLDER = "episodes"
@@ -55,11 +54,10 @@ class EpisodeFiles:
         self._open: dict[int, dict[str, int]] = {}
         self._hashes: dict[Path, hashlib._Hash] = {}  # SHA-256 of each file that still grows
         self.finished: list[dict[str, Any]] = []
+        self._n_shown = 0  # finished episodes whose videos `new_videos` has returned
         self._waiting: dict[int, tuple[dict[str, Any], float | None]] = {}
-        try:
+        with report_write_errors(self._folder):
             self._truncate_to({"list": _EMPTY, "open": [], "waiting": []} if state is None else state)
-        except OSError as error:
-            raise RunFolderError(f"cannot write {self._folder}: {describe_write_error(self._folder, error)}") from error
 
     def step(self, episode: int, line: Mapping[str, Any]) -> None:
         """Append one player's step of an episode."""
@@ -93,9 +91,15 @@ class EpisodeFiles:
             self._append(self._list, line)
             self.finished.append(dict(line))
 
-    def film(self, episode: int) -> Path:
-        """Return the path of an episode's video, whether or not it exists."""
-        return self._folder / str(episode) / "episode.gif"
+    def new_videos(self, metrics: Mapping[str, Any]) -> list[Path]:
+        """Return the GIF videos of the episodes that ended since the previous row of metrics.
+
+        Call it once for each row of `metrics.jsonl`, in order: a row counts the finished `episodes`.
+        """
+        n_finished = metrics.get("episodes", self._n_shown)
+        episodes, self._n_shown = self.finished[self._n_shown : n_finished], n_finished
+        videos = [self._folder / str(episode["episode"]) / "episode.gif" for episode in episodes]
+        return [path for path in videos if path.is_file()]
 
     def close(self) -> None:
         """Remove the frames of finished videos, at the end of the run."""
@@ -121,22 +125,22 @@ class EpisodeFiles:
         self.finished = read_json_lines(self._list)
         finished_episodes = {line["episode"] for line in self.finished}
         self._waiting = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
-        standing = {int(k): (end, int(frames)) for k, end, frames in state["open"]}
+        unfinished = {int(k): (end, int(frames)) for k, end, frames in state["open"]}
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             k = int(path.name)
             if k in finished_episodes:
                 shutil.rmtree(path / "frames", ignore_errors=True)
                 continue
-            if k not in standing:
+            if k not in unfinished:
                 shutil.rmtree(path)
                 continue
-            end, frames = standing[k]
+            end, frames = unfinished[k]
             self._truncate(path / REPLIES, end)
             for picture in (path / "frames").glob("*.png"):
                 if int(picture.stem) >= frames:
                     picture.unlink()
-            for film in path.glob("episode.*"):
-                film.unlink()
+            for video in path.glob("episode.*"):
+                video.unlink()
             self._open[k] = {"frames": frames}
 
     def _end(self, path: Path) -> State:
@@ -171,20 +175,3 @@ class EpisodeFiles:
         with open_file(path, "ab", self._folder.parent) as file:
             while data:
                 data = data[os.write(file.fileno(), data) :]
-
-
-class EpisodeVideos:
-    """A function for the GIF videos of the episodes that ended since the previous row of metrics.
-
-    Call it once for each row, in order: a row counts the finished `episodes`.
-    """
-
-    def __init__(self, files: EpisodeFiles) -> None:
-        self._files, self._n_shown = files, 0
-
-    def __call__(self, line: Mapping[str, Any]) -> list[Path]:
-        """Return the videos for a row of `metrics.jsonl`."""
-        n_finished = line.get("episodes", self._n_shown)
-        episodes, self._n_shown = self._files.finished[self._n_shown : n_finished], n_finished
-        videos = [self._files.film(episode["episode"]) for episode in episodes]
-        return [film for film in videos if film.is_file()]

@@ -6,13 +6,13 @@ lengths at the checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,6 +20,21 @@ from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import find_link, open_file, read_bytes
 from llmrl.core.secrets import redact, redact_nested
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def report_write_errors(path: Path) -> Iterator[None]:
+    """Return a context for writes to `path`.
+
+    Raises:
+        RunFolderError: a write failed with an OSError; the message gives the reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -31,17 +46,14 @@ def write_atomic(path: Path, text: str) -> None:
     write_bytes(path, redact(text).encode("utf-8"))
 
 
-def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
-    """Write `content` to `path` atomically; symbolic links below `root` are not followed (`atomic_write`).
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    try:
-        with atomic_write(path, root) as file:
-            file.write(content)
-    except OSError as error:
-        raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
+    with report_write_errors(path), atomic_write(path) as file:
+        file.write(content)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -115,14 +127,11 @@ def check_no_links(folder: Path, skipped: Sequence[str] = ()) -> None:
         raise RunFolderError(f"{link} is a symbolic link, which is not followed; replace it by a copy, or remove it")
 
 
-log = logging.getLogger(__name__)
-
-
 class FilePosition(TypedDict):
-    """A place in a file to resume from, as plain data for a checkpoint.
+    """A position in a file to resume from, as plain data for a checkpoint.
 
     Attributes:
-        lines: number of lines before it.
+        lines: number of lines before the position.
         sha256: SHA-256 of their content (see `LineFile`), hexadecimal.
     """
 
@@ -145,9 +154,9 @@ class LineFile:
     def __init__(
         self, path: Path, position: FilePosition | None = None, content: Callable[[bytes], bytes] | None = None
     ) -> None:
-        self._content = content or bytes
-        lines = 0 if position is None else position["lines"]
-        try:
+        self._path, self._content = path, content or bytes
+        self._lines = lines = 0 if position is None else position["lines"]
+        with report_write_errors(path):
             self._file = open_file(path, "a+b")
             self._file.seek(0)
             data = self._file.read()
@@ -167,9 +176,6 @@ class LineFile:
             if len(complete) > lines:
                 log.info("%s: dropping %d lines written after the checkpoint", path, len(complete) - lines)
             self._file.truncate(self._size)
-        except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
-        self._lines, self._path = lines, path
 
     def write(self, lines: Iterable[str]) -> None:
         """Append lines, given without line feeds, with secrets redacted.
@@ -179,11 +185,9 @@ class LineFile:
         """
         new_lines = list(lines)
         data = redact("".join(f"{line}\n" for line in new_lines)).encode("utf-8", "replace")
-        try:
+        with report_write_errors(self._path):
             self._file.write(data)
             self._file.flush()
-        except OSError as error:
-            raise RunFolderError(f"cannot write {self._path}: {describe_write_error(self._path, error)}") from error
         self._lines += len(new_lines)
         self._size += len(data)
         self._hash.update(self._content(data))
@@ -193,7 +197,7 @@ class LineFile:
         self.write([json.dumps(content, allow_nan=False, ensure_ascii=False)])
 
     def position(self) -> FilePosition:
-        """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from.
+        """Sync the file to disk and return its end, which a checkpoint stores as the position to resume from.
 
         Raises:
             RunFolderError: the file has been changed, see `check`.
@@ -225,12 +229,7 @@ class LineFile:
             "Start this run anew with rerun=true, which moves the old content aside"
         )
 
-    @property
-    def closed(self) -> bool:
-        """True once the file is closed."""
-        return self._file.closed
-
     def close(self) -> None:
-        """Close the file. Lines that a full disk did not take are lost, as `write` has reported."""
-        with contextlib.suppress(OSError):
+        """Close the file. Lines that a full disk did not accept are lost; `write` has raised an error."""
+        with suppress(OSError):
             self._file.close()

@@ -16,11 +16,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import describe_write_error
-from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.printable import printable
 from llmrl.core.secrets import redact
+from llmrl.run.files import report_write_errors
 
 FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -58,10 +57,8 @@ class LogFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with report_write_errors(folder / FILE_NAME):
             self._handler = _Handler(folder / FILE_NAME)
-        except OSError as error:
-            raise RunFolderError(f"cannot write {folder / FILE_NAME}: {describe_write_error(folder, error)}") from error
         self._handler.setFormatter(SafeFormatter(_FORMAT))
         self._handler.addFilter(self._is_current)
         self._waiting = _active_files.get()

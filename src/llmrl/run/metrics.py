@@ -53,7 +53,7 @@ PicturesOf = Callable[[Mapping[str, Any]], Iterable[Path]]
 """Function from a row of metrics to the files of pictures and videos to show with it. Called as `TextOf`."""
 
 
-class MetricLog:
+class MetricLog(LineFile):
     """A writer that appends to `metrics.jsonl` in `folder` and passes rows on to the run's sinks.
 
     Args:
@@ -74,9 +74,8 @@ class MetricLog:
         sinks: Mapping[str, Sink] | None = None,
         opening: Opening | None = None,
     ) -> None:
-        self._path = folder / FILE_NAME
+        super().__init__(folder / FILE_NAME, position, without_clock)
         self._not_finite: set[str] = set()
-        self._file = LineFile(self._path, position, without_clock)
         rows = read_metrics(self._path)
         self._started = time.monotonic()
         self._counter_by_kind: dict[str, str] = {}
@@ -84,7 +83,7 @@ class MetricLog:
         try:
             for row in rows:
                 _check_numbers(row)
-                self._check(row)
+                self._register_row(row)
             if lacking := [name for name in ("elapsed_s", "unix") for row in rows if TIME + name not in row]:
                 raise ValueError(f"a row has no {TIME}{lacking[0]}")
         except ValueError as error:
@@ -94,8 +93,7 @@ class MetricLog:
             ) from error
         self._elapsed = float(rows[-1][TIME + "elapsed_s"]) if rows else 0.0
         self._x = _x(rows[-1]) if rows else 0
-        self._texts: dict[str, TextOf] = {}
-        self._pictures: dict[str, PicturesOf] = {}
+        self._attachments: list[Callable[[Row, Mapping[str, Any]], None]] = []
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
         self._sinks = FanOut(sinks or {}, opening)
         self._number = len(rows)
@@ -104,13 +102,27 @@ class MetricLog:
 
     def attach(self, tag: str, text_of: TextOf) -> None:
         """Attach a text to each row, earlier and later ones, under `tag`."""
-        self._texts[tag] = text_of
-        self._show_earlier_rows({tag: text_of}, {})
+
+        def send(row: Row, line: Mapping[str, Any]) -> None:
+            if (text := text_of(line)) is not None:
+                self._sinks.text(row, tag, text)
+
+        self._attach(send)
 
     def attach_pictures(self, tag: str, pictures_of: PicturesOf) -> None:
         """Attach pictures and videos to each row, earlier and later ones, under `tag`."""
-        self._pictures[tag] = pictures_of
-        self._show_earlier_rows({}, {tag: pictures_of})
+
+        def send(row: Row, line: Mapping[str, Any]) -> None:
+            for path in pictures_of(line):
+                self._sinks.picture(row, tag, path)
+
+        self._attach(send)
+
+    def _attach(self, send: Callable[[Row, Mapping[str, Any]], None]) -> None:
+        self._attachments.append(send)
+        if self._sinks:
+            for number, line in enumerate(read_metrics(self._path)):
+                send(row_of(number, line), line)
 
     def log(self, kind: Kind, x: Counter, metrics: Mapping[str, Any], **counters: int) -> None:
         """Record a row of `metrics` (anything that `float()` accepts).
@@ -132,35 +144,23 @@ class MetricLog:
             )
         if reserved := {KIND, X, *COUNTERS} & metrics.keys():
             raise ValueError(f"metrics cannot have the names of counters: {', '.join(sorted(reserved))}")
-        self._check(line | dict(metrics))
+        self._register_row(line | dict(metrics))
         line |= {name: self._finite(line[x], name, float(value)) for name, value in metrics.items()}
         line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
         line[TIME + "unix"] = round(time.time(), 6)  # precise enough to order rows and other events
-        self._file.write([json.dumps(line, allow_nan=False)])
+        self.write([json.dumps(line, allow_nan=False)])
         self._x = line[x]
         if self._sinks:
             row = row_of(self._number, line)
             self._sinks.row(row)
-            self._show(self._texts, self._pictures, row, line)
+            for send in self._attachments:
+                send(row, line)
         self._number += 1
 
     @property
     def elapsed_s(self) -> float:
         """Seconds that this run has been running: up to the resumed checkpoint, and since this attempt's start."""
         return self._elapsed + time.monotonic() - self._started
-
-    def position(self) -> FilePosition:
-        """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from."""
-        return self._file.position()
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all rows without wall-clock numbers and costs, hexadecimal."""
-        return self._file.digest
-
-    def check(self) -> None:
-        """Raise RunFolderError if the file has been removed, replaced or changed while the run went on."""
-        self._file.check()
 
     def close(self, state: str = "finished", final: Mapping[str, Any] | None = None, error: str = "") -> None:
         """Close the file and the sinks; further calls do nothing. Some sinks are still closing afterwards (`wait`).
@@ -173,30 +173,15 @@ class MetricLog:
             error: one line on what ended the run.
         """
         if not self._file.closed:
-            self._file.close()
+            super().close()
             summary = dict(final or {})
             self._sinks.close(Ending(state, error, final_numbers(summary), self._x, time.time(), summary))
 
-    def wait(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Wait a limited time for sinks that are still closing, less if `hurried()`, and report incomplete ones."""
-        self._sinks.wait(hurried)
+    def wait(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Wait a limited time for sinks that are still closing, less if `is_stopping()`, and report incomplete ones."""
+        self._sinks.wait(is_stopping)
 
-    def _show_earlier_rows(self, texts: Mapping[str, TextOf], pictures: Mapping[str, PicturesOf]) -> None:
-        if self._sinks:
-            for number, line in enumerate(read_metrics(self._path)):
-                self._show(texts, pictures, row_of(number, line), line)
-
-    def _show(
-        self, texts: Mapping[str, TextOf], pictures: Mapping[str, PicturesOf], row: Row, line: Mapping[str, Any]
-    ) -> None:
-        for tag, text_of in texts.items():
-            if (text := text_of(line)) is not None:
-                self._sinks.text(row, tag, text)
-        for tag, pictures_of in pictures.items():
-            for path in pictures_of(line):
-                self._sinks.picture(row, tag, path)
-
-    def _check(self, row: Mapping[str, Any]) -> None:
+    def _register_row(self, row: Mapping[str, Any]) -> None:
         """Raise ValueError if a row breaks the rules of the file; register its kind and metrics."""
         kind, x = row.get(KIND), row.get(X)
         if kind not in KINDS:

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
 from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.errors import RunFolderError, RunInUse
@@ -44,7 +43,7 @@ _EMPTY_GRACE_S = 2.0
 
 
 class Heartbeat:
-    """A thread that touches `path` from construction until `stop`, while `is_owner()` is true."""
+    """A thread that touches `path` from construction until `close`, while `is_owner()` is true."""
 
     def __init__(self, path: Path, is_owner: Callable[[], bool] = lambda: True) -> None:
         self._path, self._is_owner = path, is_owner
@@ -52,17 +51,9 @@ class Heartbeat:
         # In a thread of its own, so that a long step of the main thread does not make the process look dead.
         daemon_thread("llmrl-heartbeat", self._beat).start()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop touching the file."""
         self._stopped.set()
-
-    def __enter__(self) -> Heartbeat:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
@@ -149,7 +140,7 @@ class Ownership:
 
     def release(self) -> None:
         """Release the folder; in a forked child, or if the folder has been taken over, the owner file is kept."""
-        self._heartbeat.stop()
+        self._heartbeat.close()
         self._file.close()
         if os.getpid() == self.owner.pid and self.held:
             self._path.unlink(missing_ok=True)
@@ -183,10 +174,9 @@ class Ownership:
             if self._may_be_incomplete():
                 return
             raise
-        if current is None:
-            if self._may_be_incomplete():
-                return
-        elif is_alive(current, self._path, self._stale_after_s):
+        if current is None and self._may_be_incomplete():
+            return
+        if current is not None and is_alive(current, self._path, self._stale_after_s):
             raise RunInUse(
                 f"{self.folder} is in use by {current}; wait for that process or stop it. If its machine has crashed, "
                 f"the folder is free {self._stale_after_s / 60:g} minutes after the crash (or delete "
@@ -200,7 +190,7 @@ class Ownership:
         except FileNotFoundError:
             return
         try:
-            owner = _parse(temporary_path)
+            owner = read_owner(self.folder, temporary_path.name)
         except RunFolderError:
             owner = None
         if owner is not None and (current is None or owner.token != current.token) and not self._path.exists():
@@ -243,13 +233,24 @@ def release_lost(folder: Path, lost_job: str) -> None:
         (folder / FILE_NAME).unlink(missing_ok=True)
 
 
-def read_owner(folder: Path) -> Owner | None:
+def read_owner(folder: Path, file_name: str = FILE_NAME) -> Owner | None:
     """Return the owner of `folder`, dead or alive; None without one (or if the file is just being written).
 
     Raises:
         RunFolderError: the owner file is not a valid record.
     """
-    return _parse(folder / FILE_NAME)
+    path = folder / file_name
+    try:
+        if path.is_file() and path.stat().st_size == 0:
+            return None
+        return parse_record(Owner, read_object(path))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunFolderError(
+            f"{path} is not a valid record of the process that uses this folder ({error}). If no process uses it, "
+            "delete that file and repeat the command"
+        ) from error
 
 
 def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> bool:
@@ -294,20 +295,6 @@ def job_id() -> str:
         return configured
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
-
-
-def _parse(path: Path) -> Owner | None:
-    try:
-        if path.is_file() and path.stat().st_size == 0:
-            return None
-        return parse_record(Owner, read_object(path))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise RunFolderError(
-            f"{path} is not a valid record of the process that uses this folder ({error}). If no process uses it, "
-            "delete that file and repeat the command"
-        ) from error
 
 
 def this_machine() -> str:

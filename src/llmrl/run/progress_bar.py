@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     import rich.progress
 
     from llmrl.run.bars import Bars
-    from llmrl.run.status import RunProgress as Numbers
 
 
 log = logging.getLogger(__name__)
@@ -81,14 +79,18 @@ class ProgressBar:
         self._first_time = self._last_report = self._last_log = self._last_line = time.monotonic()
         self._row, self._files = active_row(), active_log_files()
         if self._row is not None:
-            self._show()
+            self._row.show(self._description, self.numbers, self._speed())
         elif self._terminal:
-            self._open_bar()
+            from llmrl.run.bars import Bars
+
+            self._bar, n = Bars(), self.numbers
+            self._task = self._bar.add_task(
+                self._description, total=n.total, completed=int(n.done), unit=n.unit, speed="", news=printable(n.news)
+            )
+            self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         else:
@@ -121,7 +123,7 @@ class ProgressBar:
             self._last_line = now
             self._write_notebook_line()
         if self._row is not None:
-            self._show()
+            self._row.show(self._description, numbers, self._speed())
         if self._report is not None and now - self._last_report >= REPORT_EVERY_S:
             self._last_report = now
             self._report(numbers)
@@ -168,10 +170,6 @@ class ProgressBar:
         """Write the progress over the line that was written before."""
         sys.stdout.write(f"\r{printable(str(self)):<100}{end}")
 
-    def _show(self) -> None:
-        assert self._row is not None
-        self._row.show(self._description, self.numbers, self._speed())
-
     def __str__(self) -> str:
         n = self.numbers
         total = "" if n.total is None else f"/{n.total:.0f}"
@@ -186,15 +184,6 @@ class ProgressBar:
         if speed is None:
             return ""
         return f"{speed:,.0f} {self.numbers.unit}/s" if speed >= 100 else f"{speed:.3g} {self.numbers.unit}/s"
-
-    def _open_bar(self) -> None:
-        from llmrl.run.bars import Bars
-
-        self._bar, n = Bars(), self.numbers
-        self._task = self._bar.add_task(
-            self._description, total=n.total, completed=int(n.done), unit=n.unit, speed="", news=printable(n.news)
-        )
-        self._bar.start()
 
 
 def shorten(words: str, max_characters: int = MAX_CHARACTERS) -> str:
@@ -250,9 +239,7 @@ class RowsDisplay:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 
@@ -260,7 +247,7 @@ class RowsDisplay:
         """Show the progress of this thread, from now on, as that of the run called `name`."""
         _row.set(DisplayRow(self, name))
 
-    def update_row(self, name: str, numbers: Numbers) -> None:
+    def update_row(self, name: str, numbers: status.RunProgress) -> None:
         """Store the progress of a run, and print a line about all runs if one is due."""
         share = min(numbers.done / numbers.total, 1.0) if numbers.total else 0.0
         with self._lock:
@@ -289,7 +276,7 @@ class DisplayRow:
         self._display, self._name, self.stage = display, name, ""
         self._task: rich.progress.TaskID | None = None
 
-    def show(self, description: str, numbers: Numbers, speed: str) -> None:
+    def show(self, description: str, numbers: status.RunProgress, speed: str) -> None:
         """Show the progress of the run; may be called in any thread and at every step."""
         bars = self._display._bars
         if bars is None:

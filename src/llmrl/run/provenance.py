@@ -128,19 +128,12 @@ def _code(diff_path: Path) -> dict[str, Any] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a Git command in `folder`; None without Git, outside a checkout, or if it takes too long."""
+    # Without optional locks: a killed process would leave the lock of the index in the user's repository.
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            # Without optional locks: a killed process would leave the lock of the index in the user's repository.
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=20,
-            check=True,
-        )
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
 
 
 @functools.cache
@@ -153,11 +146,9 @@ def packages() -> dict[str, str]:
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def _memory() -> int | None:

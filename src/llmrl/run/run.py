@@ -144,9 +144,8 @@ class Run:
             remove_if_rejected(run._created, error)
             raise
         run._ownership = ownership.Ownership(run.folder, attempt=last_status.attempt + 1 if last_status else 1)
-        if not restarts and run._is_finished(
-            status.latest(run.folder, rerun)
-        ):  # the previous owner may have just finished it
+        # The previous owner may have just finished the run.
+        if not restarts and run._is_finished(status.latest(run.folder, rerun)):
             run._release()
             return run
         try:
@@ -238,10 +237,14 @@ class Run:
         cause, error = error, self.given_up() if isinstance(error, GivenUp) else error
         with self.stop.saving():
             try:
-                if error is not None:
-                    self._fail(error)
+                if error is None:
+                    self._finish()
                 else:
-                    self._finish_or_fail()
+                    self._fail(error)
+            except BaseException as failure:
+                if error is None:
+                    self._fail(failure)
+                raise
             finally:
                 self._leave_sinks()
                 self._release()
@@ -252,13 +255,6 @@ class Run:
             self.processes.barrier()
         if error is not cause and error is not None:
             raise error from cause
-
-    def _finish_or_fail(self) -> None:
-        try:
-            self._finish()
-        except BaseException as failure:
-            self._fail(failure)
-            raise
 
     def checkpoint(self, iteration: int, state: State) -> Path:
         """Save `state` now as the checkpoint of `iteration` (iterations done so far); return its file. Signals wait.
@@ -409,33 +405,30 @@ class Run:
         if self._ownership is None or not self._ownership.held:
             log.error("nothing recorded in %s, which another process has taken over: %s", self.folder, error)
             return
+        state: status.RunState = "failed"
         if isinstance(error, Stopped):
-            self.status.state = error.state
+            state = error.state
         elif isinstance(error, KeyboardInterrupt):
-            self.status.state = "stopped"
+            state = "stopped"
         elif isinstance(error, BudgetExhausted):
-            self.status.state = "budget_exhausted"
-        else:
-            self.status.state = "failed"
-        lines = traceback.format_exception(error)
+            state = "budget_exhausted"
+        text = "".join(traceback.format_exception(error))
+        self.status.state = state
         self.status.error = error.brief if isinstance(error, Stopped) else short_error(error)
+        has_failed = state == "failed"
         if self._log_file is not None:
-            failed = self.status.state == "failed"
-            level = logging.ERROR if failed else logging.WARNING
-            self._log_file.write(log, level, "".join(lines) if failed else self.status.error)
+            level = logging.ERROR if has_failed else logging.WARNING
+            self._log_file.write(log, level, text if has_failed else self.status.error)
         try:
-            if self.status.state == "failed":
-                write_atomic(self.folder / TRACEBACK_NAME, "".join(lines))
+            if has_failed:
+                write_atomic(self.folder / TRACEBACK_NAME, text)
                 attach_traceback_path(error, str(self.folder / TRACEBACK_NAME))
             self.status.write(self.folder)
         except RunFolderError as second:
             # A full disk must not hide the error that ended the run.
             log.error("could not record the failure in %s: %s", self.folder, second)
-        try:
-            if hasattr(self, "metrics"):
-                self.metrics.close(self.status.state, error=self.status.error)
-        except RunFolderError as second:
-            log.error("%s", second)
+        if hasattr(self, "metrics"):
+            self.metrics.close(state, error=self.status.error)
 
     def _leave_sinks(self) -> None:
         """Wait a limited time for sinks to take the remaining rows; everything in the folder is written by now."""

@@ -154,11 +154,6 @@ class StopFlag:
         """Seconds since the first signal; 0 without one."""
         return 0.0 if self.signal is None else time.monotonic() - self._since
 
-    @property
-    def name(self) -> str:
-        """Name of the first signal, e.g. `SIGTERM`; empty without one."""
-        return "" if self.signal is None else signal.Signals(self.signal).name
-
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is not threading.main_thread():
             if (leader := _leader.get()) is not None:
@@ -249,7 +244,7 @@ class StopFlag:
             if not self._saving:
                 raise KeyboardInterrupt
             self._interrupt_after_saving = True
-            self._print_message("stopping when the checkpoint is saved")
+            self._print_message("stopping when the checkpoint is saved", number)
 
     def _begin(self, number: int, since: float) -> None:
         self.signal, self._since = number, since
@@ -257,7 +252,7 @@ class StopFlag:
             follower._begin(number, since)
         if self._says and not self._has_reported:
             self._has_reported = True
-            self._print_message(self._says)
+            self._print_message(self._says, number)
 
     def _forward_signals(self, pipe: int) -> None:
         """Run the watching thread of a flag that forwards signals.
@@ -322,10 +317,9 @@ class StopFlag:
     def _is_any_saving(self) -> bool:
         return bool(self._saving) or any(follower._saving for follower in self._followers)
 
-    def _print_message(self, text: str, number: int | None = None) -> None:
+    def _print_message(self, text: str, number: int) -> None:
         # Not by logging or sys.stderr: the signal may have interrupted one of their writes.
-        name = self.name if number is None else signal.Signals(number).name
-        os.write(2, f"\n{name}: {text}\n".encode())
+        os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
 
 
 def _has_been_reset(pipe: int, since: float, after: float) -> bool:

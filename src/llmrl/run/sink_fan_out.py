@@ -75,18 +75,15 @@ class FanOut:
         for guard in self._guards:
             guard.close(ending)
 
-    def wait(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all sinks are closed, at most `FINISH_S`, or `STOP_S` once `hurried()`.
+    def wait(self, is_stopping: Callable[[], bool]) -> None:
+        """Wait until all sinks are closed, at most `FINISH_S`, or `STOP_S` once `is_stopping()`.
 
         Then report incomplete ones. A sink that is not closed by then is abandoned: its thread ends with the process.
         """
-        start, last_report = time.monotonic(), None
-        while any(guard.closed and guard.busy for guard in self._guards):
-            now = time.monotonic()
-            if hurried():
-                last_report = now if last_report is None else last_report
-            if now - start > FINISH_S or (last_report is not None and now - last_report > STOP_S):
-                break
+        deadline, is_shortened = time.monotonic() + FINISH_S, False
+        while any(guard.closed and guard.busy for guard in self._guards) and time.monotonic() <= deadline:
+            if not is_shortened and is_stopping():
+                deadline, is_shortened = min(deadline, time.monotonic() + STOP_S), True
             time.sleep(_POLL_S)
         for guard in self._guards:
             if (lacks := guard.lacks()) is not None:

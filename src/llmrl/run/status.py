@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import stat
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -172,7 +171,8 @@ def read_status(folder: Path) -> Status | None:
                 "use that version for it, or another output_root"
             )
         status = parse_record(Status, {"stage": None, "prerequisites": [], **content})
-        if status.state == "finished" and not stat.S_ISREG(_mode(folder / SUMMARY_NAME)):
+        summary = folder / SUMMARY_NAME
+        if status.state == "finished" and (summary.is_symlink() or not summary.is_file()):
             raise ValueError(f"its state is finished, but there is no {SUMMARY_NAME}, which every finished run has")
         return status
     except FileNotFoundError:
@@ -182,14 +182,6 @@ def read_status(folder: Path) -> Status | None:
             f"{path} cannot be read ({error}). Delete that file and repeat the command, which resumes the run, or "
             "start the run anew with rerun=true, which moves the old content aside"
         ) from error
-
-
-def _mode(path: Path) -> int:
-    """Return the mode of a file, 0 if it does not exist; a link is not followed."""
-    try:
-        return path.lstat().st_mode
-    except OSError:
-        return 0
 
 
 def read_progress(folder: Path) -> tuple[float | None, float | None, str | None]:

@@ -28,8 +28,8 @@ _MARK = re.compile(f"^{_ANEW}(\\d+)$", re.MULTILINE)
 _HEAD = 2  # lines before the episodes
 
 
-class TrainingEpisodes:
-    """A writer that appends to the file in a run folder.
+class TrainingEpisodes(LineFile):
+    """A writer that appends training episodes to the file in a run folder.
 
     Args:
         folder: run folder.
@@ -50,16 +50,16 @@ class TrainingEpisodes:
         metrics: Sequence[str],
         position: FilePosition | None = None,
     ) -> None:
-        self._file = LineFile(folder / FILE_NAME, position)
+        super().__init__(folder / FILE_NAME, position)
         if position is None:
             shared = json.dumps({"games": games, "horizon": horizon})
-            self._file.write([f"# {shared}", "\t".join((*PLACE, *metrics))])
+            self.write([f"# {shared}", "\t".join((*PLACE, *metrics))])
 
     def begin_anew(self, step: int) -> None:
         """Record that all games were reset at `step` of every game, so that episodes in progress never end."""
-        self._file.write([f"{_ANEW}{step}"])
+        self.write([f"{_ANEW}{step}"])
 
-    def write(self, places: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
+    def write_episodes(self, places: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
         """Append finished episodes.
 
         Args:
@@ -68,14 +68,7 @@ class TrainingEpisodes:
             values: metrics of each episode, in the order of their names; NaN where a metric is undefined.
         """
         rows = zip(places, values, strict=True)
-        self._file.write("\t".join((*map(str, place), *(f"{x:.9g}" for x in values))) for place, values in rows)
-
-    def position(self) -> FilePosition:
-        """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from."""
-        return self._file.position()
-
-    def close(self) -> None:
-        self._file.close()
+        self.write("\t".join((*map(str, place), *(f"{x:.9g}" for x in values))) for place, values in rows)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from llmrl.core.atomic_files import atomic_write, describe_write_error
+from llmrl.core.atomic_files import atomic_write
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder
 from llmrl.core.records import State
+from llmrl.run.files import report_write_errors
 
 FOLDER = "trajectories"
 FORMAT = 1
@@ -99,18 +100,15 @@ class TrajectoryFiles:
     def __init__(self, folder: Path, state: State | None = None) -> None:
         self._folder = folder / FOLDER
         self._file_numbers: list[int] = [] if state is None else list(state["written"])
-        try:
-            folder.mkdir(
-                parents=True, exist_ok=True
-            )  # the folder of an evaluation is inside the run's, which was searched for links
+        with report_write_errors(self._folder):
+            # The folder of an evaluation is inside the run's, which was searched for links.
+            folder.mkdir(parents=True, exist_ok=True)
             create_folder(self._folder, folder)
             for path in self._folder.glob(".*.tmp"):
                 path.unlink()
             for path in self._folder.glob("*.npz"):
                 if path.stem.isdecimal() and int(path.stem) not in self._file_numbers:
                     path.unlink()
-        except OSError as error:
-            raise RunFolderError(f"cannot write {self._folder}: {describe_write_error(self._folder, error)}") from error
         missing = [k for k in self._file_numbers if not self._path(k).is_file()]
         if missing:
             raise RunFolderError(
@@ -126,11 +124,8 @@ class TrajectoryFiles:
         """
         number = max(self._file_numbers, default=-1) + 1
         path = self._path(number)
-        try:
-            with atomic_write(path, self._folder.parent) as file:
-                np.savez_compressed(file, **_arrays(trajectories))
-        except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
+        with report_write_errors(path), atomic_write(path, self._folder.parent) as file:
+            np.savez_compressed(file, **_arrays(trajectories))
         self._file_numbers.append(number)
 
     def state_dict(self) -> State:

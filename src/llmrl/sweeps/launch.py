@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
             alive = open_file(sweep_folder / ALIVE_NAME, "wb")
         except OSError as error:
             raise unwritable(sweep_folder, error) from error
-        with alive, Heartbeat(sweep_folder / ALIVE_NAME):
+        with alive, closing(Heartbeat(sweep_folder / ALIVE_NAME)):
             outcomes += _compute(groups, task, sweep_folder, wait)
     folder_outcomes = {outcome.folder: outcome for outcome in outcomes}
     ordered = [folder_outcomes[job.folder] for job in jobs]
