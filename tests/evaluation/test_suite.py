@@ -12,7 +12,7 @@ import yaml
 import llmrl
 from errands import Errands, Reader
 from experiments import compose, only_run_folder, run_experiment
-from llmrl.cli.evaluate import main, split_words
+from llmrl.cli.evaluate import main, split_suite_options
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
@@ -283,8 +283,8 @@ def test_rejects_invalid_suites(finished_run, suite_file, capsys, words, message
 
 
 def test_suite_options_are_not_runs():
-    words, rest = split_words(["outputs/x/s0", "suite=toy", "--seed", "3", "suite.episodes=4"])
-    assert (words, rest) == (["suite=toy", "episodes=4"], ["outputs/x/s0", "--seed", "3"])
+    suite_options, arguments = split_suite_options(["outputs/x/s0", "suite=toy", "--seed", "3", "suite.episodes=4"])
+    assert (suite_options, arguments) == (["suite=toy", "episodes=4"], ["outputs/x/s0", "--seed", "3"])
 
 
 def package_suite(name):

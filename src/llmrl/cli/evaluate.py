@@ -6,7 +6,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -42,15 +42,15 @@ def parser() -> argparse.ArgumentParser:
     for setting in fields(EvaluationSettings):
         if setting.name != "trusted":
             flag = f"--{_FLAGS.get(setting.name, setting.name).replace('_', '-')}"
-            default = "" if setting.default in (None, False, ()) else f" (default {_default_text(setting.default)})"
-            help_text = f"{descriptions[setting.name].rstrip('.')}{default}"
-            # Settings that are not typed have their defaults.
-            kinds: dict[str, Any] = {
-                "dest": setting.name,
-                "default": argparse.SUPPRESS,
-                "help": help_text.replace("None", "the default"),
-            }
-            p.add_argument(flag, **kinds, **_argument_kind(setting.name, str(setting.type)))
+            default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+            suffix = "" if default in (None, False, "") else f" (default {default})"
+            p.add_argument(
+                flag,
+                dest=setting.name,
+                default=argparse.SUPPRESS,  # settings that are not typed have the defaults of `EvaluationSettings`
+                help=f"{descriptions[setting.name].rstrip('.')}{suffix}".replace("None", "the default"),
+                **_type_arguments(setting.name, str(setting.type)),
+            )
     add_trust(p)
     return p
 
@@ -59,13 +59,13 @@ _FLAGS = {"policies": "policy", "mechanisms": "mechanism"}
 """Settings whose flag has another name, because it takes one value, or several with commas."""
 
 
-def _argument_kind(name: str, hint: str) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for a setting with a type hint."""
+def _type_arguments(name: str, hint: str) -> dict[str, Any]:
+    """Return the arguments of `add_argument` that follow from the type hint of a setting."""
     from llmrl.evaluation.settings import Mode
 
     if name == "policies":
         return {"type": lambda text: text.split(","), "metavar": "POLICY"}
-    kinds: dict[str, dict[str, Any]] = {
+    arguments_by_hint: dict[str, dict[str, Any]] = {
         "int": {"type": int, "metavar": "N"},
         "Mode": {"choices": get_args(Mode)},
         "bool": {"action": "store_true"},
@@ -73,11 +73,7 @@ def _argument_kind(name: str, hint: str) -> dict[str, Any]:
         "Sequence[str]": {"action": "append", "metavar": "KEY=VALUE" if name == "env" else name.upper()},
         "Path | None": {"type": Path, "metavar": "FOLDER"},
     }
-    return kinds.get(hint, kinds["int"])
-
-
-def _default_text(default: object) -> str:
-    return ",".join(default) if isinstance(default, tuple) else str(default)
+    return arguments_by_hint.get(hint, arguments_by_hint["int"])
 
 
 def argument_descriptions(documented: type) -> dict[str, str]:
@@ -123,53 +119,41 @@ def show(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
         sys.stderr.write(f"llmrl-evaluate: {text}\n")
 
 
-_WORDS = ("suite=", "suite.")
-
-
-def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of a command line that are about the suite, without their prefix `suite.`, and all others."""
-    suite_words = [word for word in argv if word.startswith(_WORDS)]
-    return [word.removeprefix("suite.") for word in suite_words], [word for word in argv if word not in suite_words]
-
-
-def print_suite(results: Mapping[str, Any]) -> None:
-    """Print the table of a suite and the place of its files."""
-    from llmrl.display.console import print_line, print_report_table
-    from llmrl.evaluation.suite_results import suite_table
-
-    print_report_table(suite_table(results))
-    print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")
+def split_suite_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options `suite=` and `suite.<key>=` of a command line, without `suite.`, and all other arguments."""
+    suite_options = [argument for argument in argv if argument.startswith(("suite=", "suite."))]
+    other_arguments = [argument for argument in argv if argument not in suite_options]
+    return [option.removeprefix("suite.") for option in suite_options], other_arguments
 
 
 @console_command("llmrl-evaluate")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-evaluate`, with `argv` or else the process's arguments."""
-    words, rest = split_words(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(rest)
+    suite_options, arguments = split_suite_options(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(arguments)
     from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import keep_private_like
-    from llmrl.display.results import print_evaluation
+    from llmrl.display.results import print_evaluation, print_suite
     from llmrl.run.command_exit import exit_on_signal
 
-    note = "tests of a suite that were over are written" if words else "nothing of it is written"
+    note = "the tests of the suite that had ended are written" if suite_options else "no results are written"
     with exit_on_signal("llmrl-evaluate", note):
         from llmrl.experiment.run_lookup import folder_of, run_folder_of
         from llmrl.results.run_records import find_runs
 
-        if words:
-            folders = [folder_of(argument, args.output_root) for argument in (args.run, *args.others)]
-            args.run, *args.others = [run for folder in folders for run in find_runs(folder) or [folder]]
-        else:
+        if not suite_options:
             args.run = run_folder_of(args.run, args.output_root)
-        keep_private_like(args.run)
-        if words:
-            from llmrl.evaluation.evaluate_suite import evaluate_suite
-
-            suites = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
-            if not suites:
-                raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
-            changes = [word for word in words if not word.startswith("suite=")]
-            for results in evaluate_suite([args.run, *args.others], suites[-1], settings_of(args), show, changes):
-                print_suite(results)
-        else:
+            keep_private_like(args.run)
             print_evaluation(evaluate(args))
+            return
+        from llmrl.evaluation.evaluate_suite import evaluate_suite
+
+        folders = [folder_of(argument, args.output_root) for argument in (args.run, *args.others)]
+        runs = [run for folder in folders for run in find_runs(folder) or [folder]]
+        keep_private_like(runs[0])
+        suites = [option.removeprefix("suite=") for option in suite_options if option.startswith("suite=")]
+        if not suites:
+            raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
+        changes = [option for option in suite_options if not option.startswith("suite=")]
+        for results in evaluate_suite(runs, suites[-1], settings_of(args), show, changes):
+            print_suite(results)

@@ -46,27 +46,6 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def export_table(folder: Path, what: str, format: str, out: Path | None = None) -> tuple[Path, int]:
-    """Write a table of the runs in a folder; return its path and the number of its rows.
-
-    Args:
-        folder: folder of runs at any level, or a run.
-        what: one of `TABLES`.
-        format: `csv` or `parquet`.
-        out: the file; None: `<folder>/tables/<what>.<format>`.
-
-    Raises:
-        LlmrlError: there is no such folder, or pandas or pyarrow is not installed.
-    """
-    from llmrl.api.dataframes import write_frame
-    from llmrl.api.results import load
-
-    frame = getattr(load(folder), TABLES[what])
-    out = folder / "tables" / f"{what}.{format}" if out is None else out
-    write_frame(frame, out, format)
-    return out, len(frame)
-
-
 @console_command("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-export`, with `argv` or else the process's arguments."""
@@ -76,10 +55,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     from llmrl.experiment.run_lookup import folder_of, run_folder_of
 
     if args.command == "table":
+        from llmrl.api.dataframes import write_frame
+        from llmrl.api.results import load
+
         folder = folder_of(args.folder, args.output_root)
         keep_private_like(folder)
-        out, rows = export_table(folder, args.what, args.format, args.out)
-        print_line(f"{rows:,} rows: {out}")
+        frame = getattr(load(folder), TABLES[args.what])
+        out = args.out or folder / "tables" / f"{args.what}.{args.format}"
+        write_frame(frame, out, args.format)
+        print_line(f"{len(frame):,} rows: {out}")
         return
     run = run_folder_of(args.run, args.output_root)
     keep_private_like(run)

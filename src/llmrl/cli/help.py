@@ -33,6 +33,9 @@ GROUPS = {
 }
 """Groups of options with descriptions, in the order in which they are listed."""
 
+LISTED_GROUPS = (*GROUPS, "experiment", "treatment")
+"""Groups that `--list` accepts."""
+
 EXAMPLES = {
     "train": (
         ("env=cleanup principal=llm", "a principal governs a society; llm=scripted, the default, needs no key"),
@@ -89,24 +92,18 @@ def print_information(command: str, primary: str, arguments: Sequence[str]) -> b
     elif "--list" in arguments:
         rest = arguments[list(arguments).index("--list") + 1 :]
         if len(rest) != 1:
-            raise ConfigError(f"--list takes one group: {', '.join(groups())}")
+            raise ConfigError(f"--list takes one group: {', '.join(LISTED_GROUPS)}")
         _print(list_options(rest[0], _width()))
     else:
         return False
     return True
 
 
-def groups() -> list[str]:
-    """Return the names of the groups that can be listed."""
-    return [*GROUPS, "experiment", "treatment"]
-
-
 def help_page(command: str, primary: str, width: int) -> str:
     """Return the help of a command, in lines of at most `width` columns."""
-    examples = [(f"{command} {arguments}", description) for arguments, description in EXAMPLES[primary]]
     lines = [f"{command} composes an experiment from one option of each group and runs it.", "", "Examples"]
-    for command_line, description in examples:
-        lines += [f"  {command_line}", *_wrapped(description, "      ", width)]
+    for arguments, description in EXAMPLES[primary]:
+        lines += [f"  {command} {arguments}", *_wrapped(description, "      ", width)]
     lines += ["", f"Groups, as group=option ({command} --list env says what each option is); debug as +debug=option"]
     for group in GROUPS_OF_COMMAND[primary]:
         lines += [f"  {group:<10} {GROUPS[group]}", *_wrapped(", ".join(options(group)), "             ", width)]
@@ -138,12 +135,12 @@ def list_options(group: str, width: int) -> str:
     family = group.removeprefix("experiment/")
     if group == "experiment":
         option_names = [f"{family}/{name}" for family, studies in families().items() for name in studies]
-    elif group in groups() or any(group in subgroups(name) for name in GROUPS):
+    elif group in LISTED_GROUPS or any(group in subgroups(name) for name in GROUPS):
         option_names = options(group)
     elif group.startswith("experiment/") and family in families():
         group, option_names = "experiment", [f"{family}/{name}" for name in families()[family]]
     else:
-        raise ConfigError(f"there is no group {group!r}; available groups: {', '.join(groups())}")
+        raise ConfigError(f"there is no group {group!r}; available groups: {', '.join(LISTED_GROUPS)}")
     name_width = max(map(len, option_names))
     lines = []
     for name in option_names:
@@ -250,7 +247,7 @@ def unknown_key_message(key: str, keys: Iterable[str]) -> str:
 def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
     from llmrl.config.option_docs import option_type
 
-    rows = [_row(document, option_type(document.key, targets)) for document in documents]
+    rows = [_explain_cells(document, option_type(document.key, targets)) for document in documents]
     if not sys.stdout.isatty():
         _print("\n".join("\t".join(row) for row in rows))
         return
@@ -259,12 +256,13 @@ def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, s
     print_table("Options", EXPLAIN_COLUMNS, rows, "lllll")
 
 
-def _row(document: DocumentedKey, type_name: str) -> tuple[str, ...]:
+def _explain_cells(document: DocumentedKey, type_name: str) -> tuple[str, ...]:
+    """Return the cells of an option under `EXPLAIN_COLUMNS`."""
     from llmrl.config.option_docs import value_text
 
     value = value_text(document.value) if document.leaf else ""
     if document.key.endswith("_target_"):
         return document.key, value, "", "class or function that is called with the other options", document.set_in
     meaning = "; ".join([document.meaning, *(f"in this config: {note}" for note, _ in document.notes)])
-    places = dict.fromkeys([document.place, *([] if document.set_in == "typed" else [document.set_in])])
-    return document.key, value, type_name if document.leaf else "", meaning, ", ".join(places)
+    files = dict.fromkeys([document.place, *([] if document.set_in == "typed" else [document.set_in])])
+    return document.key, value, type_name if document.leaf else "", meaning, ", ".join(files)

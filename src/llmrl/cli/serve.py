@@ -42,19 +42,8 @@ def parser() -> argparse.ArgumentParser:
 
 @console_command("llmrl-serve")
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the console script `llmrl-serve`, with `argv` or else the process's arguments."""
+    """Run the console script `llmrl-serve`, with `argv` or else the process's arguments, until a signal."""
     args = parser().parse_args(argv)
-
-    serve(args)
-
-
-def serve(args: argparse.Namespace) -> None:
-    """Serve the environment of parsed arguments until a signal.
-
-    Raises:
-        ConfigError: an option is invalid, or OpenEnv is not installed.
-        RunFolderError: the run of `principal=` does not exist.
-    """
     from llmrl.api.environments import build
     from llmrl.api.openenv_server import make_app
     from llmrl.core.errors import ConfigError
@@ -76,15 +65,15 @@ def serve(args: argparse.Namespace) -> None:
 
     import uvicorn
 
-    def make() -> VecEnv:
+    def build_env() -> VecEnv:
         env = build(node, "vec", None, config["seed"], "cpu", config["trusted_modules"])
         assert isinstance(env, VecEnv)
         return env
 
-    template = make()
+    template = build_env()
     mechanism = _recommended_mechanism(principals[-1], args.output_root, template.spec) if principals else None
     template.close()
-    app = make_app(make, mechanism, args.sessions, args.timeout)
+    app = make_app(build_env, mechanism, args.sessions, args.timeout)
     uvicorn.run(app, host=args.host, port=args.port, log_level="info", timeout_graceful_shutdown=_SHUTDOWN_S)
 
 

@@ -84,10 +84,10 @@ def status(args: argparse.Namespace) -> int:
     """Print the table; return 1 if a run has failed or is lost."""
     from llmrl.sweeps.run_control import records
 
-    if args.json:
-        print(json.dumps([as_json(record) for record in records(args.folder)], indent=2))
-        return 0
     run_records = records(args.folder)
+    if args.json:
+        print(json.dumps([as_json(record) for record in run_records], indent=2))
+        return 0
     print_status(run_records, args.folder)
     return 1 if any(record.state in ("failed", "lost", "unreadable") for record in run_records) else 0
 

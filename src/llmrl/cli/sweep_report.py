@@ -101,14 +101,8 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     from llmrl.display.sweeps import create_report
 
     rule = ScoreRule(args.metric, args.tail_fraction, args.budget)
-    settings = ReportSettings(
-        rule,
-        tuple(dict.fromkeys(args.curve)),
-        args.x_axis,
-        args.bin,
-        args.budget,
-        by_name=len(args.folders) == 1,
-    )
+    curves = tuple(dict.fromkeys(args.curve))
+    settings = ReportSettings(rule, curves, args.x_axis, args.bin, args.budget, by_name=len(args.folders) == 1)
     folders = [folder.absolute() for folder in args.folders]
     common = args.folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
     # The report of all runs in that folder stays as it is.
@@ -132,21 +126,6 @@ def print_differences(numbers: Report) -> None:
             print_report_table(table)
         else:
             print_line(f"All runs of {task.title} have the same options.")
-
-
-def explore(folder: Path, out: Path | None = None) -> Path:
-    """Write the explorer of the runs in a folder and print its place; return its page.
-
-    Raises:
-        RunFolderError: a missing folder, no runs, or a folder that cannot be written.
-    """
-    from llmrl.analysis.explorer.write import write_explorer
-    from llmrl.display.console import print_line
-
-    page = write_explorer(folder, out, _ProgressWriter())
-    print_line(f"Explorer: {page}")
-    print_line(f"Open it in a browser: {page.absolute().as_uri()}")
-    return page
 
 
 class _ProgressWriter:
@@ -196,6 +175,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import keep_private_like
+    from llmrl.display.console import print_line
     from llmrl.experiment.run_lookup import folder_of
     from llmrl.run.command_exit import EXIT_FAILED, print_message
 
@@ -203,9 +183,12 @@ def main(argv: list[str] | None = None) -> None:
     for folder in args.folders:
         keep_private_like(folder)
     if args.explore:
+        from llmrl.analysis.explorer.write import write_explorer
+
         if len(args.folders) > 1:
             raise ConfigError(f"--explore takes one folder of runs, not {len(args.folders)}")
-        explore(args.folders[0], args.out)
+        page = write_explorer(args.folders[0], args.out, _ProgressWriter())
+        print_line(f"Explorer: {page}\nOpen it in a browser: {page.absolute().as_uri()}")
         return
     numbers, page = report(args)
     print_numbers(numbers, page)

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.plain_data import read_object
 from llmrl.core.trust import SHELL
-from llmrl.display.console import near, print_line, print_rows, print_table
+from llmrl.display.console import near, print_line, print_report_table, print_rows, print_table
 from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
 from llmrl.results.principal_scores import LINES, ONLINE, RECOMMENDATION, RECOMMENDATION_ERROR
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
+from llmrl.run.files import read_json_or_empty
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 from llmrl.run.sink import FOLDER as LOGGERS_FOLDER
@@ -40,7 +40,7 @@ def print_skipped(run: Run) -> None:
     """Print that a run of the same configuration and seed is already finished."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
     print_line(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
-    print_validity_warning(record(run.folder / SUMMARY_NAME))
+    print_validity_warning(read_json_or_empty(run.folder / SUMMARY_NAME))
     configs = (run.config, _load_config(run.folder))
     target_videos, previous_videos = (config.get("play", {}).get("videos", 0) for config in configs)
     added = sorted(set(run.config.get("loggers", {})) - set(configs[1].get("loggers", {})))
@@ -73,7 +73,7 @@ def print_summary(run: Run) -> None:
         print_recommendations(run.summary)
         if "references" in run.summary:
             print_references(run.summary["references"])
-    final_results = record(run.folder / RESULTS_NAME)  # measurements of the final episodes
+    final_results = read_json_or_empty(run.folder / RESULTS_NAME)  # measurements of the final episodes
     if final_results:
         print_estimates(f"{final_results['episodes']} final episodes", final_results["table"])
         print_carried(final_results["carried"])
@@ -253,14 +253,6 @@ def print_carried(carried: Sequence[str]) -> None:
         )
 
 
-def record(path: Path) -> dict[str, Any]:
-    """Return a JSON record of a run; empty if it is missing or cannot be read."""
-    try:
-        return read_object(path)
-    except (FileNotFoundError, ValueError):
-        return {}
-
-
 def interval(row: Mapping[str, float | None]) -> str:
     """Return an interval as text; `-` if it is unknown."""
     low, high = row["low"], row["high"]
@@ -372,6 +364,14 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
         print_line(f"Video, side by side: {near(Path(file))}")
     for sentence in results["sentences"]:
         print_line(sentence, style="bold")
+
+
+def print_suite(results: Mapping[str, Any]) -> None:
+    """Print the table of the results of a suite, and the names of its files."""
+    from llmrl.evaluation.suite_results import suite_table
+
+    print_report_table(suite_table(results))
+    print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")
 
 
 def _print_players(title: str, players: Sequence[dict[str, Any]]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.display.console import near, print_line, print_table
-from llmrl.display.results import record, validity_warning_of
+from llmrl.display.results import validity_warning_of
+from llmrl.run.files import read_json_or_empty
 from llmrl.run.status import SUMMARY_NAME
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
     for i, outcome in enumerate(outcomes):
-        if outcome.state == "finished" and (warning := validity_warning_of(record(outcome.folder / SUMMARY_NAME))):
+        if outcome.state == "finished" and (
+            warning := validity_warning_of(read_json_or_empty(outcome.folder / SUMMARY_NAME))
+        ):
             notes[i] = warning
     title_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
     rows, styles = [], []

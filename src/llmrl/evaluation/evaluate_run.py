@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,9 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
             "one of each"
         )
     saved = open_saved(run, settings.trusted)
-    full_config = _config(saved, settings)
+    if not settings.env:
+        with_digests(saved.config, only=["map_digest"])
+    full_config = {**saved.config, "env": parsed(settings.env, saved.config["env"])}
     config = full_config if "teacher" in names else without_teacher(full_config)
     plan = plan_adaptation(settings.adapt, len(mechanism_names) > 1, names, saved.config)
     out = _folder(run, settings, mechanism_names)
@@ -227,17 +230,17 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         plan = _check_adaptation(plan, settings, agent, mechanisms)
         players, seeds = build_players(names, full_config, parts), Seeds(settings.seed).child("evaluate")
         evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
-        asking = llm_players(names, config, llm)
-        episodes = _episodes(settings, config, parts, bool(asking))
-        if asking:
-            report("Requests to the language model, at most", _describe_calls(evaluation, asking, episodes))
+        callers = llm_players(names, config, llm)
+        n_episodes = _n_episodes(settings, config, parts, bool(callers))
+        if callers:
+            report("Requests to the language model, at most", _describe_calls(evaluation, callers, n_episodes))
         states: list[State] = [saved.agent] * len(mechanisms)
         if plan is not None:
             _announce_adaptation(evaluation, plan, full_config)
             vectors = [mechanism.vector for mechanism in mechanisms if mechanism.vector is not None]
             states = adapt_societies(plan, saved.config, llm, vectors, context, seeds, saved.agent)
         videos = evaluation.film(states) if settings.video else Videos()
-        mechanism_episodes = evaluation.play(states, episodes, bool(asking))
+        mechanism_episodes = evaluation.play(states, n_episodes, bool(callers))
     except BudgetExhausted as error:
         raise budget_error(error) from error
     finally:
@@ -246,13 +249,6 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     return write_results(
         evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos, place_of(logged)
     ) | {"out": str(out)}
-
-
-def _config(saved: SavedRun, settings: EvaluationSettings) -> dict[str, Any]:
-    """Return the config of the run with the environment options of the evaluation."""
-    if not settings.env:
-        with_digests(saved.config, only=["map_digest"])
-    return {**saved.config, "env": parsed(settings.env, saved.config["env"])}
 
 
 def _folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[str]) -> Path:
@@ -269,19 +265,22 @@ def _folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[s
     return out
 
 
-def _episodes(settings: EvaluationSettings, config: Config, parts: Parts, asking: bool) -> int:
+def _n_episodes(settings: EvaluationSettings, config: Config, parts: Parts, uses_llm: bool) -> int:
     """Return the number of episodes of each player: that of the settings, or a default."""
-    play = config.get("play", content(root() / "train.yaml")["play"])  # absent in runs that learned
-    default = play["episodes"] if asking else 100 if parts.env.spec.deterministic else 10
-    return int(default) if settings.episodes is None else settings.episodes
+    if settings.episodes is not None:
+        return settings.episodes
+    if uses_llm:
+        play = config.get("play", content(root() / "train.yaml")["play"])  # absent in runs that learned
+        return int(play["episodes"])
+    return 100 if parts.env.spec.deterministic else 10
 
 
-def _describe_calls(evaluation: PlannedEvaluation, asking: Sequence[str], episodes: int) -> list[tuple[str, str]]:
-    """Return the calls of the players `asking` to the chat model, as pairs of a name and a text."""
+def _describe_calls(evaluation: PlannedEvaluation, callers: Sequence[str], n_episodes: int) -> list[tuple[str, str]]:
+    """Return the calls of the players `callers` to the chat model, as pairs of a name and a text."""
     settings, n = evaluation.settings, len(evaluation.mechanisms)
     steps = [limit for limit in (settings.video_steps, evaluation.parts.env.spec.horizon) if limit is not None]
-    video_steps = 0 if not settings.video or settings.policies[0] not in asking else min(steps, default=None)
-    return describe_calls(asking, evaluation.parts, episodes, len(settings.modes) * n, video_steps, n)
+    video_steps = 0 if not settings.video or settings.policies[0] not in callers else min(steps, default=None)
+    return describe_calls(callers, evaluation.parts, n_episodes, len(settings.modes) * n, video_steps, n)
 
 
 def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluation: PlannedEvaluation) -> dict[str, Any]:
@@ -294,7 +293,7 @@ def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluatio
         "seed": settings.seed,
         "context": None if context is None else evaluation.parts.env.spec.contexts[context],
         "society": saved.society_index if plan is None else None,
-        "adapted": None if plan is None else plan.record(),
+        "adapted": None if plan is None else asdict(plan),
         "llm": None if llm is None else llm.label,
         "carried": evaluation.carried,
         **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in UNDERSTOOD}),
@@ -317,10 +316,9 @@ def _check_adaptation(
 def _announce_adaptation(evaluation: PlannedEvaluation, plan: AdaptationPlan, full_config: Config) -> None:
     """Show how long the adaptation takes, and that a teacher may ask a language model in it."""
     llm, n = evaluation.parts.llm, len(evaluation.mechanisms)
-    words = ", ".join(mechanism.title for mechanism in evaluation.mechanisms)
-    evaluation.report(
-        f"adapting for {count_text(plan.rounds, 'round')} of {count_text(plan.games, 'game')} to: {words}"
-    )
+    titles = ", ".join(mechanism.title for mechanism in evaluation.mechanisms)
+    duration = f"{count_text(plan.rounds, 'round')} of {count_text(plan.games, 'game')}"
+    evaluation.report(f"adapting for {duration} to: {titles}")
     if isinstance(llm, ChatClient) and llm_players(["teacher"], full_config, llm):
         rows = [("model", llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
         evaluation.report(

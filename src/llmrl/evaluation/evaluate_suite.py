@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.agents.bot_agent import BotPolicy
-from llmrl.agents.random_agent import RandomPolicy
 from llmrl.config.builder import Builder
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.printable import printable
@@ -20,7 +18,13 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
-from llmrl.evaluation.planned_evaluation import budget_error, describe_calls, llm_players, recording_collector
+from llmrl.evaluation.planned_evaluation import (
+    BASELINE_POLICIES,
+    budget_error,
+    describe_calls,
+    llm_players,
+    recording_collector,
+)
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
@@ -65,24 +69,23 @@ def evaluate_suite(
         if len(runs) > 1:
             report(f"Run {i + 1} of {len(runs)}: {run}")
             run_settings = replace(settings, out=settings.out / str(i) if settings.out else None)
-        place = (
-            path_inside(run, "evaluation", f"suite_{name}")
-            if run_settings.out is None
-            else run_settings.out / f"suite_{name}"
-        )
         if run_settings.out is None:
-            check_no_links(place)
+            out = path_inside(run, "evaluation", f"suite_{name}")
+            check_no_links(out)
+        else:
+            out = run_settings.out / f"suite_{name}"
         # Players other than the agents play only with the first run.
-        results.append(
-            _play_suite(saved_run, [STUDENT] if results else players, run_settings, name, content, place, report)
-        )
+        run_players = [STUDENT] if results else players
+        results.append(_play_suite(saved_run, run_players, run_settings, name, content, out, report))
     if len(results) > 1:
         merged = merge_suite_results(results, groups)
         common_folder = Path(os.path.commonpath([run.absolute().parent for run in runs]))
         folder = (settings.out or common_folder) / f"suite_{name}"
         write_suite(merged, folder)
         results.append({**merged, "out": str(folder)})
-    _check_results(results[-1])
+    tests = results[-1]["tests"]
+    if not any(player for test in tests for player in test["players"].values()):
+        raise ConfigError(f"suite={name}: no test could be played; {next(iter(tests[0]['refused'].values()))}")
     return results
 
 
@@ -92,28 +95,15 @@ def _players(settings: EvaluationSettings, runs: int) -> list[str]:
     Raises:
         ConfigError: a setting does not apply to suites, or a player is unknown.
     """
-    extras = [
-        word for word, is_used in (("video", settings.video), ("context", settings.context is not None)) if is_used
-    ]
-    if extras or settings.mode == "both":
-        raise ConfigError(f"{extras[0] if extras else 'mode=both'} cannot be used with a suite; remove it")
+    uses = {"video": settings.video, "context": settings.context is not None, "mode=both": settings.mode == "both"}
+    if invalid := [option for option, is_used in uses.items() if is_used]:
+        raise ConfigError(f"{invalid[0]} cannot be used with a suite; remove it")
     players = list(dict.fromkeys(settings.policies))
     if unknown := [name for name in players if name not in PLAYERS]:
         raise ConfigError(f"policy={unknown[0]} is unknown in a suite; use {', '.join(PLAYERS)}, several with commas")
     if runs > 1 and STUDENT not in players:
         raise ConfigError(f"policy={','.join(players)}: with several runs, policy must include student")
     return players
-
-
-def _check_results(results: Mapping[str, Any]) -> None:
-    """Check that at least one player has played a test.
-
-    Raises:
-        ConfigError: no player could play any test; the message has the first reason.
-    """
-    if not any(player for test in results["tests"] for player in test["players"].values()):
-        reasons = next(iter(results["tests"]))["refused"]
-        raise ConfigError(f"suite={results['suite']}: no test could be played; {next(iter(reasons.values()))}")
 
 
 def _play_suite(
@@ -161,9 +151,9 @@ def _play_suite(
     try:
         [agent] = parts.agents
         agent.load_state_dict(saved.state["agents"][0])
-        if asking := llm_players(names, config, llm):
+        if callers := llm_players(names, config, llm):
             n_episodes = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
-            report("What is asked, at most", describe_calls(asking, parts, n_episodes, 1, 0))
+            report("Requests to the language model, at most", describe_calls(callers, parts, n_episodes, 1, 0))
         for i, test in enumerate(suite.tests):
             results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
             report(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
@@ -246,10 +236,8 @@ def _policy(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Polic
     Raises:
         ConfigError: it cannot play there.
     """
-    if name == "random":
-        return RandomPolicy(env.spec)
-    if name == "bot":
-        return BotPolicy(env.spec)
+    if name in BASELINE_POLICIES:
+        return BASELINE_POLICIES[name](env.spec)
     [agent] = parts.agents
     _fit(agent, parts.env.spec, env.spec, reads)
     return agent.policy
@@ -284,9 +272,8 @@ def _fit(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -
             raise ConfigError(
                 f"the agent reads the channel {name!r}, which has another format in the test than in training"
             )
-    adapt = getattr(agent, "adapt", None)
-    if adapt is not None:
-        adapt(spec)
+    if hasattr(agent, "adapt"):
+        agent.adapt(spec)
     elif spec.n_actions != run_spec.n_actions:
         raise ConfigError(f"the agent chooses one of {run_spec.n_actions} actions, and there are {spec.n_actions}")
 

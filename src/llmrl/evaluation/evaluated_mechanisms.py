@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -116,12 +116,11 @@ def select_mechanisms(
 
 def _best(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
     rows: Sequence[Row] = state["recommended"]
-    if context is None or not spec.contexts:
-        return rows[0]
-    for row in rows:
-        if row["context"] == spec.contexts[context]:
-            return row
-    raise ConfigError(f"context={context}: the run has no proposals in {spec.contexts[context]}; give numbers")
+    if context is not None and spec.contexts:
+        rows = [row for row in rows if row["context"] == spec.contexts[context]]
+    if not rows:
+        raise ConfigError(f"context={context}: the run has no proposals in this context; give numbers")
+    return rows[0]
 
 
 def _build_mechanism(name: str, row: Row | None, spec: EnvSpec) -> EvaluatedMechanism:
@@ -156,10 +155,6 @@ class AdaptationPlan:
     rounds: int
     games: int
     initial: bool
-
-    def record(self) -> dict[str, Any]:
-        """Return the plan as plain data."""
-        return asdict(self)
 
 
 def plan_adaptation(

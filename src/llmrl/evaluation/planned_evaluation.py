@@ -5,11 +5,13 @@ The players are the student, the teacher, an oracle, a bot and random actions; s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from llmrl.agents.bot_agent import BotPolicy
+from llmrl.agents.random_agent import RandomPolicy
 from llmrl.config.builder import Builder
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.option_files import option
@@ -18,6 +20,7 @@ from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import TeacherServices
+from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.videos import film, save_alone, save_side_by_side
@@ -170,6 +173,8 @@ class PlannedEvaluation:
 PLAYERS = ("student", "teacher", "oracle", "bot", "random")
 _GROUPS = {"student": "agent", "teacher": "teacher"}
 """Players that may call a chat model -> the config group that they are built from."""
+BASELINE_POLICIES: Mapping[str, Callable[[EnvSpec], Policy]] = {"bot": BotPolicy, "random": RandomPolicy}
+"""Players that need only the specification of the environment -> their policies."""
 
 
 def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[str, Policy]:
@@ -189,14 +194,8 @@ def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[st
             raise ConfigError(f"policy={name} is unknown; use {', '.join(PLAYERS)}, several with commas")
         if name == "student":
             players[name] = parts.agents[0].policy
-        elif name == "random":
-            from llmrl.agents.random_agent import RandomPolicy
-
-            players[name] = RandomPolicy(parts.env.spec)
-        elif name == "bot":
-            from llmrl.agents.bot_agent import BotPolicy
-
-            players[name] = BotPolicy(parts.env.spec)
+        elif name in BASELINE_POLICIES:
+            players[name] = BASELINE_POLICIES[name](parts.env.spec)
         elif name == "teacher":
             if parts.teacher is None or parts.teacher.policy is None:
                 raise ConfigError("policy=teacher: this run has no teacher that can play; remove it")
@@ -218,13 +217,13 @@ def llm_players(names: Sequence[str], config: Config, llm: object) -> list[str]:
     if not isinstance(llm, ChatClient):
         return []
     builder = Builder(trusted=config["trusted_modules"])
-    asking = [name for name in names if name in _GROUPS and builder.needs(config[_GROUPS[name]], "llm", _GROUPS[name])]
+    callers = [name for name in names if name in _GROUPS and builder.needs(config[_GROUPS[name]], "llm", _GROUPS[name])]
     is_paid = llm.provider.cost(10**6, 10**6) != 0
-    return [name for name in asking if name == "student" or is_paid]
+    return [name for name in callers if name == "student" or is_paid]
 
 
 def describe_calls(
-    names: Sequence[str], parts: Parts, episodes: int, rounds: int, filmed: int | None, videos: int = 1
+    names: Sequence[str], parts: Parts, episodes: int, rounds: int, video_steps: int | None, n_videos: int = 1
 ) -> list[tuple[str, str]]:
     """Return the calls to a chat model that some players will make, as pairs of a name and a text.
 
@@ -233,19 +232,19 @@ def describe_calls(
         parts: parts of the evaluation.
         episodes: number of episodes of each player in each round.
         rounds: number of modes or mechanisms in which each player plays.
-        filmed: steps of each video in which one of the players plays; 0: none; None: unknown.
-        videos: number of videos.
+        video_steps: steps of each video in which one of the players plays; 0: none; None: unknown.
+        n_videos: number of videos.
     """
     from llmrl.experiment.plan import calls
 
     assert isinstance(parts.llm, ChatClient)
-    film = "" if filmed == 0 else f", and {videos} that {'is' if videos == 1 else 'are'} filmed"
-    rows = [("model", parts.llm.label), ("episodes", f"{len(names) * rounds * episodes:,}{film}")]
+    video_text = "" if video_steps == 0 else f", and {n_videos} that {'is' if n_videos == 1 else 'are'} filmed"
+    rows = [("model", parts.llm.label), ("episodes", f"{len(names) * rounds * episodes:,}{video_text}")]
     horizon, [agent] = parts.env.spec.horizon, parts.agents
-    if names != ["student"] or not isinstance(agent, EstimatesCalls) or horizon is None or filmed is None:
+    if names != ["student"] or not isinstance(agent, EstimatesCalls) or horizon is None or video_steps is None:
         return [*rows, ("LLM calls", "unknown, about one for each decision; calls (--calls) limits them")]
     play_estimate = agent.estimate(horizon, episodes)
-    estimates = [play_estimate] * rounds + ([agent.estimate(filmed, videos)] if filmed else [])
+    estimates = [play_estimate] * rounds + ([agent.estimate(video_steps, n_videos)] if video_steps else [])
     return [*rows, *calls(CallEstimate.total(estimates), parts.llm)]
 
 

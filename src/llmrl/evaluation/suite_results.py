@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,36 +182,29 @@ def _with_kinds(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[st
 
 
 def _side_by_side(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    rows = []
-    for test in tests:
-        players = [test["players"][name] for name in names]
-        cells = [NOTHING if player is None else _with_interval(player) for player in players]
-        rows.append([test["title"], *cells])
+    rows = [[test["title"], *(_with_interval(test["players"][name]) for name in names)] for test in tests]
     return ["test", *names], rows
 
 
 def _notes(tests: Sequence[Results]) -> list[str]:
     """Return notes on tests that players did not play, or not completely; equal reasons are combined."""
-    partial_tests: dict[tuple[str, str, str], list[str]] = {}
-    refused_tests: dict[tuple[str, str], list[str]] = {}
+    incomplete_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    refused_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for test in tests:
-        reasons = dict.fromkeys(test["refused"].values())
-        for reason in reasons:
-            players = ", ".join(name for name, player_reason in test["refused"].items() if player_reason == reason)
-            refused_tests.setdefault((players, reason), []).append(test["title"])
-        incomplete: dict[tuple[str, str], list[str]] = {}
+        refused: defaultdict[str, list[str]] = defaultdict(list)
+        for name, reason in test["refused"].items():
+            refused[f"not played. {reason}"].append(name)
+        incomplete: defaultdict[str, list[str]] = defaultdict(list)
         for name, player in test["players"].items():
             if player and player["lacking"]:
-                only = f"{', '.join(player['kinds'])} only"
-                incomplete.setdefault((only, "; ".join(player["lacking"].values())), []).append(name)
-        for (only, reason), incomplete_players in incomplete.items():
-            partial_tests.setdefault((", ".join(incomplete_players), only, reason), []).append(test["title"])
-    notes = [
-        f"{INCOMPLETE_MARK} {'; '.join(titles)}: {players}: {only}. {reason}"
-        for (players, only, reason), titles in partial_tests.items()
-    ]
-    return notes + [
-        f"{'; '.join(titles)}: {players}: not played. {reason}" for (players, reason), titles in refused_tests.items()
+                incomplete[f"{', '.join(player['kinds'])} only. {'; '.join(player['lacking'].values())}"].append(name)
+        for players_by_note, tests_by_note in ((refused, refused_tests), (incomplete, incomplete_tests)):
+            for note, players in players_by_note.items():
+                tests_by_note[", ".join(players), note].append(test["title"])
+    return [
+        f"{mark}{'; '.join(titles)}: {players}: {note}"
+        for mark, tests_by_note in ((f"{INCOMPLETE_MARK} ", incomplete_tests), ("", refused_tests))
+        for (players, note), titles in tests_by_note.items()
     ]
 
 
@@ -237,7 +231,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _with_interval(player: Results) -> str:
+def _with_interval(player: Results | None) -> str:
+    if player is None:
+        return NOTHING
     return _success_text(player) if player["low"] is None else f"{_success_text(player)} ({_interval(player)})"
 
 

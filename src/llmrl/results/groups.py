@@ -7,7 +7,7 @@ too narrow.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,40 +124,40 @@ def tasks_of(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> 
         by_name: whether runs of different names are different tasks; False: all runs of one environment are a task,
             and labels start with the name if names differ.
     """
-    seeds: dict[Path, list[RunRecord]] = {}
+    seeds: defaultdict[Path, list[RunRecord]] = defaultdict(list)
     for record in records:
-        seeds.setdefault(record.folder.parent, []).append(record)
+        seeds[record.folder.parent].append(record)
     if not by_name:
         return _tasks_by_environment(list(seeds.values()))
-    folders_by_task: dict[tuple[Path, str], list[Path]] = {}
-    environments: dict[Path, set[str]] = {}
     env_by_folder = {folder: _environment(runs) for folder, runs in seeds.items()}
+    environments: defaultdict[Path, set[str]] = defaultdict(set)
     for folder, env in env_by_folder.items():
-        environments.setdefault(folder.parent, set()).add(env)
+        environments[folder.parent] |= {env} - {""}
+    groups_by_task: defaultdict[tuple[Path, str], list[list[RunRecord]]] = defaultdict(list)
     for folder, env in env_by_folder.items():
-        env_names = environments[folder.parent] - {""}
-        if not env and len(env_names) == 1:  # the environment was never built, and must be that of the other folders
-            (env,) = env_names
-        environments[folder.parent] -= {""} if env_names else set()
-        folders_by_task.setdefault((folder.parent, env), []).append(folder)
+        if not env and len(environments[folder.parent]) == 1:  # it was never built, and must be that of other folders
+            [env] = environments[folder.parent]
+        groups_by_task[folder.parent, env].append(seeds[folder])
     name_counts = Counter(folder.name for folder in environments)
     tasks = []
-    for (parent, env), folders in folders_by_task.items():
-        title = parent.name if name_counts[parent.name] == 1 else _relative(parent, root)
+    for (parent, env), groups in groups_by_task.items():
+        title = parent.name
+        if name_counts[title] > 1:
+            base = root.absolute()
+            title = parent.relative_to(base).as_posix() if parent.is_relative_to(base) else str(parent)
         if len(environments[parent]) > 1:
             title += f", env={env or 'unknown'}"
-        tasks.append(_task(title, _merge_pretrainings([seeds[folder] for folder in folders])))
+        tasks.append(_task(title, _merge_pretrainings(groups)))
     return sorted(tasks, key=lambda task: task.title)
 
 
 def _tasks_by_environment(groups: Sequence[list[RunRecord]]) -> list[ReportTask]:
     has_several_names = len({run.name for runs in groups for run in runs}) > 1
-    environments: dict[str, list[list[RunRecord]]] = {}
+    environments: defaultdict[str, list[list[RunRecord]]] = defaultdict(list)
     for runs in groups:
-        renamed_runs = [
-            replace(run, overrides={"name": run.name, **run.overrides}) if has_several_names else run for run in runs
-        ]
-        environments.setdefault(_environment(runs) or "unknown", []).append(renamed_runs)
+        if has_several_names:
+            runs = [replace(run, overrides={"name": run.name, **run.overrides}) for run in runs]
+        environments[_environment(runs) or "unknown"].append(runs)
     return [_task(env, _merge_pretrainings(task_groups)) for env, task_groups in sorted(environments.items())]
 
 
@@ -181,9 +181,9 @@ _SEED_FOLDER = re.compile(r"/s[0-9]+/?$")
 
 def _merge_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecord]]:
     """Merge groups that start from different seeds of one pre-training experiment and differ in nothing else."""
-    groups_by_overrides: dict[tuple[tuple[str, str], ...], list[list[RunRecord]]] = {}
+    groups_by_overrides: defaultdict[tuple[tuple[str, str], ...], list[list[RunRecord]]] = defaultdict(list)
     for runs in groups:
-        groups_by_overrides.setdefault(tuple(_overrides(runs).items()), []).append(runs)
+        groups_by_overrides[tuple(_overrides(runs).items())].append(runs)
     merged = []
     for candidates in groups_by_overrides.values():
         initial_weights = [
@@ -234,11 +234,11 @@ def _label_keys(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]
     """
     if TREATMENT not in differing:
         return list(differing)
-    models: dict[str | None, set[str | None]] = {}
+    models: defaultdict[str | None, set[str | None]] = defaultdict(set)
     for options in overrides:
-        models.setdefault(options.get(TREATMENT), set()).add(options.get("llm"))
-    follows = {"llm"} if all(len(models_of_treatment) == 1 for models_of_treatment in models.values()) else set()
-    return [key for key in differing if key not in follows]
+        models[options.get(TREATMENT)].add(options.get("llm"))
+    model_follows = all(len(treatment_models) == 1 for treatment_models in models.values())
+    return [key for key in differing if key != "llm" or not model_follows]
 
 
 def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -252,10 +252,6 @@ def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
     if "agent.init_from" in overrides:
         overrides["agent.init_from"] = _SEED_FOLDER.sub("", overrides["agent.init_from"])
     return overrides
-
-
-def _relative(folder: Path, root: Path) -> str:
-    return folder.relative_to(root.absolute()).as_posix() if folder.is_relative_to(root.absolute()) else str(folder)
 
 
 def units_of(runs: Sequence[RunRecord]) -> list[object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,8 +110,9 @@ def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], 
     Args:
         groups: each group with its finished runs.
     """
-    levels: dict[Levels, list[str]] = {}
-    labels_by_warning: dict[str, list[str]] = {}
+    # Dicts without values are sets that keep their order.
+    labels_by_levels: defaultdict[Levels, dict[str, None]] = defaultdict(dict)
+    labels_by_warning: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for group, runs in groups:
         run_levels: dict[Levels, None] = {}
         for run in runs:
@@ -125,12 +127,12 @@ def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], 
                 continue
             run_levels[level] = None
             if warning:
-                _add_label(labels_by_warning, warning, group.shown)
+                labels_by_warning[warning][group.shown] = None
         if run_levels:
-            _add_label(levels, _average_pretrainings(list(run_levels)), group.shown)
+            labels_by_levels[_average_pretrainings(list(run_levels))][group.shown] = None
     lines = [
-        ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(levels) > 1 else name, *level)
-        for line_levels, labels in levels.items()
+        ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(labels_by_levels) > 1 else name, *level)
+        for line_levels, labels in labels_by_levels.items()
         for (line, name), level in zip(LINES.items(), line_levels, strict=True)
         if not math.isnan(level[0])
     ]
@@ -153,12 +155,6 @@ def _average_pretrainings(levels: Sequence[Levels]) -> Levels:
     return tuple(
         (float(mean), float(error)) for mean, error in zip(values.mean(axis=0), standard_error(values.T), strict=True)
     )
-
-
-def _add_label(labels_by_key: dict[Any, list[str]], key: Any, label: str) -> None:
-    labels = labels_by_key.setdefault(key, [])
-    if label not in labels:
-        labels.append(label)
 
 
 def _average_contexts(contexts: Sequence[Mapping[str, Any]], line: str) -> tuple[float, float]:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
-from llmrl.core.plain_data import read_object
 from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME
+from llmrl.run.files import read_json_or_empty
 from llmrl.run.folder import is_run_folder, seed_of, split_overrides
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
+from llmrl.run.ownership import seems_alive
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import SUMMARY_NAME, RunProgress, RunState, Status, read_status
 
@@ -109,10 +110,7 @@ class RunRecord:
 
     def summary(self) -> dict[str, Any]:
         """Return the content of `summary.json`; empty if it is missing or cannot be read."""
-        try:
-            return read_object(self.folder / SUMMARY_NAME)
-        except (FileNotFoundError, ValueError):
-            return {}
+        return read_json_or_empty(self.folder / SUMMARY_NAME)
 
     @cached_property
     def short_summary(self) -> dict[str, Any]:
@@ -162,18 +160,13 @@ def only_run(folder: Path) -> Path:
     if (folder / CONFIG_NAME).is_file():
         return folder
     runs = find_runs(folder)
-    if len(runs) != 1:
-        raise RunFolderError(f"{folder} has {_runs_text(runs)}")
-    return runs[0]
-
-
-def _runs_text(runs: Sequence[Path]) -> str:
-    """Return a list of runs for an error message."""
-    lines = "".join(f"\n  {run}" for run in runs[:_MAX_LISTED])
-    omission = f"\n  and {len(runs) - _MAX_LISTED:,} more" if len(runs) > _MAX_LISTED else ""
     if not runs:
-        return "no run in it; give a run folder, such as outputs/<name>/<run>/s0"
-    return f"{len(runs):,} runs:{lines}{omission}\nGive one of them"
+        raise RunFolderError(f"{folder} has no run in it; give a run folder, such as outputs/<name>/<run>/s0")
+    if len(runs) > 1:
+        lines = "".join(f"\n  {run}" for run in runs[:_MAX_LISTED])
+        omission = f"\n  and {len(runs) - _MAX_LISTED:,} more" if len(runs) > _MAX_LISTED else ""
+        raise RunFolderError(f"{folder} has {len(runs):,} runs:{lines}{omission}\nGive one of them")
+    return runs[0]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -225,18 +218,9 @@ class Queue:
         return is_same_cluster and queued.user in self.users
 
 
-def _job_state(queues: Sequence[Queue], queued: Queued | None, job_id: str) -> str | None:
-    """Return the state of a run's job: empty if it is gone; None if no queue can know it."""
-    if queued is None or not job_id:
-        return None
-    return next((queue.states.get(job_id, "") for queue in queues if queue.knows(queued)), None)
-
-
-def _reason(queues: Sequence[Queue], queued: Queued | None, job_id: str) -> str:
-    """Return the reason why a run's job waits; empty if it is unknown."""
-    if queued is None:
-        return ""
-    return next((queue.reasons.get(job_id, "") for queue in queues if queue.knows(queued)), "")
+def _job_state(queue: Queue | None, job_id: str) -> str | None:
+    """Return the state of a run's job: empty if it is gone; None if it has none, or no queue can know it."""
+    return queue.states.get(job_id, "") if queue is not None and job_id else None
 
 
 def read_runs(folder: Path, queues: Sequence[Queue] = ()) -> list[RunRecord]:
@@ -252,43 +236,38 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
         queues: waiting and running jobs of schedulers; a job that no queue can know is assumed to exist.
     """
     folder = folder.absolute()
-    place: dict[str, Any] = {
-        "folder": folder,
-        "name": folder.parent.parent.name,
-        "group": folder.parent.name,
-        "seed": _seed(folder),
-    }
+    record = RunRecord(folder, folder.parent.parent.name, folder.parent.name, _seed(folder), state="unreadable")
     try:
         status, queued = read_status(folder), read_queued(folder)
+        if queued is not None:
+            record = replace(record, backend=queued.backend, log=queued.log)
+        if status is None and queued is None:
+            return replace(record, state="lost", error=NOTHING_RECORDED)
+        queue = next((queue for queue in queues if queued is not None and queue.knows(queued)), None)
+        if status is not None:
+            state, error_text = _started_state(folder, status, queue)
+            job_id = status.job_id
+        if queued is not None and (status is None or (status.attempt <= queued.attempt and state != "running")):
+            queued_state, queued_error = _queued_state(queued, queue)
+            if status is None or queued_state == "queued":
+                state, error_text, job_id = queued_state, queued_error, queued.job_id
     except RunFolderError as error:
-        return RunRecord(**place, state="unreadable", error=str(error))
-    queue_fields: dict[str, Any] = {} if queued is None else {"backend": queued.backend, "log": queued.log}
+        return replace(record, error=str(error))
+    waits = queue.reasons.get(job_id, "") if queue is not None and state == "queued" else ""
     if status is None:
-        if queued is None:
-            return RunRecord(**place, state="lost", error=NOTHING_RECORDED)
-        state, error_text = _queued_state(queued, queues)
-        return RunRecord(
-            **place,
-            **queue_fields,
+        assert queued is not None
+        return replace(
+            record,
             state=state,
             error=error_text,
-            waits=_reason(queues, queued, queued.job_id) if state == "queued" else "",
+            waits=waits,
             overrides=split_overrides(queued.overrides),
             host=queued.host,
-            job_id=queued.job_id,
+            job_id=job_id,
             updated=queued.submitted,
         )
-    try:
-        state, error_text = _started_state(folder, status, queued, queues)
-    except RunFolderError as error:
-        return RunRecord(**place, **queue_fields, state="unreadable", error=str(error))
-    job = status.job_id
-    is_resubmitted = queued is not None and status.attempt <= queued.attempt and state != "running"
-    if queued is not None and is_resubmitted and _queued_state(queued, queues)[0] == "queued":
-        state, error_text, job = "queued", "", queued.job_id
-    return RunRecord(
-        **place,
-        **queue_fields,
+    return replace(
+        record,
         state=state,
         attempt=status.attempt,
         overrides=split_overrides(status.overrides),
@@ -299,16 +278,16 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
         shared=status.shared,
         prerequisites=tuple(Path(prerequisite.folder).absolute() for prerequisite in status.prerequisites),
         error=error_text,
-        waits=_reason(queues, queued, job) if state == "queued" else "",
+        waits=waits,
         host=status.host,
-        job_id=job,
+        job_id=job_id,
         pid=status.pid,
         started=status.started,
         updated=status.updated,
     )
 
 
-def _queued_state(queued: Queued, queues: Sequence[Queue]) -> tuple[State, str]:
+def _queued_state(queued: Queued, queue: Queue | None) -> tuple[State, str]:
     """Return the state of a run that has not started, and an error message."""
     if queued.cancelled:
         return "cancelled", f"canceled before it started: {queued.cancelled}"
@@ -318,41 +297,31 @@ def _queued_state(queued: Queued, queues: Sequence[Queue]) -> tuple[State, str]:
         if queued.launcher_lives():
             return "queued", ""
         return "lost", f"the launcher (process {queued.pid} on {queued.host}) ended before it started this run"
-    if _job_state(queues, queued, queued.job_id) != "":
+    if queue is None or _job_state(queue, queued.job_id) != "":
         return "queued", ""
-    for queue in queues:
-        end = queue.ended.get(queued.job_id) if queue.knows(queued) else None
-        if end is not None and end.cancelled:
-            return "cancelled", f"canceled before it started: job {queued.job_id} ({end.word})"
+    end = queue.ended.get(queued.job_id)
+    if end is not None and end.cancelled:
+        return "cancelled", f"canceled before it started: job {queued.job_id} ({end.word})"
     return "lost", f"job {queued.job_id} left the queue before the run had started"
 
 
-def _started_state(folder: Path, status: Status, queued: Queued | None, queues: Sequence[Queue]) -> tuple[State, str]:
+def _started_state(folder: Path, status: Status, queue: Queue | None) -> tuple[State, str]:
     """Return the state of a run that has started, from its records, process and job, and an error message."""
-    in_queue = _job_state(queues, queued, status.job_id)
-    if status.state == "preempted" and in_queue:
+    job_state = _job_state(queue, status.job_id)
+    if status.state == "preempted" and job_state:
         return "queued", ""  # put back into the queue, or about to start again
     if status.state != "running":
         return status.state, status.error
-    holder = ownership.read_owner(folder)
-    if in_queue != "" and holder is not None and _alive(holder, folder / ownership.FILE_NAME):
+    owner = ownership.read_owner(folder)
+    owner_file = folder / ownership.FILE_NAME
+    if job_state != "" and owner is not None and seems_alive(owner.machine, owner.pid, owner.process_start, owner_file):
         return "running", status.error
-    if in_queue:
+    if job_state:
         return "queued", ""  # between two attempts
     message = (
         f"process {status.pid} on {status.host} ended without a message (kill -9, out of memory, a failed machine?)"
     )
     return "lost", message
-
-
-def _alive(holder: ownership.Owner, path: Path) -> bool:
-    """Return whether a process exists, as `ownership.is_alive`, but by the clock of this machine.
-
-    A reader writes no files into the folder, so it cannot use the file system's clock.
-    """
-    if holder.machine == ownership.this_machine():
-        return ownership.process_exists(holder.machine, holder.pid, holder.process_start)
-    return ownership.is_fresh(path)
 
 
 def _seed(folder: Path) -> int:

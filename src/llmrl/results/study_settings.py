@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -123,19 +124,11 @@ def short_group_names(task: ReportTask) -> dict[str, str]:
     >>> short_group_names(ReportTask("t", {}, (Group("principal=ucb", ()), Group("principal=llm, llm=scripted", ()))))
     {'principal=ucb': 'ucb', 'principal=llm, llm=scripted': 'llm'}
     """
-    parts = {group.label: dict(_pair(part) for part in group.label.split(", ")) for group in task.groups}
-    short = {
-        label: [value for key, value in part_values.items() if key != _MODEL] for label, part_values in parts.items()
-    }
-    values = [tuple(name) for name in short.values()]
     names = {}
-    for label, part_values in parts.items():
-        name_parts = short[label]
-        is_unique = bool(name_parts) and values.count(tuple(name_parts)) == 1
-        names[label] = ", ".join(name_parts if is_unique else part_values.values())
-    return names
-
-
-def _pair(part: str) -> tuple[str, str]:
-    key, equals, value = part.partition("=")
-    return (key, value) if equals else (part, part)
+    for group in task.groups:
+        pairs = [part.partition("=") for part in group.label.split(", ")]
+        values = {key: value if sign else key for key, sign, value in pairs}
+        short_name = ", ".join(value for key, value in values.items() if key != _MODEL)
+        names[group.label] = short_name, ", ".join(values.values())
+    counts = Counter(short_name for short_name, _ in names.values())
+    return {label: short if short and counts[short] == 1 else full for label, (short, full) in names.items()}

@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import find_link, open_file, read_bytes
+from llmrl.core.plain_data import read_object
 from llmrl.core.secrets import redact, redact_nested
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,14 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def read_json_or_empty(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if the file is missing or cannot be read."""
+    try:
+        return read_object(path)
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def path_inside(folder: Path, *names: str) -> Path:

@@ -64,17 +64,6 @@ class Heartbeat:
                 log.warning("could not touch %s: %s", self._path, error)
 
 
-def is_fresh(path: Path) -> bool:
-    """Return whether `path` was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
-
-    Nothing is written.
-    """
-    try:
-        return time.time() - path.stat().st_mtime < STALE_AFTER_S
-    except OSError:
-        return False
-
-
 @dataclass(frozen=True)
 class Owner:
     """The process that works on a run folder. `machine` identifies host, boot and container; `pid` is unique in it."""
@@ -263,9 +252,20 @@ def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> 
     return age is not None and age < stale_after_s
 
 
-def process_exists(machine: str, pid: int, start: str) -> bool:
-    """Return whether that process is running on this machine; always False for one of another machine."""
-    return machine == this_machine() and process_start(pid) == start
+def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
+    """Return whether a process is alive, without writing a file (`is_alive` needs the clock of the file system).
+
+    Args:
+        machine, pid, start: as in `Owner`.
+        touched_file: file that the process touches (`Heartbeat`). On another machine, the process is alive if the
+            file was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
+    """
+    if machine == this_machine():
+        return process_start(pid) == start
+    try:
+        return time.time() - touched_file.stat().st_mtime < STALE_AFTER_S
+    except OSError:
+        return False
 
 
 def has_open(pid: int, path: Path) -> bool:

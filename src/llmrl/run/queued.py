@@ -14,7 +14,7 @@ from typing import Any
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import parse_record, read_object
 from llmrl.run.files import write_json
-from llmrl.run.ownership import is_fresh, process_exists, this_machine
+from llmrl.run.ownership import seems_alive
 from llmrl.run.status import PrerequisiteRecord, read_status
 
 log = logging.getLogger(__name__)
@@ -76,9 +76,7 @@ class Queued:
 
     def launcher_lives(self) -> bool:
         """Return whether the launching process exists; on another machine, whether its `ALIVE_NAME` file is fresh."""
-        if self.machine == this_machine():
-            return process_exists(self.machine, self.pid, self.process_start)
-        return is_fresh(Path(self.sweep) / ALIVE_NAME)
+        return seems_alive(self.machine, self.pid, self.process_start, Path(self.sweep) / ALIVE_NAME)
 
 
 def read_queued(folder: Path) -> Queued | None:
