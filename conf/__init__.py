@@ -6,7 +6,7 @@ from collections.abc import Callable
 import omegaconf
 from omegaconf import OmegaConf
 
-from llmrl.core.option_tables import merge_tables
+from llmrl.core.hydra_composition import merge_tables
 
 # From 2.4 on the name without `new_` is the one that stays; in 2.3 it is that of an older function.
 _old = omegaconf.__version__.startswith("2.3.")

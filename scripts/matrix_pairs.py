@@ -19,8 +19,8 @@ from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.composition import plain
+from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.models import asking
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 
@@ -203,7 +203,7 @@ class Pairs:
     def _asked(self, agent: str, llm: str) -> Outcome:
         """Try the model in the agent's first environment; without a key or a server the parts are only built."""
         choices = {"env": self._home(agent), "agent": agent}
-        if not asking({**_base(choices["env"]), "agent": _option("agent", agent)}):
+        if not groups_using_model({**_base(choices["env"]), "agent": _option("agent", agent)}):
             alone, _ = self._tried(choices)
             return replace(alone, what=UNASKED) if alone.works else alone
         return self._tried({**choices, "llm": llm})[0]
@@ -233,7 +233,7 @@ class Pairs:
         config, typed = self._config(choices, more)
         named = [f"{group}={name}" for group, name in choices.items()]
         experiment = Experiment.compose(*typed) if self.composed else Experiment(config, named)
-        if "api_key_env" in config["llm"] and asking(config):
+        if "api_key_env" in config["llm"] and groups_using_model(config):
             experiment.plan()
             return Outcome(BUILDS), None
         return Outcome(RUNS), experiment.run().folder

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from annotated_types import Interval
 
+from llmrl.core.agent_interfaces import NonLearningAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import Scorer
-from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.rooms.grid_world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, LOCKED, OPEN, UNSEEN

@@ -14,12 +14,11 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # recognized by type checkers; the import of `typing` would dominate the import time
 if TYPE_CHECKING:
-    from llmrl.api.environments import make_env
+    from llmrl.api.environments import make_env, trl_environment
     from llmrl.api.evaluations import evaluate
     from llmrl.api.experiments import Plan, RunResult, SweepResult, plan, sweep, train
     from llmrl.api.results import Results, load
     from llmrl.api.trained_agents import TrainedAgent, load_agent
-    from llmrl.api.trl_environment import trl_environment
 
 _HOMES = {
     "Plan": "experiments",
@@ -34,7 +33,7 @@ _HOMES = {
     "plan": "experiments",
     "sweep": "experiments",
     "train": "experiments",
-    "trl_environment": "trl_environment",
+    "trl_environment": "environments",
 }
 """Public name -> module of `llmrl.api` that defines it."""
 

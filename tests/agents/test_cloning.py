@@ -13,12 +13,13 @@ from experiments import run as run_experiment
 from llmrl.agents.cloning_agent import CloningAgent, CloningAgentSettings
 from llmrl.agents.random_agent import RandomAgent
 from llmrl.algorithms.cloning import BehavioralCloning, CloningSettings
+from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import ConfigError, Diverged, RunFolderError
 from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
 from llmrl.core.text_array import TextArray
-from llmrl.experiment.models import asking
-from llmrl.experiment.parts import check_values, loop_kind
+from llmrl.experiment.config_completion import groups_using_model
+from llmrl.experiment.parts import check_values
 from llmrl.loops.clone import CloneLoop, CloneSettings
 from llmrl.loops.executor import serve
 from llmrl.loops.loop_parts import LoopParts
@@ -459,7 +460,7 @@ def test_language_model_imitates_and_reinforces(tmp_path):
 def test_treatments_build(study, treatment, env):
     config = compose(f"experiment=grounding/{study}", f"treatment={treatment}", "agent.data=somewhere")
     check_values(config)
-    assert loop_kind(config) == "clone" and asking(config)
+    assert loop_kind(config) == "clone" and groups_using_model(config)
     assert config["env"]["name"] == env
 
 

@@ -14,8 +14,8 @@ from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import CHOSEN, CallEstimate, ChatReply, PolicyOutput
 from llmrl.core.seeding import Seeds, generators
+from llmrl.experiment.config_completion import with_members, with_texts
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.members import with_members, with_texts
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector

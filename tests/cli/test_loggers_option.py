@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.parts import check_values
+from llmrl.experiment.resources import RunResources
 from llmrl.run.config_hash import config_hash
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "csv_file.py"
@@ -63,7 +63,7 @@ def test_options_do_not_change_hash(primary: str, monkeypatch: pytest.MonkeyPatc
     names = sorted(options("loggers"))
     assert names == ["jsonl", "mlflow", "tensorboard", "wandb"]
     plain = compose(primary=primary)
-    assert list(build_loggers(plain)) == ["tensorboard"]
+    assert list(RunResources(plain).sinks) == ["tensorboard"]
     config = compose(f"loggers=[{','.join(names)}]", "loggers.mlflow.experiment=mine", primary=primary)
     assert list(config["loggers"]) == names and config["loggers"]["mlflow"]["experiment"] == "mine"
     assert config_hash(config) == config_hash(plain)

@@ -14,7 +14,7 @@ import commands
 from experiments import compose, only_run_folder, run_experiment
 from faulty_env import Faulty
 from llmrl.cli import train
-from llmrl.config.composition_errors import check_removals
+from llmrl.config.hydra_hooks import check_removals
 from llmrl.core import ram
 from llmrl.core.arguments import checked
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import commands
-from llmrl.config.env_overrides import parsed
+from llmrl.config.overrides import parse_env_changes
 from llmrl.core.errors import ConfigError
 
 
@@ -50,8 +50,8 @@ def test_error_names_incompatible_agents(trained_folder: Path) -> None:
 )
 def test_ineffective_overrides(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parsed([change], {"_target_": "x", "engine": "native"})
+        parse_env_changes([change], {"_target_": "x", "engine": "native"})
 
 
 def test_values_are_read_as_yaml() -> None:
-    assert parsed(["n=3", "observe=[grid]"], {"n": 1, "observe": []}) == {"n": 3, "observe": ["grid"]}
+    assert parse_env_changes(["n=3", "observe=[grid]"], {"n": 1, "observe": []}) == {"n": 3, "observe": ["grid"]}

@@ -4,10 +4,9 @@ import pytest
 
 from experiments import compose
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import agent_loop
+from llmrl.config.loop_sections import agent_loop, loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.experiment.parts import loop_kind
 
 LOOPS = {
     "learn": ("ppo", "llm_ppo", "drrn"),

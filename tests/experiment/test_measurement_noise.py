@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import compose, run
-from llmrl.experiment import measurement_noise
-from llmrl.experiment.measurement_noise import MAX_ERROR, relative_error, repeated
+from llmrl.experiment.plan import MAX_ERROR, noise_rows, relative_error, repeated
 from llmrl.loops.reference_measurements import References
 
 
@@ -64,4 +63,4 @@ def test_plan_advises_repetitions_of_noisy_measurements(capsys):
 
 def test_fixed_agents_have_no_estimate():
     config = compose("env=escape_room", "regime_noise=0.2")
-    assert measurement_noise.plan_rows(config, SimpleNamespace(), []) == []
+    assert noise_rows(config, SimpleNamespace(), []) == []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrl.experiment.batched_runs import LEARNING_NUMBERS, Alone, reason_to_run_alone, row_gb, row_key
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.run_batching_key import LEARNING_NUMBERS, Alone, reason_to_run_alone, row_gb, row_key
 
 ROOM = ("env=escape_room", "principal=ucb", "design.references=0")
 

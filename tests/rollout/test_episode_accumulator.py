@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from llmrl.core.metrics import MeanStep, Ratio, Within, quarters
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.summaries import MeanStep, Ratio, Within, quarters
 from llmrl.rollout import episode_accumulator
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 

@@ -19,8 +19,7 @@ import joint_worker
 from experiments import comparable_metrics, compose, only_run_folder, rows_alike, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import VARIABLES, ProcessGroup, local_device, rank_and_world_size
-from llmrl.experiment.distributed_checks import check_deterministic, current_processes
-from llmrl.experiment.parts import check_values
+from llmrl.experiment.parts import check_deterministic, check_values, current_processes
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.status import read_status
 

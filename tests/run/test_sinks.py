@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.loggers import build_loggers
+from llmrl.experiment.resources import RunResources
 from llmrl.run import sink_fan_out as fan_out
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import run_label
@@ -280,9 +280,9 @@ def test_parallel_sinks_share_run_id(tmp_path: Path) -> None:
 
 def test_invalid_sinks() -> None:
     config: dict[str, Any] = {"trusted_modules": ["test_sinks"], "loggers": {}}
-    assert build_loggers(config) == {} == build_loggers({**config, "loggers": None})
+    assert RunResources(config).sinks == {} == RunResources({**config, "loggers": None}).sinks
     loggers = {"mine": {"_target_": "test_sinks.Notes", "background": False}, "none": {"_target_": None}}
-    assert isinstance(build_loggers({**config, "loggers": loggers})["mine"], Notes)
+    assert isinstance(RunResources({**config, "loggers": loggers}).sinks["mine"], Notes)
     for node, complaint in [
         ({"_target_": "test_sinks.Key"}, "no such name"),
         ({"_target_": "test_sinks.NoSink"}, "is not a sink"),
@@ -292,7 +292,7 @@ def test_invalid_sinks() -> None:
         ({"_target_": "llmrl.run.sinks.wandb.WandB", "finish_timeout": 0.0}, "finish_timeout"),
     ]:
         with pytest.raises(ConfigError, match=complaint):
-            build_loggers({**config, "loggers": {"mine": node}})
+            _ = RunResources({**config, "loggers": {"mine": node}}).sinks
 
 
 class NoSink:
@@ -308,7 +308,7 @@ def test_missing_library_suggests_installation(monkeypatch: pytest.MonkeyPatch, 
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == library else find(name, *rest))
     with pytest.raises(ConfigError, match=rf"loggers={option} needs {library}: pip install 'llmrl\["):
-        build_loggers({"trusted_modules": [], "loggers": options("loggers")[option]})
+        _ = RunResources({"trusted_modules": [], "loggers": options("loggers")[option]}).sinks
 
 
 def test_flat_config() -> None:

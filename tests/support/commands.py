@@ -41,7 +41,7 @@ PRELOADS = (
     "llmrl.agents.llm_player.agent",
     "llmrl.agents.ppo_agent",
     "llmrl.analysis.report_files",
-    "llmrl.config.composition_errors",
+    "llmrl.config.hydra_hooks",
     "llmrl.display.results",
     "llmrl.experiment.composition",
     "llmrl.experiment.run_job",

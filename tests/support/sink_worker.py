@@ -15,7 +15,7 @@ import imageio.v3 as iio
 import numpy as np
 
 from llmrl.core.privacy import kept_private
-from llmrl.experiment.loggers import build_loggers
+from llmrl.experiment.resources import RunResources
 from llmrl.run.metrics import MetricLog
 from llmrl.run.run import Run
 
@@ -44,7 +44,7 @@ def film(folder: Path) -> Path:
 def main() -> None:
     root, node, way = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     name = node["_target_"].rpartition(".")[2].lower()
-    sinks = build_loggers({"trusted_modules": [], "loggers": {name: node}})
+    sinks = RunResources({"trusted_modules": [], "loggers": {name: node}}).sinks
     with (
         kept_private(True),
         Run.open(root, "game", {**CONFIG, "rerun": way == "anew"}, OVERRIDES, 3, sinks=lambda: sinks) as run,

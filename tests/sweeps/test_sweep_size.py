@@ -19,7 +19,7 @@ from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.core.composition_cache import cache_compositions
+from llmrl.core.hydra_composition import cache_compositions
 from llmrl.experiment.composition import composed, plain_config
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_jobs import jobs_of, with_prerequisites

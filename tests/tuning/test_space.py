@@ -11,7 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from hydra_plugins.llmrl_optuna._grammar import read
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import hide_bases
+from llmrl.core.hydra_composition import hide_bases
 from llmrl.tuning.space import overrides, value_text
 
 

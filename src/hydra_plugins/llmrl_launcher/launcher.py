@@ -128,7 +128,7 @@ class LlmrlLauncher(Launcher):
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.core.composition_cache import cache_compositions
+        from llmrl.core.hydra_composition import cache_compositions
 
         runs: list[Experiment] = []
         composed: dict[tuple[str, ...], Experiment] = {}

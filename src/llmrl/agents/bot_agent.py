@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from llmrl.core.agent_interfaces import NonLearningAgent
 from llmrl.core.errors import Incompatible, Misfit
-from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.observers import Transition
 from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.spaces import EnvSpec

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from llmrl.agents.society_rules import Role, SocietyRulePolicy, society_rules
+from llmrl.core.agent_interfaces import NonLearningAgent
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec

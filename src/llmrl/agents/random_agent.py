@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.core.agent_interfaces import NonLearningAgent
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks.action_distributions import mask_logits, sample_categorical

@@ -10,8 +10,8 @@ import numpy as np
 from llmrl.agents.controllers.linear import LayeredController, LayerSettings, Output
 from llmrl.agents.controllers.projection import Basis, ProjectedController
 from llmrl.agents.controllers.tabular import Bins, QTableController, TabularController
+from llmrl.core.agent_interfaces import NonLearningAgent
 from llmrl.core.errors import ConfigError
-from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import AgentLoop, Controller
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import PolicyOutput, State

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmrl.core.agent_interfaces import NonLearningAgent
 from llmrl.core.errors import Incompatible, Misfit
-from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import Teacher
 
 

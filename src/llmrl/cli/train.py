@@ -54,9 +54,7 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     import hydra
 
     from llmrl.config.hydra_hooks import BASE, adapt_hydra
-    from llmrl.config.installed_options import offer_installed
     from llmrl.config.overrides import overrides_first, translate_arguments
-    from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import check_no_secrets_in_arguments
     from llmrl.core.terminal import guard_terminal
@@ -69,10 +67,8 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
             return
         sys.argv[1:] = translate_arguments(sys.argv[1:])
     sys.argv[1:] = overrides_first(sys.argv[1:])
-    adapt_hydra()
-    for problem in offer_installed():
+    for problem in adapt_hydra():
         print_message(name, problem)
-    hide_bases()
     if EXPLAIN in sys.argv:
         with exit_on_error(name):
             explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN])

@@ -1,4 +1,4 @@
-"""The kinds of loops, the section of the config that each reads, and the loop of an agent."""
+"""The kinds of loops, the section of the config that each reads, and the loop of a config."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from llmrl.config.builder import Builder
-from llmrl.core.errors import ConfigError
-from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.core.agent_interfaces import NonLearningAgent
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import AgentLoop
 
 LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
@@ -78,3 +78,26 @@ def agent_learns(config: Mapping[str, Any], builder: Builder | None = None) -> b
         return bool(chosen != value)
     learns = getattr(agent, "learns", None)
     return learns if isinstance(learns, bool) else None
+
+
+def loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> LoopKind:
+    """Return the kind of loop that the parts determine, before any part is built.
+
+    A principal governs the mechanism of a game (`design`), or proposes the parameters of an agent that is a function of
+    them (`search`). Without a principal, the agent's class declares the loop (`Agent.loop`); an agent that needs
+    proposed parameters only plays (`play`). `parts.build_loop` changes `learn` to `play` if the
+    built agent does not learn.
+
+    Raises:
+        ConfigError: a principal with an agent that learns in its own loop, or an agent that declares no loop.
+    """
+    builder = builder or Builder(trusted=config["trusted_modules"])
+    loop = agent_loop(config["agent"], builder)
+    if loop == "play" and agent_learns(config, builder):
+        loop = "learn"
+    if config["principal"].get("_target_") is None:
+        return "play" if loop == "search" else loop
+    if loop in ("baseline", "clone"):
+        agent = config["agent"]["_target_"].rpartition(".")[2]
+        raise Incompatible(Misfit.UNTAUGHT, f"{agent} learns by itself and needs no proposals; use principal=none")
+    return "search" if loop == "search" else "design"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.config.run_options import HINTS
 from llmrl.core.arguments import signature_of
+from llmrl.core.hydra_composition import choices_of, without_tables
 from llmrl.core.option_files import FREE_FORM, VARIANTS, comment_lines, content, existing_source, options, root, source
-from llmrl.core.option_tables import choices_of, without_tables
 
 if TYPE_CHECKING:
     import yaml
@@ -150,7 +150,8 @@ def document_keys(
     Args:
         files: option files, each with the place of its keys in the config; later files override earlier ones.
         values: composed config; None: the documentation has no values.
-        choices: chosen options of the groups of tables (`llmrl.core.option_tables`), whose rows count; None: no rows.
+        choices: chosen options of the groups of tables (`llmrl.core.hydra_composition`), whose rows count;
+            None: no rows.
     """
     sources: dict[str, list[tuple[Entry, str]]] = {}
     for path, package in files:

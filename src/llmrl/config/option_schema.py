@@ -17,8 +17,8 @@ from typing import Any
 from llmrl.config.option_docs import PART, document_keys, hint_schemas
 from llmrl.config.run_options import HINTS
 from llmrl.core.arguments import signature_of
+from llmrl.core.hydra_composition import TABLES
 from llmrl.core.option_files import SCHEMAS, chain, content, merge, names, option, part_groups, root, subgroups
-from llmrl.core.option_tables import TABLES
 from llmrl.core.services import SERVICES
 
 Schema = dict[str, Any]

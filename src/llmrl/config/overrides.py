@@ -1,19 +1,22 @@
-"""Translation of command-line arguments before Hydra parses them: forms of Hydra that are written differently here."""
+"""Overrides in forms that Hydra does not have, and changes of the environment of an evaluation (`--env KEY=VALUE`)."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import FREE_FORM, names, root
+from llmrl.run.folder import safe
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+
 
 _OPEN = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM)})(\.\w+)*=")
 """Overrides of nodes whose keys are not in the option's file."""
@@ -146,3 +149,55 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
         swept_keys = ", ".join(key for key, choices in values.items() if len(choices) > 1)
         raise ConfigError(f"a sweep over {swept_keys} has more than {MAX_RUNS:,} runs; launch it in parts")
     return [list(run) for run in itertools.product(*values.values())]
+
+
+def parse_env_changes(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the environment with changes like `engine=meltingpot`, whose values are read as YAML.
+
+    Raises:
+        ConfigError: a change is not of the form KEY=VALUE, or the environment has no such option.
+    """
+    import yaml
+
+    new_options = dict(options)
+    for change in changes:
+        key, sign, value = change.partition("=")
+        if not sign:
+            raise ConfigError(f"--env {change} must be KEY=VALUE, e.g. --env engine=meltingpot")
+        if key not in options or key == "_target_":
+            option_names = ", ".join(name for name in options if name != "_target_")
+            raise ConfigError(
+                f"--env {change}: the environment of this run has no option {key!r}; it has: {option_names}"
+            )
+        try:
+            new_options[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--env {change}: {value!r} is not a YAML value") from error
+    return new_options
+
+
+def evaluation_folder_name(changes: Sequence[str]) -> str:
+    """Return the name of the folder for results in the changed environment.
+
+    It is shortened and gets a digest if the changes are long or have characters that a folder's name may not have.
+
+    >>> evaluation_folder_name(["engine=meltingpot", "mechanism=none,best"])
+    'evaluation_engine_meltingpot_mechanism_none-best'
+    """
+    plain = "_".join(["evaluation", *changes])
+    name = plain.replace("=", "_").replace(",", "-")
+    if name == safe(name) and "-" not in plain and len(name) <= 80:
+        return name
+    return f"{safe(name)[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
+
+
+def check_same_shapes(changes: Sequence[str], saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `saved` weights do not have the shapes of agents in the changed environment."""
+    for name in sorted(set(saved) | set(current)):
+        old, new = (getattr(weights.get(name), "shape", None) for weights in (saved, current))
+        if old != new:
+            raise ConfigError(
+                f"--env {' '.join(changes)}: the agents of this run do not fit the changed environment ({name} has the "
+                f"shape {None if old is None else list(old)} instead of {None if new is None else list(new)}). Change "
+                "only options that keep the shapes of observations and actions"
+            )

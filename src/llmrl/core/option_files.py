@@ -21,7 +21,7 @@ import copy
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -230,21 +230,3 @@ def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
             merge(below[key], value)
         elif value != "???" or key not in below:
             below[key] = copy.deepcopy(value)
-
-
-def hide_bases() -> None:
-    """Make Hydra list only options that can be chosen (`--help`, messages, completion, `glob(*)`).
-
-    It patches Hydra once per process; further calls do nothing.
-    """
-    from hydra._internal.config_repository import ConfigRepository
-
-    list_options: Callable[..., list[str]] = ConfigRepository.get_group_options
-    if hasattr(list_options, "__wrapped__"):
-        return
-
-    @functools.wraps(list_options)
-    def list_choosable(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
-        return [name for name in list_options(self, group_name, *args, **kwargs) if choosable(name)]
-
-    ConfigRepository.get_group_options = list_choosable  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.summaries import Derived
+from llmrl.core.metrics import Derived
 from llmrl.core.welfare_measures import MEAN, Objective
 
 Aggregate = Literal["sum", "mean", "last"]

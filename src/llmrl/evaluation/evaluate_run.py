@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.config.env_overrides import check_same_players, folder_name, parsed
 from llmrl.config.input_digests import with_digests
+from llmrl.config.overrides import check_same_shapes, evaluation_folder_name, parse_env_changes
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.option_files import content, root
 from llmrl.core.protocols import Agent
@@ -215,7 +215,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     saved = open_saved(run, settings.trusted)
     if not settings.env:
         with_digests(saved.config, only=["map_digest"])
-    full_config = {**saved.config, "env": parsed(settings.env, saved.config["env"])}
+    full_config = {**saved.config, "env": parse_env_changes(settings.env, saved.config["env"])}
     config = full_config if "teacher" in names else without_teacher(full_config)
     plan = plan_adaptation(settings.adapt, len(mechanism_names) > 1, names, saved.config)
     out = _folder(run, settings, mechanism_names)
@@ -226,7 +226,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         [agent] = parts.agents
         mechanisms, context = select_mechanisms(mechanism_names, settings.context, saved.state, parts.env.spec)
         if settings.env and "policy" in saved.agent:
-            check_same_players(settings.env, saved.agent["policy"], agent.state_dict()["policy"])
+            check_same_shapes(settings.env, saved.agent["policy"], agent.state_dict()["policy"])
         plan = _check_adaptation(plan, settings, agent, mechanisms)
         players, seeds = build_players(names, full_config, parts), Seeds(settings.seed).child("evaluate")
         evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
@@ -258,7 +258,7 @@ def _folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[s
         if len(mechanism_names) > 1
         else []
     )
-    out = settings.out or path_inside(run, folder_name([*settings.env, *comparison]))
+    out = settings.out or path_inside(run, evaluation_folder_name([*settings.env, *comparison]))
     out.mkdir(parents=True, exist_ok=True)
     if settings.out is None:
         check_no_links(out)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.printable import is_number
@@ -16,7 +17,7 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.saved_runs import Row, last_best_row
-from llmrl.experiment.parts import Config, build_parts, games_of_a_society, loop_kind
+from llmrl.experiment.parts import Config, build_parts, games_of_a_society
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
 from llmrl.loops.societies import AdaptationRounds, Societies

@@ -1,28 +1,39 @@
-"""Several runs that one process computes together.
+"""Several runs that one process computes together, and the keys of runs that may share a process.
 
 Each run has a thread of its own, while the main thread plays and updates for all of them
-(`llmrl.loops.batched_executor`).
+(`llmrl.loops.batched_executor`). Either the games and updates of the runs are computed as one batch, or each run plays
+and learns by itself, which still saves the cost of a process. A key follows from a resolved config and from
+declarations of classes; only plain settings are built.
 """
 
 from __future__ import annotations
 
 import contextvars
+import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from llmrl.config.builder import Builder
+from llmrl.config.input_digests import SOURCES
+from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import ConfigError
+from llmrl.experiment.config_completion import OBJECTIVE_KEYS, groups_using_model
 from llmrl.experiment.experiment import application_of
 from llmrl.experiment.resources import RunResources
 from llmrl.experiment.run_job import compute
 from llmrl.loops.batched_executor import BatchedExecutor
 from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.command_exit import EXIT_FAILED
+from llmrl.run.config_hash import EXCLUDED, RESOLVED
 from llmrl.run.progress_bar import RowsDisplay
 from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag
+from llmrl.sweeps.backends.protocol import Hardware
+from llmrl.sweeps.machine import Machine
 from llmrl.sweeps.work import JobWork, RunExit
 
 _PROCESS_KEYS = ("hardware", "loggers", "output_root", "private", "trusted_modules")
@@ -97,3 +108,179 @@ def process_key(config: Mapping[str, Any]) -> str:
     The environment variables that are set for them must be equal, too (`JobWork.environment`).
     """
     return json.dumps([application_of(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)
+
+
+Config = Mapping[str, Any]
+
+
+class Alone(StrEnum):
+    """Reasons why a run shares its process with no other, as texts for a table."""
+
+    LOOP = "only the loops design, learn and search can share a process"
+    OWN = "it plays by itself, so sharing saves no time (hardware.rows=<n> or hardware.jobs=<n> share all the same)"
+    METAGRAD = "its principal differentiates the agents' learning (principal=metagrad)"
+    AGENT = "its agents do not learn by PPO alone"
+    MEMORY = "its networks are recurrent (agent.memory)"
+    TEACHER = "a teacher advises its agents"
+    KL = "its updates stop by KL (agent.ppo.target_kl)"
+    SCALED = "its rewards are scaled (agent.ppo.scale_rewards)"
+    GAMES = "games of its environment are not batched"
+    MODEL = "its language model is loaded into its process"
+    PROCESSES = "several processes compute it together"
+    GPU = "it has a GPU"
+    THREADS = "it computes with several threads (hardware.threads), so its sums would depend on the other runs"
+
+
+LEARNING_NUMBERS = (
+    *("learning_rate", "final_learning_rate", "decay_updates", "adam_eps", "gamma", "gae_lambda", "clip", "value_clip"),
+    *("entropy_coefficient", "value_coefficient", "max_grad_norm", "advantage_eps"),
+)
+"""Settings of PPO that may differ between rows if all of them are numbers."""
+
+_ROW_KEYS = (
+    *(key for key in EXCLUDED if "." not in key and key != "observers"),
+    *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES, RESOLVED),
+)
+"""Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds. Keys of
+the whole process are compared separately (`batched_runs.process_key`)."""
+_JUDGE_KEYS = ("steps", *OBJECTIVE_KEYS)
+"""Keys of `design` that may differ between rows: the number of steps, and the objective."""
+
+_COPIES = 3
+"""Number of copies of a rollout's observations in memory: the rollout, the minibatches, and inputs of networks."""
+_NUMBERS = 8 * 4
+"""Bytes of a step of an agent besides its observation: action, reward, value and similar numbers."""
+_RUN_GB = 0.05
+"""Further memory of a row, gigabytes: agents and their optimizer, a checkpoint that is being written, logs."""
+
+
+def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
+    """Return a text that is equal for two runs if they may be rows of one process; None for a run without such rows.
+
+    `reason_to_run_alone` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment,
+    agent and loop must be equal; principal, seed, language model, `LEARNING_NUMBERS` and initial weights may differ.
+    Runs that learn or search by themselves may differ in everything. Hardware and variables of the process must be
+    equal in any case.
+
+    Args:
+        config: resolved config as plain data, of `llmrl-train` or `llmrl-finetune`.
+        environment: environment variables to set in the run's process.
+
+    Raises:
+        ConfigError: a part cannot be found.
+    """
+    if reason_to_run_alone(config) not in (None, Alone.OWN):
+        return None
+    kind = loop_kind(config)
+    loop_shape = _shape(config) if kind == "design" else {"loop": kind}
+    shape = {**loop_shape, "process": process_key(config), "environment": dict(environment or {})}
+    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _shape(config: Config) -> dict[str, Any]:
+    """Return everything that is equal in runs whose games and updates are computed as one batch."""
+    agent = {name: value for name, value in config["agent"].items() if name != "init_from_seed"}
+    agent["init_from"] = agent.get("init_from") is not None
+    [place] = _ppo_places(config)
+    agent[place] = {
+        name: "a number" if name in LEARNING_NUMBERS and value is not None else value
+        for name, value in agent[place].items()
+    }
+    design = {name: value for name, value in config["design"].items() if name not in _JUDGE_KEYS}
+    common = {name: value for name, value in config.items() if name not in _ROW_KEYS}
+    return {**common, "agent": agent, "design": design}
+
+
+def reason_to_run_alone(config: Config) -> Alone | None:
+    """Return the reason why a run does not share its process, or gains nothing by it (`Alone.OWN`); None if it may.
+
+    Args:
+        config: config as for `row_key`.
+
+    Raises:
+        ConfigError: a part cannot be found.
+    """
+    kind = None if "method" in config else loop_kind(config)
+    if kind not in ("design", "learn", "search"):
+        return Alone.LOOP
+    builder = Builder(trusted=config["trusted_modules"])
+    principal = config["principal"].get("_target_")
+    if principal is not None and getattr(builder.locate(principal, "principal"), "needs_gradient", False):
+        return Alone.METAGRAD
+    if config["teacher"].get("_target_") is not None:
+        return Alone.TEACHER
+    if kind != "search" and (reason := _agent_reason(config, builder, is_batch=kind == "design")) is not None:
+        return reason
+    can_batch = getattr(builder.locate(config["env"]["_target_"], "env"), "plays_in_rows", None)
+    if (kind == "design" and can_batch is None) or (can_batch is not None and not can_batch(config["env"])):
+        return Alone.GAMES
+    asks = groups_using_model(config)
+    if asks and builder.needs(config["llm"], "device", "llm"):
+        return Alone.MODEL
+    hardware: Hardware = builder.build(config["hardware"], "hardware")
+    if hardware.backend.processes > 1:
+        return Alone.PROCESSES
+    if (hardware.threads or hardware.cores or 0) != 1:
+        return Alone.THREADS
+    if _on_gpu(hardware):
+        return Alone.GPU
+    # Runs that wait for a language model wait at the same time.
+    return None if kind == "design" or asks else Alone.OWN
+
+
+def row_gb(config: Config) -> float | None:
+    """Return the approximate memory that one more row takes in a process with rows, gigabytes.
+
+    It is `_COPIES` of a rollout of all games of the run, and the memory that every row has. None if a row takes as much
+    as a process of its own, or if the environment does not report the size of an observation.
+
+    Args:
+        config: config as for `row_key`, of a run that has a key.
+    """
+    if loop_kind(config) != "design":
+        return None
+    env, design = config["env"], config["design"]
+    builder = Builder(trusted=config["trusted_modules"])
+    size = getattr(builder.locate(env["_target_"], "env"), "observation_bytes", None)
+    steps = design["rollout_steps"] or env.get("horizon")
+    if size is None or steps is None or not {"n_envs", "n_agents"} <= env.keys():
+        return None
+    agent_steps = env["n_envs"] * steps * env["n_agents"]
+    return float(_RUN_GB + _COPIES * agent_steps * (size(env) + _NUMBERS) / 1e9)
+
+
+def _agent_reason(config: Config, builder: Builder, is_batch: bool) -> Alone | None:
+    """Return why agents cannot learn in a shared process, or, if `is_batch`, in one batch; None if they can."""
+    from llmrl.algorithms.ppo import PPOSettings
+
+    node = config["agent"]
+    agent = builder.locate(node["_target_"], "agent")
+    owner = next((base for base in getattr(agent, "__mro__", ()) if "learner" in vars(base)), None)
+    places = _ppo_places(config)
+    if owner is None or agent.update is not owner.update or len(places) != 1:
+        return Alone.AGENT
+    if not is_batch:
+        return None
+    remembers = getattr(agent, "remembers_by", None)
+    if remembers is not None and node.get(remembers) is not None:
+        return Alone.MEMORY
+    settings: PPOSettings = builder.build(node[places[0]], f"agent.{places[0]}")
+    if settings.target_kl is not None:
+        return Alone.KL
+    return Alone.SCALED if settings.scale_rewards else None
+
+
+def _ppo_places(config: Config) -> list[str]:
+    """Return the options of the agent that hold settings of PPO."""
+    from llmrl.algorithms.ppo import PPOSettings
+
+    builder = Builder(trusted=config["trusted_modules"])
+    nodes = {name: x for name, x in config["agent"].items() if isinstance(x, Mapping) and x.get("_target_")}
+    return [name for name, x in nodes.items() if builder.locate(x["_target_"], f"agent.{name}") is PPOSettings]
+
+
+def _on_gpu(hardware: Hardware) -> bool:
+    """Return whether a run is computed on a GPU; for `hardware.device=auto`, whether this machine has one."""
+    if hardware.device != "auto":
+        return hardware.device != "cpu"
+    return hardware.gpus > 0 and bool(Machine.this().gpus)

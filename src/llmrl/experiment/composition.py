@@ -14,11 +14,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from llmrl.config.composition_errors import describe
-from llmrl.config.installed_options import offer_installed
+from llmrl.config.hydra_hooks import BASE, adapt_hydra, describe_composition_error
 from llmrl.config.overrides import translate_arguments
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import hide_bases
 from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redacted_folder
 from llmrl.core.threads import exclusive
 
@@ -45,12 +43,8 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
 
-    from llmrl.config.hydra_hooks import BASE, adapt_hydra
-
     check_no_secrets_in_arguments(overrides)
-    adapt_hydra()
-    hide_bases()
-    for problem in offer_installed():
+    for problem in adapt_hydra():
         log.debug("%s", problem)  # commands report it once
     hydra_arguments = translate_arguments(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
@@ -64,7 +58,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
                 with initialize_config_module("llmrl.conf", **BASE):
                     config = compose(primary, [*search, *hydra_arguments], return_hydra_config=True)
             except (HydraException, OmegaConfBaseException) as error:
-                raise ConfigError(describe(error, hydra_arguments)) from error
+                raise ConfigError(describe_composition_error(error, hydra_arguments)) from error
             hydra_config.set_config(config)
             with read_write(config), open_dict(config):
                 del config["hydra"]
@@ -87,7 +81,7 @@ def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[
         with composed(primary, overrides, [] if config_dir is None else [config_dir]) as config:
             return plain_config(config)
     except OmegaConfBaseException as error:
-        raise ConfigError(describe(error, overrides)) from error
+        raise ConfigError(describe_composition_error(error, overrides)) from error
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
@@ -109,7 +103,7 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
         assert isinstance(overrides, list)
-        raise ConfigError(describe(error, [str(override) for override in overrides])) from error
+        raise ConfigError(describe_composition_error(error, [str(override) for override in overrides])) from error
     assert isinstance(container, dict)
     check_no_secrets(container)
     return {str(key): value for key, value in container.items()}

@@ -19,13 +19,11 @@ from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
 from llmrl.experiment.application import Application, Rows
-from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
-from llmrl.run.sink import Sink
 
 
 class Experiment:
@@ -151,15 +149,6 @@ class Experiment:
         root, name = Path(self.config["output_root"]), self.config["name"]
         return find_folder(root, name, self.hash, self.overrides, self.seed)
 
-    @cached_property
-    def sinks(self) -> dict[str, Sink]:
-        """The sinks that get metrics in addition to `metrics.jsonl`, by option name; they are not opened yet.
-
-        Raises:
-            ConfigError: a sink needs a key, or a library that is not installed.
-        """
-        return build_loggers(self.config, self.resources.builder)
-
     def check(self) -> None:
         """Check the config before a run folder is created.
 
@@ -172,7 +161,7 @@ class Experiment:
         self.application.check_values(self.config, self.resources)
         if not self.config["dry_run"] and not self.folder.exists():
             # Each raises if it is missing: a library or a key, the device, the language model.
-            _ = self.sinks, self.resources.device, self.resources.checked_model
+            _ = self.resources.sinks, self.resources.device, self.resources.checked_model
 
     def plan(self) -> Rows:
         """Build every part and return the plan of the run: shapes, steps, language-model calls and their cost.
@@ -225,7 +214,7 @@ class Experiment:
                 self.overrides,
                 self.seed,
                 digest=self.hash,
-                sinks=lambda: self.sinks,
+                sinks=lambda: self.resources.sinks,
             )
 
         config = self.config

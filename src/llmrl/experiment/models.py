@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,13 @@ from llmrl.core.model_protocols import Scorer
 from llmrl.core.records import CHOSEN
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import ModelServices
-from llmrl.experiment.members import parts_of, with_parts
+from llmrl.experiment.config_completion import agent_nodes, groups_needing, map_agents
 from llmrl.experiment.resources import POLICIES, Model, RunResources, model_nodes, model_options
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 
 Config = Mapping[str, Any]
-
-ASKING = ("principal", "agent", "teacher")
-"""Config groups whose parts may use a model."""
 
 
 def build_llm(
@@ -59,7 +56,7 @@ def build_used_model(resources: RunResources) -> Model:
         ConfigError: a part needs a model, and none or one of the wrong kind was chosen; or parts need both kinds.
     """
     config, builder = resources.config, resources.builder
-    users = {kind: _users(config, kind, builder) for kind in ("llm", "scorer")}
+    users = {kind: groups_needing(config, kind, builder) for kind in ("llm", "scorer")}
     if users["llm"] and users["scorer"]:
         raise Incompatible(
             Misfit.MODEL,
@@ -71,13 +68,6 @@ def build_used_model(resources: RunResources) -> Model:
         return None
     _check_kind(config["llm"], kind, users[kind][0], builder)
     return build_model(resources)
-
-
-def asking(config: Config, groups: Sequence[str] = ASKING, builder: Builder | None = None) -> list[str]:
-    """Return the `groups` whose chosen part uses the model of `llm=`."""
-    builder = builder or Builder(trusted=config["trusted_modules"])
-    users = {group for kind in ("llm", "scorer") for group in _users(config, kind, builder)}
-    return [group for group in groups if group in users]
 
 
 def build_model(resources: RunResources, llm: Config | None = None) -> Model:
@@ -146,19 +136,18 @@ def with_player_models(config: Config) -> dict[str, Any]:
     if not isinstance(llm, Mapping):
         return dict(config)
     player_options = checked(llm.get("variants"), dict[str, dict[str, Any]] | None, "llm.variants") or {}
-    readers = [part for part in parts_of(agent) if "players" in part]
-    if not any(part["players"] for part in readers) and not player_options:
+    nodes_with_players = [node for node in agent_nodes(agent) if "players" in node]
+    if not any(node["players"] for node in nodes_with_players) and not player_options:
         return dict(config)
-    model_names = [
-        str(name) for name in dict.fromkeys(name for part in readers for name in part["players"] or [CHOSEN])
-    ]
+    names = dict.fromkeys(name for node in nodes_with_players for name in node["players"] or [CHOSEN])
+    model_names = [str(name) for name in names]
     if unused := [name for name in player_options if name not in model_names]:
         raise ConfigError(
             f"llm.variants.{unused[0]} is the model of no player; use one of agent.players: {', '.join(model_names)}"
         )
     builder = Builder(trusted=config["trusted_modules"])
     nodes = {name: _option(name, player_options.get(name) or {}, builder) for name in model_names if name != CHOSEN}
-    if CHOSEN not in model_names and _users(config, "llm", builder) == ["agent"]:
+    if CHOSEN not in model_names and groups_needing(config, "llm", builder) == ["agent"]:
         duplicate = next((name for name in model_names if model_options(nodes[name]) == model_options(llm)), None)
         if duplicate is None:
             raise ConfigError(
@@ -166,18 +155,19 @@ def with_player_models(config: Config) -> dict[str, Any]:
                 f"llm={model_names[0]}, or replace one of them by {CHOSEN}"
             )
         del nodes[duplicate]
-        agent = with_parts(agent, functools.partial(_renamed, name=duplicate))
+        agent = map_agents(agent, functools.partial(_rename_player, name=duplicate))
     return {**config, "agent": agent, "llm": {**llm, "variants": nodes}}
 
 
-def _renamed(part: Config, name: str) -> Config:
+def _rename_player(agent: Config, name: str) -> Config:
     """Return the options of an agent in which the players `name` are the chosen model."""
-    players = part.get("players")
+    players = agent.get("players")
     if not players:
-        return part
+        return agent
+    new_names = [CHOSEN if player == name else player for player in players]
     if isinstance(players, Mapping):
-        return {**part, "players": {CHOSEN if player == name else player: n for player, n in players.items()}}
-    return {**part, "players": [CHOSEN if player == name else player for player in players]}
+        return {**agent, "players": dict(zip(new_names, players.values(), strict=True))}
+    return {**agent, "players": new_names}
 
 
 def _option(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
@@ -199,11 +189,6 @@ def _option(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
     option_files.merge(node, changes)
     _check_kind(node, "llm", f"player ({name})", builder)
     return {key: value for key, value in node.items() if key == "limits" or key not in POLICIES}
-
-
-def _users(config: Config, kind: str, builder: Builder) -> list[str]:
-    """Return the groups whose chosen part has a parameter `kind`."""
-    return [group for group in ASKING if builder.needs(config[group], kind, group)]
 
 
 def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:

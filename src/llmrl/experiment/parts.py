@@ -1,4 +1,4 @@
-"""The parts of an experiment, built from a resolved config, and the loop that these parts determine."""
+"""The parts of an experiment: checks of their values, their construction from a resolved config, and their loop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_learns, agent_loop, section
+from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, loop_kind, section
 from llmrl.core.errors import ConfigError, ErrorCollector, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
+from llmrl.core.processes import ProcessGroup, rank_and_world_size
 from llmrl.core.protocols import Agent, Controller, Proposer, VecEnv
 from llmrl.core.ram import check_games
 from llmrl.core.ranges import SpendingCost
@@ -21,10 +22,7 @@ from llmrl.core.services import AgentServices, EnvServices, ObserverServices, Pr
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.experiment.build_env import build_env
-from llmrl.experiment.distributed_checks import check_distributed, current_processes
-from llmrl.experiment.loggers import check_loggers
-from llmrl.experiment.members import parts_of
-from llmrl.experiment.models import asking
+from llmrl.experiment.config_completion import agent_nodes, groups_using_model
 from llmrl.experiment.resources import RunResources, model_options
 from llmrl.experiment.run_lookup import parse_reference
 from llmrl.llms.client import ChatClient
@@ -183,7 +181,7 @@ def _env_options(config: Config, render: bool | None) -> Mapping[str, Any]:
     options: Mapping[str, Any] = config["env"]
     if render is None and config.get("play", {}).get("videos"):
         render = True
-    if any(part.get("show_frames") for part in parts_of(config.get("agent") or {})):
+    if any(node.get("show_frames") for node in agent_nodes(config.get("agent") or {})):
         render = True
     if render is not None and "render" in options:
         return {**options, "render": render}
@@ -272,28 +270,6 @@ def without_missing_weights(config: Config, play_only: bool = False) -> Config:
     if not is_available and (is_self_contained or not play_only) and (preset or play_only):
         return {**config, "agent": {**config["agent"], "init_from": None}}
     return config
-
-
-def loop_kind(config: Config, builder: Builder | None = None) -> LoopKind:
-    """Return the kind of loop that the parts determine, before any part is built.
-
-    A principal governs the mechanism of a game (`design`), or proposes the parameters of an agent that is a function of
-    them (`search`). Without a principal, the agent's class declares the loop (`Agent.loop`); an agent that needs
-    proposed parameters only plays (`play`). `build_loop` changes `learn` to `play` if the built agent does not learn.
-
-    Raises:
-        ConfigError: a principal with an agent that learns in its own loop, or an agent that declares no loop.
-    """
-    builder = builder or Builder(trusted=config["trusted_modules"])
-    loop = agent_loop(config["agent"], builder)
-    if loop == "play" and agent_learns(config, builder):
-        loop = "learn"
-    if config["principal"].get("_target_") is None:
-        return "play" if loop == "search" else loop
-    if loop in ("baseline", "clone"):
-        agent = config["agent"]["_target_"].rpartition(".")[2]
-        raise Incompatible(Misfit.UNTAUGHT, f"{agent} learns by itself and needs no proposals; use principal=none")
-    return "search" if loop == "search" else "design"
 
 
 def can_search(principal: Config, builder: Builder) -> bool:
@@ -386,8 +362,8 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     check_games(config["env"].get("n_envs"))
     spending_cost(config, builder)
     check_distributed(config, resources)
-    check_loggers(config, builder)
-    if asking(config, builder=builder):
+    resources.check_sinks()
+    if groups_using_model(config, builder=builder):
         for node in resources.model_nodes:
             builder.validate(node, "llm")
         for name, node in (config["llm"].get("variants") or {}).items():
@@ -397,3 +373,62 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     for loop_name in ("learn", "play") if kind == "learn" else (kind,):
         if section(loop_name) in config:
             builder.validate(config[section(loop_name)], section(loop_name), SETTINGS[loop_name])
+
+
+def check_distributed(config: Config, resources: RunResources) -> None:
+    """Raise ConfigError for an experiment that several processes would each compute completely.
+
+    The processes are those of this run, or those that jobs of a cluster will have.
+    """
+    n = max(resources.hardware.backend.processes, rank_and_world_size()[1])
+    if n == 1:
+        return
+    advice = (
+        "start a single process, without torchrun, or with hardware.backend.nodes=1 "
+        "hardware.backend.processes_per_node=1"
+    )
+    if "method" in config:
+        raise ConfigError(f"llmrl-finetune trains in one process, and there are {n}; {advice}")
+    builder = resources.builder
+    model = config.get("llm") or {}
+    learns, samples = ((model.get(name) or {}).get("_target_") is not None for name in ("learn", "sampler"))
+    # A model that learns divides the requests of its players, unless a server samples the replies.
+    players_learn = learns and not samples and builder.needs(config["agent"], "llm", "agent")
+    if not (players_learn or builder.needs(config["agent"], "processes", "agent")):
+        works = ", ".join(
+            name for name, option in options("agent").items() if Builder().needs(option, "processes", "agent")
+        )
+        raise ConfigError(
+            f"{config['agent']['_target_'].rpartition('.')[2]} computes alone, so {n} processes would do the same work "
+            f"{n} times. Use an agent whose work can be divided, agent={works}, or agent=llm_player with llm/learn and "
+            f"llm/sampler=none; or {advice}"
+        )
+    for group in ("principal", "teacher") if players_learn else ("principal", "agent", "teacher"):
+        if builder.needs(config[group], "llm", group):
+            raise ConfigError(
+                f"the chosen {group} uses a chat model, to which {n} processes would send each request {n} times; "
+                f"{advice}"
+            )
+
+
+def current_processes() -> ProcessGroup:
+    """Return the processes that compute the run of this command together.
+
+    Raises:
+        ConfigError: there are several processes, but only `llmrl-train` can use them.
+    """
+    processes, n = ProcessGroup.joined(), rank_and_world_size()[1]
+    if processes.world_size != n:
+        raise ConfigError(
+            f"only llmrl-train can use several processes, and there are {n}; start this command in a single process"
+        )
+    return processes
+
+
+def check_deterministic(spec: EnvSpec, processes: ProcessGroup) -> None:
+    """Raise ConfigError for an environment whose games would differ between the processes."""
+    if processes.world_size > 1 and not spec.deterministic:
+        raise ConfigError(
+            f"the games of env={spec.name} are not deterministic, and the {processes.world_size} processes of a run "
+            "need equal games; start a single process"
+        )

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import EstimatesCalls
+from llmrl.core.protocols import EstimatesCalls, GradientProposer
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.experiment import measurement_noise, reference_line_runs, run_references
-from llmrl.experiment.models import asking
+from llmrl.experiment import reference_line_runs, run_references
+from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.parts import Parts, proposals_of
+from llmrl.experiment.prerequisites import PrerequisiteRun
+from llmrl.experiment.reference_line_runs import measured_references
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
+from llmrl.loops.reference_measurements import References
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.principals.bandits import BanditPrincipal
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
@@ -58,7 +63,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows += loop.plan()
     reference_runs = reference_line_runs.prerequisite_runs(config, parts, loop)
     rows += reference_line_runs.plan_rows(config, parts, loop, reference_runs)
-    rows += measurement_noise.plan_rows(config, loop, reference_runs)
+    rows += noise_rows(config, loop, reference_runs)
     first = [run for run in (*initial_runs, *reference_runs) if not run.finished]
     if isinstance(loop, DesignLoop):
         total = loop.env_steps + sum(run.env_steps for run in first)
@@ -99,7 +104,11 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
         loop: its loop.
         env_steps: environment steps of a design run and of the runs it needs.
     """
-    groups = asking(config, ("agent", "teacher"), parts.resources.builder) if isinstance(parts.llm, ChatClient) else []
+    groups = (
+        groups_using_model(config, ("agent", "teacher"), parts.resources.builder)
+        if isinstance(parts.llm, ChatClient)
+        else []
+    )
     if "agent" in groups or (groups and not _is_scripted(parts.llm)):
         return [("time", "unknown: agents wait for replies of a language model, and none is requested here")]
     seeds = Seeds(config["seed"]).child("rehearsal")
@@ -268,3 +277,66 @@ def coverage(config: Mapping[str, Any], parts: Parts) -> str | None:
         f"the {candidates:,} candidates of a step cover all {arms:,} arms: the first step of a context can measure "
         f"each of them, and only later steps choose; to choose earlier, set {kind}.candidates to less than {arms:,}"
     )
+
+
+MAX_ERROR = 0.1
+"""Standard error, as a share of the objective's range, above which fewer vectors with more societies are preferred."""
+
+
+def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[PrerequisiteRun]) -> list[tuple[str, str]]:
+    """Return the rows of a plan about the standard error of a proposal's objective; none if it cannot be estimated.
+
+    Args:
+        config: resolved config of the run.
+        loop: loop of the run.
+        runs: runs that measure its reference lines.
+    """
+    if not isinstance(loop, DesignLoop) or not loop.updates_per_round:
+        return []
+    settings, references = loop.settings, measured_references(runs)
+    error, source = relative_error(references, settings.replicates), "from the reference lines"
+    if error is None:
+        source = f"from earlier measurements of regime={config['regime_name']}"
+        error = None if (noise := config.get("regime_noise")) is None else noise / settings.replicates**0.5
+    if error is None:
+        return []
+    rows = [("  standard error", f"about {100 * error:.2g} % of the objective's range a proposal, {source}")]
+    if error > MAX_ERROR and not isinstance(loop.principal, GradientProposer):
+        candidates, replicates = repeated(error, settings.candidates, settings.replicates)
+        if candidates < settings.candidates:
+            remaining = 100 * error * (settings.replicates / replicates) ** 0.5
+            advice = f"design.candidates={candidates} design.replicates={replicates}"
+            rows.append(("", f"{advice}: about {remaining:.2g} % at the same cost, with fewer proposals"))
+    return rows
+
+
+def relative_error(references: References | None, replicates: int) -> float | None:
+    """Return the standard error of a measurement over `replicates` societies, as a share of the objective's range.
+
+    The range is that of the coarse scan, averaged over contexts. None: the reference lines do not say.
+    """
+    error = None if references is None else references.measurement_error(replicates)
+    if references is None or error is None:
+        return None
+    span = float(np.mean([references.range(situation.context) for situation in references.situations]))
+    return error / span if span else None
+
+
+def repeated(error: float, candidates: int, replicates: int) -> tuple[int, int]:
+    """Return the numbers of candidates and of societies of each, with the same product, for a small standard error.
+
+    It is the highest number of candidates with a standard error of at most `MAX_ERROR`, or one candidate.
+
+    Args:
+        error: standard error with `replicates` societies, as a share of the objective's range.
+        candidates: number of candidates of a step.
+        replicates: number of societies of a candidate.
+
+    >>> repeated(0.2, 8, 1)
+    (2, 4)
+    """
+    societies = candidates * replicates
+    for n in range(candidates, 1, -1):
+        if societies % n == 0 and error * (replicates * n / societies) ** 0.5 <= MAX_ERROR:
+            return n, societies // n
+    return 1, societies

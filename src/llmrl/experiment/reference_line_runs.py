@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import RunFolderError
 from llmrl.core.option_files import option
 from llmrl.core.plain_data import read_object
-from llmrl.experiment.models import asking
-from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
+from llmrl.experiment.config_completion import groups_using_model
+from llmrl.experiment.parts import Parts, games_of_a_society
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
@@ -28,7 +29,7 @@ from llmrl.run.status import SUMMARY_NAME
 _SUFFIX = "_references"
 """Suffix of the name of these runs; the rest is the name of the runs that need them."""
 
-_ASKING = ("agent", "teacher")
+_PLAYER_GROUPS = ("agent", "teacher")
 """Config groups whose language model would also be called in reference measurements."""
 _REPETITIONS = 2
 """Measurements of each vector, if they are affordable."""
@@ -87,7 +88,7 @@ def absence(config: Config, parts: Parts) -> str | None:
         return None
     if config["design"]["references"] == 0:
         return "none (design.references=0)"
-    for group in asking(config, _ASKING, parts.resources.builder):
+    for group in groups_using_model(config, _PLAYER_GROUPS, parts.resources.builder):
         return f"none: the {group} uses a language model, which they would call, too"
     if not parts.agents[0].learns:
         return "none: these agents do not learn, so they do not adapt to a mechanism"
@@ -100,7 +101,7 @@ def expected_stages(config: Config, builder: Builder) -> int:
     """Return the largest number of reference runs of `config`, before its parts are built."""
     if loop_kind(config, builder) != "design" or config["design"]["references"] == 0:
         return 0
-    if asking(config, _ASKING, builder):
+    if groups_using_model(config, _PLAYER_GROUPS, builder):
         return 0
     return 2
 

@@ -1,4 +1,4 @@
-"""Resources of a run: hardware settings, torch device, processor cores and language model, each made once."""
+"""Resources of a run: hardware settings, torch device, cores, language model and sinks of metrics, each made once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
+from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import local_device
 from llmrl.llms.client import ChatClient
 from llmrl.loops.compute_requests import ExecutorSeat
+from llmrl.run.sink import Sink
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import RUNS_BESIDE, Machine
 
@@ -47,7 +49,7 @@ class RunResources:
     def __init__(
         self,
         config: Config,
-        make_model: Callable[[RunResources], Model] = lambda means: None,
+        make_model: Callable[[RunResources], Model] = lambda resources: None,
         seat: ExecutorSeat | None = None,
     ) -> None:
         self.config, self._make_model, self.seat = config, make_model, seat
@@ -121,6 +123,35 @@ class RunResources:
         if isinstance(self.model, ChatClient):
             self.model.join_run(folder, stopping)
         return self.checked_model
+
+    @cached_property
+    def sinks(self) -> dict[str, Sink]:
+        """The sinks that get metrics in addition to `metrics.jsonl`, by option name; they are not opened yet.
+
+        Raises:
+            ConfigError: an object is not a sink, has an invalid option, or needs a key or a library that is missing.
+        """
+        nodes = self._logger_nodes()
+        built = {name: self.builder.build(node, f"loggers.{name}") for name, node in nodes.items()}
+        sinks = {name: sink for name, sink in built.items() if sink is not None}
+        for name, sink in sinks.items():
+            if not isinstance(sink, Sink):
+                target = nodes[name]["_target_"]
+                raise ConfigError(f"loggers.{name}._target_={target} is not a sink; derive it from llmrl.run.sink.Sink")
+        return sinks
+
+    def check_sinks(self) -> None:
+        """Raise ConfigError for an invalid option of a sink; nothing is built."""
+        for name, node in self._logger_nodes().items():
+            self.builder.validate(node, f"loggers.{name}")
+
+    def _logger_nodes(self) -> Mapping[str, Config]:
+        nodes: Mapping[str, Config] = self.config.get("loggers") or {}
+        for name, node in nodes.items():
+            if not isinstance(node, Mapping):
+                path = f"loggers.{name}"
+                raise ConfigError(f"{path}={node!r} must name the class of a sink, +{path}._target_=my_package.MySink")
+        return nodes
 
     def away(self) -> AbstractContextManager[None]:
         """Return a context manager for a long wait without requests, in which other runs do not wait for this one."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from llmrl.config import input_digests
 from llmrl.core.errors import ConfigError, Incompatible, Misfit, RunFolderError
-from llmrl.experiment.members import parts_of, reads
+from llmrl.experiment.config_completion import agent_nodes, has_text_reader, without_unread_sections
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_lookup import (
     RunReference,
@@ -300,14 +300,16 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 def _preset_run(key: str, reference: RunReference, config: Config) -> PrerequisiteRun:
     """Return the run of a preset that the run of `config` names at `key`."""
-    from llmrl.experiment.unused_sections import only_read
-
     # One rule for the presets of all keys: without a seed in the reference, `agent.init_from_seed` determines it.
     seed = _seed(reference.seed, "agent.init_from", config)
     preset_config, overrides = compose_preset(reference.what, seed, config)
     steps = preset_config["learn"]["env_steps"]
     return PrerequisiteRun(
-        _run_purpose(key), f"{reference}, seed {seed}", with_digests(only_read(preset_config)), overrides, steps
+        _run_purpose(key),
+        f"{reference}, seed {seed}",
+        with_digests(without_unread_sections(preset_config)),
+        overrides,
+        steps,
     )
 
 
@@ -415,9 +417,11 @@ def _inherit(preset_config: dict[str, Any], config: Config) -> None:
         **copy.deepcopy(dict(env)),
         **{name: preset_config["env"][name] for name in _PRESET_ENV_KEYS if name in preset_config["env"]},
     }
-    if not reads(preset_config) and preset_config["env"].get("observe"):  # texts are only for agents that read
+    if not has_text_reader(preset_config) and preset_config["env"].get(
+        "observe"
+    ):  # texts are only for agents that read
         preset_config["env"]["observe"] = [channel for channel in preset_config["env"]["observe"] if channel != "text"]
-    for agent in parts_of(config["agent"]):
+    for agent in agent_nodes(config["agent"]):
         if preset_config["agent"].get("_target_") == agent.get("_target_"):
             preset_config["agent"] |= {
                 name: copy.deepcopy(agent[name])

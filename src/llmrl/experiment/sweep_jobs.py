@@ -8,10 +8,9 @@ from pathlib import Path
 
 from llmrl.config.permissions import check_command_lines
 from llmrl.experiment import run_references
-from llmrl.experiment.batched_runs import compute_rows
+from llmrl.experiment.batched_runs import Alone, compute_rows, reason_to_run_alone, row_gb, row_key
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.resources import game_processes
-from llmrl.experiment.run_batching_key import Alone, reason_to_run_alone, row_gb, row_key
 from llmrl.experiment.run_job import compute
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import differing_keys, naming_overrides

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmrl.config.loop_sections import loop_kind
 from llmrl.core.seeding import Seeds
 from llmrl.experiment import reference_line_runs, run_references
+from llmrl.experiment.batched_runs import reason_to_run_alone
+from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.models import asking
-from llmrl.experiment.parts import build_loop, build_parts, loop_kind
+from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import costs
 from llmrl.experiment.prerequisites import PrerequisiteRun
-from llmrl.experiment.run_batching_key import reason_to_run_alone
 from llmrl.experiment.sweep_jobs import jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
@@ -119,7 +120,7 @@ def _numbers(experiment: Experiment) -> _Numbers:
             numbers.env_steps = loop.env_steps
         elif "learn" in config:
             numbers.env_steps = config["learn"]["env_steps"]
-        numbers.asks = bool(asking(config, builder=resources.builder))
+        numbers.asks = bool(groups_using_model(config, builder=resources.builder))
         estimate = loop.estimate()
         if isinstance(parts.llm, ChatClient) and estimate is not None:
             numbers.calls, numbers.max_calls = estimate.calls, estimate.max_calls
@@ -249,7 +250,11 @@ def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
     None for other loops than mechanism design and learning, and if agents use a language model.
     """
     kind = loop_kind(config)
-    if kind not in ("design", "learn") or (kind == "learn" and rows > 1) or asking(config, ("agent", "teacher")):
+    if (
+        kind not in ("design", "learn")
+        or (kind == "learn" and rows > 1)
+        or groups_using_model(config, ("agent", "teacher"))
+    ):
         return None
     if rows > 1:
         config = {

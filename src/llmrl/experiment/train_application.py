@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 from llmrl.core.threads import exclusive
 from llmrl.experiment import reference_line_runs
 from llmrl.experiment.application import Application, Rows
-from llmrl.experiment.distributed_checks import check_deterministic
-from llmrl.experiment.members import with_members, with_texts
-from llmrl.experiment.models import asking, build_used_model, with_player_models
-from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.config_completion import groups_using_model, with_members, with_texts, without_unread_sections
+from llmrl.experiment.models import build_used_model, with_player_models
+from llmrl.experiment.parts import build_loop, build_parts, check_deterministic, check_values
 from llmrl.experiment.plan import plan, shortage
 from llmrl.experiment.prerequisites import Compute, PrerequisiteRun, ensure
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.experiment.run_references import prerequisite_runs, with_digests
-from llmrl.experiment.unused_sections import only_read
 from llmrl.llms.transcript import Transcript
 from llmrl.llms.usage import llm_summary
 from llmrl.loops.executor import serve
@@ -38,10 +36,10 @@ class TrainApplication(Application):
 
     def named(self, config: Config) -> list[str]:
         # The name of a run shows its language model, even if it is the default.
-        return ["llm"] if asking(config) else []
+        return ["llm"] if groups_using_model(config) else []
 
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        return with_digests(only_read(with_player_models(with_texts(with_members(config)))))
+        return with_digests(without_unread_sections(with_player_models(with_texts(with_members(config)))))
 
     def check_values(self, config: Config, resources: RunResources) -> None:
         check_values(config, resources)

@@ -19,9 +19,8 @@ from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
 from llmrl.experiment.application import Application, Rows
-from llmrl.experiment.distributed_checks import check_distributed
-from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.models import build_model
+from llmrl.experiment.parts import check_distributed
 from llmrl.experiment.prerequisites import Compute
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.experiment.run_references import with_digests as outside_digests
@@ -127,7 +126,7 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
         partial(_build_settings, config, builder),
         *(partial(_check_task, task, builder, prefix) for prefix, task in tasks.items()),
         *(partial(_limits, task, name) for name, task in config["transfer"].items()),
-        partial(check_loggers, config, builder),
+        resources.check_sinks,
     ]
     errors = ErrorCollector()
     for check in checks:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from llmrl.core.conversations import ConversationGenerator, run_conversation
 from llmrl.core.errors import LLMError
-from llmrl.core.model_protocols import ChatModel
+from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, TokenSample
 from llmrl.core.state_fields import StateFields
 from llmrl.llms.client import ChatClient

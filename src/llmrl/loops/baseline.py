@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.metric_kinds import Kind
+from llmrl.core.metrics import Kind
 from llmrl.core.protocols import Agent, Controller
 from llmrl.core.records import State
 from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Loop, Request, Requests, SafePoint

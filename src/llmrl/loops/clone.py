@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from llmrl.algorithms.cloning import BehavioralCloning
 from llmrl.core.errors import ConfigError
-from llmrl.core.metric_kinds import Kind
+from llmrl.core.metrics import Kind
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State

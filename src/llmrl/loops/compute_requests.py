@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.metric_kinds import Counter, Kind
+from llmrl.core.metrics import Counter, Kind
 from llmrl.core.protocols import Agent, Controller, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Rollout

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from llmrl.core.agent_interfaces import ComparesEpisodes
 from llmrl.core.errors import ConfigError
-from llmrl.core.learner_protocols import ComparesEpisodes
 from llmrl.core.protocols import Agent, Forkable
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout

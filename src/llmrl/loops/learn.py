@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
-from llmrl.core.metric_kinds import Kind
+from llmrl.core.agent_interfaces import ComparesEpisodes, RecordsEpisodes
+from llmrl.core.metrics import Kind
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmrl.core.agent_interfaces import NeedsSteps, TrainsAdapter
 from llmrl.core.errors import ConfigError
-from llmrl.core.learner_protocols import NeedsSteps, TrainsAdapter
 from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
 from llmrl.core.rollouts import Episode

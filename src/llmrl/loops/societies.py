@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from llmrl.algorithms.societies.partitioned_policy import partitioned, split
-from llmrl.core.learner_protocols import ComparesEpisodes, unrecorded
+from llmrl.core.agent_interfaces import ComparesEpisodes, unrecorded
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds, generators

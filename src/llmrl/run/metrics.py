@@ -24,7 +24,7 @@ import numpy as np
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
-from llmrl.core.metric_kinds import Counter, Kind
+from llmrl.core.metrics import Counter, Kind
 from llmrl.run.files import FilePosition, LineFile
 from llmrl.run.sink import Ending, Opening, Row, Sink
 from llmrl.run.sink_fan_out import FanOut

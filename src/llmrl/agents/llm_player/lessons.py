@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field
 
 from llmrl.agents.llm_player.conversation import Message, PlayerConversation, message
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
-from llmrl.core.conversations import ConversationGenerator
-from llmrl.core.model_protocols import ChatModel
+from llmrl.core.model_protocols import ChatModel, ConversationGenerator
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser

@@ -23,9 +23,8 @@ from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
-from llmrl.core.conversations import ConversationGenerator, run_conversation
 from llmrl.core.errors import Incompatible, Misfit
-from llmrl.core.model_protocols import ChatModel
+from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Camera
 from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host

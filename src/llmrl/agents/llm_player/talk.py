@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmrl.core.conversations import ConversationGenerator
 from llmrl.core.errors import ConfigError
+from llmrl.core.model_protocols import ConversationGenerator
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer

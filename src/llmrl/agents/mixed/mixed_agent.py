@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy, slice_rollout
+from llmrl.core.agent_interfaces import NeedsSteps, unrecorded
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.learner_protocols import NeedsSteps, unrecorded
 from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, Teacher
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, State
@@ -51,7 +51,7 @@ class MixedAgent:
         seeds: seed tree; kind i is built from `members/i`.
         members: the kinds, each a `Member`; those with only `count` get unassigned players in order. Together they must
             cover all players. In a config they are typed like `{count: 5, agent: ppo}`, which is replaced when a run is
-            composed (`experiment.members`).
+            composed (`experiment.config_completion`).
         init_from: run folder whose newest checkpoint gives the weights of the members with `begins`; None: they have
             their own weights.
         init_from_seed: seed of that run; unused here, since `init_from` names the run already.

@@ -11,8 +11,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from llmrl.core.conversations import ConversationGenerator, ConversingPolicy, merge_conversations, run_conversation
-from llmrl.core.model_protocols import ChatModel
+from llmrl.core.model_protocols import (
+    ChatModel,
+    ConversationGenerator,
+    ConversingPolicy,
+    merge_conversations,
+    run_conversation,
+)
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
 from llmrl.core.records import ChatReply, ChatRequest, Observation, PolicyOutput

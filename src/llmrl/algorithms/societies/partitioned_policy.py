@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, count_cells, slices_to_stack, stackable
-from llmrl.core.conversations import (
+from llmrl.core.model_protocols import (
     ConversationGenerator,
     ConversingPolicy,
     merge_conversations,

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
-from llmrl.core.metric_kinds import Kind
+from llmrl.core.metrics import Kind
 from llmrl.core.plain_data import read_object
 from llmrl.results.groups import Group, units_of
 from llmrl.results.run_records import RunRecord

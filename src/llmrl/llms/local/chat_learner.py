@@ -48,7 +48,7 @@ class ChatLearners(Protocol):
 
     Attributes:
         sharing: which players share an adapter.
-        group_size, n_continuations, gamma: see `llmrl.core.learner_protocols.ComparesEpisodes`.
+        group_size, n_continuations, gamma: see `llmrl.core.agent_interfaces.ComparesEpisodes`.
     """
 
     sharing: Sharing

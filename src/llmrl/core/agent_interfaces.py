@@ -1,13 +1,40 @@
-"""Interfaces of agents with needs of their own in training: rollouts of a minimum length, or episodes in groups."""
+"""The base class of agents that only play, and interfaces of agents with needs of their own in training.
+
+These needs are rollouts of a minimum length, and episodes in groups.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+
+from llmrl.core.protocols import AgentLoop
+from llmrl.core.state_fields import StateFields
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmrl.core.rollouts import Rollout
+
+
+class NonLearningAgent(StateFields):
+    """The learning part of an `Agent` that never learns.
+
+    A subclass that stores a memory of its games overrides `state_dict` and `load_state_dict`.
+    """
+
+    loop: ClassVar[AgentLoop] = "play"
+    learns = False
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        """Do nothing, because the agent has learned nothing."""
 
 
 @runtime_checkable

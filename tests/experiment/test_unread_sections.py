@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from experiments import only_run_folder
-from llmrl.config.loop_sections import LOOPS, agent_learns, section
+from llmrl.config.loop_sections import LOOPS, agent_learns, loop_kind, section
+from llmrl.experiment.config_completion import OBJECTIVE_KEYS, without_unread_sections
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.parts import build_parts, loop_kind
-from llmrl.experiment.unused_sections import JUDGED, only_read
+from llmrl.experiment.parts import build_parts
 
 SECTIONS = {section(kind) for kind in LOOPS}
 SHORT = {
@@ -46,10 +46,10 @@ def experiment(*overrides):
 @pytest.mark.parametrize("loop", SHORT)
 def test_sections_of_unused_loop_are_removed(loop):
     config = experiment(*SHORT[loop]).config
-    read = {name for name in SECTIONS & set(config) if name != "design" or set(config["design"]) != set(JUDGED)}
-    assert read == KEPT_SECTIONS[loop] and set(JUDGED) <= set(config["design"])
+    read = {name for name in SECTIONS & set(config) if name != "design" or set(config["design"]) != set(OBJECTIVE_KEYS)}
+    assert read == KEPT_SECTIONS[loop] and set(OBJECTIVE_KEYS) <= set(config["design"])
     assert ("llm" in config) == (loop in ASKING) and ("prompts" in config) == (loop == "asking")
-    assert only_read(config) == config, "what has been left out once is left out"
+    assert without_unread_sections(config) == config, "what has been left out once is left out"
 
 
 def test_unused_loop_option_keeps_hash():
@@ -92,7 +92,7 @@ def test_unresolved_loop_keeps_sections():
     assert agent_learns(config) is False and agent_learns(experiment(*SHORT["learn"]).config) is True
     full_config = {**config, "learn": {"env_steps": 1}, "trusted_modules": ["policies"]}
     unknown = full_config | {"agent": {"_target_": f"{__name__}.Undecided"}, "trusted_modules": [__name__]}
-    assert agent_learns(unknown) is None and {"learn", "play"} <= set(only_read(unknown))
+    assert agent_learns(unknown) is None and {"learn", "play"} <= set(without_unread_sections(unknown))
 
 
 class Undecided:

@@ -1,4 +1,6 @@
-"""Tables in option files: the values that a file sets for single options of another group.
+"""Changes to the composition of configs by Hydra: tables in option files, hidden bases, and a cache of steps.
+
+Tables are the values that an option file sets for single options of another group.
 
     # treatment/props.yaml
     per_env:
@@ -11,16 +13,23 @@ config has the values of the row and no table. A file that includes another one 
 
 `${option:env}` in a value at the top level of a file stands for the name of the chosen option. Unlike
 `${hydra:runtime.choices.env}`, it needs no `HydraConfig`, so the composed config can be resolved anywhere.
+
+The cache is for sweeps whose runs have most steps in common: the reading of option files, the list of the chosen
+options, and the merge of their files. Values on the command line are set afterwards, in each config. Results are
+copies, because Hydra changes them.
 """
 
 from __future__ import annotations
 
 import functools
+import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import choosable
 
 if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from hydra.core.default_element import ResultDefault
     from hydra.plugins.config_source import ConfigResult
     from omegaconf import DictConfig
+
 
 TABLES: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
 """Key of a table -> the config group whose options name its rows."""
@@ -133,3 +143,88 @@ class _RowRepository:
                 raise ConfigError(f"{place}: {group} has no option '{name}'; it has: {', '.join(options)}")
             if not isinstance(table[name], DictConfig):
                 raise ConfigError(f"{place}.{name}: a row is a mapping of keys to values, not {table[name]}")
+
+
+_results: dict[Any, bytes] | None = None
+"""Pickled results by step and arguments; None outside of `cache_compositions`."""
+
+
+@contextmanager
+def cache_compositions() -> Iterator[None]:
+    """Return a context in which equal steps of compositions are computed once; option files must not change."""
+    global _results
+    _results = {}
+    try:
+        yield
+    finally:
+        _results = None
+
+
+def cached(key: Any, compute: Callable[[], Any]) -> Any:
+    """Return the result of `compute`, or a copy of the result of an earlier call with an equal key, if it is cached."""
+    if _results is not None and key in _results:
+        return pickle.loads(_results[key])  # noqa: S301 (of this process)
+    result = compute()
+    if _results is not None:
+        _results[key] = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)  # several times faster than copy.deepcopy
+    return result
+
+
+def sources_of(repository: Any) -> tuple[str, ...]:
+    """Return a text for each source of a repository of option files."""
+    return tuple(f"{source.provider} {source.path}" for source in repository.get_sources())
+
+
+def cache_steps() -> None:
+    """Make Hydra cache files, lists and merges of options.
+
+    It patches Hydra once per process; further calls do nothing.
+    """
+    from hydra._internal import defaults_list
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import ConfigRepository
+
+    create, compose = defaults_list._create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
+    load = ConfigRepository.load_config
+    if hasattr(create, "__wrapped__"):
+        return
+
+    @functools.wraps(create)
+    def create_cached(repo: Any, config_name: str | None, overrides: Any, **flags: bool) -> Any:
+        def choices() -> dict[str, Any]:  # `create` completes them; it does not read the overrides of values
+            return {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
+
+        key = ("list", sources_of(repo), config_name, pickle.dumps(choices()), *flags.items())
+        result, completed = cached(key, lambda: (create(repo, config_name, overrides, **flags), choices()))
+        vars(overrides).update(completed)
+        return result
+
+    @functools.wraps(compose)
+    def compose_cached(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
+        return cached(("merge", sources_of(repo), repr(defaults)), lambda: compose(self, defaults, repo))
+
+    @functools.wraps(load)
+    def load_cached(self: ConfigRepository, config_path: str) -> Any:
+        return cached(("file", sources_of(self), config_path), lambda: load(self, config_path))
+
+    ConfigRepository.load_config = load_cached  # type: ignore[method-assign]
+    defaults_list._create_defaults_list = create_cached  # type: ignore[assignment]
+    ConfigLoaderImpl._compose_config_from_defaults_list = compose_cached  # type: ignore[method-assign]
+
+
+def hide_bases() -> None:
+    """Make Hydra list only options that can be chosen (`--help`, messages, completion, `glob(*)`).
+
+    It patches Hydra once per process; further calls do nothing.
+    """
+    from hydra._internal.config_repository import ConfigRepository
+
+    list_options: Callable[..., list[str]] = ConfigRepository.get_group_options
+    if hasattr(list_options, "__wrapped__"):
+        return
+
+    @functools.wraps(list_options)
+    def list_choosable(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
+        return [name for name in list_options(self, group_name, *args, **kwargs) if choosable(name)]
+
+    ConfigRepository.get_group_options = list_choosable  # type: ignore[method-assign]

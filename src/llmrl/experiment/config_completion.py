@@ -1,26 +1,35 @@
-"""Completion of a config: options of a mixed society's members, and texts for agents that read."""
+"""Completion of a resolved config before it is hashed.
+
+Members of a mixed society get their full options, environments provide texts for agents that read, and sections that
+the run does not read are removed, so that an option of another loop changes no run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import LOOPS, agent_learns, loop_kind, section
 from llmrl.core import option_files
 from llmrl.core.arguments import checked, signature_of
 from llmrl.core.errors import ConfigError
 
 Config = Mapping[str, Any]
 
+MODEL_GROUPS = ("principal", "agent", "teacher")
+"""Config groups whose parts may use a model and write prompts."""
+OBJECTIVE_KEYS = ("objective", "spending_cost")
+"""Keys of `design` that evaluate the agents of every loop."""
 _MEMBER_KEYS = ("count", "slots", "agent", "llm", "name")
 """Keys of a member other than the options of its agent."""
 _MEMBER = "llmrl.agents.mixed.mixed_agent.Member"
 _MIXED = "llmrl.agents.mixed.mixed_agent.MixedAgent"
-_BEGINS = ("init_from", "init_from_seed")
+_INIT_KEYS = ("init_from", "init_from_seed")
 _TEXT = "text"
 
 
-def parts_of(agent: Config) -> Iterator[Mapping[str, Any]]:
+def agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
     """Yield the options of each agent of a config's `agent`: itself, or those of a mixed society's members."""
     if agent.get("_target_") != _MIXED:
         yield agent
@@ -30,7 +39,7 @@ def parts_of(agent: Config) -> Iterator[Mapping[str, Any]]:
             yield member["agent"]
 
 
-def with_parts(agent: Config, change: Any) -> dict[str, Any]:
+def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, Any]:
     """Return a config's `agent` with `change` applied to the options of each of its agents."""
     if agent.get("_target_") != _MIXED:
         return dict(change(agent))
@@ -73,8 +82,8 @@ def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
         return dict(member)
     agent_name = member.get("agent")
     if agent_name not in agent_names or agent_name == "mixed":
-        works = ", ".join(name for name in agent_names if name != "mixed")
-        raise ConfigError(f"{path}.agent={agent_name} must be one of {works}")
+        choices = ", ".join(name for name in agent_names if name != "mixed")
+        raise ConfigError(f"{path}.agent={agent_name} must be one of {choices}")
     node = option_files.option("agent", agent_name)
     option_files.merge(node, {key: value for key, value in member.items() if key not in _MEMBER_KEYS})
     if member.get("llm") is not None:
@@ -85,21 +94,21 @@ def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
             )
         count = member.get("count") or len(member.get("slots") or ())
         node["players"] = {str(member["llm"]): count}
-    begins = node.get("init_from") is not None
-    if begins:
+    has_init_from = node.get("init_from") is not None
+    if has_init_from:
         if society.get("init_from") not in (None, node["init_from"]):
             raise ConfigError(
                 f"{path}.init_from={node['init_from']} must be {society['init_from']}, because all members take "
                 "initial weights from the same run"
             )
-        society |= {key: node[key] for key in _BEGINS if key in node}
+        society |= {key: node[key] for key in _INIT_KEYS if key in node}
         node["init_from"] = None
     return {
         "_target_": _MEMBER,
         "name": str(member.get("name") or agent_name),
         "count": member.get("count"),
         "slots": member.get("slots"),
-        "begins": begins,
+        "begins": has_init_from,
         "agent": node,
     }
 
@@ -111,27 +120,62 @@ def with_texts(config: Config) -> dict[str, Any]:
     nothing more.
     """
     env = config.get("env") or {}
-    if "observe" not in env or not reads(config) or _TEXT in (env["observe"] or ()) or not _tells(config):
+    if "observe" not in env or _TEXT in (channels := env["observe"] or ()) or not has_text_reader(config):
         return dict(config)
-    return {**config, "env": {**env, "observe": [*(env["observe"] or ()), _TEXT]}}
-
-
-def _tells(config: Config) -> bool:
-    """Return whether `text` is among the channels that players of the config's environment can observe."""
-    env = config["env"]
     hint = signature_of(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).hints.get("observe")
     try:
         checked([_TEXT], hint, "env.observe")
-    except ConfigError:
-        return False
-    return True
+    except ConfigError:  # the environment has no texts
+        return dict(config)
+    return {**config, "env": {**env, "observe": [*channels, _TEXT]}}
 
 
-def reads(config: Config) -> bool:
-    """Return whether a player of a config reads texts."""
+def has_text_reader(config: Config) -> bool:
+    """Return whether an agent of a config reads texts."""
     builder = Builder(trusted=config["trusted_modules"])
     return any(
-        getattr(builder.locate(part["_target_"], "agent"), "reads_texts", False)
-        for part in parts_of(config["agent"])
-        if part.get("_target_")
+        getattr(builder.locate(node["_target_"], "agent"), "reads_texts", False)
+        for node in agent_nodes(config["agent"])
+        if node.get("_target_")
     )
+
+
+def without_unread_sections(config: Config) -> dict[str, Any]:
+    """Return a resolved config without the sections that its run does not read.
+
+    These are the sections of other loops, `llm` if no part uses a model, and `prompts` if no part writes any. Every run
+    keeps the keys `OBJECTIVE_KEYS` of `design`. Applying this twice changes nothing more.
+
+    Args:
+        config: resolved config of `llmrl-train`, plain data.
+
+    Raises:
+        ConfigError: a part cannot be found, or parts cannot work together.
+    """
+    builder = Builder(trusted=config["trusted_modules"])
+    kind = loop_kind(config, builder)
+    learns = agent_learns(config, builder) if kind == "learn" else True
+    # Of some agents only the built object knows whether it learns.
+    read = {"learn", "play"} if learns is None else {section(kind) if learns else "play"}
+    excess_keys = {section(loop) for loop in LOOPS} - read - {"design"}
+    if not groups_using_model(config, builder=builder):
+        excess_keys.add("llm")
+    if not groups_needing(config, "prompt_folder", builder):
+        excess_keys.add("prompts")
+    run_config = {key: value for key, value in config.items() if key not in excess_keys}
+    if "design" not in read:
+        run_config["design"] = {key: value for key, value in config["design"].items() if key in OBJECTIVE_KEYS}
+    return run_config
+
+
+def groups_using_model(
+    config: Config, groups: Sequence[str] = MODEL_GROUPS, builder: Builder | None = None
+) -> list[str]:
+    """Return the `groups` whose chosen part uses the model of `llm=`."""
+    builder = builder or Builder(trusted=config["trusted_modules"])
+    return [group for group in groups if any(builder.needs(config[group], name, group) for name in ("llm", "scorer"))]
+
+
+def groups_needing(config: Config, parameter: str, builder: Builder) -> list[str]:
+    """Return the groups of `MODEL_GROUPS` whose chosen part has a parameter of this name."""
+    return [group for group in MODEL_GROUPS if builder.needs(config[group], parameter, group)]
