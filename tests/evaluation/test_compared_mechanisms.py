@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from experiments import compose, only_run_folder, run
 from llmrl.cli.evaluate import evaluate, main, parser
 from llmrl.core.errors import ConfigError
-from llmrl.core.frames import fitted
+from llmrl.core.frames import scale_to_width
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.core.welfare_measures import OBJECTIVES
@@ -307,7 +307,7 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
     top = 0
     for name, half in halves.items():
         frames_displayed = np.stack(
-            [fitted(frame.astype(np.uint8), half.shape[2]).astype(int) for frame in single_frames[name]]
+            [scale_to_width(frame.astype(np.uint8), half.shape[2]).astype(int) for frame in single_frames[name]]
         )
         height = frames_displayed.shape[1]
         misses = [np.abs(half[0, y : y + height] - frames_displayed[0]).mean() for y in range(half.shape[1] - height)]

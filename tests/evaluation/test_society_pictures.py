@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.core.frames import fitted
+from llmrl.core.frames import scale_to_width
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.evaluation.society_pictures import (
@@ -86,7 +86,7 @@ def test_pictures_have_constant_even_size(agents, societies, payoff, shape, word
 
 def test_world_fills_width():
     world = np.random.default_rng(0).integers(0, 255, (21, 30, 3), dtype=np.uint8)
-    resized = fitted(world, 400)
+    resized = scale_to_width(world, 400)
     assert resized.shape == (280, 400, 3)
     assert (resized[6, 6] == world[0, 0]).all() and (resized[-6, -6] == world[-1, -1]).all()
 

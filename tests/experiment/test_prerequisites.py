@@ -23,7 +23,7 @@ class Waiting:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.config, self.overrides = folder, {}, []
-        self.what, self.name, self.error_label = "reference lines", "coarse scan", "it"
+        self.purpose, self.name, self.error_label = "reference lines", "coarse scan", "it"
         self.env_steps = 10
         self.finished = False
         self.n_suspensions = self.tries = 0
@@ -77,7 +77,7 @@ def test_stage_is_reported_while_waiting(waiting: Waiting, tmp_path: Path) -> No
         statuses.append(status.stage)
         waiting.finished = True
 
-    assert prerequisites.ensure([waiting], waiting_run, compute, passed=1, ahead=2) == 2  # type: ignore[list-item]
+    assert prerequisites.ensure([waiting], waiting_run, compute, n_stages_before=1, n_stages_after=2) == 2  # type: ignore[list-item]
     [stage] = statuses
     assert (stage.name, stage.run, stage.index, stage.of) == ("reference lines", "coarse scan", 2, 4)
     assert (stage.fraction, stage.eta_s) == (0.75, 5.0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from experiments import position_of
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
-from llmrl.core.plain_data import MAX_BYTES, fitting, parse_record, read_object
+from llmrl.core.plain_data import MAX_BYTES, convert, parse_record, read_object
 from llmrl.results.run_records import read_run
 from llmrl.run import ownership, queued, status
 from llmrl.run.artifacts import read_config
@@ -161,7 +161,7 @@ def test_endless_file_is_read_partially(tmp_path: Path) -> None:
 def test_plain_values_match_type_hints(value: Any) -> None:
     for hint in (int, float, str, bool, list[str], dict[str, list[str]], float | None):
         try:
-            assert fitting(value, hint, "thing") == value
+            assert convert(value, hint, "thing") == value
         except ValueError as error:
             assert "its thing is" in str(error)
 

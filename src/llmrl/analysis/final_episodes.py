@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.plain_data import fitting, parse_record, read_object
+from llmrl.core.plain_data import convert, parse_record, read_object
 from llmrl.results.groups import SINGLE_GROUP, Group, ReportTask, units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, ReportTable
@@ -175,7 +175,7 @@ def _read(run: RunRecord) -> dict[str, Any] | None:
             return None
         parse_record(_Results, content)
         for name in MEASURES.keys() & content["per_episode"].keys():
-            fitting(content["per_episode"][name], list[float | None], name)
+            convert(content["per_episode"][name], list[float | None], name)
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -12,7 +12,9 @@ import inspect
 import sys
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
@@ -45,8 +47,8 @@ class PartSignature:
         if self.settings is None:
             return dict(values)
         fields = {name: value for name, value in values.items() if name in self.fields}
-        remaining_values = {name: value for name, value in values.items() if name not in self.fields}
-        return {**remaining_values, SETTINGS: self.settings(**fields)}
+        other_values = {name: value for name, value in values.items() if name not in self.fields}
+        return {**other_values, SETTINGS: self.settings(**fields)}
 
 
 @functools.cache
@@ -81,22 +83,13 @@ def type_hints_of(target: Any) -> dict[str, Any]:
     namespace |= vars(sys.modules[getattr(function, "__module__", None) or target.__module__])
     hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
-        if isinstance(annotation, str):
-            try:
-                hint = typing.get_type_hints(_Annotated(annotation), globalns=namespace, include_extras=True)["value"]
-            except NameError:
-                continue
-            hints[name] = hint
-        else:
+        if not isinstance(annotation, str):
             hints[name] = annotation
+            continue
+        annotated = SimpleNamespace(__annotations__={name: annotation})
+        with suppress(NameError):
+            hints |= typing.get_type_hints(annotated, globalns=namespace, include_extras=True)
     return hints
-
-
-class _Annotated:
-    """An object with one annotation, for `typing.get_type_hints`."""
-
-    def __init__(self, annotation: str) -> None:
-        self.__annotations__ = {"value": annotation}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -132,11 +125,10 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         first = error.errors()[0]
         place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
         wrong = first["input"] if place else value
-        is_integral = (
-            first["type"] == "int_type" and isinstance(wrong, float) and wrong.is_integer() and abs(wrong) < 1e18
-        )
-        advice = f"write {int(wrong)}" if is_integral else f"got {type(wrong).__name__}"
-        if first["type"] == "bool_type":
+        advice = f"got {type(wrong).__name__}"
+        if first["type"] == "int_type" and isinstance(wrong, float) and wrong.is_integer() and abs(wrong) < 1e18:
+            advice = f"write {int(wrong)}"
+        elif first["type"] == "bool_type":
             advice = "write true or false"
         if first["type"] == "objective":  # its message says what is accepted
             raise ConfigError(f"{where}={value!r}: {first['msg']}") from error

@@ -67,10 +67,8 @@ def remove_ignoring_errors(path: Path) -> None:
 
     Failures are ignored, so that cleanup in an exception handler does not mask the original error.
     """
-    try:
+    with suppress(OSError):
         path.unlink(missing_ok=True)
-    except OSError:
-        return
 
 
 def describe_write_error(path: Path, error: OSError, folder_option: str = "output_root=<folder>") -> str:
@@ -85,11 +83,9 @@ def describe_write_error(path: Path, error: OSError, folder_option: str = "outpu
     """
     reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
     folder = next((candidate for candidate in (path, *path.absolute().parents) if candidate.is_dir()), Path("/"))
-    try:
+    free, lacks_inodes = MIN_FREE_BYTES, False
+    with suppress(OSError):
         system = os.statvfs(folder)
-    except OSError:
-        free, lacks_inodes = MIN_FREE_BYTES, False
-    else:
         free = system.f_bavail * system.f_frsize
         lacks_inodes = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
     # An error relayed from another process (e.g. a video encoder) may not carry ENOSPC.

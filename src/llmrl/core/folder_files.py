@@ -86,26 +86,22 @@ def read_bytes(path: Path, root: Path | None = None) -> bytes:
         OSError: as `open_file`.
     """
     with open_file(path, root=root) as file:
-        content: bytes = file.read()
-    return content
+        return bytes(file.read())
 
 
-def find_link(folder: Path, skipped: Sequence[str] = ()) -> Path | None:
+def find_link(folder: Path, excluded: Sequence[str] = ()) -> Path | None:
     """Return a symbolic link inside `folder` at any depth; None if there is none.
 
     Args:
         folder: folder, which need not exist; it may be a link itself.
-        skipped: patterns of paths relative to `folder` (`PurePath.match`) of folders that are not searched.
+        excluded: patterns of paths relative to `folder` (`PurePath.match`) of folders that are not searched.
     """
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            if (path := Path(place, name)).is_symlink():
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink():
                 return path
-        folders[:] = [
-            name
-            for name in folders
-            if not any(Path(place, name).relative_to(folder).match(pattern) for pattern in skipped)
-        ]
+        relative_parent = Path(parent).relative_to(folder)
+        folders[:] = [name for name in folders if not any(map((relative_parent / name).match, excluded))]
     return None
 
 

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,14 @@ def gif_frame_indices(n: int) -> range:
     return range(0, n, max(1, n // GIF_FRAMES))
 
 
-def with_text_column(picture: np.ndarray, words: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
+def with_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
     """Return a picture, scaled to `height` pixels, with a column of `width` pixels to its right that holds texts.
 
     Texts are wrapped. A text that is too long for the column ends in dots; headings stay. All sizes are made even.
 
     Args:
         picture: [h, w, 3] uint8.
-        words: (heading, text) from top to bottom; an empty text is left out with its heading.
+        texts: (heading, text) from top to bottom; an empty text is left out with its heading.
         height: height of the result, pixels.
         width: width of the column, pixels.
     """
@@ -63,7 +63,7 @@ def with_text_column(picture: np.ndarray, words: Sequence[tuple[str, str]], heig
     grows = image.height < height
     image = image.resize((scaled, height), Image.Resampling.NEAREST if grows else Image.Resampling.LANCZOS)
     column = Image.new("RGB", (width, height), "white")
-    _write(column, [(heading, text) for heading, text in words if text])
+    _write(column, [(heading, text) for heading, text in texts if text])
     return np.hstack([np.asarray(image), np.asarray(column)])
 
 
@@ -83,7 +83,7 @@ class LazyFrames(Sequence[np.ndarray]):
         return self._draw(range(self._n)[index])
 
 
-def fitted(picture: np.ndarray, width: int) -> np.ndarray:
+def scale_to_width(picture: np.ndarray, width: int) -> np.ndarray:
     """Return a picture [h, w, 3] uint8 scaled to `width` pixels, [h', width, 3].
 
     It is enlarged by a whole factor and then averaged, which keeps cells sharp.
@@ -112,16 +112,16 @@ def font(size: int) -> Any:
     return ImageFont.load_default(size)
 
 
-def _write(column: Any, words: Sequence[tuple[str, str]]) -> None:
+def _write(column: Any, texts: Sequence[tuple[str, str]]) -> None:
     from PIL import ImageDraw
 
     pen, letters = ImageDraw.Draw(column), font(_SIZE)
     width = column.width - 2 * _MARGIN
-    texts = [(heading, wrapped(text, width, letters)) for heading, text in words]
-    n_lines = next((n for n in range(_LINES_PER_TEXT, 1, -1) if _height(texts, n) <= column.height), 1)
+    wrapped_texts = [(heading, wrap_text(text, width, letters)) for heading, text in texts]
+    n_lines = next((n for n in range(_LINES_PER_TEXT, 1, -1) if _height(wrapped_texts, n) <= column.height), 1)
     y = _MARGIN
-    for k, (heading, lines) in enumerate(texts):
-        rest_height = _height(texts[k + 1 :], n_lines) - _MARGIN
+    for k, (heading, lines) in enumerate(wrapped_texts):
+        rest_height = _height(wrapped_texts[k + 1 :], n_lines) - _MARGIN
         room = max(1, (column.height - y - _LINE - rest_height) // _LINE)
         visible = lines if len(lines) <= room else [*lines[: room - 1], "..."]
         pen.text((_MARGIN, y), heading, fill=_HEADING, font=letters)
@@ -140,7 +140,7 @@ def _height(texts: Sequence[tuple[str, Sequence[str]]], max_lines: int) -> int:
     return _MARGIN + sum(_LINE * (1 + min(len(lines), max_lines)) + _GAP for _, lines in texts)
 
 
-def wrapped(text: str, width: float, letters: Any) -> list[str]:
+def wrap_text(text: str, width: float, letters: Any) -> list[str]:
     """Return the lines of a text, wrapped to `width` pixels in the font `letters`.
 
     Words that are wider than a line are cut.
@@ -213,13 +213,12 @@ def _write_mp4(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> N
 def _write_gif(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:
     from PIL import Image
 
-    def pictures() -> Iterator[Any]:
-        for i in gif_frame_indices(len(frames)):
-            # Several times faster than PIL's other methods for 128 colors, which are enough for drawn worlds.
-            yield Image.fromarray(_load_image(frames[i])).quantize(128, method=Image.Quantize.FASTOCTREE)
-
-    rest = pictures()
-    next(rest).save(path, save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0)
+    # Several times faster than PIL's other methods for 128 colors, which are enough for drawn worlds.
+    images = (
+        Image.fromarray(_load_image(frames[i])).quantize(128, method=Image.Quantize.FASTOCTREE)
+        for i in gif_frame_indices(len(frames))
+    )
+    next(images).save(path, save_all=True, append_images=images, duration=max(20, round(1000 / fps)), loop=0)
 
 
 def _load_image(frame: np.ndarray | Path) -> np.ndarray:

@@ -66,8 +66,7 @@ def names(group: str) -> list[str]:
 
 def nested_names(group: str) -> list[str]:
     """Return the names of the options in the folders of a group, `<folder>/<name>`, sorted."""
-    folders = sorted(path.name for path in (root() / group).glob("*") if path.is_dir() and choosable(path.name))
-    return [f"{folder}/{name}" for folder in folders for name in names(f"{group}/{folder}")]
+    return [f"{subgroup.rpartition('/')[2]}/{name}" for subgroup in subgroups(group) for name in names(subgroup)]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from llmrl.core.folder_files import open_file
 
 Record = TypeVar("Record")
 
+_hints = functools.cache(typing.get_type_hints)
 MAX_BYTES = 64 << 20
 """Maximum size of a file that is read as one record, bytes."""
 
@@ -56,15 +57,13 @@ def parse_record(kind: type[Record], content: Mapping[str, Any]) -> Record:
         ValueError: a field is missing or has the wrong type; the message names it.
     """
     hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
-    values: dict[str, Any] = {}
-    for field in fields(kind):  # type: ignore[arg-type]
-        if field.name not in content:
-            raise ValueError(f"it has no {field.name}")
-        values[field.name] = fitting(content[field.name], hints[field.name], field.name)
-    return kind(**values)
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if missing := [name for name in names if name not in content]:
+        raise ValueError(f"it has no {missing[0]}")
+    return kind(**{name: convert(content[name], hints[name], name) for name in names})
 
 
-def fitting(value: Any, hint: Any, name: str) -> Any:
+def convert(value: Any, hint: Any, name: str) -> Any:
     """Return `value` if it fits the type `hint`, with mappings converted to the dataclasses that the hint names.
 
     Hints are plain types, optional types, lists, dicts with str keys, literals of str and dataclasses. An int fits
@@ -84,13 +83,13 @@ def fitting(value: Any, hint: Any, name: str) -> Any:
         if value is None and NoneType in arguments:
             return None
         (hint,) = [element for element in arguments if element is not NoneType]
-        return fitting(value, hint, name)
+        return convert(value, hint, name)
     if is_dataclass(hint) and isinstance(value, Mapping):
         return parse_record(hint, value)  # type: ignore[arg-type]
     if origin is list and isinstance(value, list):
-        return [fitting(element, arguments[0], name) for element in value]
+        return [convert(element, arguments[0], name) for element in value]
     if origin is dict and isinstance(value, dict):
-        return {key: fitting(element, arguments[1], name) for key, element in value.items()}
+        return {key: convert(element, arguments[1], name) for key, element in value.items()}
     if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float) and abs(value) < 1 << 63:
         return value
     if isinstance(value, float) and hint is float and math.isfinite(value):
@@ -106,8 +105,3 @@ _NAMES = {int: "a whole number", float: "a finite number", str: "a text", bool: 
 def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)

@@ -21,10 +21,8 @@ def free_memory(device: str) -> int | None:
 
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
-    limits = []
-    for line in read_system_file(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            limits.append(int(line.split()[1]) * 1024)
+    lines = read_system_file(Path("/proc/meminfo")).splitlines()
+    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     # A container or a batch job may have less memory than the machine.
     for group in control_groups():
         limit, used = (read_system_file(group / name).strip() for name in ("memory.max", "memory.current"))
@@ -62,10 +60,10 @@ def check_games(n_envs: object) -> None:
         need_memory(n_envs * MIN_GAME_BYTES, "cpu", f"env.n_envs={n_envs}: the games", advice)
 
 
-def need_memory(n_bytes: int, device: str, what: str, advice: str) -> None:
-    """Raise ConfigError if `n_bytes` for `what` would not fit into the memory of `device`; `advice` says what would."""
+def need_memory(n_bytes: int, device: str, subject: str, advice: str) -> None:
+    """Raise ConfigError if `n_bytes` for `subject` do not fit into the memory of `device`; `advice` says what fits."""
     free = free_memory(device)
     if free is not None and n_bytes > SHARE * free:
         raise ConfigError(
-            f"{what} need about {n_bytes / 2**30:,.1f} GiB, and {device} has {free / 2**30:,.1f} GiB free: {advice}"
+            f"{subject} need about {n_bytes / 2**30:,.1f} GiB, and {device} has {free / 2**30:,.1f} GiB free: {advice}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,11 +29,8 @@ Observation = dict[str, Array]
 
 def embedded(text: str) -> Any:
     """Return a text that is a JSON object or array as parsed data, to embed it in other JSON; any other text as is."""
-    if text.startswith(("{", "[")):
-        try:
-            return json.loads(text)
-        except ValueError:
-            pass
+    with suppress(ValueError):
+        return json.loads(text) if text.startswith(("{", "[")) else text
     return text
 
 

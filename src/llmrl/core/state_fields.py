@@ -46,7 +46,10 @@ class StateFields:
             elif isinstance(current, Stateful):
                 current.load_state_dict(field_state)
             elif isinstance(current, list) and current and isinstance(current[0], np.random.Generator):
-                setattr(self, name, [_generator(element) for element in field_state])
+                generators = [np.random.default_rng() for _ in field_state]
+                for generator, element in zip(generators, field_state, strict=True):
+                    generator.bit_generator.state = element
+                setattr(self, name, generators)
             elif isinstance(current, list) and current and isinstance(current[0], Stateful):
                 for part, element in zip(current, field_state, strict=True):
                     part.load_state_dict(element)
@@ -62,9 +65,3 @@ def _copy_state(value: Any) -> Any:
     if isinstance(value, StateFields):
         return value.state_dict()  # holds copies already
     return copy.deepcopy(value.state_dict() if isinstance(value, Stateful) else value)
-
-
-def _generator(state: State) -> np.random.Generator:
-    generator = np.random.default_rng()
-    generator.bit_generator.state = state
-    return generator

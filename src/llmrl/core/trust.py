@@ -9,6 +9,7 @@ Trusted are the parts of this package, the modules in `Trust.modules`, and the e
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -116,12 +117,10 @@ class Trust:
         if target in NAMED:
             return getattr(importlib.import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
         module, names = self._imported(target, label)
-        part: Any = module
-        for name in names:
-            try:
-                part = getattr(part, name)
-            except AttributeError as error:
-                raise ConfigError(f"{label} cannot be imported: there is no such name ({error})") from error
+        try:
+            part: Any = functools.reduce(getattr, names, module)
+        except AttributeError as error:
+            raise ConfigError(f"{label} cannot be imported: there is no such name ({error})") from error
         if not _callable(part):
             kind = "a module" if inspect.ismodule(part) else "an object"
             raise ConfigError(f"{label} is {kind}, not a class or function")

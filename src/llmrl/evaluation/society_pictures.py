@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.frames import LazyFrames, fitted, font, wrapped
+from llmrl.core.frames import LazyFrames, font, scale_to_width, wrap_text
 
 Color = tuple[int, int, int]
 
@@ -105,10 +105,10 @@ class SocietyPictures(LazyFrames):
     def __init__(self, societies: Sequence[ShownSociety], setting: PictureSettings) -> None:
         self.societies, self.setting = societies, setting
         self.width = SINGLE_WIDTH if len(societies) == 1 else SIDE_BY_SIDE_WIDTH
-        worlds = [fitted(society.worlds[0], self.width) for society in societies]
+        worlds = [scale_to_width(society.worlds[0], self.width) for society in societies]
         self._world = max(world.shape[0] for world in worlds)
         text_width = self.width - 2 * _MARGIN
-        self._sentences = [wrapped(society.sentence, text_width, font(_TEXT)) for society in societies]
+        self._sentences = [wrap_text(society.sentence, text_width, font(_TEXT)) for society in societies]
         self._rows = max(map(len, self._sentences))
         agents = len(societies[0].moments[0].payoffs)
         self._plot = max(_PLOT, agents * _ROW)
@@ -117,7 +117,7 @@ class SocietyPictures(LazyFrames):
         self._strip = self._below + _LINE + 4 + self._plot + _LINE + 12
         self.total = _even(len(societies) * self.width + (len(societies) - 1) * _RULE)
         objective_text = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
-        self._objective_lines = wrapped(objective_text, self.total - 2 * _MARGIN - _LABEL, font(_TEXT))
+        self._objective_lines = wrap_text(objective_text, self.total - 2 * _MARGIN - _LABEL, font(_TEXT))
         self._curve = self._strip + len(self._objective_lines) * _LINE + 4
         self.height = _even(self._curve + _PLOT + _MARGIN)
         moments = [moment for society in societies for moment in society.moments]
@@ -151,7 +151,7 @@ class SocietyPictures(LazyFrames):
         _bold(pen, (x, _MARGIN - 2), society.title, self._color(k))
         for n, line in enumerate(self._sentences[k]):
             pen.text((x, _MARGIN + 24 + n * _LINE), line, fill=_INK, font=font(_TEXT))
-        world = fitted(society.worlds[i], self.width)
+        world = scale_to_width(society.worlds[i], self.width)
         at = self._top + (self._world - world.shape[0]) // 2
         image.paste(Image.fromarray(world), (x_offset + (self.width - world.shape[1]) // 2, at))
         half = (self.width - 3 * _MARGIN) // 2

@@ -70,7 +70,7 @@ def compute_rows(works: Sequence[JobWork]) -> list[RunExit]:
             name = f"{work.folder.parent.name}/{work.folder.name}"
             stop.lead()
             display.show_here(name)
-            ends[number] = work.run_and_capture_exit(partial(compute, seat=seat, whose=name))
+            ends[number] = work.run_and_capture_exit(partial(compute, seat=seat, label=name))
         finally:
             seat.leave()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ from llmrl.config.debugging import apply_debug_sizes
 from llmrl.config.overrides import override_key
 from llmrl.config.permissions import check_permissions, with_permissions
 from llmrl.config.run_options import check_run_options
+from llmrl.config.treatments import check_treatment
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
+from llmrl.core.secrets import check_no_secrets
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.config_hash import config_hash
+from llmrl.run.distributed import open_run
 from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
 
@@ -42,7 +45,7 @@ class Experiment:
     Args:
         config: resolved config in plain containers; digests in it, if any, are compared with the current files.
         overrides: Hydra overrides as typed.
-        seat: place at an executor that several runs of this process share; None: the run answers its own requests.
+        seat: seat at an executor that several runs of this process share; None: the run answers its own requests.
         environment: environment variables to set in the process of the run.
 
     Raises:
@@ -93,24 +96,21 @@ class Experiment:
         """
         from hydra.core.hydra_config import HydraConfig
 
-        from llmrl.config.treatments import check_treatment
-        from llmrl.core.secrets import check_no_secrets
         from llmrl.experiment.composition import plain_config
 
         hydra_config = HydraConfig.get()
+        choices = hydra_config.runtime.choices
         folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
-        check_treatment(hydra_config.runtime.choices, folders)
+        check_treatment(choices, folders)
         plain = with_permissions(plain_config(config))
         overrides = list(hydra_config.overrides.task)
         override_keys = set(map(override_key, overrides))
-        choices = hydra_config.runtime.choices
         name_options = [
             f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in override_keys
         ]
         environment = {str(name): str(value) for name, value in hydra_config.job.env_set.items()}
         check_no_secrets({"hydra": {"job": {"env_set": environment}}})
-        overrides = [*overrides, *name_options]
-        return cls(apply_debug_sizes(plain, override_keys), overrides, environment=environment)
+        return cls(apply_debug_sizes(plain, override_keys), [*overrides, *name_options], environment=environment)
 
     def with_seed(self, seed: int) -> Experiment:
         """Return the experiment with another seed, without composing and checking it again.
@@ -134,7 +134,7 @@ class Experiment:
         """Seed of the run, the root of all its random numbers."""
         return int(self.config["seed"])
 
-    @cached_property
+    @functools.cached_property
     def hash(self) -> str:
         """Hash of the config without the seed, 8 hexadecimal digits (`run.config_hash`)."""
         return config_hash(self.config)
@@ -146,8 +146,7 @@ class Experiment:
         Raises:
             RunFolderError: `name` leaves `output_root`, or `output_root` cannot be read.
         """
-        root, name = Path(self.config["output_root"]), self.config["name"]
-        return find_folder(root, name, self.hash, self.overrides, self.seed)
+        return find_folder(Path(self.config["output_root"]), self.config["name"], self.hash, self.overrides, self.seed)
 
     def check(self) -> None:
         """Check the config before a run folder is created.
@@ -204,21 +203,18 @@ class Experiment:
 
     def _open(self) -> Run:
         """Open the run folder in the first process of the run; in the others, follow the first one."""
-        from llmrl.run.distributed import open_run
-
-        def first() -> Run:
-            return Run.open(
-                Path(config["output_root"]),
-                config["name"],
-                config,
-                self.overrides,
-                self.seed,
-                digest=self.hash,
-                sinks=lambda: self.resources.sinks,
-            )
-
         config = self.config
-        return open_run(ProcessGroup.join(), config, self.seed, first)
+        open_first = functools.partial(
+            Run.open,
+            Path(config["output_root"]),
+            config["name"],
+            config,
+            self.overrides,
+            self.seed,
+            digest=self.hash,
+            sinks=lambda: self.resources.sinks,
+        )
+        return open_run(ProcessGroup.join(), config, self.seed, open_first)
 
 
 _OPTIONAL_APPLICATIONS = {"method": ("llmrl.finetuning.application", "FinetuneApplication")}

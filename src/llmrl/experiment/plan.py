@@ -55,7 +55,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
     initial_runs = run_references.prerequisite_runs(config)
-    rows += [(run.what, run.plan_text) for run in initial_runs]
+    rows += [(run.purpose, run.plan_text) for run in initial_runs]
     rows += _principal(config, parts)
     rows += _teacher(parts, loop)
     rows += _llm(parts)

@@ -12,10 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrl.config.permissions import check_permissions
 from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunFolderError, RunInUse
 from llmrl.core.threads import daemon_thread
 from llmrl.experiment.run_lookup import is_finished
+from llmrl.results.run_records import UNFINISHED_STATES, read_run
+from llmrl.run.artifacts import CONFIG_NAME, read_config
+from llmrl.run.config_hash import config_hash
+from llmrl.run.folder import find_folder, seed_of
+from llmrl.run.ownership import in_use
 from llmrl.run.progress_bar import active_row, clock
+from llmrl.run.queued import read_queued, typed_overrides
+from llmrl.run.signals import Stopped
 from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
 
 if TYPE_CHECKING:
@@ -33,33 +41,29 @@ class PrerequisiteRun:
     """A run that another run needs.
 
     Attributes:
-        what: purpose of the run, e.g. `pre-training`.
+        purpose: purpose of the run, e.g. `pre-training`.
         name: name of the run in plans.
         config: resolved config as plain data, with digests.
         overrides: overrides that its folder is named after.
         env_steps: environment steps of the run, summed over games.
     """
 
-    what: str
+    purpose: str
     name: str
     config: dict[str, Any]
     overrides: list[str]
     env_steps: int
 
     @classmethod
-    def existing(cls, what: str, name: str, folder: Path, trusted: Sequence[str]) -> PrerequisiteRun:
+    def existing(cls, purpose: str, name: str, folder: Path, trusted: Sequence[str]) -> PrerequisiteRun:
         """Create a prerequisite from a run that has a folder; errors as `saved_experiment`."""
         config, overrides = saved_experiment(folder, trusted)
-        return cls(what, name, config, overrides, config.get("learn", {}).get("env_steps", 0))
+        return cls(purpose, name, config, overrides, config.get("learn", {}).get("env_steps", 0))
 
     @property
     def folder(self) -> Path:
         """The run folder, whether or not it exists."""
-        from llmrl.run.config_hash import config_hash
-        from llmrl.run.folder import find_folder
-
-        root = Path(self.config["output_root"])
-        digest = config_hash(self.config)
+        root, digest = Path(self.config["output_root"]), config_hash(self.config)
         return find_folder(root, self.config["name"], digest, self.overrides, self.config["seed"])
 
     @property
@@ -69,7 +73,7 @@ class PrerequisiteRun:
     @property
     def error_label(self) -> str:
         """Description of the run for error messages."""
-        return f"{self.what}, {self.name}, which this run needs ({self.folder}),"
+        return f"{self.purpose}, {self.name}, which this run needs ({self.folder}),"
 
     @property
     def plan_text(self) -> str:
@@ -87,11 +91,6 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
         ConfigError: the config names code that is not `trusted`.
         RunFolderError: there is no readable config.
     """
-    from llmrl.config.permissions import check_permissions
-    from llmrl.run.artifacts import CONFIG_NAME, read_config
-    from llmrl.run.folder import seed_of
-    from llmrl.run.queued import typed_overrides
-
     config = read_config(folder, trusted)
     check_permissions(config, str(folder / CONFIG_NAME))
     # The folder may be a copy in another place.
@@ -104,51 +103,49 @@ Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
 
 
 def ensure(
-    needed: Sequence[PrerequisiteRun],
+    prerequisites: Sequence[PrerequisiteRun],
     run: Run,
     compute: Compute,
-    away: Callable[[], AbstractContextManager[None]] = nullcontext,
-    passed: int = 0,
-    ahead: int = 1,
+    suspend: Callable[[], AbstractContextManager[None]] = nullcontext,
+    n_stages_before: int = 0,
+    n_stages_after: int = 1,
 ) -> int:
     """Compute the runs that are not finished, in order, or wait for another process or run that computes one.
 
     A run that has ended without a result since a launcher accepted `run` is not tried again.
 
     Args:
-        needed: prerequisite runs, in order.
+        prerequisites: runs that are needed, in order.
         run: run that needs them.
         compute: function that computes a run.
-        away: function that returns a context manager for the time in which `run` waits.
-        passed: number of stages of `run` before these.
-        ahead: number of stages of `run` after these, including the run itself.
+        suspend: function that returns a context manager for the time in which `run` waits.
+        n_stages_before: number of stages of `run` before these.
+        n_stages_after: number of stages of `run` after these, including the run itself.
 
     Returns:
-        The number of finished stages: `passed`, and one for each run that was not finished.
+        The number of finished stages: `n_stages_before`, and one for each run that was not finished.
 
     Raises:
         Stopped: a signal has requested a stop.
         PrerequisiteFailed: one of the runs ended without a result; the message gives the reason.
     """
-    missing = [prerequisite for prerequisite in needed if not prerequisite.finished]
+    missing = [prerequisite for prerequisite in prerequisites if not prerequisite.finished]
     run.status.prerequisites += [
-        PrerequisiteRecord(prerequisite.what, prerequisite.name, str(prerequisite.folder)) for prerequisite in needed
+        PrerequisiteRecord(prerequisite.purpose, prerequisite.name, str(prerequisite.folder))
+        for prerequisite in prerequisites
     ]
-    n_stages = passed + len(missing) + ahead
-    for index, prerequisite in enumerate(missing, start=passed + 1):
-        stage = RunStage(prerequisite.what, prerequisite.name, index, n_stages)
+    n_stages = n_stages_before + len(missing) + n_stages_after
+    for index, prerequisite in enumerate(missing, start=n_stages_before + 1):
+        stage = RunStage(prerequisite.purpose, prerequisite.name, index, n_stages)
         with _track_stage(run, stage, prerequisite.folder, prerequisite.env_steps):
-            _ensure_run(prerequisite, run, compute, away)
-    return passed + len(missing)
+            _ensure_run(prerequisite, run, compute, suspend)
+    return n_stages_before + len(missing)
 
 
 def _ensure_run(
     prerequisite: PrerequisiteRun, run: Run, compute: Compute, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Compute one run, or wait for another process or run that does; arguments and errors are those of `ensure`."""
-    from llmrl.run.ownership import in_use
-    from llmrl.run.signals import Stopped
-
     start, launch = _submission_time_and_folder(run)
     waiting = False
     while not prerequisite.finished:
@@ -158,7 +155,7 @@ def _ensure_run(
             compute(prerequisite.config, prerequisite.overrides)
         except RunInUse as error:
             if not waiting:
-                log.info("%s (%s): another run computes it: %s", prerequisite.what, prerequisite.name, error)
+                log.info("%s (%s): another run computes it: %s", prerequisite.purpose, prerequisite.name, error)
                 start = min(start, time.time())
             waiting = True
             with suspend():
@@ -178,8 +175,6 @@ def _submission_time_and_folder(run: Run) -> tuple[float, str]:
 
     Infinity and an empty text if the run was started without a launcher.
     """
-    from llmrl.run.queued import read_queued
-
     queue_entry = read_queued(run.folder)
     if queue_entry is None or run.status.attempt != queue_entry.attempt + 1:
         return math.inf, ""
@@ -188,9 +183,6 @@ def _submission_time_and_folder(run: Run) -> tuple[float, str]:
 
 def _failure(prerequisite: PrerequisiteRun, start: float, launch: str) -> str | None:
     """Return how the run ended without a result after `start` or in the same launch; None if it did not."""
-    from llmrl.results.run_records import UNFINISHED_STATES, read_run
-    from llmrl.run.queued import read_queued
-
     if not prerequisite.folder.is_dir():
         return None
     record, queue_entry = read_run(prerequisite.folder), read_queued(prerequisite.folder)

@@ -7,29 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from llmrl.core.errors import LlmrlError
+from llmrl.core.printable import print_records
+from llmrl.core.processes import ProcessGroup, leaving_group
 from llmrl.core.threads import exclusive
 from llmrl.experiment.experiment import Experiment, application_of
 from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.command_exit import EXIT_INTERRUPTED, exit_on_error, print_message
+from llmrl.run.signals import Stopped
 
 _VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that log every request or file; this package reports their failures itself."""
 
 
 def compute(
-    config: dict[str, Any], overrides: list[str], seat: ExecutorSeat | None = None, whose: str = ""
+    config: dict[str, Any], overrides: list[str], seat: ExecutorSeat | None = None, label: str = ""
 ) -> float | None:
     """Compute the run of a resolved config as a command does, and return its result; the task of jobs of a sweep.
 
     Args:
         config, overrides, seat: as for `Experiment`.
-        whose: name of the run in messages, where several runs share a process.
+        label: name of the run in messages, where several runs share a process.
 
     Raises:
         SystemExit: the run did not finish.
     """
     command = application_of(config).command
-    with reporting(f"{command} ({whose})" if whose else command):
+    with reporting(f"{command} ({label})" if label else command):
         return run_and_print(Experiment(config, overrides, seat))
 
 
@@ -42,7 +46,6 @@ def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
     Raises:
         LlmrlError, Stopped: as `Experiment.run`.
     """
-    from llmrl.core.processes import ProcessGroup
     from llmrl.display.results import print_plan, print_skipped
 
     if experiment.config["dry_run"]:
@@ -70,9 +73,6 @@ def reporting(name: str) -> Iterator[None]:
     Raises:
         SystemExit: the run did not finish.
     """
-    from llmrl.core.printable import print_records
-    from llmrl.core.processes import ProcessGroup, leaving_group
-    from llmrl.run.signals import Stopped
 
     def report(name: str, text: object) -> None:
         if ProcessGroup.joined().is_main:
@@ -101,16 +101,15 @@ def _expose_errors() -> Iterator[None]:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from llmrl.core.errors import LlmrlError
-
     try:
         yield
     except SystemExit as stop:
         cause, hydra_config = stop.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
-        if hydra_config is None or not isinstance(cause, Exception) or isinstance(cause, LlmrlError):
-            raise
-        if hydra_config.mode == RunMode.MULTIRUN and not str(hydra_config.launcher.get("_target_")).startswith(
-            "hydra_plugins.llmrl"
-        ):
+        is_foreign_sweep = (
+            hydra_config is not None
+            and hydra_config.mode == RunMode.MULTIRUN
+            and not str(hydra_config.launcher.get("_target_")).startswith("hydra_plugins.llmrl")
+        )
+        if is_foreign_sweep and isinstance(cause, Exception) and not isinstance(cause, LlmrlError):
             raise cause from None
         raise

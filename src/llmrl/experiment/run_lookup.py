@@ -25,23 +25,23 @@ class RunReference:
 
     Attributes:
         kind: `run`, `latest` or `preset`.
-        what: prefix of a hash, a name, or `<study>` or `<study>+<treatment>`, according to the kind.
+        target: prefix of a hash, a name, or `<study>` or `<study>+<treatment>`, according to the kind.
         seed: seed of the run; None if the reference has none.
     """
 
     kind: Kind
-    what: str
+    target: str
     seed: int | None
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.what}" + ("" if self.seed is None else f"/{seed_folder(self.seed)}")
+        return f"{self.kind}:{self.target}" + ("" if self.seed is None else f"/{seed_folder(self.seed)}")
 
 
 def parse_reference(text: str) -> RunReference | None:
     """Parse a reference to a run; return None for any other text, such as a folder.
 
     >>> parse_reference("preset:regimes/cleanup_pretrain/s3")
-    RunReference(kind='preset', what='regimes/cleanup_pretrain', seed=3)
+    RunReference(kind='preset', target='regimes/cleanup_pretrain', seed=3)
     >>> parse_reference("outputs/demo") is None
     True
 
@@ -119,11 +119,11 @@ def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     if reference.kind == "preset":
         raise ConfigError(f"{reference} can only be used in options of a run; use run: or latest: here")
     if reference.kind == "latest":
-        newest = newest_run(reference.what, root)
+        newest = newest_run(reference.target, root)
         return [run for run in find_runs(newest.parent) if is_finished(run)]
-    runs = [run for run in find_runs(root) if (hash_of(run) or "").startswith(reference.what)]
+    runs = [run for run in find_runs(root) if (hash_of(run) or "").startswith(reference.target)]
     if not runs:
-        raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.what}")
+        raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.target}")
     if len({hash_of(run) for run in runs}) > 1:
         raise RunFolderError(f"{reference} may be any of {listing(runs)}")
     seeds: dict[int | None, Path] = {}

@@ -268,7 +268,7 @@ def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config:
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
     record = _read_record(path)
     if record is None:
-        digest = hash_of(newest_run(reference.what, root))
+        digest = hash_of(newest_run(reference.target, root))
         record = {
             "key": reference_key.key,
             "reference": str(reference),
@@ -302,7 +302,7 @@ def _preset_run(key: str, reference: RunReference, config: Config) -> Prerequisi
     """Return the run of a preset that the run of `config` names at `key`."""
     # One rule for the presets of all keys: without a seed in the reference, `agent.init_from_seed` determines it.
     seed = _seed(reference.seed, "agent.init_from", config)
-    preset_config, overrides = compose_preset(reference.what, seed, config)
+    preset_config, overrides = compose_preset(reference.target, seed, config)
     steps = preset_config["learn"]["env_steps"]
     return PrerequisiteRun(
         _run_purpose(key),

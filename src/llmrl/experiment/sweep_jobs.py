@@ -117,7 +117,7 @@ def with_prerequisites(jobs: Sequence[Job]) -> list[Job]:
             if run.folder not in first:
                 experiment = Experiment(run.config, run.overrides, environment=job.environment)
                 prerequisite = job_of(experiment, run.overrides)
-                first[run.folder] = replace(prerequisite, what=run.what, name=run.name)
+                first[run.folder] = replace(prerequisite, what=run.purpose, name=run.name)
             after.append(first[run.folder])
         sweep_jobs.append(replace(job, after=tuple(after)) if after else job)
     return [*first.values(), *sweep_jobs]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.plain_data import fitting, parse_record, read_object
+from llmrl.core.plain_data import convert, parse_record, read_object
 from llmrl.run.files import write_json
 from llmrl.run.ownership import job_id
 
@@ -165,7 +165,7 @@ def read_status(folder: Path) -> Status | None:
     path = folder / FILE_NAME
     try:
         content = read_object(path)
-        if fitting(content.get("format", FORMAT), int, "format") > FORMAT:
+        if convert(content.get("format", FORMAT), int, "format") > FORMAT:
             raise RunFolderError(
                 f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
                 "use that version for it, or another output_root"
