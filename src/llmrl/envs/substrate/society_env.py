@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.metrics import Derived, MeanStep, Ratio, quarters
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.core.metrics import Derived, MeanStep, Ratio, quarters
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import RAW_REWARD, Mechanism, Settlement, SocietyEvents
 from llmrl.envs.substrate.grid_text import game_text, grid_codes, grid_planes, observation_text
