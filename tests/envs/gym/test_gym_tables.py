@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from environments import make_env
 from llmrl.agents.search_agent import TabularAgent
-from llmrl.envs.gym.batched.tabular_games import TabularGames
-from llmrl.envs.gym.batched.transition_table import TransitionTable
+from llmrl.envs.gym.batched.tabular_games import TabularGames, TransitionTable
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 from llmrl.envs.gym.tasks import nim
@@ -38,7 +37,7 @@ def random_rules(draw):
 @given(random_rules())
 def test_games_match_gymnasium_loop(case):
     rules, start, rng = case
-    table = TransitionTable.of(rules, start)
+    table = TransitionTable.from_rules(rules, start)
     policies = rng.integers(table.n_actions, size=(6, table.n_states))
     seeds, horizon = rng.integers(2**31, size=6), int(rng.integers(1, 30))
     games = TabularGames(6, table, lambda state, action: np.zeros((1, 1, 3), np.uint8), horizon)
@@ -78,7 +77,7 @@ def test_expected_return_matches_average():
 
 
 def test_chain_values_match_hand_calculation():
-    table = TransitionTable.of(CHAIN, np.array([1.0, 0.0]))
+    table = TransitionTable.from_rules(CHAIN, np.array([1.0, 0.0]))
     assert table.expected_return(np.array([0, 0]), 10) == 4.0
     assert table.expected_return(np.array([1, 0]), 10) == -10.0
     assert table.expected_return(np.array([0, 0]), 1) == -1.0
@@ -86,7 +85,7 @@ def test_chain_values_match_hand_calculation():
 
 
 def test_best_policy_is_optimal_in_small_game():
-    table = TransitionTable.of(nim.rules(), np.eye(11)[10])
+    table = TransitionTable.from_rules(nim.rules(), np.eye(11)[10])
     best = table.expected_return(table.best_policy(), 10)
     rng = np.random.default_rng(0)
     assert all(table.expected_return(rng.integers(3, size=11), 10) <= best for _ in range(200))

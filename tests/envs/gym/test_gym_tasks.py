@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym import tasks
-from llmrl.envs.gym.batched.transition_table import TransitionTable
+from llmrl.envs.gym.batched.tabular_games import TransitionTable
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.tasks import maze, navigation, nim, pong
 
@@ -64,7 +64,7 @@ def best_action(name, inputs, rng):
         # The ball meets the paddle now here, now there, which sends it steeply up and down.
         return 1 if inputs[2] > inputs[0] + rng.integers(-38, 38) else 0
     rules = maze.rules() if "Maze" in name else nim.rules()
-    return int(TransitionTable.of(rules, np.eye(len(rules))[0]).best_policy()[inputs])
+    return int(TransitionTable.from_rules(rules, np.eye(len(rules))[0]).best_policy()[inputs])
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -98,7 +98,7 @@ def test_maze_has_unique_four_step_path():
     assert inputs == (3, 6, 7, 8)
     assert sum(rewards) == pytest.approx(1 - 0.3 / 9, abs=1e-12)
     assert ends == (False, False, False, True)
-    table = TransitionTable.of(maze.rules(), np.eye(9)[0])
+    table = TransitionTable.from_rules(maze.rules(), np.eye(9)[0])
     assert table.expected_return(table.best_policy(), 200) == pytest.approx(0.96667, abs=1e-5)
 
 
@@ -129,10 +129,10 @@ def test_published_maze_removes_goal_at_step_200(parity, terminated, engine):
     for start in range(2):
         games.reset(np.array([start]), active)
         for action in [0] * 196 + [1, 1, 2]:
-            _, _, is_over, is_cut = games.step(np.array([action]), active)
-            assert not (is_over | is_cut)[0]
-        inputs, reward, is_over, is_cut = games.step(np.array([2]), active)
-        assert (inputs[0], reward[0], is_over[0], is_cut[0]) == (8, 1.0, terminated, True)
+            _, _, is_terminated, is_truncated = games.step(np.array([action]), active)
+            assert not (is_terminated | is_truncated)[0]
+        inputs, reward, is_terminated, is_truncated = games.step(np.array([2]), active)
+        assert (inputs[0], reward[0], is_terminated[0], is_truncated[0]) == (8, 1.0, terminated, True)
 
 
 # Nim
@@ -140,14 +140,14 @@ def test_published_maze_removes_goal_at_step_200(parity, terminated, engine):
 
 def optimum(takes: tuple[int, ...]) -> float:
     """Return the maximum expected return over all tables of actions for 1 to 10 sticks, computed exactly."""
-    table = TransitionTable.of(nim.rules(takes), np.eye(11)[10])
-    chance = table.chance
+    table = TransitionTable.from_rules(nim.rules(takes), np.eye(11)[10])
+    chance = table.class_probabilities
     # Fewer sticks are left after every move, so the states 1 to 10 can be valued in this order for all tables at once.
     tables = np.array([*itertools.product(range(3), repeat=10)])
     value = np.zeros((len(tables), 11))
     for remaining in range(1, 11):
         rows = remaining * 3 + tables[:, remaining - 1]
-        next_values = np.take_along_axis(value, table.state[rows], axis=1)
+        next_values = np.take_along_axis(value, table.next_state[rows], axis=1)
         value[:, remaining] = (table.reward[rows] + np.where(table.terminated[rows], 0.0, next_values)) @ chance
     return float(value[:, 10].max())
 
@@ -159,7 +159,7 @@ def test_nim_is_winnable_with_all_actions():
 
 
 def test_nim_winning_moves():
-    table = TransitionTable.of(nim.rules(), np.eye(11)[10])
+    table = TransitionTable.from_rules(nim.rules(), np.eye(11)[10])
     sticks = table.best_policy() + 1
     assert [int(sticks[remaining]) for remaining in (10, 8, 7, 6, 4, 3, 2)] == [1, 3, 2, 1, 3, 2, 1]
 
@@ -258,11 +258,11 @@ def test_paddle_position_determines_bounce():
     env.reset(seed=0)
     games = env._games
     for offset, speed in ((0, -5.0), (40, 0.0), (80, 5.0), (60, 2.5)):
-        games._x[:], games._y[:], games._dx[:], games._dy[:], games._agent_y[:] = 15, 300 + offset, -5, 0, 300
+        games._state[[0, 2, 3, 4, 5], 0] = 300, 15, 300 + offset, -5, 0
         inputs, reward, *_ = env.step(2)
         assert reward == 1.0
         assert (inputs[3], inputs[4]) == (5.0, speed)
-    games._x[:], games._y[:], games._dx[:], games._dy[:] = 15, 381, -5, 0
+    games._state[2:, 0] = 15, 381, -5, 0
     assert env.step(2)[1] == 0.0
 
 
@@ -272,15 +272,16 @@ def test_pong_ball_distance_below_field():
     games.reset(np.arange(5000), np.ones(5000, dtype=bool))
     rng = np.random.default_rng(0)
     # Just before either paddle, which is anywhere, at any height that is possible then.
-    games._x[:] = np.where(np.arange(5000) % 2, 15, 775)
-    games._dx[:] = np.where(np.arange(5000) % 2, -5, 5)
-    games._y[:], games._dy[:] = rng.uniform(-5, 600, 5000), rng.uniform(-5, 5, 5000)
-    games._y[:100], games._dy[:100] = 600, 0
-    games._agent_y[:], games._opponent_y[:] = rng.uniform(0, 520, 5000), rng.uniform(0, 520, 5000)
-    games._agent_y[:2500], games._opponent_y[:2500] = 520, 520
+    player_y, opponent_y, x, y, dx, dy = games._state
+    x[:] = np.where(np.arange(5000) % 2, 15, 775)
+    dx[:] = np.where(np.arange(5000) % 2, -5, 5)
+    y[:], dy[:] = rng.uniform(-5, 600, 5000), rng.uniform(-5, 5, 5000)
+    y[:100], dy[:100] = 600, 0
+    player_y[:], opponent_y[:] = rng.uniform(0, 520, 5000), rng.uniform(0, 520, 5000)
+    player_y[:2500], opponent_y[:2500] = 520, 520
     low, high = games.observation_space.low, games.observation_space.high
     # A ball may turn at the edge and at once meet a paddle; from an impossible height it may leave as it came.
-    possible = (games._y + games._dy >= -5) & (games._y + games._dy <= 600)
+    possible = (y + dy >= -5) & (y + dy <= 600)
     assert possible.mean() > 0.9
     inputs = games.observe()
     for _ in range(60):
@@ -290,7 +291,7 @@ def test_pong_ball_distance_below_field():
         if high[2] - inputs[possible, 2].max() < 0.5:
             break
     else:
-        pytest.fail("the bound is never come near to")
+        pytest.fail("no ball came close to the bound")
 
 
 # Navigation
@@ -299,9 +300,8 @@ def test_pong_ball_distance_below_field():
 def test_sensors_measure_wall_distance():
     games = navigation.NavigationGames(3)
     # Middle of the left straight, looking north; the same looking east; the lower right corner of the upper straight.
-    games._x, games._y = np.array([1.5, 1.0, 18.5]), np.array([10.0, 10.0, 10.0])
-    games._heading = np.array([0.0, math.pi / 2, math.pi])
-    distances = games._measure(np.zeros((3, 5)), slice(None))
+    pose = np.array([(1.5, 1.0, 18.5), (10.0, 10.0, 10.0), (0.0, math.pi / 2, math.pi)])
+    distances = games._measure(pose, np.zeros((3, 5)))
     slant = math.sqrt(2)
     assert distances[0] == pytest.approx([1.5, 1.5 * slant, 10.0, 1.5 * slant, 1.5])
     assert distances[1] == pytest.approx([10.0, 2.0 * slant, 2.0, 2.0 * slant, 10.0])
@@ -312,22 +312,23 @@ def test_robot_moves():
     games = navigation.NavigationGames(2000, horizon=1000)
     games.reset(np.arange(2000), np.ones(2000, dtype=bool))
     for action, distance, turn, reward in ((0, 0.2, 0.0, 5.0), (1, 0.04, 0.2, -0.5), (2, 0.04, -0.2, -0.5)):
-        games._x[:], games._y[:], games._heading[:] = 1.5, 10.0, 0.0
+        games._pose[:] = np.array([1.5, 10.0, 0.0])[:, None]
         _, rewards, terminated, _ = games.step(np.full(2000, action), np.ones(2000, dtype=bool))
         assert set(rewards) == {reward}
         assert not terminated.any()
         # North is along y: 0.02 m and 0.02 rad of noise, so 0.0004 of their means.
-        assert (games._y - 10.0).mean() == pytest.approx(distance, abs=0.002)
-        assert (games._y - 10.0).std() == pytest.approx(0.02, abs=0.002)
-        assert games._heading.mean() == pytest.approx(turn, abs=0.002)
-        assert games._heading.std() == pytest.approx(0.02, abs=0.002)
+        _, y, heading = games._pose
+        assert (y - 10.0).mean() == pytest.approx(distance, abs=0.002)
+        assert (y - 10.0).std() == pytest.approx(0.02, abs=0.002)
+        assert heading.mean() == pytest.approx(turn, abs=0.002)
+        assert heading.std() == pytest.approx(0.02, abs=0.002)
 
 
 def test_robot_crashes_near_walls():
     games = navigation.NavigationGames(500)
     inputs = games.reset(np.arange(500), np.ones(500, dtype=bool))
     assert (inputs > 1.0).all()
-    games._x[:], games._y[:], games._heading[:] = 0.5, 10.0, -math.pi / 2
+    games._pose[:] = np.array([0.5, 10.0, -math.pi / 2])[:, None]
     _, reward, terminated, _ = games.step(np.zeros(500, dtype=np.int64), np.ones(500, dtype=bool))
     assert set(reward) == {-200.0}
     assert terminated.all()

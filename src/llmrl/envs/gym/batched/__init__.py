@@ -1,6 +1,16 @@
 """Environments as arrays: many games in lock step, each equal to Gymnasium's own at every step."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 _BATCHED = "llmrl.envs.gym.batched"
 _TASKS = "llmrl.envs.gym.tasks"
@@ -21,3 +31,101 @@ BATCHED: Mapping[str, str] = {
 }
 """Gymnasium's id -> `module:function` that makes games, given their number, a horizon and arguments of the
 environment. It returns None if there is no engine with these arguments."""
+
+
+class BatchedGames(ABC):
+    """Base class of `Games` whose state consists of arrays.
+
+    Args:
+        n: number of games.
+        observation_space: observation space of one game.
+        action_space: action space of one game.
+        horizon: steps after which an episode is truncated; None: never.
+
+    Attributes:
+        time: number of steps of each game's episode so far, [n].
+    """
+
+    def __init__(self, n: int, observation_space: Space[Any], action_space: Space[Any], horizon: int | None) -> None:
+        self.n = n
+        self.observation_space, self.action_space, self.horizon = observation_space, action_space, horizon
+        self.always_ends = horizon is not None
+        self.infos: Sequence[Mapping[str, Any]] = ({},) * n
+        self.time = np.zeros(n, dtype=np.int64)
+        self._rngs: list[np.random.Generator | None] = [None] * n
+
+    @abstractmethod
+    def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
+        """Put games `indices` [m] into start states, drawn from the generators `rngs` [m]."""
+
+    @abstractmethod
+    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Advance the games that are `playing` [n] (None: all); return rewards [n] and whether games terminated [n].
+
+        Returned values of other games are ignored; their state must not change.
+        """
+
+    @abstractmethod
+    def observe(self) -> NDArray[Any]:
+        """Return the observations of all games, [n, ...], in a new array."""
+
+    @abstractmethod
+    def render(self, index: int) -> NDArray[np.uint8]:
+        """Return a frame of one game, [height, width, 3]."""
+
+    def reset(self, seeds: NDArray[np.int64], mask: NDArray[np.bool_]) -> NDArray[Any]:
+        games = np.flatnonzero(mask)
+        self.start(games, [np.random.default_rng(int(seed)) for seed in seeds[games]])
+        return self.observe()
+
+    def start(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
+        """Start games `indices` [m], which draw from the generators `rngs` [m]."""
+        self.set_start_states(indices, rngs)
+        self.time[indices] = 0
+        for game, rng in zip(indices.tolist(), rngs, strict=True):
+            self._rngs[game] = rng
+
+    def reseed(self, seeds: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
+        for game in np.flatnonzero(mask).tolist():
+            self._rngs[game] = np.random.default_rng(int(seeds[game]))
+
+    def draw(
+        self,
+        width: int,
+        playing: NDArray[np.bool_] | None,
+        distribution: Literal["random", "standard_normal"] = "random",
+    ) -> NDArray[np.float64]:
+        """Return the next random numbers of the games that are `playing` [n] (None: all), [n, width].
+
+        `distribution`: uniform on [0, 1) or standard normal. A game draws from the generator that started it, so it
+        gets the numbers of Gymnasium's environment. Numbers of other games are 0.
+        """
+        numbers = np.zeros((self.n, width))
+        for game in range(self.n) if playing is None else np.flatnonzero(playing).tolist():
+            if (rng := self._rngs[game]) is not None:
+                getattr(rng, distribution)(out=numbers[game])
+        return numbers
+
+    def step(
+        self, actions: Any, playing: NDArray[np.bool_]
+    ) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+        self.time += playing
+        reward, terminated = self.advance(actions, None if playing.all() else playing)
+        truncated = playing & (self.time >= (self.horizon or np.inf))
+        return self.observe(), reward * playing, terminated & playing, truncated
+
+    def close(self) -> None:  # noqa: B027
+        """Do nothing: there are no resources."""
+
+
+def check_choices(actions: Any, n: int) -> NDArray[np.int64]:
+    """Return discrete actions, of any shape, as int64.
+
+    Raises:
+        ValueError: an action is not in 0 .. n - 1.
+    """
+    indices = np.ascontiguousarray(actions, dtype=np.int64)
+    # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
+    if np.count_nonzero(indices.view(np.uint64) >= n):
+        raise ValueError(f"actions must be 0 to {n - 1}, got {indices.min()} to {indices.max()}")
+    return indices

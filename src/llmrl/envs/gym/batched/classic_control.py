@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, choices
+from llmrl.envs.gym.batched import BatchedGames, check_choices
 
 _POLE_MASS, _HALF_LENGTH, _TOTAL_MASS = 0.1, 0.5, 0.1 + 1.0
 _POLE_MOMENT = _POLE_MASS * _HALF_LENGTH
@@ -21,7 +21,7 @@ _FORCE, _GRAVITY, _GOAL = 0.001, 0.0025, 0.5
 _POWER, _CONTINUOUS_GOAL = 0.0015, 0.45
 
 
-class ClassicControlGames(ArrayGames):
+class ClassicControlGames(BatchedGames):
     """Base class of games whose state is a few numbers, and which Gymnasium's own environment draws.
 
     Args:
@@ -60,14 +60,14 @@ class CartPoleGames(ClassicControlGames):
         super().__init__(n, env, horizon, np.zeros((4, n)))
         self._sutton_barto_reward = sutton_barto_reward
 
-    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        for game, source in zip(indices.tolist(), sources, strict=True):
-            self._state[:, game] = source.uniform(low=-0.05, high=0.05, size=(4,))
+    def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
+        for game, rng in zip(indices.tolist(), rngs, strict=True):
+            self._state[:, game] = rng.uniform(low=-0.05, high=0.05, size=(4,))
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Advance by Gymnasium's operations in the same order, so that rounding is equal."""
         _, x_dot, theta, theta_dot = self._state
-        force = np.where(choices(actions, 2) == 1, _CART_FORCE, -_CART_FORCE)
+        force = np.where(check_choices(actions, 2) == 1, _CART_FORCE, -_CART_FORCE)
         cos, sin = np.cos(theta), np.sin(theta)
         push = (force + _POLE_MOMENT * np.square(theta_dot) * sin) / _TOTAL_MASS
         resistance = _HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * np.square(cos) / _TOTAL_MASS)
@@ -95,12 +95,12 @@ class MountainCarGames(ClassicControlGames):
         super().__init__(n, env, horizon, np.zeros((2, n)))  # position and velocity
         self._goal_velocity = goal_velocity
 
-    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        self._state[0, indices] = [source.uniform(low=-0.6, high=-0.4) for source in sources]
+    def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
+        self._state[0, indices] = [rng.uniform(low=-0.6, high=-0.4) for rng in rngs]
         self._state[1, indices] = 0.0
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        push = (choices(actions, 3) - 1) * _FORCE + _slopes(3 * self._state[0]) * -_GRAVITY
+        push = (check_choices(actions, 3) - 1) * _FORCE + _slopes(3 * self._state[0]) * -_GRAVITY
         state = _move(self._state[0], self._state[1], push)
         self._state = state if playing is None else np.where(playing, state, self._state)
         return np.full(self.n, -1.0), (state[0] >= _GOAL) & (state[1] >= self._goal_velocity)
@@ -128,8 +128,8 @@ class MountainCarContinuousGames(ClassicControlGames):
         self._start = np.zeros(n)
         self._first = np.ones(n, dtype=bool)
 
-    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        self._start[indices] = [source.uniform(low=-0.6, high=-0.4) for source in sources]
+    def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
+        self._start[indices] = [rng.uniform(low=-0.6, high=-0.4) for rng in rngs]
         self._state[0, indices], self._state[1, indices] = self._start[indices], 0.0
         self._first[indices] = True
 

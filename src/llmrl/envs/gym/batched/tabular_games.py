@@ -1,60 +1,151 @@
-"""Batched games with few states, played from a table of transitions."""
+"""Batched games with few states: their transition tables, expected returns and best policies, and play from tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, choices
-from llmrl.envs.gym.batched.transition_table import TransitionTable
+from llmrl.envs.gym.batched import BatchedGames, check_choices
+
+Outcome = tuple[float, int, float, bool]
+"""Probability, next state, reward, and whether the episode terminates."""
+TransitionRules = Mapping[int, Mapping[int, Sequence[Outcome]]]
+"""State -> action -> outcomes, the attribute `P` of Gymnasium's toy-text environments."""
+
+_TOLERANCE = 1e-9
+"""Maximum difference between the values of equally good actions."""
 
 
-class TabularGames(ArrayGames):
+@dataclass(frozen=True)
+class TransitionTable:
+    """The outcome of each action in each state, for each class of the random number that is drawn.
+
+    Gymnasium draws a number on [0, 1) and takes the first outcome whose cumulative probability exceeds it (the very
+    first outcome if rounding leaves none). The cumulative probabilities of all states and actions divide [0, 1) into c
+    classes. Numbers of one class have the same outcome.
+
+    Attributes:
+        n_states: number of states, 0 to n_states - 1.
+        n_actions: number of actions, 0 to n_actions - 1.
+        boundaries: boundaries between classes, [c - 1], ascending.
+        next_state: next state, [n_states * n_actions, c].
+        reward: reward, [n_states * n_actions, c].
+        terminated: whether the episode terminates, [n_states * n_actions, c].
+        start_cdf: cumulative probabilities of the start states, [n_states].
+    """
+
+    n_states: int
+    n_actions: int
+    boundaries: NDArray[np.float64]
+    next_state: NDArray[np.int64]
+    reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    start_cdf: NDArray[np.float64]
+
+    @classmethod
+    def from_rules(cls, rules: TransitionRules, start: NDArray[np.float64]) -> TransitionTable:
+        """Return the table of `rules`, for games that start in state i with probability `start[i]`."""
+        n_states, n_actions = len(rules), len(rules[0])
+        cases = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
+        cumulative = [np.cumsum([outcome[0] for outcome in case]) for case in cases]
+        boundaries = np.unique(np.concatenate(cumulative))
+        # Random numbers are below 1, so larger sums bound no class.
+        boundaries = boundaries[boundaries < 1]
+        lowest = np.append(0.0, boundaries)
+        outcomes = [
+            [case[i] for i in (sums[:, None] > lowest).argmax(axis=0).tolist()]
+            for case, sums in zip(cases, cumulative, strict=True)
+        ]
+        return cls(
+            n_states,
+            n_actions,
+            boundaries,
+            np.array([[outcome[1] for outcome in classes] for classes in outcomes], dtype=np.int64),
+            np.array([[outcome[2] for outcome in classes] for classes in outcomes], dtype=np.float64),
+            np.array([[outcome[3] for outcome in classes] for classes in outcomes], dtype=bool),
+            np.cumsum(start),
+        )
+
+    @property
+    def class_probabilities(self) -> NDArray[np.float64]:
+        """Probability of each class, [c]."""
+        return np.diff(self.boundaries, prepend=0.0, append=1.0)
+
+    def expected_return(self, policy: NDArray[np.int64], horizon: int) -> float:
+        """Return the expected return of an episode of at most `horizon` steps, with action `policy[i]` in state i."""
+        rows = np.arange(self.n_states) * self.n_actions + policy
+        value = np.zeros(self.n_states)
+        for _ in range(horizon):
+            value = self._action_values(value)[rows]
+        return float(np.diff(self.start_cdf, prepend=0.0) @ value)
+
+    def best_policy(self, sweeps: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
+        """Return the action of highest expected return in each state, [n_states], without a horizon.
+
+        Value iteration, which ends after `sweeps`, or when no value changes by 1e-12 or more. Of equally good actions,
+        the first is returned. With `discount` 1, waiting for ever would be as good as going to a reward.
+        """
+        value = np.zeros(self.n_states)
+        for _ in range(sweeps):
+            action_values = self._action_values(discount * value).reshape(self.n_states, self.n_actions)
+            previous_value, value = value, action_values.max(axis=1)
+            if np.abs(value - previous_value).max() < 1e-12:
+                break
+        policy: NDArray[np.int64] = (action_values >= value[:, None] - _TOLERANCE).argmax(axis=1)
+        return policy
+
+    def _action_values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the expected reward plus next value of each action in each state, [n_states * n_actions]."""
+        next_value = np.where(self.terminated, 0.0, value[self.next_state])
+        return (self.reward + next_value) @ self.class_probabilities
+
+
+class TabularGames(BatchedGames):
     """Games with one transition table, equal to Gymnasium's toy-text environments draw for draw.
 
     Args:
         n: number of games.
         table: rules of the games.
-        picture: function `picture(state, action)` that renders a game in `state`, reached by `action` (None: at the
-            start).
+        render_state: function of a state, and the action that led to it (None: at the start), that returns a frame.
         horizon: steps after which an episode is truncated; None: never.
-        masks: legal actions in each state, [n_states, n_actions], for `info["action_mask"]`; None: no masks.
+        action_masks: legal actions in each state, [n_states, n_actions], for `info["action_mask"]`; None: no masks.
     """
 
     def __init__(
         self,
         n: int,
         table: TransitionTable,
-        picture: Callable[[int, int | None], NDArray[np.uint8]],
+        render_state: Callable[[int, int | None], NDArray[np.uint8]],
         horizon: int | None = None,
-        masks: NDArray[np.int8] | None = None,
+        action_masks: NDArray[np.int8] | None = None,
     ) -> None:
         from gymnasium import spaces
 
         super().__init__(n, spaces.Discrete(table.n_states), spaces.Discrete(table.n_actions), horizon)
         self.table = table
-        self._picture, self._masks = picture, masks
+        self._render_state, self._action_masks = render_state, action_masks
         self._state = np.zeros(n, dtype=np.int64)
         self._action = np.full(n, -1, dtype=np.int64)
         self._update_infos()
 
-    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        for game, source in zip(indices.tolist(), sources, strict=True):
-            self._state[game] = np.argmax(self.table.start > source.random())
+    def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
+        for game, rng in zip(indices.tolist(), rngs, strict=True):
+            self._state[game] = np.argmax(self.table.start_cdf > rng.random())
         self._action[indices] = -1
         self._update_infos()
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        table, action = self.table, choices(actions, self.table.n_actions)
+        table, action = self.table, check_choices(actions, self.table.n_actions)
         outcome_index = self._state * table.n_actions + action
-        if len(table.sums):
-            outcomes = table.sums.searchsorted(self.draw(1, playing)[:, 0], side="right")
-            outcome_index = outcome_index * table.state.shape[1] + outcomes
-        state = table.state.take(outcome_index)
+        if len(table.boundaries):
+            classes = table.boundaries.searchsorted(self.draw(1, playing)[:, 0], side="right")
+            outcome_index = outcome_index * table.next_state.shape[1] + classes
+        state = table.next_state.take(outcome_index)
         self._state = state if playing is None else np.where(playing, state, self._state)
         self._action = action if playing is None else np.where(playing, action, self._action)
         self._update_infos()
@@ -65,11 +156,11 @@ class TabularGames(ArrayGames):
 
     def render(self, index: int) -> NDArray[np.uint8]:
         action = int(self._action[index])
-        return self._picture(int(self._state[index]), None if action < 0 else action)
+        return self._render_state(int(self._state[index]), None if action < 0 else action)
 
     def _update_infos(self) -> None:
-        if self._masks is not None:
-            self.infos = [{"action_mask": mask} for mask in self._masks[self._state]]
+        if self._action_masks is not None:
+            self.infos = [{"action_mask": mask} for mask in self._action_masks[self._state]]
 
 
 def _toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any) -> TabularGames | None:
@@ -82,16 +173,16 @@ def _toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any
     if kwargs.get("fickle_passenger"):
         return None
     env: Any = load_env_creator(entry_point)(render_mode="rgb_array", **kwargs)
-    table = TransitionTable.of(env.P, env.initial_state_distrib)
+    table = TransitionTable.from_rules(env.P, env.initial_state_distrib)
 
-    def picture(state: int, action: int | None) -> NDArray[np.uint8]:
+    def render_state(state: int, action: int | None) -> NDArray[np.uint8]:
         env.s, env.lastaction = state, action
         return np.asarray(env.render())
 
-    masks = None
+    action_masks = None
     if hasattr(env, "action_mask"):
-        masks = np.stack([env.action_mask(state) for state in range(table.n_states)])
-    return TabularGames(n, table, picture, horizon, masks)
+        action_masks = np.stack([env.action_mask(state) for state in range(table.n_states)])
+    return TabularGames(n, table, render_state, horizon, action_masks)
 
 
 frozen_lake_games = partial(_toy_text_games, "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")

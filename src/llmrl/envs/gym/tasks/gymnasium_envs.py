@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames
+from llmrl.envs.gym.batched import BatchedGames
 from llmrl.envs.gym.tasks import maze, navigation, nim, pong
 
 _PLAYING = np.ones(1, dtype=bool)
@@ -33,7 +33,7 @@ class SingleGameEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        games: ArrayGames,
+        games: BatchedGames,
         goal: str,
         observations: Mapping[str, Mapping[str, Any]],
         actions: Mapping[str, str],
@@ -47,7 +47,7 @@ class SingleGameEnv(gymnasium.Env[Any, Any]):
         return self._goal
 
     def get_observation_schema(self) -> dict[str, dict[str, Any]]:
-        return {name: dict(entry) for name, entry in self._observations.items()}
+        return {name: dict(description) for name, description in self._observations.items()}
 
     def get_action_schema(self) -> dict[str, str]:
         return dict(self._actions)

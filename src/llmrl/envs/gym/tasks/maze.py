@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.tabular_games import TabularGames
-from llmrl.envs.gym.batched.transition_table import Rules, TransitionTable
+from llmrl.envs.gym.batched.tabular_games import Outcome, TabularGames, TransitionRules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
 SIDE = 3
@@ -29,7 +28,7 @@ ACTIONS = {
     "west": "one cell to the left (column - 1)",
 }
 _MOVES = ((0, -1), (0, 1), (1, 0), (-1, 0))
-_OPEN = frozenset({(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8)})
+_PASSAGES = frozenset({(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8)})
 """Neighboring cells without a wall between them, the smaller first; cell y * 3 + x is in column x and row y."""
 GOAL = SIDE * SIDE - 1
 _STEP_COST = 0.1 / SIDE**2
@@ -42,7 +41,7 @@ _CELL = 100
 """Pixels of a cell along either axis."""
 
 
-def rules() -> Rules:
+def rules() -> TransitionRules:
     """Return the rules: from cell 0 to cell 8; -0.1/9 per step, 1 for the step into the goal, which ends the episode.
 
     Walls stop a move.
@@ -50,10 +49,10 @@ def rules() -> Rules:
     return {cell: {action: [_outcome(cell, move)] for action, move in enumerate(_MOVES)} for cell in range(SIDE**2)}
 
 
-def _outcome(cell: int, move: tuple[int, int]) -> tuple[float, int, float, bool]:
+def _outcome(cell: int, move: tuple[int, int]) -> Outcome:
     x, y = cell % SIDE + move[0], cell // SIDE + move[1]
     target = y * SIDE + x
-    if cell != GOAL and 0 <= x < SIDE and 0 <= y < SIDE and (min(cell, target), max(cell, target)) in _OPEN:
+    if cell != GOAL and 0 <= x < SIDE and 0 <= y < SIDE and (min(cell, target), max(cell, target)) in _PASSAGES:
         cell = target
     return (1.0, cell, 1.0, True) if cell == GOAL else (1.0, cell, -_STEP_COST, False)
 
@@ -68,8 +67,8 @@ class MazeGames(TabularGames):
     """
 
     def __init__(self, n: int, horizon: int | None = None, parity: bool = False) -> None:
-        table = TransitionTable.of(rules(), np.eye(SIDE**2)[0])
-        super().__init__(n, table, lambda state, _: picture(state), horizon)
+        table = TransitionTable.from_rules(rules(), np.eye(SIDE**2)[0])
+        super().__init__(n, table, lambda state, _: render_state(state), horizon)
         self._parity = parity
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -77,7 +76,7 @@ class MazeGames(TabularGames):
         return reward, (terminated & (self.time < _PARITY_STEP) if self._parity else terminated)
 
 
-def picture(cell: int) -> NDArray[np.uint8]:
+def render_state(cell: int) -> NDArray[np.uint8]:
     """Return a frame of the maze with the player in `cell`, [300, 300, 3]; the goal is green."""
     side = SIDE * _CELL
     image = canvas.Canvas(side, side)
@@ -85,9 +84,9 @@ def picture(cell: int) -> NDArray[np.uint8]:
     image.box(x, y, _CELL, _CELL, canvas.GREEN)
     for square in range(SIDE**2):
         column, row = square % SIDE, square // SIDE
-        if column < SIDE - 1 and (square, square + 1) not in _OPEN:
+        if column < SIDE - 1 and (square, square + 1) not in _PASSAGES:
             image.box((column + 1) * _CELL - 2, row * _CELL, 4, _CELL, canvas.INK)
-        if row < SIDE - 1 and (square, square + SIDE) not in _OPEN:
+        if row < SIDE - 1 and (square, square + SIDE) not in _PASSAGES:
             image.box(column * _CELL, (row + 1) * _CELL - 2, _CELL, 4, canvas.INK)
     for edge in ((0, 0, side, 4), (0, side - 4, side, 4), (0, 0, 4, side), (side - 4, 0, 4, side)):
         image.box(*edge, canvas.INK)

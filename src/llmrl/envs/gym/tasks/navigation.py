@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, choices
+from llmrl.envs.gym.batched import BatchedGames, check_choices
 from llmrl.envs.gym.tasks import canvas
 
 GOAL_TEXT = (
@@ -51,7 +51,7 @@ _SCALE, _MARGIN = 18, 20
 
 
 def _sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    return [(corner, polygon[(i + 1) % len(polygon)]) for i, corner in enumerate(polygon)]
+    return list(zip(polygon, (*polygon[1:], polygon[0]), strict=True))
 
 
 def _walls(axis: int) -> NDArray[np.float64]:
@@ -59,14 +59,11 @@ def _walls(axis: int) -> NDArray[np.float64]:
 
     Columns are that coordinate, and the ends along the other one.
     """
-    rows = []
-    for start, end in _sides(_OUTER) + _sides(_INNER):
-        if start[axis] == end[axis]:
-            rows.append((start[axis], *sorted((start[1 - axis], end[1 - axis]))))
-    return np.array(rows)
+    sides = [(start, end) for start, end in _sides(_OUTER) + _sides(_INNER) if start[axis] == end[axis]]
+    return np.array([(start[axis], *sorted((start[1 - axis], end[1 - axis]))) for start, end in sides])
 
 
-class NavigationGames(ArrayGames):
+class NavigationGames(BatchedGames):
     """Games of driving around a corridor of 3 m width and six straights without touching its walls.
 
     **Observation.** Five distances to the nearest wall, m, float32, from the left side over the front to the right
@@ -92,45 +89,41 @@ class NavigationGames(ArrayGames):
         super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
         self._vertical_walls, self._horizontal_walls = _walls(0), _walls(1)
         self._legs = _sides(_MIDDLE)
-        # The heading is clockwise from north; y increases to the north.
-        self._x, self._y, self._heading = np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)
+        # Coordinates x and y, and the heading, which is clockwise from north; y increases to the north.
+        self._pose = np.array((np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)))
         self._ranges = np.full((n, len(_ANGLES)), _FURTHEST)
 
-    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+    def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
         noise = np.zeros((len(indices), len(_ANGLES)))
-        for i, (game, source) in enumerate(zip(indices.tolist(), sources, strict=True)):
-            (x0, y0), (x1, y1) = self._legs[int(source.integers(len(self._legs)))]
-            fraction = source.random()
-            self._x[game], self._y[game] = x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)
-            self._heading[game] = source.uniform(-math.pi, math.pi)
-            noise[i] = source.standard_normal(len(_ANGLES))
-        self._ranges[indices] = self._measure(noise, indices)
+        for i, (game, rng) in enumerate(zip(indices.tolist(), rngs, strict=True)):
+            (x0, y0), (x1, y1) = self._legs[int(rng.integers(len(self._legs)))]
+            fraction = rng.random()
+            x, y = x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)
+            self._pose[:, game] = x, y, rng.uniform(-math.pi, math.pi)
+            noise[i] = rng.standard_normal(len(_ANGLES))
+        self._ranges[indices] = self._measure(self._pose[:, indices], noise)
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        action = choices(actions, len(ACTIONS))
+        action = check_choices(actions, len(ACTIONS))
         noise = self.draw(2 + len(_ANGLES), playing, "standard_normal")
         distance = _DISTANCE[action] + _NOISE * noise[:, 0]
         turn = _TURN[action] + _NOISE * noise[:, 1]
-        old_state = (self._x, self._y, self._heading, self._ranges)
-        self._x = self._x + distance * np.sin(self._heading)
-        self._y = self._y + distance * np.cos(self._heading)
-        self._heading = self._heading + turn
-        self._ranges = self._measure(noise[:, 2:], slice(None))
-        crashed: NDArray[np.bool_] = np.any(self._ranges < _CRASH_RANGE, axis=1)
-        if playing is not None:
-            x, y, heading, ranges = old_state
-            self._x, self._y = np.where(playing, self._x, x), np.where(playing, self._y, y)
-            self._heading = np.where(playing, self._heading, heading)
-            self._ranges = np.where(playing[:, None], self._ranges, ranges)
+        x, y, heading = self._pose
+        pose = np.array((x + distance * np.sin(heading), y + distance * np.cos(heading), heading + turn))
+        ranges = self._measure(pose, noise[:, 2:])
+        self._pose = pose if playing is None else np.where(playing, pose, self._pose)
+        self._ranges = ranges if playing is None else np.where(playing[:, None], ranges, self._ranges)
+        crashed: NDArray[np.bool_] = np.any(ranges < _CRASH_RANGE, axis=1)
         return np.where(crashed, _CRASH_REWARD, _REWARD[action]), crashed
 
     def observe(self) -> NDArray[np.float32]:
         return self._ranges.astype(np.float32)
 
-    def _measure(self, noise: NDArray[np.float64], games: Any) -> NDArray[np.float64]:
-        """Return the measurements of the sensors of `games`, given standard normal `noise` [m, 5]; both [m, 5]."""
-        angles = self._heading[games][:, None] + _ANGLES
-        x, y, east, north = self._x[games], self._y[games], np.sin(angles), np.cos(angles)
+    def _measure(self, pose: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the measurements of the sensors at `pose` [3, m], given standard normal `noise` [m, 5]; [m, 5]."""
+        x, y, heading = pose
+        angles = heading[:, None] + _ANGLES
+        east, north = np.sin(angles), np.cos(angles)
         with np.errstate(divide="ignore", invalid="ignore"):
             distance = np.minimum(
                 _ray_distances(self._vertical_walls, x, y, east, north),
@@ -146,19 +139,18 @@ class NavigationGames(ArrayGames):
         side = 20 * _SCALE + 2 * _MARGIN
         image = canvas.Canvas(side, side)
 
-        def place(x: float, y: float) -> tuple[float, float]:
+        def to_pixels(x: float, y: float) -> tuple[float, float]:
             return _MARGIN + x * _SCALE, side - _MARGIN - y * _SCALE
 
         for start, end in _sides(_OUTER) + _sides(_INNER):
-            image.line(place(*start), place(*end), canvas.INK)
-        x, y, heading = float(self._x[index]), float(self._y[index]), float(self._heading[index])
+            image.line(to_pixels(*start), to_pixels(*end), canvas.INK)
+        x, y, heading = self._pose[:, index].tolist()
         for angle, distance in zip(_ANGLES + heading, self._ranges[index].tolist(), strict=True):
-            image.line(
-                place(x, y), place(x + distance * math.sin(angle), y + distance * math.cos(angle)), canvas.GRAY, 1.5
-            )
-        image.disc(*place(x, y), 0.4 * _SCALE, canvas.BLUE)
-        nose = place(x + 0.4 * math.sin(heading), y + 0.4 * math.cos(heading))
-        image.line(place(x, y), nose, canvas.PAPER, 2.5)
+            end = to_pixels(x + distance * math.sin(angle), y + distance * math.cos(angle))
+            image.line(to_pixels(x, y), end, canvas.GRAY, 1.5)
+        image.disc(*to_pixels(x, y), 0.4 * _SCALE, canvas.BLUE)
+        front = to_pixels(x + 0.4 * math.sin(heading), y + 0.4 * math.cos(heading))
+        image.line(to_pixels(x, y), front, canvas.PAPER, 2.5)
         return image.image
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.batched.tabular_games import TabularGames
-from llmrl.envs.gym.batched.transition_table import Outcome, Rules, TransitionTable
+from llmrl.envs.gym.batched.tabular_games import Outcome, TabularGames, TransitionRules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
 OBSERVATIONS = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
@@ -34,7 +33,7 @@ def goal_text(takes: Sequence[int] = TAKES) -> str:
     )
 
 
-def rules(takes: Sequence[int] = TAKES) -> Rules:
+def rules(takes: Sequence[int] = TAKES) -> TransitionRules:
     """Return the rules: player and opponent take 1 to 3 sticks in turn; the one who takes the last loses.
 
     The reward is 1 or -1. The opponent leaves 1 more than a multiple of 4 if possible, which wins; otherwise it takes
@@ -73,11 +72,11 @@ def nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) 
     """
     if len(takes) != MAX_TAKE or any(not isinstance(sticks, int) or sticks < 0 for sticks in takes):
         raise ConfigError(f"env.kwargs.takes={list(takes)} must be three numbers of sticks >= 0, e.g. [1, 2, 3]")
-    start = np.eye(STICKS + 1)[STICKS]
-    return TabularGames(n, TransitionTable.of(rules(takes), start), lambda state, _: picture(state), horizon)
+    table = TransitionTable.from_rules(rules(takes), np.eye(STICKS + 1)[STICKS])
+    return TabularGames(n, table, lambda state, _: render_state(state), horizon)
 
 
-def picture(remaining: int) -> NDArray[np.uint8]:
+def render_state(remaining: int) -> NDArray[np.uint8]:
     """Return a frame of the table, [160, 400, 3]: remaining sticks are dark, others light."""
     image = canvas.Canvas(40 * STICKS, 160)
     for stick in range(STICKS):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, choices
+from llmrl.envs.gym.batched import BatchedGames, check_choices
 from llmrl.envs.gym.tasks import canvas
 
 WIDTH, HEIGHT = 800, 600
@@ -35,7 +35,7 @@ _LOW = np.array([PADDLE / 2, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED]
 _HIGH = np.array([HEIGHT - PADDLE / 2, WIDTH - BALL + BALL_SPEED, HEIGHT + BALL_SPEED, BALL_SPEED, BALL_SPEED])
 
 
-class PongGames(ArrayGames):
+class PongGames(BatchedGames):
     """Games of Pong on 800 x 600 pixels, y downwards; the player has the left paddle.
 
     The rules and random numbers are those of `Pong-v0`, published with ProPS (https://github.com/props-llm).
@@ -61,51 +61,45 @@ class PongGames(ArrayGames):
 
         space = spaces.Box(_LOW.astype(np.float32), _HIGH.astype(np.float32), dtype=np.float32)
         super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
-        # Upper edges of the two paddles, then position and velocity of the ball.
-        self._agent_y, self._opponent_y = np.zeros(n), np.zeros(n)
-        self._x, self._y, self._dx, self._dy = (np.zeros(n) for _ in range(4))
+        # Upper edges of the player's and the opponent's paddles, then position and velocity of the ball.
+        self._state = np.zeros((6, n))
 
-    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        self._agent_y[indices] = self._opponent_y[indices] = (HEIGHT - PADDLE) / 2
-        self._x[indices], self._y[indices] = WIDTH / 2, HEIGHT / 2
-        draws = np.array([(source.integers(2), source.uniform(-BALL_SPEED, BALL_SPEED)) for source in sources])
-        draws = draws.reshape(-1, 2)
-        self._dx[indices] = np.where(draws[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
-        self._dy[indices] = draws[:, 1]
+    def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
+        draws = np.array([(rng.integers(2), rng.uniform(-BALL_SPEED, BALL_SPEED)) for rng in rngs]).reshape(-1, 2)
+        start = np.array([(HEIGHT - PADDLE) / 2, (HEIGHT - PADDLE) / 2, WIDTH / 2, HEIGHT / 2])
+        self._state[:4, indices] = start[:, None]
+        self._state[4, indices] = np.where(draws[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
+        self._state[5, indices] = draws[:, 1]
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        player_y, opponent_y, x, y, dx, dy = self._state
         top = HEIGHT - PADDLE
-        agent_y = np.clip(self._agent_y + _SHIFT[choices(actions, len(ACTIONS))], 0, top)
-        step = np.where(self._opponent_y + PADDLE / 2 < self._y, PADDLE_SPEED, -PADDLE_SPEED)
-        opponent_y = np.clip(self._opponent_y + step, 0, top)
-        x, y = self._x + self._dx, self._y + self._dy
-        dx, dy = self._dx, np.where((y <= 0) | (y >= HEIGHT - BALL), -self._dy, self._dy)
-        returns = (dx < 0) & (x <= PADDLE_WIDTH) & (agent_y <= y) & (y <= agent_y + PADDLE)
+        player_y = np.clip(player_y + _SHIFT[check_choices(actions, len(ACTIONS))], 0, top)
+        opponent_shift = np.where(opponent_y + PADDLE / 2 < y, PADDLE_SPEED, -PADDLE_SPEED)
+        opponent_y = np.clip(opponent_y + opponent_shift, 0, top)
+        x, y = x + dx, y + dy
+        dy = np.where((y <= 0) | (y >= HEIGHT - BALL), -dy, dy)
+        returns = (dx < 0) & (x <= PADDLE_WIDTH) & (player_y <= y) & (y <= player_y + PADDLE)
         opponent_returns = (
             (dx > 0) & (x >= WIDTH - PADDLE_WIDTH - BALL) & (opponent_y <= y) & (y <= opponent_y + PADDLE)
         )
-        paddle = np.where(returns, agent_y, opponent_y)
+        paddle_y = np.where(returns, player_y, opponent_y)
         contact = returns | opponent_returns
-        dy = np.where(contact, BALL_SPEED * (2 * (y - paddle) / PADDLE - 1), dy)
+        dy = np.where(contact, BALL_SPEED * (2 * (y - paddle_y) / PADDLE - 1), dy)
         dx = np.where(contact, -dx, dx)
-        new_state = (agent_y, opponent_y, x, y, dx, dy)
-        old_state = (self._agent_y, self._opponent_y, self._x, self._y, self._dx, self._dy)
-        if playing is not None:
-            new_state = tuple(
-                np.where(playing, after, previous) for after, previous in zip(new_state, old_state, strict=True)
-            )  # type: ignore[assignment]
-        self._agent_y, self._opponent_y, self._x, self._y, self._dx, self._dy = new_state
+        state = np.array((player_y, opponent_y, x, y, dx, dy))
+        self._state = state if playing is None else np.where(playing, state, self._state)
         return returns.astype(np.float64), (x < 0) | (x > WIDTH - BALL)
 
     def observe(self) -> NDArray[np.float32]:
-        observation = np.stack((self._agent_y + PADDLE / 2, self._x, self._y, self._dx, self._dy), axis=1)
-        return observation.astype(np.float32)
+        player_y, _, *ball = self._state
+        return np.stack((player_y + PADDLE / 2, *ball), axis=1).astype(np.float32)
 
     def render(self, index: int) -> NDArray[np.uint8]:
         """Return a frame of the field at half its size, [300, 400, 3]; the player's paddle is blue."""
+        player_y, opponent_y, x, y = self._state[:4, index] / 2
         image = canvas.Canvas(WIDTH // 2, HEIGHT // 2, canvas.INK)
-        image.box(0, self._agent_y[index] / 2, PADDLE_WIDTH / 2, PADDLE / 2, canvas.BLUE)
-        right = (WIDTH - PADDLE_WIDTH) / 2
-        image.box(right, self._opponent_y[index] / 2, PADDLE_WIDTH / 2, PADDLE / 2, canvas.RED)
-        image.box(self._x[index] / 2, self._y[index] / 2, BALL / 2, BALL / 2, canvas.PAPER)
+        image.box(0, player_y, PADDLE_WIDTH / 2, PADDLE / 2, canvas.BLUE)
+        image.box((WIDTH - PADDLE_WIDTH) / 2, opponent_y, PADDLE_WIDTH / 2, PADDLE / 2, canvas.RED)
+        image.box(x, y, BALL / 2, BALL / 2, canvas.PAPER)
         return image.image
