@@ -138,6 +138,20 @@ class Both(Movers):
         return spaces.Discrete(2) if agent == "one" else super().action_space(agent)
 
 
+class MaskedMovers(Movers):
+    """Agents whose observation is a mapping, with a mask of their legal actions."""
+
+    def observation_space(self, agent):
+        return spaces.Dict({"observation": super().observation_space(agent), "action_mask": spaces.MultiBinary(2)})
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def _seen(self):
+        mask = np.array([0, 1], np.int8)
+        return {agent: {"observation": seen, "action_mask": mask} for agent, seen in super()._seen().items()}
+
+
 def no_world():
     return object()
 

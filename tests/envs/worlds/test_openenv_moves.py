@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llmrl.envs.pettingzoo.openenv_world import move_names
+from llmrl.envs.pettingzoo.text_worlds import move_names
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ class TestForcedActions:
             observation = step.observation
             if step.terminated[0] or step.truncated[0]:
                 break
-            removed = [agent not in env.games[0].live for agent in env.spec.agent_names]
+            removed = [agent not in env.games[0].live_agents for agent in env.spec.agent_names]
             died.append(sum(removed))
             assert not observation["vector"][0][removed].any() and not step.reward[0][removed].any()
             assert observation["action_mask"][0][removed].sum(-1).tolist() == [1] * sum(removed)
@@ -294,6 +294,11 @@ class TestSpaces:
         assert received["one"].tolist() == [-1] and received["two"].tolist() == [-3, 1.5], (
             "clipped to the agent's own bounds"
         )
+
+    def test_masked_mapping_is_read(self):
+        observation = make_test_env("MaskedMovers").reset(seed=0)
+        assert observation["vector"][0, 1].tolist() == [0, 0, 1, 1, 1]
+        assert observation["action_mask"][0].tolist() == [[False, True]] * 2
 
     def test_invalid_action_for_agent(self):
         env = make_test_env("Mortal")

@@ -9,7 +9,7 @@ from environments import make_env
 from llmrl.core.errors import ConfigError
 
 pytest.importorskip("textarena")
-from llmrl.envs.pettingzoo.textarena_world import MOVES, TextArenaWorld
+from llmrl.envs.pettingzoo.text_worlds import MOVES, TextArenaWorld
 
 
 def games(name, n_envs=2, **kwargs):

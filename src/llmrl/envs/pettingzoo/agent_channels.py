@@ -25,19 +25,6 @@ TEXT_KEY = "text"
 """Key of an agent's info: the world's own text, which is used unchanged."""
 
 
-def space_without_mask(space: Space[Any]) -> tuple[Space[Any], bool]:
-    """Return an observation space without the entry `action_mask`, and whether it had one.
-
-    What is left of a Dict is its only entry if that is called `observation`, as in PettingZoo's classic games.
-    """
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Dict) or MASK not in space.spaces:
-        return space, False
-    rest = {name: part for name, part in space.spaces.items() if name != MASK}
-    return (rest["observation"] if list(rest) == ["observation"] else spaces.Dict(rest)), True
-
-
 class AgentView:
     """Observation and action channels of one agent.
 
@@ -49,7 +36,7 @@ class AgentView:
     Attributes:
         space: observation space without the mask.
         action_space: action space.
-        n_actions: number of discrete actions; 0 where an action is several numbers.
+        n_actions: number of discrete actions; 0 if an action is several numbers.
         numbers: numbers of an action, or None.
         channels: name -> (channel, encoder), as if the agent were the only one.
 
@@ -60,9 +47,14 @@ class AgentView:
     def __init__(self, name: str, world: Any, agent: str) -> None:
         from gymnasium import spaces
 
-        observation_space = world.observation_space(agent)
-        self.space, self._masked = space_without_mask(observation_space)
-        self._nested = self._masked and self.space is not observation_space and not isinstance(self.space, spaces.Dict)
+        self.space: Space[Any] = world.observation_space(agent)
+        self._has_mask = isinstance(self.space, spaces.Dict) and MASK in self.space.spaces
+        self._is_nested = False
+        if isinstance(self.space, spaces.Dict) and self._has_mask:
+            members = {key: member for key, member in self.space.spaces.items() if key != MASK}
+            # In PettingZoo's classic games, the only other member is called `observation`.
+            self._is_nested = list(members) == ["observation"]
+            self.space = members["observation"] if self._is_nested else spaces.Dict(members)
         self.action_space = world.action_space(agent)
         self.numbers = continuous_actions(self.action_space, f"{name} ({agent})")
         self.n_actions = int(self.action_space.n) if self.numbers is None else 0
@@ -70,13 +62,15 @@ class AgentView:
 
     def strip_mask(self, observation: Any) -> Any:
         """Return an observation without the mask."""
-        if not self._masked:
+        if not self._has_mask:
             return observation
-        return observation["observation"] if self._nested else {key: x for key, x in observation.items() if key != MASK}
+        if self._is_nested:
+            return observation["observation"]
+        return {key: x for key, x in observation.items() if key != MASK}
 
     def mask(self, observation: Any, info: Mapping[str, Any]) -> Any:
         """Return the world's action mask, from the observation or the info; None if it reports none."""
-        return observation[MASK] if self._masked else info.get(MASK)
+        return observation[MASK] if self._has_mask else info.get(MASK)
 
 
 class SharedChannels:
@@ -92,7 +86,7 @@ class SharedChannels:
     Attributes:
         views: view of each agent.
         channels: observation channels.
-        n_actions: number of discrete actions; 0 where an action is several numbers.
+        n_actions: number of discrete actions; 0 if an action is several numbers.
         numbers: numbers of an action, or None.
 
     Raises:
@@ -103,7 +97,7 @@ class SharedChannels:
         self._name, self.agents = name, tuple(agents)
         self.views = {agent: AgentView(name, world, agent) for agent in agents}
         self.channels = {
-            channel: _widest([view.channels.get(channel, (None, None))[0] for view in self.views.values()])
+            channel: _merge_channels([view.channels.get(channel, (None, None))[0] for view in self.views.values()])
             for channel in dict.fromkeys(channel for view in self.views.values() for channel in view.channels)
         }
         kinds = {view.numbers is None: agent for agent, view in self.views.items()}
@@ -114,7 +108,7 @@ class SharedChannels:
                 "actions, or all set numbers"
             )
         self.n_actions = max(view.n_actions for view in self.views.values())
-        self.numbers = _widest_numbers([view.numbers for view in self.views.values() if view.numbers is not None])
+        self.numbers = _merge_numbers([view.numbers for view in self.views.values() if view.numbers is not None])
         if self.n_actions:
             self.channels[MASK] = Channel((self.n_actions,), "bool", 0, 1)
 
@@ -136,18 +130,13 @@ class SharedChannels:
             if view.numbers is not None:
                 columns[agent] = to_actions(view.action_space, agent_action[..., : view.numbers.dim], clip)
                 continue
-            wrong = [
-                i
-                for i in np.flatnonzero(
-                    playing & ((agent_action[:, 0] < 0) | (agent_action[:, 0] >= view.n_actions))
-                ).tolist()
-                if agent in games[i].deciding
-            ]
-            if wrong:
-                raise ValueError(
-                    f"{agent} of {self._name} has {view.n_actions} actions and cannot take action "
-                    f"{int(agent_action[wrong[0], 0])}; take one that is legal in action_mask"
-                )
+            is_invalid = playing & ((agent_action[:, 0] < 0) | (agent_action[:, 0] >= view.n_actions))
+            for i in np.flatnonzero(is_invalid).tolist():
+                if agent in games[i].acting_agents:
+                    raise ValueError(
+                        f"{agent} of {self._name} has {view.n_actions} actions and cannot take action "
+                        f"{int(agent_action[i, 0])}; take one that is legal in action_mask"
+                    )
             columns[agent] = [int(x) for x in to_actions(view.action_space, agent_action)]
         return [{agent: column[i] for agent, column in columns.items()} for i in range(len(games))]
 
@@ -164,15 +153,13 @@ class SharedChannels:
             if name != MASK
         }
         for j, (agent, view) in enumerate(self.views.items()):
-            present_games = [i for i, game in enumerate(games) if agent in game.observations]
-            if not present_games:
+            indices = [i for i, game in enumerate(games) if agent in game.observations]
+            if not indices:
                 continue
             for name, (channel, encode) in view.channels.items():
-                index = tuple(slice(size) for size in channel.shape)
-                for i, value in zip(
-                    present_games, self._encode(encode, view, agent, [games[i] for i in present_games]), strict=True
-                ):
-                    observation[name][(i, j, *index)] = value
+                slices = tuple(slice(size) for size in channel.shape)
+                encoded = self._encode(encode, view, agent, [games[i] for i in indices])
+                observation[name][(indices, j, *slices)] = encoded
         if MASK in self.channels:
             observation[MASK] = self._masks(games)
         return observation
@@ -195,7 +182,7 @@ class SharedChannels:
         masks = np.zeros((len(games), len(self.agents), self.n_actions), dtype=bool)
         for i, game in enumerate(games):
             for j, (agent, view) in enumerate(self.views.items()):
-                if agent in game.deciding:
+                if agent in game.acting_agents:
                     masks[i, j, : view.n_actions] = self._legal(agent, view, game)
         masks[..., 0] |= ~masks.any(-1)
         return masks
@@ -213,7 +200,7 @@ class SharedChannels:
         return legal
 
 
-def _widest(channels: Sequence[Channel | None]) -> Channel:
+def _merge_channels(channels: Sequence[Channel | None]) -> Channel:
     """Return a channel that holds each of `channels`, one for each agent; None: the agent has no such channel."""
     present = [channel for channel in channels if channel is not None]
     shape = tuple(max(sizes) for sizes in zip(*(channel.shape for channel in present), strict=True))
@@ -232,7 +219,7 @@ def _parts(channel: Channel) -> Mapping[str, slice]:
     return channel.parts[0] if channel.parts else {"observation": slice(0, channel.shape[0])}
 
 
-def _widest_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions | None:
+def _merge_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions | None:
     """Return the numbers of the longest action, with bounds that hold those of every agent."""
     if not numbers:
         return None

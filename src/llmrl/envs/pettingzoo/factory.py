@@ -86,12 +86,9 @@ class WorldFactory:
                 )
             if self.library == "openspiel":
                 return openspiel_game(self.id, self.kwargs)
-            if self.library == "textarena":
-                from llmrl.envs.pettingzoo.textarena_world import TextArenaWorld as World
-            else:
-                from llmrl.envs.pettingzoo.openenv_world import OpenEnvWorld as World  # type: ignore[assignment]
+            from llmrl.envs.pettingzoo.text_worlds import OpenEnvWorld, TextArenaWorld
 
-            return self._call(World, {"id": self.id})
+            return self._call(TextArenaWorld if self.library == "textarena" else OpenEnvWorld, {"id": self.id})
         function = self._function()
         world = self._call(function, {})
         agents = getattr(world, "possible_agents", None)

@@ -17,7 +17,7 @@ from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 _MECHANISM, _SETTER, _METRICS, _LIMIT = "mechanism", "set_mechanism", "episode_metrics", "max_cycles"
 
 
-def mechanism_layer(world: Any) -> Any:
+def _mechanism_layer(world: Any) -> Any:
     """Return the layer of a world that has `set_mechanism`; the world itself if none has."""
     return next((layer for layer in (world, world.unwrapped) if callable(getattr(layer, _SETTER, None))), world)
 
@@ -39,7 +39,7 @@ def declared_mechanism(name: str, world: Any) -> ParameterSpace | None:
     declaration = _attribute(world, _MECHANISM)
     if declaration is None:
         return None
-    if not callable(getattr(mechanism_layer(world), _SETTER, None)):
+    if not callable(getattr(_mechanism_layer(world), _SETTER, None)):
         raise ConfigError(f"{name} declares a mechanism, but has no method {_SETTER}(values); add it")
     if isinstance(declaration, ParameterSpace):
         space = declaration
@@ -111,13 +111,13 @@ class Game(ABC):
     Attributes:
         world: the environment.
         agents: all agents, in the world's order.
-        live: agents that are in the game.
-        deciding: agents whose action the next step takes.
+        live_agents: agents that are in the game.
+        acting_agents: agents whose action the next step takes.
         observations: observation of each agent in the game; after its end, of the agents that were in it until then.
         infos: info of each of these agents.
         step_infos: info about the last step, by agent.
         rewards: reward of the last step by agent; nothing of agents that were not in the game.
-        present: agents that were in the game when the last step began.
+        step_agents: agents that were in the game when the last step began.
         steps: steps of the episode.
         terminated, truncated: how the episode ended. It is truncated if all remaining agents were truncated together,
             or after `horizon` steps.
@@ -126,30 +126,30 @@ class Game(ABC):
     def __init__(self, name: str, world: Any, horizon: int | None) -> None:
         self.name, self.world, self.horizon = name, world, horizon
         self.agents: tuple[str, ...] = tuple(world.possible_agents)
-        self.live: tuple[str, ...] = ()
-        self.deciding: frozenset[str] = frozenset()
+        self.live_agents: tuple[str, ...] = ()
+        self.acting_agents: frozenset[str] = frozenset()
         self.observations: dict[str, Any] = {}
         self.infos: dict[str, Mapping[str, Any]] = {}
         self.step_infos: dict[str, Mapping[str, Any]] = {}
         self.rewards: dict[str, float] = {}
-        self.present: tuple[str, ...] = ()
+        self.step_agents: tuple[str, ...] = ()
         self.steps, self.terminated, self.truncated = 0, False, False
         self._values: np.ndarray | None = None
 
     def reset(self, seed: int) -> None:
         """Start an episode."""
         self.steps, self.terminated, self.truncated = 0, False, False
-        self.rewards, self.step_infos, self.present = {}, {}, ()
+        self.rewards, self.step_infos, self.step_agents = {}, {}, ()
         self._reset(seed)
-        if not self.live:
+        if not self.live_agents:
             raise EngineError(f"{self.name} has no agents after reset(seed={seed})")
 
     def step(self, actions: Actions) -> None:
-        """Play a step; `actions` contains at least those of the agents that are `deciding`."""
-        self.present = self.live
+        """Play a step; `actions` contains at least those of the `acting_agents`."""
+        self.step_agents = self.live_agents
         self._step(actions)
         self.steps += 1
-        self.terminated = not self.live and not self.truncated
+        self.terminated = not self.live_agents and not self.truncated
         if self.horizon is not None and self.steps >= self.horizon and not self.terminated:
             self.truncated = True
 
@@ -157,7 +157,12 @@ class Game(ABC):
         """Set the values [d] of the world's own mechanism, unless they are already set."""
         if self._values is None or not np.array_equal(values, self._values):
             self._values = values.copy()
-            mechanism_layer(self.world).set_mechanism(self._values.copy())
+            _mechanism_layer(self.world).set_mechanism(self._values.copy())
+
+    def _end(self, agents: Sequence[str], terminated: Mapping[str, bool], truncated: Mapping[str, bool]) -> None:
+        """End the episode of the last `agents`; it is truncated if all of them were truncated and not terminated."""
+        self.truncated = all(truncated.get(agent, False) and not terminated.get(agent, False) for agent in agents)
+        self.live_agents, self.acting_agents = (), frozenset()
 
     @abstractmethod
     def _reset(self, seed: int) -> None: ...
@@ -166,48 +171,42 @@ class Game(ABC):
     def _step(self, actions: Actions) -> None: ...
 
 
-class SimultaneousGame(Game):
+class ParallelGame(Game):
     """A game of a `ParallelEnv`: a step takes an action of every agent that is in the game."""
 
     def _reset(self, seed: int) -> None:
         observations, infos = self.world.reset(seed=seed)
-        self._look(tuple(self.world.agents), observations, infos)
+        self._update(tuple(self.world.agents), observations, infos)
         self._check_observations()
 
     def _step(self, actions: Actions) -> None:
-        previous = self.live
+        previous = self.live_agents
         observations, rewards, terminated, truncated, infos = self.world.step(
             {agent: actions[agent] for agent in previous}
         )
         self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in previous}
         self.step_infos = {agent: infos[agent] for agent in previous if agent in infos}
-        finished_agents = {
-            agent for agent in {*terminated, *truncated} if terminated.get(agent) or truncated.get(agent)
-        }
-        remaining = tuple(agent for agent in self.world.agents if agent not in finished_agents)
-        self.truncated = not remaining and all(
-            truncated.get(agent, False) and not terminated.get(agent, False) for agent in previous
-        )
-        self._look(remaining or previous, observations, infos)
+        remaining = tuple(agent for agent in self.world.agents if not (terminated.get(agent) or truncated.get(agent)))
+        self._update(remaining or previous, observations, infos)
         if remaining:
             self._check_observations()
         else:
-            self.live, self.deciding = (), frozenset()
+            self._end(previous, terminated, truncated)
 
     def _check_observations(self) -> None:
-        if missing := [agent for agent in self.live if agent not in self.observations]:
+        if missing := [agent for agent in self.live_agents if agent not in self.observations]:
             raise EngineError(
                 f"{self.name} returned no observation for {', '.join(missing)} in step {self.steps} of an episode, "
                 "although they are among its agents"
             )
 
-    def _look(self, agents: tuple[str, ...], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+    def _update(self, agents: tuple[str, ...], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         self.observations = {agent: observations[agent] for agent in agents if agent in observations}
         self.infos = {agent: dict(infos.get(agent, {})) for agent in self.observations}
-        self.live, self.deciding = agents, frozenset(agents)
+        self.live_agents, self.acting_agents = agents, frozenset(agents)
 
 
-class TurnGame(Game):
+class AECGame(Game):
     """A game of an `AECEnv`: a step takes the action of the agent whose turn it is.
 
     Agents that have died are taken out of the game at once, and not in turns of their own.
@@ -215,45 +214,35 @@ class TurnGame(Game):
 
     def _reset(self, seed: int) -> None:
         self.world.reset(seed=seed)
-        self._remove_ended()
-        self._look()
+        self._remove_dead_agents()
+        self._update()
 
     def _step(self, actions: Actions) -> None:
-        previous, agent = self.live, self.world.agent_selection
+        previous, agent = self.live_agents, self.world.agent_selection
         self.world.step(actions[agent])
         self.rewards = {name: float(self.world.rewards.get(name, 0.0)) for name in previous}
         self.step_infos = {agent: self.world.infos[agent]} if agent in self.world.infos else {}
-        remaining = [name for name in self.world.agents if not self._ended(name)]
-        self.truncated = not remaining and all(
-            self.world.truncations.get(name, False) and not self.world.terminations.get(name, False)
-            for name in previous
-        )
-        if remaining:
-            self._remove_ended()
-        self._look()
-        if not remaining:
-            self._remove_ended()
-            self.live, self.deciding = (), frozenset()
+        if any(not self._is_dead(name) for name in self.world.agents):
+            self._remove_dead_agents()
+            self._update()
+        else:
+            self._end(previous, self.world.terminations, self.world.truncations)
+            self._update()
+            self._remove_dead_agents()
 
-    def _ended(self, agent: str) -> bool:
+    def _is_dead(self, agent: str) -> bool:
         return bool(self.world.terminations.get(agent, False) or self.world.truncations.get(agent, False))
 
-    def _remove_ended(self) -> None:
-        """Remove agents that have ended from the game, as long as it is their turn."""
-        while self.world.agents and self._ended(self.world.agent_selection):
+    def _remove_dead_agents(self) -> None:
+        """Remove agents that have died from the game, as long as it is their turn."""
+        while self.world.agents and self._is_dead(self.world.agent_selection):
             self.world.step(None)
 
-    def _look(self) -> None:
-        live = tuple(agent for agent in self.world.agents if not self._ended(agent))
+    def _update(self) -> None:
+        live_agents = tuple(agent for agent in self.world.agents if not self._is_dead(agent))
         # When the episode is over, the agents that were in it observe its end.
-        observers = live or tuple(self.world.agents)
+        observers = live_agents or tuple(self.world.agents)
         self.observations = {agent: self.world.observe(agent) for agent in observers}
         self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in observers}
-        self.live = live
-        self.deciding = frozenset({self.world.agent_selection} if live else ())
-
-
-def make_game(name: str, world: Any, horizon: int | None) -> Game:
-    """Return the game of a world, depending on which of PettingZoo's two interfaces the world has."""
-    kind = TurnGame if hasattr(world, "agent_iter") else SimultaneousGame
-    return kind(name, world, horizon)
+        self.live_agents = live_agents
+        self.acting_agents = frozenset({self.world.agent_selection} if live_agents else ())

@@ -37,23 +37,23 @@ class DraftDescriber:
     Args:
         agent_env: agent to describe; it is only inspected.
         agents: names of all agents.
-        turns: whether they act one after another.
+        is_turn_based: whether they act one after another.
         has_text: whether infos have the entry `text`.
 
     Attributes:
         game: description of the world for players.
     """
 
-    def __init__(self, agent_env: Any, agents: Sequence[str], turns: bool, has_text: bool) -> None:
+    def __init__(self, agent_env: Any, agents: Sequence[str], is_turn_based: bool, has_text: bool) -> None:
         name = agent_env.spec.id
         fields: tuple[Field, ...] = ()
         self._has_text = has_text
-        self._format: Formatter = _empty_fields
+        self._format: Formatter = lambda observation: {}
         if not has_text and not is_image(agent_env.observation_space):
             fields = draft(agent_env.observation_space)
             self._format = observation_formatter(agent_env.observation_space, fields, DECIMALS, f"the draft of {name}")
         players = f"{len(agents)} players ({', '.join(agents)})" if len(agents) > 1 else "one player"
-        order = " They take turns." if turns and len(agents) > 1 else ""
+        order = " They take turns." if is_turn_based and len(agents) > 1 else ""
         goal = join_paragraphs(
             f"The game is {name}, with {players}.{order} Collect as much reward as you can over an episode.",
             changed_settings_text(EnvKwargs(agent_env)),
@@ -84,7 +84,7 @@ class WorldTexts:
         game: a game that has begun; it is only inspected.
         views: view of each agent.
         name: the world's name for players.
-        turns: whether agents act one after another.
+        is_turn_based: whether agents act one after another.
         space: the mechanism's values; None: there is no mechanism.
         trust: modules in which a class may be defined.
 
@@ -101,7 +101,7 @@ class WorldTexts:
         game: Game,
         views: Mapping[str, AgentView],
         name: str,
-        turns: bool,
+        is_turn_based: bool,
         space: ParameterSpace | None,
         trust: Trust,
     ) -> None:
@@ -117,7 +117,7 @@ class WorldTexts:
             if describer is None:
                 agent_env = _agent_env(game, view, name, settings.kwargs or {})
                 describer = (
-                    DraftDescriber(agent_env, tuple(views), turns, has_text)
+                    DraftDescriber(agent_env, tuple(views), is_turn_based, has_text)
                     if settings.text == "auto"
                     else describer_of(settings.text, agent_env, None, trust)
                 )
@@ -203,10 +203,6 @@ def _agent_env(game: Game, view: AgentView, name: str, kwargs: Mapping[str, Any]
         unwrapped=game.world.unwrapped,
         spec=SimpleNamespace(id=name, kwargs=dict(kwargs), max_episode_steps=game.horizon),
     )
-
-
-def _empty_fields(observation: Any) -> dict[str, Any]:
-    return {}
 
 
 def _round(*numbers: float) -> list[float]:

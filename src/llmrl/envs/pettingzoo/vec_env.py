@@ -17,7 +17,7 @@ from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
 from llmrl.envs.pettingzoo.agent_channels import SharedChannels
 from llmrl.envs.pettingzoo.factory import PettingZooSettings, WorldFactory
-from llmrl.envs.pettingzoo.games import declared_max_cycles, declared_mechanism, declared_metrics, make_game
+from llmrl.envs.pettingzoo.games import AECGame, ParallelGame, declared_max_cycles, declared_mechanism, declared_metrics
 from llmrl.envs.pettingzoo.texts import WorldTexts
 
 
@@ -72,15 +72,16 @@ class PettingZooEnv(ReplayableEnv):
         factory = WorldFactory(settings.id, dict(settings.kwargs or {}), settings.library, trust)
         template = factory.make(settings.render)
         name = settings.name or str(getattr(template, "metadata", {}).get("name") or settings.id)
-        turns = hasattr(template, "agent_iter")
+        is_turn_based = hasattr(template, "agent_iter")  # an AECEnv
         cycles = declared_max_cycles(template)
         limits = [
             settings.horizon,
-            None if cycles is None else cycles * (len(template.possible_agents) if turns else 1),
+            None if cycles is None else cycles * (len(template.possible_agents) if is_turn_based else 1),
         ]
         horizon = min((limit for limit in limits if limit is not None), default=None)
         worlds = [template, *(factory.make(settings.render) for _ in range(n_envs - 1))]
-        self.games = [make_game(name, world, horizon) for world in worlds]
+        game_class = AECGame if is_turn_based else ParallelGame
+        self.games = [game_class(name, world, horizon) for world in worlds]
         self._shared = SharedChannels(name, template, self.games[0].agents)
         self._world_mechanism = declared_mechanism(name, template)
         self._tax = RewardTax() if settings.tax else None
@@ -101,7 +102,7 @@ class PettingZooEnv(ReplayableEnv):
         deterministic = self._is_reproducible(name)
         self._texts = None
         if settings.text is not None:
-            self._texts = WorldTexts(settings, self.games[0], self._shared.views, name, turns, space, trust)
+            self._texts = WorldTexts(settings, self.games[0], self._shared.views, name, is_turn_based, space, trust)
         # Rewards of the last step before the mechanism, and sums since each agent's last observation before and after
         # it.
         self._base_reward = np.zeros((n_envs, len(self._shared.agents)))
@@ -162,7 +163,7 @@ class PettingZooEnv(ReplayableEnv):
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
         """Advance the games that are `playing` [n_envs]; return rewards after the mechanism, [n_envs, n_agents]."""
         actions = self._shared.actions(action, self.games, playing, self.clip_actions)
-        observing = np.array([[agent in game.deciding for agent in game.agents] for game in self.games])
+        observing = np.array([[agent in game.acting_agents for agent in game.agents] for game in self.games])
         self._cumulative[observing & playing[:, None]] = 0.0
         reward = np.zeros((len(self.games), len(self._shared.agents)))
         base = np.zeros_like(reward)
@@ -178,7 +179,7 @@ class PettingZooEnv(ReplayableEnv):
         for amounts in (reward, base):
             check_rewards(self.spec.name, amounts.ravel(), np.repeat(self._length, amounts.shape[1]))
         if self._tax is not None:
-            present = np.array([[agent in game.present for agent in game.agents] for game in self.games])
+            present = np.array([[agent in game.step_agents for agent in game.agents] for game in self.games])
             events = SocietyEvents(reward.astype(np.float32), None, present & playing[:, None])
             values = self._values.astype(np.float32)
             self._settlement = self._tax.settle(events, values)
@@ -218,12 +219,12 @@ class PettingZooEnv(ReplayableEnv):
 
     def _lazy_texts(self, texts: WorldTexts) -> LazyTextArray:
         # Games replace these objects in a step and do not change them.
-        snapshots = [(game.observations, game.infos, game.deciding, game.steps) for game in self.games]
+        snapshots = [(game.observations, game.infos, game.acting_agents, game.steps) for game in self.games]
         values, cumulative, agents = self._values, self._cumulative.copy(), self._shared.agents
 
         def text_of(game: int, agent: int) -> str:
-            name, (observations, infos, deciding, steps) = agents[agent], snapshots[game]
-            if name not in deciding:
+            name, (observations, infos, acting_agents, steps) = agents[agent], snapshots[game]
+            if name not in acting_agents:
                 return ""
             base, total = cumulative[game, agent].tolist()
             mechanism = values[game] if values.shape[1] else None
