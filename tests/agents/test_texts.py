@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.envs.babyai.sentences import sentences
+from llmrl.envs.babyai.language import describe_view
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.texts import describer
 from llmrl.envs.texts.describers import FILES, shipped_texts
@@ -174,7 +174,7 @@ class TestGridView:
             *((1, 2, 5, 1, 0), (1, 1, 6, 5, 0), (2, 4, 5, 1, 0), (2, 2, 7, 0, 0)),
         ]
         walls = [(-2, forward, 2, 5, 0) for forward in range(7)]
-        assert sentences(self.view(*objects, *walls)) == [
+        assert describe_view(self.view(*objects, *walls)) == [
             "You see a wall 2 steps left",
             "You see a purple key 1 step left and 2 steps forward",
             "You see a yellow key 1 step left and 1 step forward",
@@ -188,7 +188,7 @@ class TestGridView:
         ]
 
     def test_door_states(self):
-        shown_sentences = sentences(self.view((0, 2, 4, 3, 0), (2, 0, 4, 0, 2), carrying=(5, 0)))
+        shown_sentences = describe_view(self.view((0, 2, 4, 3, 0), (2, 0, 4, 0, 2), carrying=(5, 0)))
         assert shown_sentences == [
             "You carry a red key",
             "You see a open purple door 2 steps forward",
@@ -197,8 +197,8 @@ class TestGridView:
 
     def test_object_occludes_wall(self):
         wall, ball = (0, 5, 2, 5, 0), (0, 2, 6, 2, 0)
-        assert sentences(self.view(wall)) == ["You see a wall 5 steps forward"]
-        assert sentences(self.view(wall, ball)) == ["You see a blue ball 2 steps forward"]
+        assert describe_view(self.view(wall)) == ["You see a wall 5 steps forward"]
+        assert describe_view(self.view(wall, ball)) == ["You see a blue ball 2 steps forward"]
 
     def test_text_of_different_game(self):
         with pytest.raises(ConfigError, match=r"grid_view.*MiniGrid.*BabyAI"):

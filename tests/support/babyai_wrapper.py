@@ -6,8 +6,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 
-from llmrl.envs.babyai.language import LanguageName
-from llmrl.envs.babyai.sentences import sentences
+from llmrl.envs.babyai.language import LanguageName, describe_view
 
 
 class BabyAIText(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -35,4 +34,4 @@ class BabyAIText(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, self._add_descriptions(observation, info)
 
     def _add_descriptions(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        return {**info, "descriptions": sentences(observation["image"], self._language)}
+        return {**info, "descriptions": describe_view(observation["image"], self._language)}

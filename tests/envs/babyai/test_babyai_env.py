@@ -232,6 +232,12 @@ def test_kinds_follow_seed_or_lottery() -> None:
     assert set(legacy.spec.metrics) == {"success", *(f"success_{kind}" for kind in kinds_drawn)}
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_horizon_covers_kinds_of_all_games(seed: int) -> None:
+    env = make_env("babyai_text", Seeds(seed), level=TRAIN, kind="legacy", n_envs=8)
+    assert env.spec.horizon == max(64 if kind in ("goto", "pickup") else 128 for kind in env.kinds)
+
+
 def test_extra_actions_do_nothing() -> None:
     env = games(actions="augmented", n_envs=3)
     env.provide(["view", "prompt"])

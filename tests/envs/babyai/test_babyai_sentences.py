@@ -14,7 +14,7 @@ from minigrid.minigrid_env import MiniGridEnv
 import llmrl.envs.babyai.levels  # noqa: F401
 from babyai_wrapper import BabyAIText
 from environments import make_env
-from llmrl.envs.babyai.sentences import sentences, view_describer
+from llmrl.envs.babyai.language import describe_view, view_describer
 
 LEVELS = sorted(
     name
@@ -29,7 +29,7 @@ def steps(n: int) -> str:
     return "1 step" if n == 1 else f"{n} steps"
 
 
-def describe_view(image: np.ndarray) -> list[str]:
+def expected_sentences(image: np.ndarray) -> list[str]:
     """Apply the rules as written, cell by cell."""
     cells = {(x, y): tuple(int(c) for c in image[x, y]) for x in range(7) for y in range(7)}
     lines = []
@@ -69,7 +69,7 @@ FRENCH_COLORS = (
 PORTABLE, EMPTY, WALL, DOOR = (5, 6, 7), (0, 1), 2, 4
 
 
-def in_french(kind: int, color: int, state: int) -> str:
+def translate_to_french(kind: int, color: int, state: int) -> str:
     if kind in MASCULINE:
         return f"un {MASCULINE[kind]} {FRENCH_COLORS[color][1]}"
     sentence = f"une {FEMININE[kind]} {FRENCH_COLORS[color][0]}"
@@ -80,7 +80,7 @@ def describe_in_french(image: np.ndarray) -> list[str]:
     """Apply the rules in French: nouns before colors, the state of a door last, and `pas` for any number."""
     lines = []
     if image[3, 6, 0] in PORTABLE:
-        lines.append(f"Tu portes {in_french(*image[3, 6].tolist())}")
+        lines.append(f"Tu portes {translate_to_french(*image[3, 6].tolist())}")
     forward_cells, left_cells, right = image[3, 5::-1, 0], image[2::-1, 6, 0], image[4:, 6, 0]
     for line, way in ((forward_cells, "devant"), (left_cells, "à gauche"), (right, "à droite")):
         visible = [kind for kind in line if kind not in EMPTY]
@@ -90,7 +90,7 @@ def describe_in_french(image: np.ndarray) -> list[str]:
         if image[x, y, 0] > WALL and (x, y) != (3, 6):
             position = [f"{abs(x - 3)} pas à {'gauche' if x < 3 else 'droite'}"] if x != 3 else []
             position += [f"{6 - y} pas devant"] if y < 6 else []
-            lines.append(f"Tu vois {in_french(*image[x, y].tolist())} {' et '.join(position)}")
+            lines.append(f"Tu vois {translate_to_french(*image[x, y].tolist())} {' et '.join(position)}")
     return lines
 
 
@@ -108,7 +108,7 @@ def check_episodes(level: str, n: int, episodes: int, max_steps: int, rng: np.ra
         for i, game in enumerate(env._games.envs):
             image = MiniGridEnv.gen_obs(game)["image"]
             assert np.array_equal(observation["view"][i, 0], image)
-            expected = describe_view(image)
+            expected = expected_sentences(image)
             prompt = f"Goal of the agent: {game.mission}\nObservation: {', '.join(expected)}\nAction:"
             assert observation["prompt"][i, 0] == prompt
             encountered["sentences"] += len(expected)
@@ -166,10 +166,10 @@ def test_all_babyai_levels_are_describable(level: str) -> None:
     with redirect_stdout(io.StringIO()):
         env = BabyAIText(gymnasium.make(level))
         observation, info = env.reset(seed=1)
-        assert info["descriptions"] == describe_view(observation["image"])
+        assert info["descriptions"] == expected_sentences(observation["image"])
         for action in (2, 1, 2, 0, 5, 3, 2, 4):
             observation, _, terminated, truncated, info = env.step(action)
-            assert info["descriptions"] == describe_view(observation["image"])
+            assert info["descriptions"] == expected_sentences(observation["image"])
             if terminated or truncated:
                 observation, info = env.reset()
 
@@ -198,7 +198,7 @@ def test_french_sentences_have_french_genders() -> None:
     image[3, 5] = (8, 1, 0)
     image[4, 5] = (9, 0, 0)
     image[4, 1] = (4, 2, 1)
-    assert sentences(image, "fr") == [
+    assert describe_view(image, "fr") == [
         "Tu portes une balle grise",
         "Tu vois une porte verte ouverte 2 pas à gauche et 2 pas devant",
         "Tu vois une boîte rouge 1 pas à gauche",
@@ -209,4 +209,4 @@ def test_french_sentences_have_french_genders() -> None:
     ]
     image[3, 5] = image[3, 3] = (1, 0, 0)
     image[3, 2] = (2, 5, 0)
-    assert sentences(image, "fr")[1] == "Tu vois un mur à 4 pas devant"
+    assert describe_view(image, "fr")[1] == "Tu vois un mur à 4 pas devant"

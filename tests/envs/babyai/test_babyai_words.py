@@ -12,7 +12,7 @@ import pytest
 import llmrl.envs.babyai.levels  # noqa: F401
 from environments import make_env
 from llmrl.core.errors import ConfigError
-from llmrl.envs.babyai.language import LANGUAGES, action_names, in_french, tokens, vocabulary
+from llmrl.envs.babyai.language import LANGUAGES, action_names, tokens, translate_to_french, vocabulary
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ from llmrl.envs.babyai.language import LANGUAGES, action_names, in_french, token
     ],
 )
 def test_missions_are_translated_to_french(english: str, french: str) -> None:
-    assert in_french(english) == french
+    assert translate_to_french(english) == french
 
 
 LEVELS = [name for name in gymnasium.registry if name.startswith("BabyAI-")]
@@ -55,7 +55,7 @@ def test_all_level_missions_have_french_words() -> None:
         for seed in range(4):
             with redirect_stdout(io.StringIO()):
                 game.reset(seed=seed)
-            french = in_french(game.mission)
+            french = translate_to_french(game.mission)
             assert {
                 "en": set(tokens(game.mission)) - vocabulary_words["en"],
                 "fr": set(tokens(french)) - vocabulary_words["fr"],

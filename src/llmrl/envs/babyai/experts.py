@@ -43,8 +43,8 @@ class Experts:
             self._bots[game] = None
         return self.advise(game, None)
 
-    def advise(self, game: int, done: int | None) -> int:
-        """Return the advised action after the action `done` (None: the first one); -1: no advice.
+    def advise(self, game: int, previous_action: int | None) -> int:
+        """Return the advised action after `previous_action` (None: the first one); -1: no advice.
 
         Both are MiniGrid's numbers of actions.
         """
@@ -53,7 +53,7 @@ class Experts:
             return NO_ADVICE
         try:
             bot.remaining_searches = _MAX_SEARCHES
-            advice = int(bot.replan(None if done is None else self._envs[game].actions(done)))
+            advice = int(bot.replan(None if previous_action is None else self._envs[game].actions(previous_action)))
         except _BOT_ERRORS:
             self._bots[game] = None
             return NO_ADVICE

@@ -1,7 +1,8 @@
-"""Languages: the words of descriptions, prompts and actions, as plain data.
+"""Languages of descriptions, prompts and actions, as plain data; views as sentences; missions in French.
 
-The English texts equal those of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662) word for word, so that models trained
-there read the same texts here. The French texts equal its French ones, except for corrected mistakes.
+Views become sentences by the rules of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662). The English texts equal its
+own word for word, so that models trained there read the same texts here. The French texts equal its French ones, except
+for corrected mistakes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from llmrl.core.errors import ConfigError
 
 LanguageName = Literal["en", "fr"]
@@ -20,6 +23,8 @@ TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal
 """Names of the contents of a cell, by MiniGrid's codes."""
 DOOR = TYPES.index("door")
 PORTABLE = ("key", "ball", "box")
+_EMPTY, _WALL = TYPES.index("empty"), TYPES.index("wall")
+_PORTABLE = np.isin(np.arange(len(TYPES)), [TYPES.index(kind) for kind in PORTABLE])
 N_COLORS, N_STATES = 6, 3
 """Numbers of colors (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
 
@@ -31,60 +36,59 @@ class Language:
     Attributes:
         nouns: contents of a cell -> (noun, gender), for all contents that can be described.
         colors, states, articles: gender -> words for the six colors, the three states of a door, and "a".
-        name, door: templates of the order of noun, color and (for a door) state.
-        sees, wall, carries: templates of sentences about an object, a wall and the carried object.
-        ways: words for forward, left and right.
-        steps: words for one step and several steps; `joint` joins the steps to a side and those ahead.
+        object_template, door_template: order of noun, color and (for a door) state.
+        object_sentence, wall_sentence, carried_sentence: templates of sentences about an object, a wall and the carried
+            object.
+        directions: words for forward, left and right.
+        step_nouns: words for one step and several steps.
+        conjunction: text between the steps to a side and those ahead.
         actions: names of each set of actions.
-        possible, goal, observation, action: beginnings of the lines of a prompt.
-        play, view, mission: descriptions of the game, the view and the mission for language-model players.
-        does: descriptions of the actions, in their order; the last one is for all actions beyond the sixth.
-        missions: words of missions that occur nowhere else.
-        tests: replacement words in tests of generalization, which are part of the vocabulary, too.
+        possible_actions_prefix, goal_prefix, observation_label, action_label: beginnings of the lines of a prompt.
+        game_description, view_description, mission_description: texts for language-model players.
+        action_descriptions: descriptions of the actions, in their order; the last one is for all beyond the sixth.
+        mission_words: words of missions that occur nowhere else.
+        test_words: replacement words in tests of generalization, which are part of the vocabulary, too.
     """
 
     nouns: Mapping[str, tuple[str, str]]
     colors: Mapping[str, tuple[str, ...]]
     states: Mapping[str, tuple[str, ...]]
     articles: Mapping[str, str]
-    name: str
-    door: str
-    sees: str
-    wall: str
-    carries: str
-    ways: tuple[str, str, str]
-    steps: tuple[str, str]
-    joint: str
+    object_template: str
+    door_template: str
+    object_sentence: str
+    wall_sentence: str
+    carried_sentence: str
+    directions: tuple[str, str, str]
+    step_nouns: tuple[str, str]
+    conjunction: str
     actions: Mapping[str, tuple[str, ...]]
-    possible: str
-    goal: str
-    observation: str
-    action: str
-    play: str
-    view: str
-    mission: str
-    does: tuple[str, ...]
-    missions: str = ""
-    tests: str = ""
+    possible_actions_prefix: str
+    goal_prefix: str
+    observation_label: str
+    action_label: str
+    game_description: str
+    view_description: str
+    mission_description: str
+    action_descriptions: tuple[str, ...]
+    mission_words: str = ""
+    test_words: str = ""
 
-    def content_text(self, kind: int, color: int, state: int) -> str:
+    def describe_cell(self, kind: int, color: int, state: int) -> str:
         """Return the words for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
         noun, gender = self.nouns[TYPES[kind]]
-        form = self.door if kind == DOOR else self.name
-        words = {"noun": noun, "color": self.colors[gender][color], "state": self.states[gender][state]}
-        return f"{self.articles[gender]} {form.format(**words)}"
+        template = self.door_template if kind == DOOR else self.object_template
+        description = template.format(noun=noun, color=self.colors[gender][color], state=self.states[gender][state])
+        return f"{self.articles[gender]} {description}"
 
-    def n_steps(self, n: int) -> str:
-        return f"{n} {self.steps[n > 1]}"
+    def format_steps(self, n: int) -> str:
+        return f"{n} {self.step_nouns[n > 1]}"
 
-    def place(self, right: int, forward: int) -> str:
+    def describe_offset(self, right: int, forward: int) -> str:
         """Return the words for an offset in cells: `2 steps left and 1 step forward`; `right` < 0 means left."""
-        parts = []
-        if right:
-            parts.append(f"{self.n_steps(abs(right))} {self.ways[2 if right > 0 else 1]}")
-        if forward or not right:
-            parts.append(f"{self.n_steps(forward)} {self.ways[0]}")
-        return self.joint.join(parts)
+        sideways = [f"{self.format_steps(abs(right))} {self.directions[2 if right > 0 else 1]}"] if right else []
+        ahead = [f"{self.format_steps(forward)} {self.directions[0]}"] if forward or not right else []
+        return self.conjunction.join(sideways + ahead)
 
 
 ENGLISH = Language(
@@ -93,14 +97,14 @@ ENGLISH = Language(
     states={"": ("open", "closed", "locked")},
     # Before "open", too, as in the published texts.
     articles={"": "a"},
-    name="{color} {noun}",
-    door="{state} {color} {noun}",
-    sees="You see {thing} {place}",
-    wall="You see a wall {steps} {way}",
-    carries="You carry {thing}",
-    ways=("forward", "left", "right"),
-    steps=("step", "steps"),
-    joint=" and ",
+    object_template="{color} {noun}",
+    door_template="{state} {color} {noun}",
+    object_sentence="You see {object} {offset}",
+    wall_sentence="You see a wall {steps} {direction}",
+    carried_sentence="You carry {object}",
+    directions=("forward", "left", "right"),
+    step_nouns=("step", "steps"),
+    conjunction=" and ",
     actions={
         "restricted": ("turn left", "turn right", "go forward"),
         "canonical": ("turn left", "turn right", "go forward", "pick up", "drop", "toggle"),
@@ -111,11 +115,11 @@ ENGLISH = Language(
         "synonyms": ("rotate left", "rotate right", "move ahead", "take", "release", "switch"),
         "synonyms_shift": ("shift left", "shift right", "go ahead", "take", "release", "turn"),
     },
-    possible="Possible action of the agent: ",
-    goal="Goal of the agent: ",
-    observation="Observation",
-    action="Action",
-    play=(
+    possible_actions_prefix="Possible action of the agent: ",
+    goal_prefix="Goal of the agent: ",
+    observation_label="Observation",
+    action_label="Action",
+    game_description=(
         "You walk through rooms on a grid of cells and have a mission, which is told with every observation, such as "
         "going to an object, picking one up, opening a door or putting one object next to another. You see only a part "
         "of the grid, in front of you; walls and closed doors hide what is behind them. You can carry one object at a "
@@ -123,9 +127,11 @@ ENGLISH = Language(
         "a reward, which is the larger the faster; there is no other reward. The episode also ends after {steps} "
         "steps. Going forward into something that is in the way has no effect, and is a step all the same."
     ),
-    view="what you see, with distances in steps from you, seen in the direction you face, and what you carry",
-    mission="what you are to do",
-    does=(
+    view_description=(
+        "what you see, with distances in steps from you, seen in the direction you face, and what you carry"
+    ),
+    mission_description="what you are to do",
+    action_descriptions=(
         "turn to the left by 90 degrees, staying in your cell",
         "turn to the right by 90 degrees, staying in your cell",
         "go one cell forward, if nothing is in the way",
@@ -134,8 +140,8 @@ ENGLISH = Language(
         "open or close the door in front of you (a locked door needs the key of its color)",
         "change nothing",
     ),
-    missions="a the go to pick up open put next then after you and object in front of behind on your left right",
-    tests=(
+    mission_words="a the go to pick up open put next then after you and object in front of behind on your left right",
+    test_words=(
         "chair table car vermilion jade cyan violet golden silver dax xolo afze faze jatu croh vurst gakul sil "
         "I would like the agent to You have to"
     ),
@@ -158,14 +164,14 @@ FRENCH = Language(
     },
     states={"f": ("ouverte", "fermée", "fermée à clef"), "m": ("ouvert", "fermé", "fermé à clef")},
     articles={"f": "une", "m": "un"},
-    name="{noun} {color}",
-    door="{noun} {color} {state}",
-    sees="Tu vois {thing} {place}",
-    wall="Tu vois un mur à {steps} {way}",
-    carries="Tu portes {thing}",
-    ways=("devant", "à gauche", "à droite"),
-    steps=("pas", "pas"),
-    joint=" et ",
+    object_template="{noun} {color}",
+    door_template="{noun} {color} {state}",
+    object_sentence="Tu vois {object} {offset}",
+    wall_sentence="Tu vois un mur à {steps} {direction}",
+    carried_sentence="Tu portes {object}",
+    directions=("devant", "à gauche", "à droite"),
+    step_nouns=("pas", "pas"),
+    conjunction=" et ",
     actions={
         "restricted": ("tourner à gauche", "tourner à droite", "aller tout droit"),
         "canonical": ("tourner à gauche", "tourner à droite", "aller tout droit", "attraper", "lâcher", "basculer"),
@@ -176,11 +182,11 @@ FRENCH = Language(
         "synonyms": ("pivoter à gauche", "pivoter à droite", "avancer", "prendre", "relâcher", "actionner"),
         "synonyms_shift": ("virer à gauche", "virer à droite", "continuer", "prendre", "relâcher", "tourner"),
     },
-    possible="Actions possibles pour l'agent: ",
-    goal="But de l'agent: ",
-    observation="Observation",
-    action="Action",
-    play=(
+    possible_actions_prefix="Actions possibles pour l'agent: ",
+    goal_prefix="But de l'agent: ",
+    observation_label="Observation",
+    action_label="Action",
+    game_description=(
         "Tu te déplaces dans des pièces, sur une grille de cases, et tu as une mission, qui est donnée avec chaque "
         "observation: par exemple aller à un objet, en attraper un, ouvrir une porte ou poser un objet à côté d'un "
         "autre. Tu ne vois que la partie de la grille qui est devant toi; les murs et les portes fermées cachent ce "
@@ -189,9 +195,9 @@ FRENCH = Language(
         "vite; il n'y en a pas d'autre. L'épisode se termine aussi après {steps} pas. Avancer "
         "vers quelque chose qui bloque le chemin n'a aucun effet, mais compte comme un pas."
     ),
-    view="ce que tu vois, avec les distances en pas, dans la direction où tu regardes, et ce que tu portes",
-    mission="ce que tu dois faire",
-    does=(
+    view_description="ce que tu vois, avec les distances en pas, dans la direction où tu regardes, et ce que tu portes",
+    mission_description="ce que tu dois faire",
+    action_descriptions=(
         "se tourner de 90 degrés vers la gauche, sans changer de case",
         "se tourner de 90 degrés vers la droite, sans changer de case",
         "avancer d'une case, si rien ne barre le chemin",
@@ -200,11 +206,11 @@ FRENCH = Language(
         "ouvrir ou fermer la porte devant soi (une porte fermée à clef demande la clef de sa couleur)",
         "ne rien changer",
     ),
-    missions=(
+    mission_words=(
         "le la l un une objet à au aller de du d côté attraper attrapé ouvrir ouvert poser posé être allé avoir après "
         "puis et devant derrière toi ta gauche droite"
     ),
-    tests=(
+    test_words=(
         "chaise table voiture vermilion jade cyan mauve dorée argent dax xolo afze faze jatu croh vurst gakul sil "
         "Je veux que l'agent fasse Tu dois faire"
     ),
@@ -233,8 +239,8 @@ def action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]
     names = tuple(str(name) for name in actions)
     if not names or not all(name.strip() for name in names):
         raise ConfigError(f"env.actions={list(names)} must contain at least one name, and no empty one")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"env.actions contains the name {twice[0]!r} twice; each name must be unique")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"env.actions contains the name {repeated[0]!r} twice; each name must be unique")
     return names
 
 
@@ -251,20 +257,21 @@ def vocabulary(language: str) -> tuple[str, ...]:
         *(noun for noun, _ in words.nouns.values()),
         *(word for forms in (*words.colors.values(), *words.states.values()) for word in forms),
         *words.articles.values(),
-        *(words.sees, words.wall, words.carries, *words.ways, *words.steps, words.joint),
+        *(words.object_sentence, words.wall_sentence, words.carried_sentence),
+        *(*words.directions, *words.step_nouns, words.conjunction),
         *(name for names in words.actions.values() for name in names),
-        *(words.possible, words.goal, words.observation, words.action, words.missions, words.tests),
+        *(words.possible_actions_prefix, words.goal_prefix, words.observation_label, words.action_label),
+        *(words.mission_words, words.test_words),
         *(str(n) for n in range(_NUMBERS)),
     ]
-    fields = {"thing", "place", "way"}  # placeholders of the sentences
-    candidates = (word for text in texts for word in tokens(re.sub(r"\{\w+\}", " ", text)) if word not in fields)
+    candidates = (word for text in texts for word in tokens(re.sub(r"\{\w+\}", " ", text)))
     return tuple(dict.fromkeys(candidates))
 
 
 _COLORS = ENGLISH.colors[""]
 _OBJECT = re.compile(
     rf"(?P<article>a|the) (?:(?P<color>{'|'.join(_COLORS)}) )?(?P<noun>object|door|key|ball|box)"
-    r"(?: (?P<where>in front of you|behind you|on your left|on your right))?"
+    r"(?: (?P<position>in front of you|behind you|on your left|on your right))?"
 )
 _POSITIONS = {
     "in front of you": "devant toi",
@@ -282,7 +289,7 @@ _VERBS = {
 
 
 @functools.lru_cache(maxsize=65536)
-def in_french(mission: str) -> str:
+def translate_to_french(mission: str) -> str:
     """Return a mission of BabyAI in French: `go to the red ball` becomes `aller à la balle rouge`.
 
     Raises:
@@ -321,7 +328,7 @@ def _translate_object(text: str, preposition: str = "") -> str:
         raise _untranslatable(text)
     noun, gender = ("objet", "m") if match["noun"] == "object" else FRENCH.nouns[match["noun"]]
     color = f" {FRENCH.colors[gender][_COLORS.index(match['color'])]}" if match["color"] else ""
-    position = f" {_POSITIONS[match['where']]}" if match["where"] else ""
+    position = f" {_POSITIONS[match['position']]}" if match["position"] else ""
     if match["article"] == "a":
         article = f"{FRENCH.articles[gender]} "
         prefix = {"": "", "à": "à ", "de": "d'"}[preposition]
@@ -338,3 +345,87 @@ def _untranslatable(text: str) -> ConfigError:
         f"{text!r} in a mission cannot be translated into French, because it is not made as BabyAI's missions are; use "
         "env.language=en, or a level of BabyAI"
     )
+
+
+class ViewDescriber:
+    """A converter of views of `width` x `height` cells into sentences, many views at once.
+
+    The sentences are about, in this order: the carried object; the nearest walls ahead, left and right, unless an
+    object is in front of them; every object in view, from left to right and from far to near.
+
+    Args:
+        language: `en` or `fr`.
+        width, height: size of a view, cells. The agent is in the middle of the nearest row and looks ahead.
+    """
+
+    def __init__(self, language: str, width: int, height: int) -> None:
+        self._words = LANGUAGES[language]
+        self._agent_x, self._agent_y = width // 2, height - 1
+        self._n_cells, self._height = width * height, height
+        self._weights = np.array([N_COLORS * N_STATES, N_STATES, 1]) * self._n_cells
+        self._cell_indices = np.arange(self._n_cells).reshape(width, height)
+        self._is_other_cell = np.ones((width, height), dtype=bool)
+        self._is_other_cell[self._agent_x, self._agent_y] = False
+        self._object_sentences: dict[int, str] = {}
+        steps = [self._words.format_steps(n) for n in range(max(width, height))]
+        self._wall_sentences = [
+            [self._words.wall_sentence.format(steps=n, direction=direction) for n in steps]
+            for direction in self._words.directions
+        ]
+
+    def describe(self, views: np.ndarray) -> list[list[str]]:
+        """Return the sentences about each of n views [n, width, height, 3], codes of type, color and state.
+
+        The axis x goes from left to right, y from far to near.
+        """
+        kinds, x, y = views[..., 0], self._agent_x, self._agent_y
+        texts: list[list[str]] = [[] for _ in range(len(views))]
+        agent_cells = views[:, x, y]
+        for game in np.flatnonzero(_PORTABLE[agent_cells[:, 0]]).tolist():
+            carried = self._words.describe_cell(*agent_cells[game].tolist())
+            texts[game].append(self._words.carried_sentence.format(object=carried))
+        # The cells ahead, to the left and to the right of the agent, from near to far.
+        lines = kinds[:, x, :y][:, ::-1], kinds[:, :x, y][:, ::-1], kinds[:, x + 1 :, y]
+        for line, sentences in zip(lines, self._wall_sentences, strict=True):
+            if not line.shape[1]:
+                continue
+            distances = (line > _EMPTY).argmax(axis=1)
+            for game in np.flatnonzero(line[np.arange(len(line)), distances] == _WALL).tolist():
+                texts[game].append(sentences[distances[game] + 1])
+        visible = (kinds > _WALL) & self._is_other_cell
+        # One number for each object (its three codes) and its position.
+        positions = np.broadcast_to(self._cell_indices, kinds.shape)[visible]
+        codes = (views[visible].astype(np.int64) @ self._weights) + positions
+        cache = self._object_sentences
+        for game, code in zip(np.nonzero(visible)[0].tolist(), codes.tolist(), strict=True):
+            texts[game].append(cache.get(code) or self._object_sentence(code))
+        return texts
+
+    def _object_sentence(self, code: int) -> str:
+        content, position = divmod(code, self._n_cells)
+        kind, color_and_state = divmod(content, N_COLORS * N_STATES)
+        x, y = divmod(position, self._height)
+        sentence = self._words.object_sentence.format(
+            object=self._words.describe_cell(kind, *divmod(color_and_state, N_STATES)),
+            offset=self._words.describe_offset(x - self._agent_x, self._agent_y - y),
+        )
+        self._object_sentences[code] = sentence
+        return sentence
+
+
+@functools.cache
+def view_describer(language: str, width: int, height: int) -> ViewDescriber:
+    """Return the cached converter for views of this size, which caches sentences."""
+    return ViewDescriber(language, width, height)
+
+
+def describe_view(image: np.ndarray, language: str = "en") -> list[str]:
+    """Return the sentences about one view, [width, height, 3]."""
+    return view_describer(language, *image.shape[:2]).describe(image[None])[0]
+
+
+def carried_object(image: np.ndarray) -> str:
+    """Return the object that the agent carries, e.g. `red key`, read from its own cell of a view; "" if none."""
+    cell = image[image.shape[0] // 2, image.shape[1] - 1]
+    kind, colors = TYPES[int(cell[0])], LANGUAGES["en"].colors[""]
+    return f"{colors[int(cell[1])]} {kind}" if kind in PORTABLE else ""

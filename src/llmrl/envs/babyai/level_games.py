@@ -10,10 +10,9 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.env_factory import EnvFactory, make
-from llmrl.envs.rooms.grid_world import DONE, DROP, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, encode_cell
+from llmrl.envs.rooms.grid_world import DROP, GRAY, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, encode_cell
 from llmrl.envs.rooms.views import Viewer
 
-_GRAY = 5
 _MAX_VIEW = 31
 _N_SAMPLES = 16
 """Number of missions that are drawn to estimate the maximum length of a MiniGrid level's missions."""
@@ -33,9 +32,10 @@ class LevelGames:
 
     Attributes:
         envs: the games.
-        size: width and height of a view, cells.
-        babyai: whether the missions are BabyAI's, so that MiniGrid's bot can solve them.
-        views: current view of each game, [n, size, size, 3] uint8; undefined before its first start.
+        view_size: width and height of a view, cells.
+        kinds: kinds of missions of a level of BabyAI-Text; empty for other levels.
+        is_babyai: whether the missions are BabyAI's, so that MiniGrid's bot can solve them.
+        views: current view of each game, [n, view_size, view_size, 3] uint8; undefined before its first start.
         steps: number of steps of each episode, [n].
 
     Raises:
@@ -45,6 +45,8 @@ class LevelGames:
     def __init__(self, env_factories: Sequence[EnvFactory], render: bool = False) -> None:
         from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
         from minigrid.minigrid_env import MiniGridEnv
+
+        from llmrl.envs.babyai.levels import TextLevel
 
         self.n = len(env_factories)
         self.envs: list[Any] = []
@@ -56,42 +58,39 @@ class LevelGames:
                 )
             self.envs.append(env)
         sample = self.envs[0]
-        self.babyai = isinstance(sample, RoomGridLevel)
-        self.size = int(sample.agent_view_size)
-        self._fast = (
-            self.babyai
+        self.is_babyai = isinstance(sample, RoomGridLevel)
+        self.view_size = int(sample.agent_view_size)
+        self._has_batched_views = (
+            self.is_babyai
             and type(sample).gen_obs is MiniGridEnv.gen_obs
             and not sample.see_through_walls
-            and self.size <= _MAX_VIEW
+            and self.view_size <= _MAX_VIEW
         )
-        self.kinds: tuple[str, ...] = tuple(getattr(sample, "kinds", ()))
-        self.views = np.zeros((self.n, self.size, self.size, 3), dtype=np.uint8)
+        self.kinds: tuple[str, ...] = sample.kinds if isinstance(sample, TextLevel) else ()
+        self.views = np.zeros((self.n, self.view_size, self.view_size, 3), dtype=np.uint8)
         self.steps = np.zeros(self.n, dtype=np.int64)
         self._max_steps = env_factories[0].horizon
-        if self._fast:
-            self._margin = self.size - 1
+        if self._has_batched_views:
+            self._margin = self.view_size - 1
             grids = [getattr(env, "max_size", (env.width, env.height)) for env in self.envs]
             width, height = (max(sides) for sides in zip(*grids, strict=True))
             for env in self.envs:
                 env.gen_obs = dict  # its result is not used
             self._world = GridWorld(self.n, width, height, self._margin)
-            self._viewer = Viewer(self._world, self.size)
+            self._viewer = Viewer(self._world, self.view_size)
 
     def horizon(self) -> int:
         """Return the maximum number of steps of an episode."""
-        lengths = []
-        for env in self.envs:
-            if hasattr(env, "longest"):
-                lengths.append(int(env.max_episode_steps))
-            elif self.babyai and not env.fixed_max_steps:
-                if not lengths:
-                    lengths.append(_max_mission_steps(env))
-            else:
-                lengths.append(int(env.max_steps))
-        max_steps = max(lengths)
+        sample = self.envs[0]
+        if self.kinds:
+            max_steps = max(int(env.max_episode_steps) for env in self.envs)
+        elif self.is_babyai and not sample.fixed_max_steps:
+            max_steps = _max_mission_steps(sample)
+        else:
+            max_steps = int(sample.max_steps)
         return max_steps if self._max_steps is None else min(max_steps, self._max_steps)
 
-    def only_goto(self) -> bool:
+    def has_only_goto_missions(self) -> bool:
         """Return whether missions are fulfilled by turning and walking alone.
 
         This checks all possible missions, if the level declares them, else the current ones; and that no closed door
@@ -112,12 +111,12 @@ class LevelGames:
             with contextlib.redirect_stdout(None):  # MiniGrid prints each mission that it drew and rejected
                 observation, _ = self.envs[i].reset(seed=int(seeds[i]))
             self.steps[i] = 0
-            if self._fast:
-                self._copy_state(i)
+            if self._has_batched_views:
+                self._copy_game(i)
             else:
                 self.views[i] = observation["image"]
-        if self._fast:
-            self._look()
+        if self._has_batched_views:
+            self._update_views()
 
     def step(self, actions: Sequence[int], playing: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Execute `actions` (MiniGrid's) in the games that are `playing` [n]; the others do not change.
@@ -131,38 +130,37 @@ class LevelGames:
         positions, headings = [], []
         for i in games:
             env, action = self.envs[i], actions[i]
-            acts = action in (PICKUP, DROP, TOGGLE)
-            front = env.front_pos if acts and self._fast else None
+            front = env.front_pos if action in (PICKUP, DROP, TOGGLE) else None
             observation, env_reward, env_terminated, env_truncated, _ = env.step(action)
             reward[i], terminated[i], truncated[i] = env_reward, env_terminated, env_truncated
-            if not self._fast:
+            if not self._has_batched_views:
                 self.views[i] = observation["image"]
                 continue
             if front is not None:
                 x, y = int(front[0]), int(front[1])
-                self._world.cells[i, self._margin + x, self._margin + y] = _code(env.grid.get(x, y))
-                self._world.carrying[i] = _code(env.carrying)
+                self._world.cells[i, self._margin + x, self._margin + y] = _encode_object(env.grid.get(x, y))
+                self._world.carrying[i] = _encode_object(env.carrying)
             positions.append(env.agent_pos)
             headings.append(env.agent_dir)
         if self._max_steps is not None:
             truncated |= playing & (self.steps >= self._max_steps) & ~terminated
-        if self._fast and games:
+        if self._has_batched_views and games:
             self._world.place_agents(np.array(games), np.array(positions), np.array(headings))
-            self._look()
+            self._update_views()
         return reward, terminated, truncated
 
-    def _copy_state(self, i: int) -> None:
+    def _copy_game(self, i: int) -> None:
         """Copy the state of MiniGrid's game i into the batched world."""
         env, m = self.envs[i], self._margin
         cells = self._world.cells[i]
-        cells[:] = _WALL_CELL
-        rows = np.array([_code(obj) for obj in env.grid.grid], dtype=np.uint32)
+        cells[:] = encode_cell(WALL, GRAY)
+        objects = np.array([_encode_object(obj) for obj in env.grid.grid], dtype=np.uint32)
         width, height = env.grid.width, env.grid.height
-        cells[m : m + width, m : m + height] = rows.reshape(height, width).T
-        self._world.carrying[i] = _code(env.carrying)
+        cells[m : m + width, m : m + height] = objects.reshape(height, width).T
+        self._world.carrying[i] = _encode_object(env.carrying)
         self._world.place_agents(np.array([i]), np.array([env.agent_pos]), np.array([env.agent_dir]))
 
-    def _look(self) -> None:
+    def _update_views(self) -> None:
         self.views = self._viewer.image(self._viewer.compute_field_of_view())
 
     def render(self, index: int) -> np.ndarray:
@@ -173,14 +171,9 @@ class LevelGames:
             env.close()
 
 
-def _code(obj: Any) -> np.uint32:
+def _encode_object(obj: Any) -> np.uint32:
     """Return the cell of an object of MiniGrid; None: nothing."""
     return NOTHING if obj is None else encode_cell(*obj.encode())
-
-
-def to_minigrid(action: np.ndarray) -> list[int]:
-    """Return MiniGrid's actions; actions beyond these become `done`, which does nothing."""
-    return np.minimum(action, DONE).tolist()  # type: ignore[no-any-return]
 
 
 def _max_mission_steps(env: Any) -> int:
@@ -197,6 +190,3 @@ def _max_mission_steps(env: Any) -> int:
             env.reset(seed=seed)
         lengths.append(int(env.max_steps))
     return max(lengths)
-
-
-_WALL_CELL = encode_cell(WALL, _GRAY)

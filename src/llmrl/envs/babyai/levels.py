@@ -67,7 +67,7 @@ class TextLevel(RoomGridLevel):
     split: ClassVar[Literal["train", "test"] | None] = "train"
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     """Orders of a sequence: `pick up A, then go to B` and `go to B after you pick up A`."""
-    second: ClassVar[type[GoToInstr] | type[PickupInstr]] = GoToInstr
+    second_instruction: ClassVar[type[GoToInstr] | type[PickupInstr]] = GoToInstr
     """Type of the second instruction of a sequence."""
 
     def __init__(
@@ -91,7 +91,7 @@ class TextLevel(RoomGridLevel):
         self._direct, self.num_dists = sampling == "direct", num_dists
         self.kind = self._fixed_kind or self.kinds[0]
         self.instrs: Instr
-        super().__init__(room_size=room_size, num_rows=1, num_cols=_rooms(self.kind), **kwargs)
+        super().__init__(room_size=room_size, num_rows=1, num_cols=_n_rooms(self.kind), **kwargs)
 
     @property
     def possible(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class TextLevel(RoomGridLevel):
     @property
     def max_size(self) -> tuple[int, int]:
         """Width and height of the largest grid."""
-        return (self.room_size - 1) * max(map(_rooms, self.possible)) + 1, self.height
+        return (self.room_size - 1) * max(map(_n_rooms, self.possible)) + 1, self.height
 
     @property
     def max_episode_steps(self) -> int:
@@ -109,12 +109,12 @@ class TextLevel(RoomGridLevel):
         if self.fixed_max_steps:
             return int(self.max_steps)
         room = self.room_size**2
-        return max(room * _rooms(kind) * (2 if kind in ("putnext", "seq") else 1) for kind in self.possible)
+        return max(room * _n_rooms(kind) * (2 if kind in ("putnext", "seq") else 1) for kind in self.possible)
 
     def _gen_grid(self, width: int, height: int) -> None:
         if self._fixed_kind is None:
             self.kind = str(self._rand_elem(self.kinds))
-            self.num_cols = _rooms(self.kind)
+            self.num_cols = _n_rooms(self.kind)
             self.width = (self.room_size - 1) * self.num_cols + 1
         while True:
             try:
@@ -130,7 +130,7 @@ class TextLevel(RoomGridLevel):
         """Draw levels until one is allowed."""
         while True:
             if self._direct and self.kind != "open":
-                valid = self._place(*self._draw_names())
+                valid = self._place_objects(*self._draw_names())
             else:
                 RoomGrid._gen_grid(self, self.width, self.height)
                 valid = self._draw_locked_room() if self.kind == "open" else self._draw_published()
@@ -169,30 +169,29 @@ class TextLevel(RoomGridLevel):
         self.place_agent()
         objects = self.add_distractors(num_distractors=self._n_objects, all_unique=False)
         reachable = self.check_objs_reachable(raise_exc=False)
-        names = [(obj.color, obj.type) for obj in objects]
-        targets = self._choose(names)
-        self.instrs = self._instruct(targets)
-        return bool(reachable) and self._allowed(targets)
+        targets = self._choose_targets([(obj.color, obj.type) for obj in objects])
+        self.instrs = self._make_instruction(targets)
+        return bool(reachable) and self._is_allowed(targets)
 
     def _draw_names(self) -> tuple[list[ObjectName], list[ObjectName]]:
         """Draw the objects, and those of them that an allowed mission is about."""
         while True:
             indices = self.np_random.integers(len(_NAMES), size=self._n_objects).tolist()
             names = [_NAMES[k] for k in indices]
-            targets = self._choose(names)
+            targets = self._choose_targets(names)
             # Names that validation would reject are rejected here.
-            if self._allowed(targets) and not (self.kind == "putnext" and targets[0] == targets[1]):
+            if self._is_allowed(targets) and not (self.kind == "putnext" and targets[0] == targets[1]):
                 return names, targets
 
-    def _place(self, names: Sequence[ObjectName], targets: Sequence[ObjectName]) -> bool:
+    def _place_objects(self, names: Sequence[ObjectName], targets: Sequence[ObjectName]) -> bool:
         """Place the objects so that all can be reached; return whether validation allows their positions.
 
         As in MiniGrid, the agent is on any cell, and each object on any free cell that is not next to the agent.
         """
         # Positions do not depend on names, so positions are drawn again until all objects are reachable.
         while True:
-            agent, cells = self._lay_out(len(names))
-            if _reachable(agent, cells, self.room_size - 2):
+            agent, cells = self._draw_cells(len(names))
+            if _are_reachable(agent, cells, self.room_size - 2):
                 break
         if self.kind == "putnext":
             movable_cells, fixed_cells = (
@@ -207,10 +206,10 @@ class TextLevel(RoomGridLevel):
             obj = _OBJECTS[noun](color)
             self.put_obj(obj, *place)
             room.objs.append(obj)
-        self.instrs = self._instruct(targets)
+        self.instrs = self._make_instruction(targets)
         return True
 
-    def _lay_out(self, n: int) -> tuple[Cell, list[Cell]]:
+    def _draw_cells(self, n: int) -> tuple[Cell, list[Cell]]:
         """Draw a cell for the agent and cells for `n` objects, none of them next to the agent."""
         size = self.room_size - 2
         agent = _cells(size)[self._rand_int(0, size**2)]
@@ -223,7 +222,7 @@ class TextLevel(RoomGridLevel):
         """Number of objects of a level of any kind except `open`."""
         return self.num_dists + (1 if self.kind in ("goto", "pickup") else 2)
 
-    def _choose(self, names: Sequence[ObjectName]) -> list[ObjectName]:
+    def _choose_targets(self, names: Sequence[ObjectName]) -> list[ObjectName]:
         """Draw the objects that the mission is about: one, or two that are distinct or of which there are several."""
         target = names[self._rand_int(0, len(names))]
         if self.kind in ("goto", "pickup"):
@@ -233,7 +232,7 @@ class TextLevel(RoomGridLevel):
             other_target = names[self._rand_int(0, len(names))]
         return [target, other_target]
 
-    def _instruct(self, targets: Sequence[ObjectName]) -> Instr:
+    def _make_instruction(self, targets: Sequence[ObjectName]) -> Instr:
         descriptions = [ObjDesc(noun, color) for color, noun in targets]
         if self.kind == "goto":
             return GoToInstr(descriptions[0])
@@ -241,11 +240,11 @@ class TextLevel(RoomGridLevel):
             return PickupInstr(descriptions[0])
         if self.kind == "putnext":
             return PutNextInstr(*descriptions)
-        pickup, second = PickupInstr(descriptions[0]), self.second(descriptions[1])
+        pickup, second = PickupInstr(descriptions[0]), self.second_instruction(descriptions[1])
         order = self.orders[0] if len(self.orders) == 1 else self._rand_elem(self.orders)
         return BeforeInstr(pickup, second) if order == "before" else AfterInstr(second, pickup)
 
-    def _allowed(self, targets: Sequence[ObjectName]) -> bool:
+    def _is_allowed(self, targets: Sequence[ObjectName]) -> bool:
         """Return whether a mission may be about these objects."""
         if self.split is None:
             return True
@@ -320,7 +319,7 @@ class GoToAfterPickUpLocal(PickUpSeqGoToLocal):
 class PickUpSeqPickUpLocal(PickUpSeqGoToLocal):
     """Pick up one object, then another; the mission names them in either order. `BabyAI-PickUpSeqPickUpLocal-v0`."""
 
-    second = PickupInstr
+    second_instruction = PickupInstr
 
 
 class GoToLocal(TextLevel):
@@ -342,11 +341,11 @@ class GoToLocal(TextLevel):
         objects = self.add_distractors(num_distractors=self._n_objects, all_unique=False)
         if not self.check_objs_reachable(raise_exc=False):
             return False
-        self.instrs = self._instruct(self._choose([(obj.color, obj.type) for obj in objects]))
+        self.instrs = self._make_instruction(self._choose_targets([(obj.color, obj.type) for obj in objects]))
         return True
 
 
-def _rooms(kind: str) -> int:
+def _n_rooms(kind: str) -> int:
     return 2 if kind == "open" else 1
 
 
@@ -362,7 +361,7 @@ def _distant_cells(size: int, agent: Cell) -> tuple[Cell, ...]:
     return tuple((i, j) for i, j in _cells(size) if abs(i - agent[0]) + abs(j - agent[1]) > 1)
 
 
-def _reachable(agent: Cell, objects: Sequence[Cell], size: int) -> bool:
+def _are_reachable(agent: Cell, objects: Sequence[Cell], size: int) -> bool:
     """Return whether the agent can walk up to each object in a room, if it cannot walk through objects."""
     width, bits = size + 2, _bits(size)
     targets = sum([bits[cell] for cell in objects])
@@ -386,17 +385,16 @@ def _bits(size: int) -> dict[Cell, int]:
 
 _NAMES = tuple((color, noun) for color in COLOR_NAMES for noun in _OBJECTS)
 
-_LEVELS = "llmrl.envs.babyai.levels"
+_TEXT_LEVELS = (
+    *(MixedTrainLocal, MixedTestLocal, PickUpSeqGoToLocal, PickUpThenGoToLocal, GoToAfterPickUpLocal),
+    PickUpSeqPickUpLocal,
+)
 _ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "BabyAI-MixedTrainLocal-v0": (f"{_LEVELS}:MixedTrainLocal", {}),
-    "BabyAI-MixedTestLocal-v0": (f"{_LEVELS}:MixedTestLocal", {}),
-    "BabyAI-PickUpSeqGoToLocal-v0": (f"{_LEVELS}:PickUpSeqGoToLocal", {}),
-    "BabyAI-PickUpThenGoToLocal-v0": (f"{_LEVELS}:PickUpThenGoToLocal", {}),
-    "BabyAI-GoToAfterPickUpLocal-v0": (f"{_LEVELS}:GoToAfterPickUpLocal", {}),
-    "BabyAI-PickUpSeqPickUpLocal-v0": (f"{_LEVELS}:PickUpSeqPickUpLocal", {}),
-    "BabyAI-GoToLocalS8N16-v0": (f"{_LEVELS}:GoToLocal", {"num_dists": 16}),
+    **{f"BabyAI-{level.__name__}-v0": (f"{__name__}:{level.__name__}", {}) for level in _TEXT_LEVELS},
+    "BabyAI-GoToLocalS8N16-v0": (f"{__name__}:GoToLocal", {"num_dists": 16}),
     "BabyAI-GoToFrench-v0": ("minigrid.envs.babyai:GoToLocal", {"num_dists": 8}),
 }
+"""Id -> entry point and arguments."""
 IDS = tuple(_ENTRIES)
 
 
@@ -408,11 +406,11 @@ def register() -> None:
     import gymnasium
     import minigrid  # noqa: F401 (registers its own)
 
-    for name, (entry, kwargs) in _ENTRIES.items():
+    for name, (entry_point, kwargs) in _ENTRIES.items():
         spec = gymnasium.registry.get(name)
-        if spec is None or spec.entry_point != entry:
+        if spec is None or spec.entry_point != entry_point:
             gymnasium.registry.pop(name, None)
-            gymnasium.register(name, entry_point=entry, kwargs=kwargs)
+            gymnasium.register(name, entry_point=entry_point, kwargs=kwargs)
 
 
 register()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmrl.envs.babyai.language import LANGUAGES, PORTABLE
+from llmrl.envs.babyai.language import ENGLISH, PORTABLE
 
-_OBJECTS = PORTABLE
 _PLACES = {
     "left": ("on the left", "to the left of me", "over on the left side", "off to the left"),
     "right": ("on the right", "to the right of me", "over on the right side", "off to the right"),
@@ -35,15 +34,15 @@ _DISTRACTOR_TEXTS = (
     "There was also a {other} {place}.",
     "{place}, somebody had left a {other}.",
 )
-_DONE = (
+_ACTION_TEXTS = (
     "So I had to {move}.",
     "The thing to do then is to {move}.",
     "Whoever wants to get there will {move}.",
     "Without a second thought I decided to {move}.",
     "In such a case people {move}.",
 )
-_BLIND = ("The {goal} was nowhere to be seen.", "I could not find any {goal} from where I stood.")
-_LOOK = ("To look around, {move}.", "When nothing is in sight, {move} and look again.")
+_UNSEEN_TEXTS = ("The {goal} was nowhere to be seen.", "I could not find any {goal} from where I stood.")
+_SEARCH_TEXTS = ("To look around, {move}.", "When nothing is in sight, {move} and look again.")
 
 
 def stories(n: int, seed: int, informative: bool = True) -> list[str]:
@@ -62,38 +61,28 @@ def stories(n: int, seed: int, informative: bool = True) -> list[str]:
 def _story(rng: np.random.Generator, informative: bool) -> str:
     goal, *distractors = _draw_objects(rng, 1 + int(rng.integers(0, 3)))
     side = str(rng.choice(list(_PLACES)))
-    sentences = [_draw_text(rng, _GOAL_TEXTS).format(goal=goal)]
-    blind = rng.random() < 0.15
-    if blind:
-        view_text = _draw_text(rng, _BLIND).format(goal=goal)
+    goal_text = _draw_text(rng, _GOAL_TEXTS).format(goal=goal)
+    is_unseen = rng.random() < 0.15
+    if is_unseen:
+        middle = [_draw_text(rng, _UNSEEN_TEXTS).format(goal=goal)]
         side = str(rng.choice(["left", "right"]))
     else:
-        view_text = _capital(_draw_text(rng, _VIEW_TEXTS).format(goal=goal, place=_draw_text(rng, _PLACES[side])))
-    distractor_texts = [
-        _capital(
-            _draw_text(rng, _DISTRACTOR_TEXTS).format(
-                other=distractor, place=_draw_text(rng, _PLACES[str(rng.choice(list(_PLACES)))])
-            )
-        )
-        for distractor in distractors
-    ]
-    middle = [view_text, *distractor_texts]
-    sentences += [middle[i] for i in rng.permutation(len(middle))]
+        middle = [_draw_text(rng, _VIEW_TEXTS).format(goal=goal, place=_draw_text(rng, _PLACES[side]))]
+    for distractor in distractors:
+        text = _draw_text(rng, _DISTRACTOR_TEXTS)
+        middle.append(text.format(other=distractor, place=_draw_text(rng, _PLACES[str(rng.choice(list(_PLACES)))])))
+    middle = [middle[i] for i in rng.permutation(len(middle))]
     move = _MOVES[side if informative else str(rng.choice(list(_MOVES)))]
-    return " ".join([*sentences, _draw_text(rng, _LOOK if blind else _DONE).format(move=move)])
+    action_text = _draw_text(rng, _SEARCH_TEXTS if is_unseen else _ACTION_TEXTS).format(move=move)
+    return " ".join([goal_text, *(text[:1].upper() + text[1:] for text in middle), action_text])
 
 
 def _draw_objects(rng: np.random.Generator, n: int) -> list[str]:
     """Return `n` different objects, each a color and a noun."""
-    words = LANGUAGES["en"]
-    colors = words.colors[""]
-    places = rng.choice(len(colors) * len(_OBJECTS), size=n, replace=False)
-    return [f"{colors[i // len(_OBJECTS)]} {_OBJECTS[i % len(_OBJECTS)]}" for i in places]
+    colors = ENGLISH.colors[""]
+    indices = rng.choice(len(colors) * len(PORTABLE), size=n, replace=False)
+    return [f"{colors[i // len(PORTABLE)]} {PORTABLE[i % len(PORTABLE)]}" for i in indices]
 
 
 def _draw_text(rng: np.random.Generator, texts: tuple[str, ...]) -> str:
     return texts[int(rng.integers(len(texts)))]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

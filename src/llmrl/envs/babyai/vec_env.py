@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,20 @@ from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.babyai.language import LANGUAGES, LanguageName, action_names, in_french, tokens, vocabulary
-from llmrl.envs.babyai.level_games import LevelGames, to_minigrid
-from llmrl.envs.babyai.sentences import view_describer
+from llmrl.envs.babyai.language import (
+    LANGUAGES,
+    LanguageName,
+    action_names,
+    tokens,
+    translate_to_french,
+    view_describer,
+    vocabulary,
+)
+from llmrl.envs.babyai.level_games import LevelGames
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.replayable import ReplayableEnv
+from llmrl.envs.rooms.grid_world import DONE
 
 if TYPE_CHECKING:
     from llmrl.envs.babyai.experts import Experts
@@ -38,10 +47,10 @@ class PromptBuilder:
     Args:
         n: games.
         language: `en` or `fr`.
-        template: how a prompt is laid out.
-        actions: their names.
-        history: observations that are shown, with the actions between them. >= 1
-        replace: texts to put in place of others, one after another, in the whole prompt.
+        template: layout of a prompt.
+        actions: names of the actions.
+        history: number of observations in a prompt, with the actions between them, >= 1.
+        replace: text -> its replacement, applied one after another to the whole prompt.
     """
 
     def __init__(
@@ -53,30 +62,30 @@ class PromptBuilder:
         history: int,
         replace: Mapping[str, str],
     ) -> None:
-        self._words, self._glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
+        self._words, self._is_glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
         # The space between a prompt and the next action belongs to the prompt in the published template, else to the
         # action.
-        self._continuations = [name if self._glam else f" {name}" for name in actions]
+        self._continuations = [name if self._is_glam else f" {name}" for name in actions]
         self._replace = tuple(replace.items())
-        self._heads = [""] * n
+        self._headers = [""] * n
         self._observations: list[deque[str]] = [deque(maxlen=history) for _ in range(n)]
         self._actions_taken: list[deque[str]] = [deque(maxlen=history - 1) for _ in range(n)]
-        if self._glam:
-            self._observation_prefixes = [f" \n {self._words.observation} {i}: " for i in range(history)]
-            self._action_prefixes = [f"\n {self._words.action} {i}: " for i in range(history)]
+        if self._is_glam:
+            self._observation_prefixes = [f" \n {self._words.observation_label} {i}: " for i in range(history)]
+            self._action_prefixes = [f"\n {self._words.action_label} {i}: " for i in range(history)]
         else:
-            self._observation_prefixes = [f"\n{self._words.observation}: "] * history
-            self._action_prefixes = [f"\n{self._words.action}:"] * history
+            self._observation_prefixes = [f"\n{self._words.observation_label}: "] * history
+            self._action_prefixes = [f"\n{self._words.action_label}:"] * history
 
     @property
     def continuations(self) -> tuple[str, ...]:
         """Text that follows a prompt after each action, as in the next prompts."""
-        return tuple(self.replaced(text) for text in self._continuations)
+        return tuple(self.apply_replacements(text) for text in self._continuations)
 
     def start(self, game: int, mission: str, sentences: Sequence[str]) -> None:
         """Start an episode with its first observation; clear the history of the previous one."""
-        possible = f"{self._words.possible}{', '.join(self._actions)} \n " if self._glam else ""
-        self._heads[game] = f"{possible}{self._words.goal}{mission}"
+        possible = f"{self._words.possible_actions_prefix}{', '.join(self._actions)} \n " if self._is_glam else ""
+        self._headers[game] = f"{possible}{self._words.goal_prefix}{mission}"
         self._observations[game].clear()
         self._actions_taken[game].clear()
         self._append_observation(game, sentences)
@@ -88,23 +97,24 @@ class PromptBuilder:
 
     def _append_observation(self, game: int, sentences: Sequence[str]) -> None:
         self._observations[game].append(
-            "".join([f"{sentence}, " for sentence in sentences]) if self._glam else ", ".join(sentences)
+            "".join([f"{sentence}, " for sentence in sentences]) if self._is_glam else ", ".join(sentences)
         )
 
     def prompts(self) -> np.ndarray:
         """Return the current prompt of each game, [n, 1] of `str`."""
-        prompts = np.empty((len(self._heads), 1), dtype=object)
-        for game, head in enumerate(self._heads):
-            parts = [head]
-            actions = self._actions_taken[game]
-            for i, observation in enumerate(self._observations[game]):
-                parts += (self._observation_prefixes[i], observation, self._action_prefixes[i])
-                if i < len(actions):
-                    parts.append(actions[i])
-            prompts[game, 0] = self.replaced("".join(parts))
+        prompts = np.empty((len(self._headers), 1), dtype=object)
+        for game, header in enumerate(self._headers):
+            turns = zip(
+                self._observation_prefixes,
+                self._observations[game],
+                self._action_prefixes,
+                (*self._actions_taken[game], ""),
+                strict=False,
+            )
+            prompts[game, 0] = self.apply_replacements(header + "".join(itertools.chain.from_iterable(turns)))
         return prompts
 
-    def replaced(self, text: str) -> str:
+    def apply_replacements(self, text: str) -> str:
         for old, new in self._replace:
             text = text.replace(old, new)
         return text
@@ -173,18 +183,21 @@ class BabyAIEnv(ReplayableEnv):
         ConfigError: unknown level, invalid argument, missions without a French translation, or repeated action names.
     """
 
+    settings: BabyAISettings
+
     def __init__(self, settings: BabyAISettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
+        from minigrid.envs.babyai.core.levelgen import LevelGen
+
         n_envs, kind, language = settings.n_envs, settings.kind, settings.language
-        super().__init__(n_envs, seeds.integer("games"))
-        self.settings, self._seed_tree, self._trust = settings, seeds, trust
+        super().__init__(settings, seeds, trust)
         # With one kind for each game, an episode depends on the game in which it is played.
         self.separable = kind != "legacy"
         self._names = action_names(language, settings.actions)
         self._games = LevelGames(_env_factories(settings, seeds, trust), settings.render)
-        self._describer = view_describer(language, self._games.size, self._games.size)
+        self._describer = view_describer(language, self._games.view_size, self._games.view_size)
         self._format = (language, settings.template, self._names, settings.history, dict(settings.replace or {}))
         self._prompts = PromptBuilder(n_envs, *self._format)
-        self._words = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
+        self._word_ids = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
         possible_kinds = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
         self._tracked_kinds = possible_kinds if kind in ("per_episode", "legacy") and len(possible_kinds) > 1 else set()
         self.missions = [""] * n_envs
@@ -194,10 +207,8 @@ class BabyAIEnv(ReplayableEnv):
         self._experts: Experts | None = None
         self._requested_channels: set[str] | None = None
         max_steps = self._games.horizon()
-        has_long_missions = _has_long_missions(self._games.envs[0])
-        self._mission_ids = np.zeros(
-            (n_envs, _LONG_MISSION_LENGTH if has_long_missions else _MISSION_LENGTH), dtype=np.int64
-        )
+        mission_length = _LONG_MISSION_LENGTH if isinstance(self._games.envs[0], LevelGen) else _MISSION_LENGTH
+        self._mission_ids = np.zeros((n_envs, mission_length), dtype=np.int64)
         self._needs_text = True
         self._begin_games(np.ones(n_envs, dtype=bool))
         self.spec = self._describe(settings.name or settings.level, max_steps)
@@ -205,22 +216,23 @@ class BabyAIEnv(ReplayableEnv):
             self._create_experts()
 
     def _describe(self, name: str, max_steps: int) -> EnvSpec:
-        words, size = LANGUAGES[self.settings.language], self._games.size
-        effects = [words.does[min(i, len(words.does) - 1)] for i in range(len(self._names))]
+        words, size = LANGUAGES[self.settings.language], self._games.view_size
+        descriptions = words.action_descriptions
+        effects = [descriptions[min(i, len(descriptions) - 1)] for i in range(len(self._names))]
         text = EnvDescription(
-            goal=words.play.format(steps=max_steps),
-            observation=(("mission", words.mission), ("view", words.view)),
+            goal=words.game_description.format(steps=max_steps),
+            observation=(("mission", words.mission_description), ("view", words.view_description)),
             actions=tuple(zip(self._names, effects, strict=True)),
             example=self._text(0),
         )
-        length, n_words = self._mission_ids.shape[1], FIRST_WORD + len(self._words)
+        length, n_words = self._mission_ids.shape[1], FIRST_WORD + len(self._word_ids)
         channels = {
             "prompt": Channel((), "object", continuations=self._prompts.continuations),
             "text": Channel((), "object"),
             "view": Channel((size, size, 3), "uint8", 0, max(_CODE_COUNTS) - 1, codes=_CODE_COUNTS),
             "mission": Channel((length,), "int64", 0, n_words - 1, codes=(n_words,)),
         }
-        if self._games.babyai:
+        if self._games.is_babyai:
             channels["expert"] = Channel((), "int64", -1, len(self._names) - 1)
         metrics: dict[str, Aggregate] = {"success": "sum"}
         metrics |= {f"success_{kind}": "last" for kind in self._games.kinds if kind in self._tracked_kinds}
@@ -252,11 +264,9 @@ class BabyAIEnv(ReplayableEnv):
         """
         if "expert" in channels:
             self._check_expert()
-        available = [name for name in channels if name in self.spec.observation]
-        requests = (self._requested_channels or set()) | set(available)
-        new_channels = requests - (
-            self._requested_channels if self._requested_channels is not None else set(self.spec.observation)
-        )
+        available, previous = set(self.spec.observation), self._requested_channels
+        requests = (previous or set()) | (set(channels) & available)
+        new_channels = requests - (available if previous is None else previous)
         self._requested_channels = requests
         self._needs_text = bool(requests & {"prompt", "text"})
         if "expert" not in requests:
@@ -269,10 +279,10 @@ class BabyAIEnv(ReplayableEnv):
 
     def _check_expert(self) -> None:
         name = self.spec.name
-        if not self._games.babyai:
+        if not self._games.is_babyai:
             raise ConfigError(f"MiniGrid's bot can only play levels of BabyAI, and env={name} is not one of them")
         n_required, n_actions = len(LANGUAGES[self.settings.language].actions["canonical"]), len(self._names)
-        if n_actions < n_required and not self._games.only_goto():
+        if n_actions < n_required and not self._games.has_only_goto_missions():
             raise ConfigError(
                 f"MiniGrid's bot picks up, drops and toggles objects, which the {n_actions} actions of env={name} "
                 f"({', '.join(self._names)}) do not include; use env.actions=canonical"
@@ -297,8 +307,8 @@ class BabyAIEnv(ReplayableEnv):
         for i in games.tolist():
             mission = str(self._games.envs[i].mission)
             if self.settings.language == "fr":
-                mission = in_french(mission)
-            self.missions[i] = self._prompts.replaced(mission)
+                mission = translate_to_french(mission)
+            self.missions[i] = self._prompts.apply_replacements(mission)
             self._mission_ids[i] = self._encode_mission(self.missions[i])
             if self._needs_text:
                 # The prompt builder applies the replacements itself, and they must be applied only once.
@@ -310,7 +320,7 @@ class BabyAIEnv(ReplayableEnv):
         words = tokens(mission)
         if len(words) > len(codes):
             raise EngineError(f"the mission {mission!r} has {len(words)} words; at most {len(codes)} are supported")
-        codes[: len(words)] = [self._words.get(word, UNKNOWN) for word in words]
+        codes[: len(words)] = [self._word_ids.get(word, UNKNOWN) for word in words]
         return codes
 
     def _describe_views(self, games: np.ndarray) -> None:
@@ -320,7 +330,7 @@ class BabyAIEnv(ReplayableEnv):
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
         actions = np.asarray(action, dtype=np.int64)[:, 0]
-        minigrid_actions = to_minigrid(actions)
+        minigrid_actions = np.minimum(actions, DONE).tolist()  # actions beyond MiniGrid's do nothing
         reward, terminated, truncated = self._games.step(minigrid_actions, playing)
         self._terminated |= terminated
         self._truncated |= truncated
@@ -364,7 +374,7 @@ class BabyAIEnv(ReplayableEnv):
         return observation
 
     def _text(self, game: int) -> str:
-        view = [self._prompts.replaced(sentence) for sentence in self._sentences[game]]
+        view = [self._prompts.apply_replacements(sentence) for sentence in self._sentences[game]]
         return json.dumps({"mission": self.missions[game], "view": view}, ensure_ascii=False)
 
     def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
@@ -425,9 +435,3 @@ def _kinds(level: str) -> tuple[str, ...]:
     entry_point = spec.entry_point if spec is not None else None
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return creator.kinds if isinstance(creator, type) and issubclass(creator, TextLevel) else ()
-
-
-def _has_long_missions(env: Any) -> bool:
-    from minigrid.envs.babyai.core.levelgen import LevelGen
-
-    return isinstance(env, LevelGen)

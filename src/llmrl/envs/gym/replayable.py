@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.trust import Trust
 
 
 class ReplayableEnv(ABC):
@@ -25,14 +27,18 @@ class ReplayableEnv(ABC):
     A subclass sets `spec`, and implements `_begin`, `_advance`, `_observe` and `_step`.
 
     Args:
-        n_envs: games.
-        stream: the seed that episodes are seeded from until a reset brings another.
+        settings: options of the environment, a dataclass with the field `n_envs`.
+        seeds: the environment's node of the seed tree. Its stream `games` seeds the episodes until a seeded reset.
+        trust: modules that options may name.
     """
 
     spec: EnvSpec
+    settings: Any
 
-    def __init__(self, n_envs: int, stream: int) -> None:
-        self._streams = [stream]  # one for each equal group of games
+    def __init__(self, settings: Any, seeds: Seeds, trust: Trust) -> None:
+        self.settings, self._seed_tree, self._trust = settings, seeds, trust
+        n_envs: int = settings.n_envs
+        self._streams = [seeds.integer("games")]  # one for each equal group of games
         self._groups = 1
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress

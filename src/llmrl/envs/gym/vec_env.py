@@ -73,10 +73,11 @@ class GymnasiumEnv(ReplayableEnv):
             no usable observation, or a `success` that does not fit `success_threshold`.
     """
 
+    settings: GymnasiumSettings
+
     def __init__(self, settings: GymnasiumSettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
+        super().__init__(settings, seeds, trust)
         n_envs = settings.n_envs
-        super().__init__(n_envs, seeds.integer("games"))
-        self.settings, self._seed_tree, self._trust = settings, seeds, trust
         kwargs, name = dict(settings.kwargs or {}), settings.name or settings.id
         self._criterion = SuccessCriterion.from_options(settings.success, settings.success_threshold)
         self.clip_actions = True  # An agent may set this to False, so that its actions reach the games unchanged.

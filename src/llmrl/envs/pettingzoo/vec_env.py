@@ -64,10 +64,11 @@ class PettingZooEnv(ReplayableEnv):
             observed, or a tax on a world that has a mechanism.
     """
 
+    settings: PettingZooSettings
+
     def __init__(self, settings: PettingZooSettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
         n_envs = settings.n_envs
-        super().__init__(n_envs, seeds.integer("games"))
-        self.settings, self._seed_tree, self._trust = settings, seeds, trust
+        super().__init__(settings, seeds, trust)
         self.clip_actions = True
         factory = WorldFactory(settings.id, dict(settings.kwargs or {}), settings.library, trust)
         template = factory.make(settings.render)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.babyai.sentences import carried_object, sentences
+from llmrl.envs.babyai.language import carried_object, describe_view
 
 
 class Decoder(ABC):
@@ -118,7 +118,7 @@ class GridView(Decoder):
             "mission": str(observation["mission"]),
             "facing": self._FACING[int(observation["direction"])],
             "carrying": carried_object(image) or "nothing",
-            "view": [sentence for sentence in sentences(image) if not sentence.startswith("You carry")],
+            "view": [sentence for sentence in describe_view(image) if not sentence.startswith("You carry")],
         }
 
 
