@@ -59,7 +59,7 @@ class Talk:
         self._players: Sequence[int] = range(spec.n_agents)  # indices of this spec's players in `names`
         self._board: _Board | None = None
         self._parser = TextParser("message", length)
-        self._parser.kept = ("to",)
+        self._parser.recipient_keys = ("to",)
 
     def lone_player(self) -> ConfigError:
         """Return the error of a player that has nobody to talk to."""
@@ -98,7 +98,7 @@ class Talk:
         recipients = [
             name
             for name in candidates
-            if normalize_name(answer.kept) in (normalize_name(name), normalize_name(name.split()[-1]))
+            if normalize_name(answer.recipient) in (normalize_name(name), normalize_name(name.split()[-1]))
         ]
         if len(recipients) != 1:
             raise InvalidReply(f'"to" must name one other player: {", ".join(candidates)}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ import numpy as np
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.json_and_markup import find_outermost_values, strip_tags
-from llmrl.llms.reading.latex import blank_brace_escapes
+from llmrl.llms.reading.latex_and_tables import blank_brace_escapes
 from llmrl.llms.reading.non_answer_text import (
     has_correction,
     is_doubtful,
@@ -24,13 +25,12 @@ from llmrl.llms.reading.non_answer_text import (
     is_reopened,
     sentence_around,
 )
-from llmrl.llms.reading.own_labels import chosen_option, end_of_own_labels
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
 
 T = TypeVar("T")
 
-REASONS = 2000
+MAX_REASONS_LENGTH = 2000
 """Maximum number of characters of a reply that count as its reasons if no part is marked as reasons."""
 _CONTEXT_CHARACTERS = 160
 """Number of characters before a value that are searched for words that introduce it."""
@@ -45,6 +45,37 @@ REFUSAL = load_pattern("refusals")
 """Phrases that state that no decision was made, or that ask the reader for one."""
 
 
+# Options that a reply lists under labels of its own, and its choice among them.
+_OPTION_NOUN = r"(?:option|candidate|plan|choice|alternative|variant|strategy|approach|possibility|idea)"
+_OPTION_LABEL = r"(?:\d{1,2}|one|two|three|four|five|six|(?-i:[A-H]))"
+_OPTION_MENTION = re.compile(
+    rf"\b{_OPTION_NOUN}[ \t*]*(?:#|no\.?|number)?[ \t*(]*(?P<label>{_OPTION_LABEL})\b"
+    rf"|\bthe[\s*_]+(?P<order>first|second|third|fourth|fifth|last|latter|former)[\s*_]+(?:{_OPTION_NOUN}|one)\b",
+    re.IGNORECASE,
+)
+_LIST_LABEL = re.compile(
+    r"(?:^[ \t>#*_|(\-\u2022]{0,12}|(?<=[:,;])[ \t]+\(?)(?P<label>\d{1,2}|[A-Ha-h])[ \t*_]{0,3}(?:[.):]|\|)"
+    r"[ \t*_]*(?=\S)",
+    re.MULTILINE,
+)
+_LABEL_CHOICE = re.compile(
+    r"\b(?:answer|choice|decision|choose|pick|select|take|go with)\b[ \t*_:=]*(?:is[ \t:*_]+)?"
+    r"(?:\d{1,2}|\(?(?-i:[A-H]|(?<=\()[a-h])\)?)(?![\w'%.]*[\w%])",
+    re.IGNORECASE,
+)
+_OPTION_LINE = re.compile(
+    rf"^[ \t>#*_\-\u2022]{{0,12}}{_OPTION_NOUN} (?P<label>{_OPTION_LABEL})[ \t*_]{{0,3}}[:.)][ \t*_]*"
+    r"(?P<text>\S[^\n]*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_OPTION_DECISION = re.compile(
+    r"(?:\A|[.!?\n])[\s*]*(?:I(?:'ll| will)? (?:choose|pick|select|take|go with)|"
+    r"(?:(?:my|the|final) )*(?:choice|decision|answer|selection|selected)(?: is|[ *]*:))"
+    rf"[ *]*{_OPTION_NOUN} (?P<label>{_OPTION_LABEL})[ *]*(?=[.!,\n]|\Z)",
+    re.IGNORECASE,
+)
+
+
 @dataclass
 class CandidateAnswer(Generic[T]):
     """Possible answer in a reply.
@@ -57,8 +88,8 @@ class CandidateAnswer(Generic[T]):
         requested: whether it is a JSON object, the requested form; answers in words before it are quotations.
         weak: whether its reasons are a placeholder, as in the example of the prompt.
         announced: whether the reply says that this answers the present question.
-        kept: text under one of the question's names for notes to keep; "" if there is none.
         error: reason why the answer cannot be used; "" if it can.
+        recipient: text under one of the question's names of the recipient; "" if there is none.
     """
 
     start: int
@@ -70,16 +101,16 @@ class CandidateAnswer(Generic[T]):
     weak: bool = False
     announced: bool = False
     error: str = ""
-    kept: str = ""
+    recipient: str = ""
 
 
 @dataclass(frozen=True)
 class ParsedAnswer(Generic[T]):
-    """Content of a reply: the answer, its reasons, and the notes to keep (each "" if there are none)."""
+    """Content of a reply: the answer, its reasons, and the recipient of a message (each "" if there is none)."""
 
     answer: T
     reasons: str = ""
-    kept: str = ""
+    recipient: str = ""
 
 
 class AnswerParser(ABC, Generic[T]):
@@ -87,15 +118,15 @@ class AnswerParser(ABC, Generic[T]):
 
     Attributes:
         answer_name: name of the answer in error messages.
-        reasons: names of fields with reasons.
-        kept: names of fields with notes to keep for later questions.
+        reason_keys: names of fields with reasons.
+        recipient_keys: names of fields with the recipient of a message.
         turn: pattern of the start of another turn, for replies that invent further turns; None: there is none.
         has_labels: whether the question itself labels options, so that labels in a reply are answers.
     """
 
     answer_name: str
-    reasons = load_word_list("reasons")
-    kept: tuple[str, ...] = ()
+    reason_keys = load_word_list("reasons")
+    recipient_keys: tuple[str, ...] = ()
     turn: re.Pattern[str] | None = None
     has_labels = False
 
@@ -127,12 +158,6 @@ class AnswerParser(ABC, Generic[T]):
         """Return whether a text after an answer gives a part of it another value."""
         return False
 
-    def same(self, a: T, b: T) -> bool:
-        """Return whether two answers are equal."""
-        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-            return np.array_equal(a, b)
-        return bool(a == b)
-
 
 @dataclass
 class _Errors:
@@ -161,22 +186,19 @@ def parse_answer(text: str, question: AnswerParser[T], truncated: bool = False) 
         raise InvalidReply(f"the reply is empty: there is no {question.answer_name} in it")
     if reply.thought is None:
         return _read(reply, question)
-    if truncated:
-        raise InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
-    try:
-        return _read(reply, question, prose=False)
-    except InvalidReply:
-        pass
-    return _read_reasoning(reply.thought, question)
+    if not truncated:
+        with contextlib.suppress(InvalidReply):
+            return _read(reply, question, prose=False)
+        if (answer := _read_reasoning(reply.thought, question)) is not None:
+            return answer
+    raise InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
 
 
-def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T]:
-    """Return the answer that ends an unclosed thought; raise InvalidReply unless it is a complete one."""
-    errors = _Errors()
-    complete = [candidate for candidate in _candidates(reasoning, question, False, errors) if candidate.form == 2]
-    error = InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
+def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T] | None:
+    """Return the complete answer that ends an unclosed thought; None if there is none."""
+    complete = [candidate for candidate in _candidates(reasoning, question, False, _Errors()) if candidate.form == 2]
     if not complete:
-        raise error
+        return None
     answer = complete[-1]
     rest = reasoning[answer.end :].strip("`~\"'.}> ")
     context = to_ascii(reasoning[max(0, answer.start - _CONTEXT_CHARACTERS) : answer.start])
@@ -184,21 +206,21 @@ def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T
     is_reason = rest[:1] == "\n" and len(rest) <= 100 and "\n" not in rest.strip() and not is_reopened(rest)
     is_last = not rest.strip() or (is_announced and is_reason)
     is_draft = is_doubtful(sentence_around(reasoning, answer.start, answer.end)[0])
-    if not is_last or is_draft or not (answer.requested or is_announced):
-        raise error
-    return ParsedAnswer(answer.answer, answer.reasons, answer.kept)
+    is_answer = is_last and not is_draft and (answer.requested or is_announced)
+    return ParsedAnswer(answer.answer, answer.reasons, answer.recipient) if is_answer else None
 
 
 def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) -> ParsedAnswer[T]:
-    text = reply.text
-    errors = _Errors()
+    text, errors = reply.text, _Errors()
     candidates = _candidates(text, question, reply.truncated, errors)
-    if prose and not question.has_labels and (end := end_of_own_labels(text[reply.after :])):
+    if prose and not question.has_labels and (end := _end_of_option_references(text[reply.after :])):
         # The options are no answers themselves.
         candidates = [c for c in candidates if c.requested or (c.form == 2 and c.start >= reply.after + end)]
-        option = None if candidates else chosen_option(to_ascii(text[reply.after :]))
+        option = None if candidates else _find_chosen_option(to_ascii(text[reply.after :]))
         if option is not None:
-            return ParsedAnswer(_read(CleanedReply(option), question).answer, " ".join(text.split())[:REASONS])
+            return ParsedAnswer(
+                _read(CleanedReply(option), question).answer, " ".join(text.split())[:MAX_REASONS_LENGTH]
+            )
         if not candidates:
             raise InvalidReply(
                 f"the reply lists options under labels of its own; give the {question.answer_name} itself"
@@ -206,13 +228,31 @@ def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) ->
     late = [candidate for candidate in candidates if candidate.end > reply.after]
     decision = _decide(text, late or candidates, question, errors)
     if decision is not None:
-        return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.kept)
+        return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.recipient)
     if prose and not errors.messages and not errors.has_exclusions and not reply.truncated:
         sentences = text[reply.after :] if text[reply.after :].strip() else text
         answer = question.parse_prose(to_ascii(strip_tags(sentences)))
         if answer is not None:
-            return ParsedAnswer(answer, " ".join(sentences.split())[:REASONS])
+            return ParsedAnswer(answer, " ".join(sentences.split())[:MAX_REASONS_LENGTH])
     raise InvalidReply(_complaint(text, question, errors))
+
+
+def _end_of_option_references(text: str) -> int:
+    """Return the end of the last reference to an option that a text lists under its own label; 0 if there is none."""
+    mentions = list(_OPTION_MENTION.finditer(text))
+    n_options = len({(match["label"] or match["order"]).casefold() for match in mentions})
+    n_items = len({match["label"] for match in _LIST_LABEL.finditer(text)})
+    if max(n_options, n_items) < 2:
+        return 0
+    return max((match.end() for match in (*mentions, *_LABEL_CHOICE.finditer(text))), default=0)
+
+
+def _find_chosen_option(text: str) -> str | None:
+    """Return the text of the option, one of several on their own lines, that a text decides for; None if unclear."""
+    options = [(match["label"].casefold(), match["text"]) for match in _OPTION_LINE.finditer(text)]
+    labels = {match["label"].casefold() for match in _OPTION_DECISION.finditer(text)}
+    texts = [option for label, option in options if label in labels]
+    return texts[0] if len(labels) == len(texts) == 1 and len(options) > 1 else None
 
 
 def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _Errors) -> list[CandidateAnswer[T]]:
@@ -229,21 +269,30 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
             error_spans.append((span.start, span.end))
             continue
         if answer is not None:
-            bare = not isinstance(span.value, dict)
-            reasons = reasons_of(span.value, question.reasons)
-            candidate = CandidateAnswer(span.start, span.end, answer, reasons or "", 1 if bare else 2, not bare)
-            candidate.kept = (question.kept and reasons_of(span.value, question.kept)) or ""
-            candidate.weak = reasons is not None and reasons != "" and is_placeholder(reasons)
-            candidates.append(candidate)
+            is_object = isinstance(span.value, dict)
+            reasons = _find_text(span.value, question.reason_keys) or ""
+            candidates.append(
+                CandidateAnswer(
+                    span.start,
+                    span.end,
+                    answer,
+                    reasons=reasons,
+                    form=2 if is_object else 1,
+                    requested=is_object,
+                    weak=reasons != "" and is_placeholder(reasons),
+                    recipient=_find_text(span.value, question.recipient_keys) or "",
+                )
+            )
     # Texts inside of an object that is no answer are none, either.
     objects = [(span.start, span.end) for span in values if text[span.start] == "{" and not span.broken]
     used_spans = [(span.start, span.end) for span in candidates] + error_spans + objects
-    for text_candidate in question.find_in_text(text, truncated):
-        if not any(start <= text_candidate.start and text_candidate.end <= end for start, end in used_spans):
-            if text_candidate.error:
-                errors.messages.append((text_candidate.start, text_candidate.error))
-            else:
-                candidates.append(text_candidate)
+    for candidate in question.find_in_text(text, truncated):
+        if any(start <= candidate.start and candidate.end <= end for start, end in used_spans):
+            continue
+        if candidate.error:
+            errors.messages.append((candidate.start, candidate.error))
+        else:
+            candidates.append(candidate)
     candidates.sort(key=lambda span: (span.end, span.start))
     unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
     answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), question, truncated)
@@ -261,18 +310,15 @@ def _exclude_examples(
     remaining: list[CandidateAnswer[T]] = []
     last = excluded_end = 0
     for candidate in candidates:
-        at = bisect_right(ends, candidate.start)
-        context = text[
-            max(
-                last if last <= candidate.start else 0, ends[at - 1] if at else 0, candidate.start - _CONTEXT_CHARACTERS
-            ) : candidate.start
-        ]
-        last = candidate.end
+        previous_ends = [0, *ends[: bisect_right(ends, candidate.start)]]
+        context_start = max(
+            last if last <= candidate.start else 0, previous_ends[-1], candidate.start - _CONTEXT_CHARACTERS
+        )
+        context, last = text[context_start : candidate.start], candidate.end
         answers_this_question = question.answers_this_question(text, candidate)
-        if answers_this_question is False:
-            continue
         candidate.announced = answers_this_question is True
-        if truncated and candidate.form == 1 and text[: candidate.start].strip():
+        is_partial = truncated and candidate.form == 1 and text[: candidate.start].strip()
+        if answers_this_question is False or is_partial:
             continue
         before, after = sentence_around(text, candidate.start, candidate.end)
         if remaining and _OR.fullmatch(text[remaining[-1].end : candidate.start]):
@@ -288,14 +334,11 @@ def _exclude_examples(
             excluded_end = candidate.end
             continue
         remaining.append(candidate)
-    if any(candidate.announced for candidate in remaining):
-        remaining = [candidate for candidate in remaining if candidate.announced]
-    if any(candidate.form == 2 for candidate in remaining):
-        remaining = [candidate for candidate in remaining if candidate.form == 2]
+    remaining = [candidate for candidate in remaining if candidate.announced] or remaining
+    remaining = [candidate for candidate in remaining if candidate.form == 2] or remaining
     last_requested = max((candidate.start for candidate in remaining if candidate.requested), default=-1)
     remaining = [candidate for candidate in remaining if candidate.requested or candidate.start > last_requested]
-    strong = [candidate for candidate in remaining if not candidate.weak]
-    return strong or remaining
+    return [candidate for candidate in remaining if not candidate.weak] or remaining
 
 
 def _decide(
@@ -308,37 +351,41 @@ def _decide(
     """
     if not candidates:
         return None
-    current, clash, last, end = candidates[0], False, candidates[0].end, len(text)
+    answer, has_conflict, last, end = candidates[0], False, candidates[0].end, len(text)
     for candidate in candidates[1:]:
         gap, gap_start, last = text[last : candidate.start], last, max(last, candidate.end)
         if _NEXT_STEP.search(gap) or (question.turn is not None and question.turn.search(gap)):
             end = gap_start
             break
         decides = _is_decisive(gap) and not _ECHOES.search(text[candidate.end : candidate.end + 80])
-        if question.same(current.answer, candidate.answer):
-            clash = clash and not decides
-            if candidate.end > current.end and not (candidate.reasons == "" and current.reasons):
-                current = candidate
-        elif decides:
-            current, clash = candidate, False
+        if _are_equal(answer.answer, candidate.answer):
+            has_conflict = has_conflict and not decides
+            if candidate.end > answer.end and not (candidate.reasons == "" and answer.reasons):
+                answer = candidate
         else:
-            clash = True
+            answer, has_conflict = (candidate if decides else answer), not decides
     if errors.messages:
         start, error = errors.messages[-1]
-        gap = to_ascii(text[max(current.end, start - 300) : start])
+        gap = to_ascii(text[max(answer.end, start - 300) : start])
         if _is_decisive(gap) and not (question.turn is not None and question.turn.search(gap)):
             raise InvalidReply(error)  # an unusable answer replaced this one
-    if clash:
+    if has_conflict:
         raise InvalidReply(
             f"there are several different answers in the reply, and nothing says which counts; give one "
             f"{question.answer_name}"
         )
-    rest = text[current.end : end]
+    rest = text[answer.end : end]
     if question.turn is not None and (turn := question.turn.search(rest)):
         rest = rest[: turn.start()]
-    if is_reopened(rest) or question.contradicts(rest, current.answer):
+    if is_reopened(rest) or question.contradicts(rest, answer.answer):
         raise InvalidReply(f"the reply takes its answer back; give one {question.answer_name}")
-    return current
+    return answer
+
+
+def _are_equal(answer: Any, other_answer: Any) -> bool:
+    if isinstance(answer, np.ndarray):
+        return np.array_equal(answer, other_answer)
+    return bool(answer == other_answer)
 
 
 def _is_decisive(gap: str) -> bool:
@@ -346,27 +393,25 @@ def _is_decisive(gap: str) -> bool:
     return has_correction(gap) or bool(_DECISION.search(to_ascii(gap)))
 
 
-def reasons_of(value: Any, names: Sequence[str], depth: int = 0) -> str | None:
-    """Return the first text in a value under one of `names`, at most three levels deep; None if there is none."""
+def _find_text(value: Any, keys: Sequence[str], depth: int = 0) -> str | None:
+    """Return the first text in a value under one of `keys`, at most three levels deep; None if there is none."""
     if depth > 3 or not isinstance(value, dict | list):
         return None
     if isinstance(value, list):
-        return reasons_of(value[0], names, depth + 1) if len(value) == 1 else None
+        return _find_text(value[0], keys, depth + 1) if len(value) == 1 else None
     for key, inner in value.items():
-        if "".join(c for c in key.casefold() if c.isalpha()) in names:
+        if "".join(c for c in key.casefold() if c.isalpha()) in keys:
             [inner] = inner if isinstance(inner, list) and len(inner) == 1 else [inner]
             if isinstance(inner, str | int) and not isinstance(inner, bool):
                 return str(inner)
-    for inner in value.values():
-        if (reasons := reasons_of(inner, names, depth + 1)) is not None:
-            return reasons
-    return None
+    texts = (_find_text(inner, keys, depth + 1) for inner in value.values())
+    return next((text for text in texts if text is not None), None)
 
 
 def _surrounding_text(text: str, answer: CandidateAnswer[Any]) -> str:
     """Return the text around an answer that holds no reasons itself."""
     rest = f"{text[: answer.start].rstrip('*`#- ')}\n{text[answer.end :]}".replace("```json", "").replace("```", "")
-    return rest.strip(" \n*;")[:REASONS]
+    return rest.strip(" \n*;")[:MAX_REASONS_LENGTH]
 
 
 def _complaint(text: str, question: AnswerParser[Any], errors: _Errors) -> str:

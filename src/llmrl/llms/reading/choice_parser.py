@@ -9,7 +9,7 @@ from typing import Any
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
-from llmrl.llms.reading.latex import strip_latex
+from llmrl.llms.reading.latex_and_tables import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name, words
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_example, is_reopened
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number

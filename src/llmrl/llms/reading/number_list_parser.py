@@ -11,11 +11,10 @@ import numpy as np
 
 from llmrl.llms.reading.answer_parser import CandidateAnswer
 from llmrl.llms.reading.assignments import Assignments, spelling_pattern
-from llmrl.llms.reading.latex import strip_latex
+from llmrl.llms.reading.latex_and_tables import Table, find_tables, strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
 from llmrl.llms.reading.non_answer_text import is_doubtful, sentence_around
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, parse_number
-from llmrl.llms.reading.tables import Table, tables
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
@@ -134,7 +133,7 @@ class NumberListFinder:
         """Return all lists in a text."""
         text = strip_latex(text)
         table_lists = find_table_lists(text, self)
-        text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
+        text = blank_spans(text, ((table.start, table.end) for table in find_tables(text)))
         lists = [*table_lists, *self._named_lists(text, truncated)]
         if lists:
             return [*lists, *self._delimited_lists(text)]
@@ -286,7 +285,7 @@ _INDEXED = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|entry|po
 def find_table_lists(text: str, finder: NumberListFinder) -> list[CandidateAnswer[np.ndarray]]:
     """Return the lists that tables propose, with a row or a column for each name."""
     candidates = []
-    for table in tables(text):
+    for table in find_tables(text):
         cells = _read_rows(table, finder) or _read_columns(table, finder)
         if cells is not None and (numbers := finder.parse_values(cells)) is not None:
             candidates.append(CandidateAnswer(table.start, table.end, np.array(numbers)))
@@ -299,7 +298,7 @@ def _read_rows(table: Table, parser: NumberListFinder) -> list[str] | None:
     for at in range(min(width, 3)):
         position: dict[int, int] = {}
         for k, row in enumerate(table.rows):
-            if at < len(row) and (i := _cell_index(row[at], table.head[at : at + 1], parser)) is not None:
+            if at < len(row) and (i := _cell_index(row[at], table.header[at : at + 1], parser)) is not None:
                 position.setdefault(i, k)
         if len(position) < parser.d:
             continue
@@ -310,7 +309,7 @@ def _read_rows(table: Table, parser: NumberListFinder) -> list[str] | None:
             ]
             if parser.parse_values([_new_number(cell) for cell in cells]) is not None:
                 columns[column] = [_new_number(cell) for cell in cells]
-        heads = {column: table.head[column] if column < len(table.head) else "" for column in columns}
+        heads = {column: table.header[column] if column < len(table.header) else "" for column in columns}
         new = [column for column, head in heads.items() if _NEW.search(head) and not _TURN.search(head)]
         usual = [column for column, head in heads.items() if _PLAIN.search(head) and not _NON_PROPOSAL.search(head)]
         unspecific = [
@@ -328,7 +327,7 @@ def _read_rows(table: Table, parser: NumberListFinder) -> list[str] | None:
 def _read_columns(table: Table, parser: NumberListFinder) -> list[str] | None:
     """Return the row of proposed cells of a table with one column for each name; None if there is not exactly one."""
     position: dict[int, int] = {}
-    for k, cell in enumerate(table.head):
+    for k, cell in enumerate(table.header):
         if (i := _cell_index(cell, (), parser)) is not None:
             position.setdefault(i, k)
     if len(position) < parser.d or (parser.d == 1 and len(table.rows) > 1):

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import strip_tags
-from llmrl.llms.reading.latex import strip_latex
+from llmrl.llms.reading.latex_and_tables import find_tables, strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_reopened
 from llmrl.llms.reading.number_parser import ORDINALS
-from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
@@ -113,7 +112,7 @@ class PlanFinder:
             candidates += self._table_plans(text)
         if candidates or truncated:
             return candidates
-        text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
+        text = blank_spans(text, ((table.start, table.end) for table in find_tables(text)))
         return self._list_plans(text) or self._call_plans(text) or self._bare_plan(text)
 
     def parse_sentences(self, text: str) -> tuple[Step, ...] | None:
@@ -259,9 +258,9 @@ class PlanFinder:
     def _table_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
         """Return the plans of tables with one row for each step."""
         candidates = []
-        for table in tables(text):
-            skill = table.column(("skill", "action", "name", "verb", "command", "what", "step"))
-            target = table.column([word for word in _OBJECTS if word not in ("on", "to", "agent")])
+        for table in find_tables(text):
+            skill = table.column_index(("skill", "action", "name", "verb", "command", "what", "step"))
+            target = table.column_index([word for word in _OBJECTS if word not in ("on", "to", "agent")])
             if skill is None:
                 continue
             if target is None or target == skill:

@@ -1,0 +1,126 @@
+"""LaTeX and Markdown tables in texts.
+
+LaTeX is replaced by plain text of the same length, so that positions in the text stay the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_TABLE_ROW = re.compile(r"^[ \t>]*\|?[^\n|]*\|[^\n]*$", re.MULTILINE)
+_TABLE_RULE = re.compile(r"[\s|:+\-=\u2014]+")
+MAX_TABLE_ROWS = 500
+"""Maximum number of rows of a table; longer tables are split."""
+_STYLES = (
+    r"text(?:bf|tt|it|rm|sf|normal)?|math(?:bf|rm|tt|it|sf|bb|cal)?|operatorname|boldsymbol|bm|mbox|emph|underline|"
+    r"textcolor\{\w{1,20}\}|fbox"
+)
+_STYLED = re.compile(rf"\\(?:{_STYLES})\*?[ ]?\{{([^{{}}]{{0,2000}})\}}")
+_FRACTION = re.compile(r"\\[dt]?frac[ ]?\{([^{}]{1,40})\}[ ]?\{([^{}]{1,40})\}")
+_MATRIX = re.compile(
+    r"\\begin\{(?P<kind>[pbvB]?(?:small)?matrix|array)\}(?:\{[clr|]{1,40}\})?(?P<inner>(?:(?!\\end\{)[\s\S]){0,4000})"
+    r"\\end\{(?P=kind)\}"
+)
+_ROWS = re.compile(r"\\(?:begin|end)\{(?:aligned|align\*?|gathered|gather\*?|cases|equation\*?|split)\}")
+_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?=\s?[\[\](){}|.\\])")
+_SIGNS = {
+    "->": r"\\(?:long|Long)?(?:right|Right)arrow(?![a-z])|\\to(?![a-z])|\\mapsto(?![a-z])|\\implies(?![a-z])",
+    "~": r"\\approx(?![a-z])|\\sim(?![a-z])",
+    "<": r"\\leq?(?![a-z])|\\lt(?![a-z])",
+    ">": r"\\geq?(?![a-z])|\\gt(?![a-z])",
+    "*": r"\\times(?![a-z])|\\cdot(?![a-z])",
+    "\u00b0": r"\^\{?\\circ\}?",
+    "": r"\\q?quad(?![a-z])|\\[,;:! ]",
+}
+_ESCAPED = re.compile(r"(?<!\\)\\([{}_%$#&])")
+_BREAK = re.compile(r"\\\\(?:\[[^\[\]]{0,10}\])?")
+
+
+def strip_latex(text: str) -> str:
+    r"""Replace LaTeX commands by what they display, padded with blanks to the same length.
+
+    This covers styles, fractions, matrices (as lists), arrows, spaces and escaped characters. `\boxed{}` stays.
+
+    >>> strip_latex(r"\boxed{\text{stick}}").replace(" ", "")
+    '\\boxed{stick}'
+    """
+    if "\\" not in text:
+        return text
+    text = _MATRIX.sub(_format_list, text)
+    if _ROWS.search(text):
+        text = _BREAK.sub(lambda m: _pad("\n", m), _ROWS.sub(lambda m: _pad("", m), text)).replace("&", " ")
+    for _ in range(3):
+        text, count = _STYLED.subn(lambda m: _pad(" " * (m.start(1) - m.start()) + m[1], m), text)
+        text, fractions = _FRACTION.subn(lambda m: _pad(f"{m[1].strip()}/{m[2].strip()}", m), text)
+        if not count + fractions:
+            break
+    text = _SIZE.sub(lambda m: _pad("", m), text)
+    for sign, command in _SIGNS.items():
+        text = re.sub(command, lambda m, sign=sign: _pad(sign, m), text)  # type: ignore[misc]
+    return _ESCAPED.sub(lambda m: f" {m[1]}", text)
+
+
+def blank_brace_escapes(text: str) -> str:
+    """Replace the backslashes before curly brackets, escapes of LaTeX and Markdown, by blanks."""
+    return re.sub(r"(?<!\\)\\([{}])", r" \1", text) if "\\{" in text else text
+
+
+def _pad(text: str, match: re.Match[str]) -> str:
+    """Return `text` with blanks appended up to the length of a match."""
+    return text.ljust(len(match[0]))
+
+
+def _format_list(match: re.Match[str]) -> str:
+    """Return a matrix as the list of its entries, row by row, padded to the same length."""
+    inner = _BREAK.sub(lambda m: _pad(",", m), match["inner"].replace("&", ","))
+    if inner.rstrip().endswith(","):
+        inner = inner.rstrip()[:-1].ljust(len(inner))
+    prefix_length = match.start("inner") - match.start()
+    return f"[{' ' * (prefix_length - 1)}{inner}{']'.ljust(match.end() - match.end('inner'))}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Markdown table.
+
+    Attributes:
+        start, end: span of the table in the text.
+        header: cells of the first row, without markup.
+        rows: cells of the other rows, without markup.
+    """
+
+    start: int
+    end: int
+    header: list[str]
+    rows: list[list[str]]
+
+    def column_index(self, names: Sequence[str]) -> int | None:
+        """Return the index of the column with the first of the lower-case `names` among the headers; None if none."""
+        headings = [cell.casefold() for cell in self.header]
+        return next((headings.index(name) for name in names if name in headings), None)
+
+
+def find_tables(text: str) -> Iterator[Table]:
+    """Yield all tables in a text: two or more consecutive lines with vertical bars."""
+    block: list[re.Match[str]] = []
+    for row in [*_TABLE_ROW.finditer(text), None]:
+        if block and (row is None or text[block[-1].end() : row.start()] != "\n" or len(block) > MAX_TABLE_ROWS):
+            yield from _parse_table(block)
+            block = []
+        if row is not None:
+            block.append(row)
+
+
+def _parse_table(block: Sequence[re.Match[str]]) -> Iterator[Table]:
+    """Yield the table of consecutive lines, if they are one."""
+    lines = [row[0].strip(" \t>") for row in block if not _TABLE_RULE.fullmatch(row[0])]
+    if len(lines) > 1 and (len(lines) < len(block) or all(line.startswith("|") for line in lines)):
+        cells = [_split_cells(line) for line in lines]
+        yield Table(block[0].start(), block[-1].end(), cells[0], cells[1:])
+
+
+def _split_cells(line: str) -> list[str]:
+    cells = re.split(r"(?<!\\)\|", line.removeprefix("|").removesuffix("|"))
+    return [cell.strip(" *`\\_$") for cell in cells]
