@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from llmrl.llms.reading.number_parser import TENS, UNITS, parse_number_words
+from llmrl.llms.reading.number_parser import SMALL_NUMBERS, TENS, parse_number_words
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
@@ -19,6 +19,8 @@ _IDIOM = load_pattern("idioms")
 NOISE = frozenset(load_word_list("noise"))
 """Words without information about which name is meant."""
 _DIRECTIONS = ("left", "right", "forward", "backward", "north", "south", "east", "west")
+_CONTINUATION = re.compile(r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b")
+_DIGITS = {word: str(number) for word, number in [*zip(SMALL_NUMBERS, range(20), strict=True), *TENS.items()]}
 
 Mention = tuple[int, int, int]
 """Start and end of a mention of a name, and the name's index."""
@@ -65,14 +67,15 @@ class NameMatcher:
         synonyms: dict[str, set[int]] = defaultdict(set)
         for i, text in enumerate(descriptions):
             synonyms[normalize_name(re.split(r"[,;:(]", text)[0])].add(i)
-        for phrases, linking in _rows():
-            owners = {i for phrase in linking for i in exact.get(phrase, ())}
-            if not owners:
-                owners = {i for phrase in linking for i in synonyms.get(phrase, ())}
-            if len(owners) == 1:
+        for phrases, link_phrases in _load_synonyms():
+            indices = {i for phrase in link_phrases for i in exact.get(phrase, ())}
+            indices = indices or {i for phrase in link_phrases for i in synonyms.get(phrase, ())}
+            if len(indices) == 1:
                 for phrase in phrases:
-                    synonyms[phrase] |= owners
-        self._index = {key: i for key, i in _certain(synonyms).items() if key not in exact} | _certain(exact)
+                    synonyms[phrase] |= indices
+        self._index = {
+            key: next(iter(indices)) for key, indices in (synonyms | exact).items() if key and len(indices) == 1
+        }
         self._max_length = max(map(len, self._index), default=0)
         self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in words(text)}
 
@@ -86,10 +89,7 @@ class NameMatcher:
         if number != int(number) or abs(number) > 10**6:
             return None
         if self._digits and not self.numbered:
-            matches = [
-                i for i, name in enumerate(self.names) if str(int(number)) in (word for word, _, _ in words(name))
-            ]
-            return matches[0] if len(matches) == 1 else None
+            return self._only_name_with(str(int(number)))
         return int(number) if 0 <= number < len(self.names) else None
 
     def mentions(self, text: str) -> list[Mention]:
@@ -104,8 +104,7 @@ class NameMatcher:
                 key += spans[j][0]
                 if len(key) > self._max_length:
                     break
-                index = self._index.get(key)
-                if index is not None:
+                if (index := self._index.get(key)) is not None:
                     best = (j, index)
             if best is None and _SPACELESS.search(spans[i][0]):
                 mentions += self._in_run(*spans[i])
@@ -149,7 +148,7 @@ class NameMatcher:
         gloss = re.fullmatch(r"[^()\d]+\(([^()]+)\)", text)
         if gloss and (name_index := self.exact(gloss[1])) is not None:
             return name_index
-        number = parse_number_words(text) if text.casefold().split()[0] in UNITS else None
+        number = parse_number_words(text) if text.casefold().split()[0] in SMALL_NUMBERS else None
         return self._first_clause(text) if number is None or exact_index is not None else self.number(number)
 
     def _first_clause(self, text: str) -> int | None:
@@ -159,37 +158,30 @@ class NameMatcher:
         )
         if _NEGATION.search(first):
             return None
+        tokens = _informative_words(first)
         index = self.exact(first)
+        if index is None and len(tokens) == 1 and tokens[0] in _DIRECTIONS:
+            index = self._only_name_with(tokens[0])  # `turn left` for `left`
         if index is None:
-            index = self._direction(first)
-        if index is None:
-            mentions = self.mentions(first)
-            indices = {i for _, _, i in mentions}
-            if len(indices) != 1:
+            index, other_words = self.sole_mention(first)
+            if any(w not in NOISE and w not in self._vocabulary and not _SPACELESS.search(w) for w in other_words):
                 return None
-            mention_spans = [(start, end) for start, end, _ in mentions]
-            remaining_words = [
-                w for w, start, end in words(first) if not any(x <= start and end <= y for x, y in mention_spans)
-            ]
-            if any(w not in NOISE and w not in self._vocabulary and not _SPACELESS.search(w) for w in remaining_words):
-                return None
-            index = indices.pop()
         remainder = rest[0] if rest else ""
         next_indices = {self.exact(piece) for piece in re.split(r"[,;.\n]", remainder) if piece.strip()}
-        if next_indices - {None, index} or re.match(r"\s*\d+\W*\Z", remainder):
-            return None  # a mere list of names
-        if re.match(
-            r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b", remainder
-        ) and self.mentions(remainder):
-            return None
-        return index
+        is_list = next_indices - {None, index} or re.match(r"\s*\d+\W*\Z", remainder)
+        is_continued = _CONTINUATION.match(remainder) and self.mentions(remainder)
+        return None if is_list or is_continued else index
 
-    def _direction(self, text: str) -> int | None:
-        """Return the only name with the direction that is the whole text, e.g. `turn left` for `left`."""
-        tokens = _informative_words(text)
-        if len(tokens) != 1 or tokens[0] not in _DIRECTIONS:
-            return None
-        matches = [i for i, name in enumerate(self.names) if tokens[0] in (word for word, _, _ in words(name))]
+    def sole_mention(self, text: str) -> tuple[int | None, list[str]]:
+        """Return the only name that a text mentions, else None, and the words outside of its mentions."""
+        mentions = self.mentions(text)
+        indices = {i for _, _, i in mentions}
+        other_words = [w for w, start, end in words(text) if not any(x <= start and end <= y for x, y, _ in mentions)]
+        return indices.pop() if len(indices) == 1 else None, other_words
+
+    def _only_name_with(self, word: str) -> int | None:
+        """Return the index of the only name that contains a word; None if there is not exactly one."""
+        matches = [i for i, name in enumerate(self.names) if word in (other for other, _, _ in words(name))]
         return matches[0] if len(matches) == 1 else None
 
     def _in_run(self, run: str, start: int, end: int) -> list[Mention]:
@@ -197,9 +189,7 @@ class NameMatcher:
         mentions, i = [], 0
         while i < len(run):
             for length in range(min(self._max_length, len(run) - i), 0, -1):
-                key = run[i : i + length]
-                index = self._index.get(key)
-                if index is not None:
+                if (index := self._index.get(run[i : i + length])) is not None:
                     mentions.append((start + i, start + i + length, index))
                     i += length - 1
                     break
@@ -213,28 +203,17 @@ def _informative_words(text: str) -> list[str]:
 
 
 @functools.cache
-def _rows() -> list[tuple[list[str], list[str]]]:
+def _load_synonyms() -> list[tuple[list[str], list[str]]]:
     """Return, for each row of synonyms, all its phrases and those that can link the row to a name."""
-    rows = load_word_list("same")
-    split = [re.split("[|;]", row) for row in rows]
-    link_phrases = [row.split(";")[0].split("|") for row in rows]
     return [
-        ([normalize_name(x) for x in all_], [normalize_name(x) for x in links])
-        for all_, links in zip(split, link_phrases, strict=True)
+        (
+            [normalize_name(phrase) for phrase in re.split("[|;]", row)],
+            [normalize_name(phrase) for phrase in row.split(";")[0].split("|")],
+        )
+        for row in load_word_list("same")
     ]
 
 
 def negated(clause: str) -> bool:
     """Return whether a clause contains a negation."""
     return _NEGATION.search(clause) is not None
-
-
-def _certain(candidates: dict[str, set[int]]) -> dict[str, int]:
-    return {key: next(iter(owners)) for key, owners in candidates.items() if key and len(owners) == 1}
-
-
-_DIGITS = (
-    {word: str(i) for i, word in enumerate(UNITS) if word != "one"}
-    | {word: str(n) for word, n in TENS.items()}
-    | {"one": "1"}
-)

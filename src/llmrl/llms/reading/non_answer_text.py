@@ -50,13 +50,15 @@ def is_non_answer(before: str, after: str) -> bool:
         before: up to some sentences before the value, after the previous answer.
         after: first words after the value.
     """
-    if is_example(before) or _AN_EXAMPLE.match(after):
-        return True
-    if _BEST.search(before) and not _KEEPS.search(before):
-        return True  # a tried value, not a proposal
     report = to_ascii(after.split("\n")[0]).strip(" `\"'*")
-    is_report = bool(_REPORT.match(report)) and not report.startswith("or ")
-    return any(p.search(before) for p in (_REJECTED, _ATTRIBUTION)) or is_report
+    return bool(
+        is_example(before)
+        or _AN_EXAMPLE.match(after)
+        or (_BEST.search(before) and not _KEEPS.search(before))  # a tried value, not a proposal
+        or _REJECTED.search(before)
+        or _ATTRIBUTION.search(before)
+        or (_REPORT.match(report) and not report.startswith("or "))
+    )
 
 
 def has_correction(text: str) -> bool:
@@ -107,18 +109,16 @@ def is_example(before: str) -> bool:
     """Return whether `before` introduces an example."""
     for example in _EXAMPLE.finditer(before):
         after = before[example.end() :]
-        if (
-            _ANSWER_LABEL.search(before, example.start())
-            or (not after and _ANSWER_LABEL.search(before))
+        is_answer = (
+            _ANSWER_LABEL.search(before, 0 if not after else example.start())
             or _SELF_REFERENCE.search(example[0])
-        ):
-            continue
-        closed = after.count(")") > after.count("(")
+            or after.count(")") > after.count("(")
+        )
         sentence_end = _SENTENCE_END.search(after)
-        if not closed and not (sentence_end and _SELF_REFERENCE.search(after, sentence_end.end())):
+        if not is_answer and not (sentence_end and _SELF_REFERENCE.search(after, sentence_end.end())):
             return True
-    begins = [end.end() for end in _SENTENCE_END.finditer(before.rstrip())]
-    sentence = before[begins[-1] if begins else 0 :]
+    sentence_starts = [0, *(end.end() for end in _SENTENCE_END.finditer(before.rstrip()))]
+    sentence = before[sentence_starts[-1] :]
     return bool(_EXAMPLE_NOUN.search(sentence)) and not _SELF_REFERENCE.search(sentence)
 
 

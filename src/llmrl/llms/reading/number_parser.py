@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
+import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 from llmrl.llms.reading.word_lists import load_word_list
@@ -33,17 +36,35 @@ _RANGE = re.compile(
 _DIFFERENCE = re.compile(rf"{_NUMBER}\s*-\s*{_NUMBER}")
 """Expression that may also be a range."""
 
-UNITS: tuple[str, ...] = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-UNITS += ("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+SMALL_NUMBERS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+"""Words for the numbers from 0 to 19."""
 TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
-PARTS = {"half": 1 / 2, "third": 1 / 3, "thirds": 1 / 3, "quarter": 1 / 4, "quarters": 1 / 4, "fifth": 1 / 5}
-WORDS: dict[str, float] = {word: float(i) for i, word in enumerate(UNITS)} | {k: float(v) for k, v in TENS.items()}
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_FRACTION_BY_WORD = {
+    "half": 1 / 2,
+    "third": 1 / 3,
+    "thirds": 1 / 3,
+    "quarter": 1 / 4,
+    "quarters": 1 / 4,
+    "fifth": 1 / 5,
+}
+_NUMBER_BY_WORD = {word: float(i) for word, i in [*zip(SMALL_NUMBERS, range(20), strict=True), *TENS.items()]}
 
-_NUMERAL = "|".join([*UNITS, *TENS])
-_PART = r"(?:half|third|thirds|quarter|quarters)"
+_UNARY_OPERATORS: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_BINARY_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+_NUMERAL = "|".join([*SMALL_NUMBERS, *TENS])
+_FRACTION_WORD = r"(?:half|third|thirds|quarter|quarters)"
 NUMBER_IN_WORDS = (
-    rf"(?:(?:minus|negative)\s+)?(?:(?:a|an|{_NUMERAL})\s+(?:and\s+a\s+)?{_PART}|half|"
+    rf"(?:(?:minus|negative)\s+)?(?:(?:a|an|{_NUMERAL})\s+(?:and\s+a\s+)?{_FRACTION_WORD}|half|"
     rf"(?:{_NUMERAL})(?:\s+point(?:\s+(?:{_NUMERAL}))+)?(?:\s+and\s+(?:a\s+half|a\s+quarter|one\s+half))?|nothing|nil)"
 )
 """Numbers in words, as a regular expression."""
@@ -58,18 +79,13 @@ def parse_number(value: Any, is_share: bool = False) -> float | None:
         value: a number, or a text such as `"0.8 N"`, `"3/4"`, `"0,25"`, `"-50%"`, `"one half"`, `"0.25 + 0.1"`.
         is_share: whether percentages are divided by 100; otherwise they mean no number.
     """
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        try:
+    if isinstance(value, str) and len(value) <= 1000:
+        text = _CHANGE_NOTE.sub("", value)
+        value = _parse_text(" ".join(text.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), is_share)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
             return float(value) if math.isfinite(value) else None
-        except OverflowError:
-            return None
-    if not isinstance(value, str) or len(value) > 1000:
-        return None
-    value = _CHANGE_NOTE.sub("", value)
-    number = _parse_text(" ".join(value.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), is_share)
-    return number if number is not None and math.isfinite(number) else None
+    return None
 
 
 def evaluate_arithmetic(text: str) -> float | None:
@@ -85,20 +101,11 @@ def evaluate_arithmetic(text: str) -> float | None:
 def _evaluate(node: ast.expr) -> float:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-        value = _evaluate(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp):
-        x, y = _evaluate(node.left), _evaluate(node.right)
-        if isinstance(node.op, ast.Add):
-            return x + y
-        if isinstance(node.op, ast.Sub):
-            return x - y
-        if isinstance(node.op, ast.Mult):
-            return x * y
-        if isinstance(node.op, ast.Div):
-            return x / y
-    raise ValueError("no sum")
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY_OPERATORS:
+        return _UNARY_OPERATORS[type(node.op)](_evaluate(node.operand))
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY_OPERATORS:
+        return _BINARY_OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    raise ValueError("the text is not an arithmetic expression")
 
 
 def _parse_text(text: str, is_share: bool) -> float | None:
@@ -111,13 +118,10 @@ def _parse_text(text: str, is_share: bool) -> float | None:
         return float(fraction[1].replace(" ", "")) / denominator if denominator else None
     if not _DIFFERENCE.fullmatch(text) and (value := evaluate_arithmetic(text)) is not None:
         return value
-    word_number = parse_number_words(text)
-    if word_number is not None:
-        return word_number
-    if _RANGE.search(text):
-        return None
+    if (value := parse_number_words(text)) is not None:
+        return value
     unit = _UNIT.fullmatch(re.sub(r"\A([+-]?\d{1,20}),(?=\d{1,20}\s?[A-Za-z%])", r"\1.", text))
-    if unit is None or _COMPARISON.search(unit[2] or ""):
+    if unit is None or _RANGE.search(text) or _COMPARISON.search(unit[2] or ""):
         return None
     number = float(unit[1].replace(" ", ""))
     if unit[2] and unit[2].replace(" ", "") in ("%", "percent"):
@@ -137,26 +141,22 @@ def parse_number_words(text: str) -> float | None:
         return None
     if "point" in words:
         point_index = words.index("point")
-        integer, digits = (
-            parse_number_words(" ".join(words[:point_index]) or "zero"),
-            [WORDS.get(word) for word in words[point_index + 1 :]],
-        )
+        integer = parse_number_words(" ".join(words[:point_index]) or "zero")
+        digits = [_NUMBER_BY_WORD.get(word) for word in words[point_index + 1 :]]
         if integer is None or not digits or any(digit is None or digit > 9 for digit in digits):
             return None
         return sign * float(f"{int(integer)}.{''.join(str(int(digit or 0)) for digit in digits)}")
-    if words[-1] in PARTS:
-        if words[:-3] and words[-3] == "and" and words[-2] in ("a", "an", "one"):  # a whole number and a part
+    if words[-1] in _FRACTION_BY_WORD:
+        fraction = _FRACTION_BY_WORD[words[-1]]
+        if words[:-3] and words[-3] == "and" and words[-2] in ("a", "an", "one"):  # an integer and a fraction
             integer = parse_number_words(" ".join(words[:-3]))
-            return None if integer is None or integer < 0 else sign * (integer + PARTS[words[-1]])
+            return None if integer is None or integer < 0 else sign * (integer + fraction)
         multipliers = [word for word in words[:-1] if word not in ("and", "a", "an")]
         if not multipliers:
-            return sign * PARTS[words[-1]]
-        if len(multipliers) == 1 and multipliers[0] in WORDS:
-            count = WORDS[multipliers[0]]
-            return sign * (count + PARTS[words[-1]] if "and" in words else count * PARTS[words[-1]])
-        return None
-    if len(words) == 1:
-        return sign * WORDS[words[0]] if words[0] in WORDS else None
-    if len(words) == 2 and words[0] in TENS and words[1] in UNITS[1:10]:
-        return sign * (TENS[words[0]] + WORDS[words[1]])
+            return sign * fraction
+        count = _NUMBER_BY_WORD.get(multipliers[0]) if len(multipliers) == 1 else None
+        return None if count is None else sign * (count + fraction if "and" in words else count * fraction)
+    if len(words) == 1 or (len(words) == 2 and words[0] in TENS and words[1] in SMALL_NUMBERS[1:10]):
+        numbers = [_NUMBER_BY_WORD.get(word) for word in words]
+        return None if None in numbers else sign * sum(number for number in numbers if number is not None)
     return None
