@@ -10,13 +10,14 @@ from typing import Any
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.latex_and_tables import strip_latex
-from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name, words
+from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_example, is_reopened
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _KEYS, _WRAPPERS = load_word_list("actions"), load_word_list("wrappers")
+_ADDITIONAL_KEYS = ("actionname", "actionnumber", "actionindex", "actionid")
 _FOREIGN_KEYS = tuple(load_word_list("foreign_keys"))
 _NUMBER_MENTION = re.compile(
     r"\b(?:action|answer|decision|choice|option|move|number)\b[\s*_`#:=]{0,6}(?:is\s+)?\d", re.IGNORECASE
@@ -116,8 +117,7 @@ class ChoiceParser(AnswerParser[int]):
         Raises:
             InvalidReply: the value means no action, or is ambiguous.
         """
-        index = self._parse_action(answer, 0)
-        if index is None:
+        if (index := self._parse_action(answer, 0)) is None:
             raise InvalidReply(f"the {self.answer_name} {repr(answer)[:60]} does not exist")
         return index
 
@@ -143,33 +143,23 @@ class ChoiceParser(AnswerParser[int]):
                 for key in fields
                 if key in _KEYS or (key.startswith("action") and key != "actions") or key.endswith("action")
             ]
+            or [key for key in fields if key == "actions"]
         )
-        if not keys and "actions" in fields:
-            keys = ["actions"]
-        wrapped = [key for key in fields if key in _WRAPPERS]
         if keys:
-            additional_keys = [
-                key
-                for key in ("actionname", "actionnumber", "actionindex", "actionid")
-                if key in fields and key not in keys
-            ]
-            return _single_choice([self.parse_choice_field(fields[key], depth) for key in [*keys, *additional_keys]])
+            keys += [key for key in _ADDITIONAL_KEYS if key in fields and key not in keys]
+            return _single_choice([self.parse_choice_field(fields[key], depth) for key in keys])
         flags = {key: inner for key, inner in fields.items() if isinstance(inner, bool)}
         true_actions = [index for key, inner in flags.items() if inner and (index := self.names.exact(key)) is not None]
         if len(true_actions) == 1 and sum(flags.values()) == 1:
             return true_actions[0]
-        for key in wrapped:
-            inner = fields[key]
+        wrapped = [inner for key, inner in fields.items() if key in _WRAPPERS]
+        for inner in wrapped:
             if isinstance(inner, dict | list) and (choice := self.parse_value(inner, depth + 1)) is not None:
                 return choice
         if wrapped and isinstance(fields.get("name"), str):
             return self.names.exact(fields["name"])
-        nested_choices = [
-            choice
-            for inner in value.values()
-            if isinstance(inner, dict | list) and (choice := self.parse_value(inner, depth + 1)) is not None
-        ]
-        return _single_choice(nested_choices)
+        nested = [inner for inner in value.values() if isinstance(inner, dict | list)]
+        return _single_choice([self.parse_value(inner, depth + 1) for inner in nested])
 
     def parse_choice_field(self, value: Any, depth: int = 0) -> int:
         if isinstance(value, dict):
@@ -183,16 +173,13 @@ class ChoiceParser(AnswerParser[int]):
         return self.parse_choice(value)
 
     def _parse_action(self, answer: Any, depth: int) -> int | None:
-        if isinstance(answer, bool) or answer is None or depth > 5:
-            return None
-        if isinstance(answer, int | float):
-            return self.names.number(answer) if abs(answer) < 1e6 else None
         if isinstance(answer, str):
-            return self._parse_name(answer)
-        if isinstance(answer, list):
+            return self._parse_name(answer) if depth <= 5 else None
+        if isinstance(answer, list) and depth <= 5:
             indices = {self._parse_action(item, depth + 1) for item in answer}
             return indices.pop() if len(indices) == 1 and len(answer) < 4 else None
-        return None
+        is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and depth <= 5
+        return self.names.number(answer) if is_number and abs(answer) < 1e6 else None
 
     def contradicts(self, text: str, answer: int) -> bool:
         if self.amounts:
@@ -204,12 +191,8 @@ class ChoiceParser(AnswerParser[int]):
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[int]]:
         text = strip_latex(to_ascii(text))
         stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
-        if (
-            len(stripped) <= 80
-            and not {"\n", "?"} & set(stripped)
-            and (sole_index := self._parse_short_reply(stripped)) is not None
-        ):
-            return [] if truncated else [CandidateAnswer(0, len(text), sole_index, form=1)]
+        if (index := self._parse_short_reply(stripped)) is not None:
+            return [] if truncated else [CandidateAnswer(0, len(text), index, form=1)]
         candidates = []
         for match in _LATEX_BOX.finditer(text):
             phrase = _PREFIX.sub("", re.split(r"->|=>", " ".join(match[1].split()))[0])
@@ -221,12 +204,10 @@ class ChoiceParser(AnswerParser[int]):
                 candidates.append(CandidateAnswer(match.start(), match.end(), index, form=1))
         for match in _LABEL.finditer(text):
             phrase = _LATEX_BOX.sub(lambda box: f" {box[1]} ", match["value"]).replace("$", " ")
-            if truncated and match.end("value") == len(text.rstrip()):
-                continue
-            if (index := self._parse_label(phrase)) is not None:
-                sentence = re.search(r"[.!?;](?=\s)|\Z", match["value"])
-                assert sentence is not None
-                candidates.append(CandidateAnswer(match.start(), match.end() + sentence.start(), index))
+            is_partial = truncated and match.end("value") == len(text.rstrip())
+            if not is_partial and (index := self._parse_label(phrase)) is not None:
+                sentence = re.split(r"[.!?;](?=\s)", match["value"], maxsplit=1)[0]
+                candidates.append(CandidateAnswer(match.start(), match.end() + len(sentence), index))
         return candidates
 
     def parse_prose(self, text: str) -> int | None:
@@ -234,9 +215,8 @@ class ChoiceParser(AnswerParser[int]):
         if REFUSAL.search(text) or (_NUMBER_MENTION.search(text) and not self._has_digits):
             return None
         markers = RECONSIDERATION.finditer(text)
-        ends = [
-            marker.end() for marker in markers if self.names.exact(marker[0].strip(",.!")) is None
-        ]  # not an action `wait`
+        # A marker may also be the name of an action, e.g. `wait`.
+        ends = [marker.end() for marker in markers if self.names.exact(marker[0].strip(",.!")) is None]
         if ends:  # only the text after the last marker counts, even if it contains no decision
             return self.parse_prose(text[ends[-1] :])
         decisions: list[int] = []
@@ -296,37 +276,28 @@ class ChoiceParser(AnswerParser[int]):
         """Return the action if a clause consists of it and of words without information; else None."""
         if negated(clause) or (self.amounts and "+" in clause):
             return None
-        mentions = self.names.mentions(clause)
-        if len({i for _, _, i in mentions}) != 1:
-            return None
-        rest = [w for w, start, end in words(clause) if not any(x <= start and end <= y for x, y, _ in mentions)]
-        return mentions[0][2] if all(w in _CLOSING for w in rest) else None
+        index, other_words = self.names.sole_mention(clause)
+        return index if all(word in _CLOSING for word in other_words) else None
 
     def _parse_short_reply(self, text: str) -> int | None:
+        """Return the action that a short reply consists of; else None."""
         if (
-            "->" in text
-            or '":' in text
+            len(text) > 80
+            or any(sign in text for sign in ("\n", "?", "->", '":'))
             or is_reopened(text)
             or (_STATEMENT.search(text) and not _ACTION_NOUN.search(text))
         ):
             return None
-        bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
-        index = self._parse_name(bare)
-        return self._leading_action(bare) if index is None else index
+        phrase = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
+        index = self._parse_name(phrase)
+        return self._parse_command(phrase) if index is None else index
 
-    def _leading_action(self, text: str) -> int | None:
+    def _parse_command(self, text: str) -> int | None:
         """Return the only action in a command that begins with it: `pick up the yellow key`, `go forward 3 times`."""
         mentions = self.names.mentions(text)
-        if (
-            self.amounts
-            or len(mentions) != 1
-            or mentions[0][0]
-            or negated(text)
-            or _IF.search(text)
-            or _VERB.search(text)
-        ):
-            return None
-        return mentions[0][2]
+        begins_with_action = len(mentions) == 1 and mentions[0][0] == 0
+        is_unclear = self.amounts or negated(text) or _IF.search(text) or _VERB.search(text)
+        return mentions[0][2] if begins_with_action and not is_unclear else None
 
     def _parse_name(self, text: str) -> int | None:
         """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
@@ -339,29 +310,24 @@ class ChoiceParser(AnswerParser[int]):
     def _parse_amount(self, text: str) -> int | None:
         """Return the action of the amount at the beginning of a text; None if the text may mean another amount."""
         match = _AMOUNT.match(text)
-        if (
-            match is None
-            or match["number"].startswith("+")
-            or re.search(r"\d", text[match.end() :])
-            or is_doubtful("", text[match.end() :])
-        ):
+        if match is None or match["number"].startswith("+"):
             return None
-        number = parse_number(match["number"])
-        return None if number is None else self.amounts.get(number)
+        rest, number = text[match.end() :], parse_number(match["number"])
+        is_unclear = number is None or re.search(r"\d", rest) or is_doubtful("", rest)
+        return None if number is None or is_unclear else self.amounts.get(number)
 
     def _parse_label(self, text: str) -> int | None:
-        text = re.sub(r"[*_`\"]", lambda m: " " if m[0] in '*`"' else m[0], text).strip()
-        return self._parse_name(text.strip(" ._|"))
+        return self._parse_name(re.sub(r"[*`\"]", " ", text).strip().strip(" ._|"))
 
 
 def _amounts(names: Sequence[str]) -> dict[float, int]:
     """Return the indices of names such as `take_0`, `take_1`, ... by their number; empty for other names."""
-    parts = [re.fullmatch(r"(.*?)_?(\d+)", name) for name in names]
-    if len(names) < 3 or not all(parts) or len({part[1] for part in parts if part}) != 1:
+    matches = [match for name in names if (match := re.fullmatch(r"(.*?)_?(\d+)", name))]
+    stems = {match[1] for match in matches}
+    if len(names) < 3 or len(matches) < len(names) or len(stems) != 1:
         return {}
-    if normalize_name(parts[0][1] if parts[0] else "") in ("", "option", "action", "choice"):
-        return {}
-    return {float(part[2]): i for i, part in enumerate(parts) if part}
+    is_unspecific = normalize_name(stems.pop()) in ("", "option", "action", "choice")
+    return {} if is_unspecific else {float(match[2]): i for i, match in enumerate(matches)}
 
 
 def _single_choice(choices: Sequence[int | None]) -> int | None:
