@@ -51,7 +51,7 @@ _CONCATENATION = re.compile(r"\](\s*)\+(\s*)\[")
 _ESCAPE = re.compile(r"\\[^\\'\"nrtu]")
 _TRAILING = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])', re.DOTALL)
 _UNQUOTED = re.compile(
-    rf'"(?:[^"\\]|\\.)*"|(?P<lead>[:,\[]\s*)(?P<odd>(?!{_NUMBER}\s*[,\]}}\n])[^\s"\'\[\]{{}},:][^"\'\[\]{{}},:\n]*)'
+    rf'"(?:[^"\\]|\\.)*"|(?P<lead>[:,\[]\s*)(?P<token>(?!{_NUMBER}\s*[,\]}}\n])[^\s"\'\[\]{{}},:][^"\'\[\]{{}},:\n]*)'
 )
 _BARE = re.compile(rf"\s*(?:{_NUMBER}|true|false|null|None|True|False)\s*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -60,8 +60,10 @@ _TAG = re.compile(r"<(/?)([A-Za-z_][\w.\-]{0,40})(?:[ =]([^<>\n]{0,300}?))?[ ]?(
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.\-]{0,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 _ACTION_ATTRIBUTES = ("skill", "action", "verb", "do", "name")
 """Attributes with an action; the text of their element is then the action's object."""
+_PARAMETER_TAGS = ("parameter", "param", "arg", "argument", "field")
 _NAME = re.compile(r"(?:name\s*=\s*)?[\"']?([\w .\-]+)")
 _TEXT_TAGS = frozenset(load_word_list("tags"))
+_BLOCK_TAG = re.compile(r"</?(?:p|div|li|ul|ol|br|h\d|tr|table)\b", re.IGNORECASE)
 _PLAIN_TAG = re.compile(rf"</?(?:{'|'.join(sorted(_TEXT_TAGS))})\b[^<>\n]{{0,200}}>", re.IGNORECASE)
 _CALL = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*\(\s*(?=[A-Za-z_]\w*\s*=[^=]|[\[(])")
 _NESTED = re.compile(r"^[ \t]*-?[ \t]*[\w\"' ]+:[ \t]*[>|]?[+-]?\n[ \t]*[-\w]", re.MULTILINE)
@@ -89,12 +91,9 @@ def find_outermost_values(text: str, truncated: bool = False) -> list[FoundValue
     If the text is truncated, a list that is incomplete at its end has `TRUNCATION_MARKER` as last element.
     """
     calls = list(_find_calls(text))
-    values = [
-        *calls,
-        *_find_json(blank_spans(text, ((span.start, span.end) for span in calls)), truncated),
-        *_find_elements(text),
-    ]
-    values = [replace(span, value=_parse_nested_json(span.value, truncated)) for span in values or _find_yaml(text)]
+    text_without_calls = blank_spans(text, ((span.start, span.end) for span in calls))
+    values = [*calls, *_find_json(text_without_calls, truncated), *_find_elements(text)] or _find_yaml(text)
+    values = [replace(span, value=_parse_nested_json(span.value, truncated)) for span in values]
     return sorted(values, key=lambda span: (span.end, -span.start))
 
 
@@ -114,16 +113,8 @@ def _parse_nested_json(value: Any, truncated: bool, depth: int = 0) -> Any:
 
 def strip_tags(text: str) -> str:
     """Return `text` with HTML tags removed or replaced by line breaks."""
-    return _PLAIN_TAG.sub(
-        lambda tag: (
-            "\n- "
-            if tag[0][:3].lower() == "<li"
-            else "\n"
-            if re.match(r"</?(?:p|div|li|ul|ol|br|h\d|tr|table)\b", tag[0], re.I)
-            else ""
-        ),
-        text,
-    )
+    text = re.sub(r"<li\b[^<>\n]{0,200}>", "\n- ", text, flags=re.IGNORECASE)
+    return _PLAIN_TAG.sub(lambda tag: "\n" if _BLOCK_TAG.match(tag[0]) else "", text)
 
 
 def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
@@ -153,15 +144,13 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
             continue
         if ascii_text[start] == '"':
             continue
-        end, is_closed, is_possible = _value_extent(ascii_text, start)
+        end, is_closed, is_possible = _find_value_end(ascii_text, start)
         remaining -= end - start
         if not is_possible:
             position = end
             continue
-        if end - start > min(MAX_REPAIR_LENGTH, repairs):
-            continue
         piece = ascii_text[start:end]
-        if not _is_plausible_json(piece):
+        if len(piece) > min(MAX_REPAIR_LENGTH, repairs) or not _is_plausible_json(piece):
             continue
         repairs -= len(piece)
         value = repair_json(piece, truncated and not is_closed and not ascii_text[end:].strip("`~ \n"))
@@ -187,12 +176,9 @@ def repair_json(piece: str, truncated: bool = False) -> Any:
     for decode, source in ((_DECODER.decode, tidy), (_DECODER.decode, tidy + closing), (_parse_python, tidy)):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             return _clean_strings(decode(source))
-    piece = _UNQUOTED.sub(_quote_token, piece)
-    try:
-        value = json_repair.loads(piece, skip_json_loads=True)
-        return _clean_strings(value)
-    except (ValueError, RecursionError, IndexError, TypeError):
-        return None
+    with contextlib.suppress(ValueError, RecursionError, IndexError, TypeError):
+        return _clean_strings(json_repair.loads(_UNQUOTED.sub(_quote_token, piece), skip_json_loads=True))
+    return None
 
 
 def _parse_python(text: str) -> Any:
@@ -214,10 +200,8 @@ def _expand_repetition(match: re.Match[str]) -> str:
 
 def _quote_token(match: re.Match[str]) -> str:
     """Quote an unquoted token that is neither a number nor a JSON constant."""
-    token = match["odd"]
-    if token is None or _BARE.fullmatch(token):
-        return match[0]
-    if not re.search(r"\d|\.\.\.|\u2026|<", token):
+    token = match["token"]
+    if token is None or _BARE.fullmatch(token) or not re.search(r"\d|\.\.\.|\u2026|<", token):
         return match[0]
     return f"{match['lead']}{json.dumps(token.strip(), ensure_ascii=False)}"
 
@@ -227,10 +211,7 @@ def _close_brackets(piece: str) -> str:
 
     The incomplete last value is dropped, and each open list ends with `TRUNCATION_MARKER`.
     """
-    string_end = 0
-    for string in _STRING.finditer(piece):
-        string_end = string.end()
-    quote = piece.find('"', string_end)
+    quote = piece.find('"', max((string.end() for string in _STRING.finditer(piece)), default=0))
     piece = piece[:quote] if quote >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", piece.rstrip())
     stack = _unclosed_brackets(piece)
     piece = re.sub(r'("(?:[^"\\]|\\.)*"\s*:|,)\s*\Z', "", piece)
@@ -247,19 +228,21 @@ def _unclosed_brackets(piece: str) -> list[str]:
     for token in _TOKEN.finditer(piece):
         if token[0] in "{[":
             stack.append(token[0])
-        elif token[0] in "}]" and stack:
-            stack.pop()
+        elif token[0] in "}]":
+            del stack[-1:]
     return stack
 
 
 def _is_plausible_json(piece: str) -> bool:
     """Return whether a piece can be JSON: an object needs keys, a list needs elements."""
-    if piece.startswith("{"):
-        return ":" in piece or "=" in piece
-    return bool(re.match(r"\[\s*(?:[\"'{\[(<]|[-+.\d]|\w[^\]\n]{0,80},)", piece))
+    return (
+        (":" in piece or "=" in piece)
+        if piece.startswith("{")
+        else bool(re.match(r"\[\s*(?:[\"'{\[(<]|[-+.\d]|\w[^\]\n]{0,80},)", piece))
+    )
 
 
-def _value_extent(text: str, start: int) -> tuple[int, bool, bool]:
+def _find_value_end(text: str, start: int) -> tuple[int, bool, bool]:
     """Return the end of a bracket's value, whether its own bracket closes it, and whether it can be a value.
 
     Text with more brackets or deeper nesting than any answer cannot be a value; its end is where it exceeds the limit.
@@ -314,14 +297,14 @@ def _closing_position(text: str, start: int) -> int | None:
 
 
 def _parse_literal(node: ast.expr) -> Any:
+    """Return the value of an argument; an expression that is not a literal becomes its text."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ast.unparse(node)
-    try:
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
         return _clean_strings(json.loads(json.dumps(value, default=str)))
-    except (TypeError, ValueError, RecursionError):
-        return None
+    return None
 
 
 def _find_elements(text: str) -> list[FoundValue]:
@@ -339,10 +322,9 @@ def _find_elements(text: str) -> list[FoundValue]:
         attributes = {
             match[1]: match[2] if match[2] is not None else match[3] for match in _ATTRIBUTE.finditer(tag[3] or "")
         }
-        parameter = name in ("parameter", "param", "arg", "argument", "field")
         if not tag[1]:
             key = name
-            if tag[3] and (name_match := _NAME.match(tag[3].strip())) and parameter:
+            if tag[3] and name in _PARAMETER_TAGS and (name_match := _NAME.match(tag[3].strip())):
                 key = name_match[1].strip()
                 attributes = {inner: value for inner, value in attributes.items() if inner != "name"}
             if not tag[4]:
@@ -378,23 +360,22 @@ def _add_element(elements: list[FoundValue], stack: list[_OpenElement], text: st
         stack[-1][4].append((key, value))
     while elements and elements[-1].start >= new.start:
         elements.pop()
-    previous = elements[-1] if elements else None
-    follows = previous is not None and not text[previous.end : new.start].strip()
-    if (
-        previous
-        and follows
-        and (key not in previous.value or (isinstance(value, dict) and list(previous.value) == [key]))
-    ):
-        elements[-1] = FoundValue(previous.start, new.end, _merge_pairs([*previous.value.items(), (key, value)]))
-    else:
-        elements.append(FoundValue(new.start, new.end, {key: value}))
+    start, pairs = new.start, [(key, value)]
+    if elements and not text[elements[-1].end : new.start].strip():
+        fields = elements[-1].value
+        if key not in fields or (isinstance(value, dict) and list(fields) == [key]):
+            start, pairs = elements.pop().start, [*fields.items(), (key, value)]
+    elements.append(FoundValue(start, new.end, _merge_pairs(pairs)))
 
 
 def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the pairs; the values of a repeated key become a list."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
-        earlier = fields.get(key, [])
-        fields[key] = value if key not in fields else [*(earlier if isinstance(earlier, list) else [earlier]), value]
+        if key in fields:
+            values = fields[key] if isinstance(fields[key], list) else [fields[key]]
+            value = [*values, value]
+        fields[key] = value
     return fields
 
 

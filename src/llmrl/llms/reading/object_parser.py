@@ -34,7 +34,6 @@ class ObjectParser(AnswerParser[Model]):
     def parse_value(self, value: Any, depth: int = 0) -> Model | None:
         if depth > _MAX_DEPTH or not isinstance(value, dict | list):
             return None
-        inner = value if isinstance(value, list) else list(value.values())
         error: InvalidReply | None = None
         # An object with `properties` is the JSON schema of the prompt, not an answer.
         if isinstance(value, dict) and "properties" not in value:
@@ -46,13 +45,12 @@ class ObjectParser(AnswerParser[Model]):
                 if any(key in fields for key in self._fields.values()):
                     error = InvalidReply("; ".join(_describe(detail) for detail in invalid.errors()[:10]))
         # Of a longer list, it is not clear which object is the answer.
-        if isinstance(value, dict) or len(value) == 1:
-            for item in inner:
-                if (instance := self.parse_value(item, depth + 1)) is not None:
-                    return instance
-        if error is not None:
+        nested = value.values() if isinstance(value, dict) else value if len(value) == 1 else ()
+        instances = (self.parse_value(inner, depth + 1) for inner in nested)
+        instance = next((instance for instance in instances if instance is not None), None)
+        if instance is None and error is not None:
             raise error
-        return None
+        return instance
 
 
 class TextParser(AnswerParser[str]):
@@ -78,18 +76,14 @@ class TextParser(AnswerParser[str]):
                 return None  # what somebody else says
             for key, inner in value.items():
                 if normalize_name(str(key)) == normalize_name(self.name):
-                    if isinstance(inner, list) and len(inner) == 1:
-                        inner = inner[0]
+                    [inner] = inner if isinstance(inner, list) and len(inner) == 1 else [inner]
                     if not isinstance(inner, str) or is_placeholder(inner):
                         raise InvalidReply(f"the {self.name} is empty or no text")
                     return inner
-        texts = [
-            text
-            for inner in (value.values() if isinstance(value, dict) else value)
-            if (text := self.parse_value(inner, depth + 1))
-        ]
+        nested = value.values() if isinstance(value, dict) else value
+        texts = {text for inner in nested if (text := self.parse_value(inner, depth + 1))}
         # Nested texts that differ are ambiguous.
-        return texts[0] if len(set(texts)) == 1 else None
+        return texts.pop() if len(texts) == 1 else None
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[str]]:
         text = to_ascii(text)
