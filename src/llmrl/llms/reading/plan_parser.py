@@ -1,39 +1,79 @@
-"""Parser of plans in a reply: skills, each with its object."""
+"""Parser of plans in a reply: steps in JSON, under a label, on lines, as calls, in tables, in sentences."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.reading.answer_parser import AnswerParser, CandidateAnswer
-from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER
-from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
-from llmrl.llms.reading.word_lists import load_word_list
-from llmrl.llms.reading.written_steps import SPLIT, PlanFinder, Step
-from llmrl.llms.reply_cleaning import to_ascii
+from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
+from llmrl.llms.reading.json_and_markup import strip_tags
+from llmrl.llms.reading.latex_and_tables import find_tables, strip_latex
+from llmrl.llms.reading.name_matcher import negated, normalize_name, words
+from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_reopened
+from llmrl.llms.reading.number_parser import ORDINALS
+from llmrl.llms.reading.step_parser import OBJECT_KEYS, SKILL_KEYS, STEP_SEPARATOR, Step, StepParser, is_possible
+from llmrl.llms.reading.word_lists import load_pattern, load_word_list
+from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
-_MAX_STEP_LENGTH = 300
-NO_OBJECT = frozenset(normalize_name(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
-
-_PLANS, _SKILLS, _OBJECTS = load_word_list("plans"), load_word_list("skills"), load_word_list("objects")
-_UNDECIDED = re.compile(r"\W*(?:or|either|maybe|perhaps)\b", re.IGNORECASE)
-_LEADS = load_word_list("leads")
-"""Words before the skill of a step."""
+_PLAN_KEYS = load_word_list("plans")
 _CALL_KEYS = ("arguments", "parameters", "input", "function", "functioncall")
-_PRONOUN = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
-_AND = re.compile(r"\band\s+(?:then\s+)?", re.IGNORECASE)
-_TOOL = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
-_SELF = re.compile(r"\bthe agent is (\w+)", re.IGNORECASE)
+_AGENT = re.compile(r"\bthe agent is (\w+)", re.IGNORECASE)
 _STATE = re.compile(
     r"^[ \t*]*State\W{1,4}(?P<line>[^\n]+)$|\bstate\b[^\n\"]{0,20}\"(?P<quoted>[^\"\n]{1,300})\"",
     re.MULTILINE | re.IGNORECASE,
 )
-
-
-class _AbsentObject(str):
-    """Reason why a step is skipped: it looks ahead to an object that is absent from the present state."""
+_PLACEHOLDER = re.compile(r"<\s*(?:skill|object|action|why|at most[^<>]*)\s*\d?\s*>", re.IGNORECASE)
+_LABEL = re.compile(
+    r"(?:^|(?<=[.!?]\s)|(?<=\*\*))[ \t>*#_\-\u2022\d.)]{0,20}(?:step[ \t]*\d{1,2}[.:)][ \t]*)?(?:the |my |final |"
+    r"revised |new |corrected |next |best |own ){0,3}(?:actions?|plans?|answer|steps|sequence|skills|"
+    r"\u8ba1\u5212|\u884c\u52a8)\b"
+    r"[ \t]*(?:\([^()\n]{0,60}\))?[ \t]*[*_`]{0,3}[ \t]*(?:[:=]|\bis\b:?|\n)[ \t*_`]*(?:\n[ \t]*){0,3}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_PREFIX = re.compile(
+    r"\A\s*(?:the |my |final |best )*(?:action|plan|answer|steps|sequence)\s*(?:=|:|\bis\b)\s*", re.IGNORECASE
+)
+# Start of a line of a list: a bullet, a number, `Step 2 -`, an ordinal.
+_BEGINS = (
+    r"(?:[-*\u2022\u25cf]|\(?\d{1,2}[.):,]\)?|\(\d{1,2}\)|[\u2460-\u2473]|\d\u20e3)"
+    r"[ \t]*[*_]{0,2}(?=[^\d\s]|[ \t])[ \t]*"
+)
+_STEP = r"(?:step|schritt|\u6b65\u9aa4)[ \t]*\#?\d{1,2}\b[ \t*_]*(?:[.):\u2013\u2014-][ \t*_]*)?"
+_ORDER = rf"(?:{'|'.join(ORDINALS)}|finally|then|next|last(?:ly)?|after that)(?:ly)?[ \t*_]*[:\u2013\u2014-][ \t*_]*"
+_ITEM = re.compile(
+    rf"^[ \t>#*_]*(?:{_BEGINS}[*_]{{0,2}}(?:{_STEP}|{_ORDER})?|{_STEP}|{_ORDER})([^\n]{{1,400}})$",
+    re.MULTILINE | re.IGNORECASE,
+)
+_STEP_NUMBER = re.compile(r"\A\W*(?:step\W*)?(\d{1,2})|\A\W*([\u2460-\u2473])", re.IGNORECASE)
+_LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
+_INLINE = re.compile(r"[\s,]\(?\d{1,2}[.)]\s")
+_CALL = re.compile(r"(?<![\w.])(?:\w{1,20}\.)?([A-Za-z][\w-]{0,30}(?: [A-Za-z]\w{0,20}){0,3})\(\s*([^()\n]{0,60})\s*\)")
+_FILLER = re.compile(
+    r"(?:\s|[`*_;,.\u2022>|-]|\d{1,2}[.)]|->|=>|\u2192|#[^\n]*|//[^\n]*|\bthen\b|\band\b|\bawait\b|\bstep \d:?)*",
+    re.IGNORECASE,
+)
+_SUBCLAUSE = load_pattern("subclauses")
+_REASON = re.compile(
+    r"[.!;](?:\s|\Z)|\s[-\u2013\u2014]\s|:\s|\s\((?=[a-zA-Z ])|,?\s+(?:because|since|so that|as (?=it|the|there|"
+    r"this|we|that)|"
+    r"in order|which|where|while|for (?:it|the agent) to)\b|,\s+(?:as|so|to|and now|now|it|the|this)\b|"
+    r"\s+to (?:get|see|find|free|make|"
+    r"be able|reveal|look|check)\b|\s+(?:that|who) ",
+    re.IGNORECASE,
+)
+_OPEN = load_pattern("open_plans")
+_NON_PLAN_HEADING = re.compile(
+    r"\b(?:skills|available|possible|options?|vocabulary|objects|sees|allowed|rules|example|not|cannot|can't|never|don't|"
+    r"wrong|impossible|if|other agents?|others)\b[^\n]*:?\s*\Z",
+    re.IGNORECASE,
+)
+_CONSEQUENCE = re.compile(
+    r",?\s+(?:and )?so\s+(?=the|it|i\b|we|this|agent)|;\s+|,?\s+(?:therefore|thus|hence),?\s+|:\s+", re.IGNORECASE
+)
 
 
 class PlanParser(AnswerParser[tuple[Step, ...]]):
@@ -54,19 +94,11 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
     def __init__(
         self, skills: Sequence[tuple[str, bool]], objects: Sequence[str], max_steps: int, state: str = ""
     ) -> None:
-        self.skills, self.objects, self.max_steps = list(skills), list(objects), max_steps
-        self.names = NameMatcher([name for name, _ in skills])
-        self.object_matcher = NameMatcher(objects) if objects else None
+        self.steps = StepParser(skills, objects, max_steps)
         self.state = normalize_name(state)
-        agent_match = _SELF.search(state)
-        self.finder = PlanFinder(self, agent_match[1] if agent_match else "")
+        agent_match = _AGENT.search(state)
+        self._cue = _cue_pattern(agent_match[1] if agent_match else "")
         self.turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
-
-    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        return self.finder.find_plans(text, truncated)
-
-    def parse_prose(self, text: str) -> tuple[Step, ...] | None:
-        return self.finder.parse_sentences(text)
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[tuple[Step, ...]]) -> bool | None:
         """Return False for an answer under another state, True under a line with this state, else None."""
@@ -78,32 +110,6 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         sentence = normalize_name(states[-1]["line"] or states[-1]["quoted"])
         return sentence == self.state if states[-1]["line"] or sentence != self.state else None
 
-    def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]:
-        """Return the steps before the first invalid one, without those for absent objects.
-
-        Raises:
-            InvalidReply: no step is left, or the plan was cut off.
-        """
-        if not steps:
-            raise InvalidReply(f"a plan has 1 to {self.max_steps} steps, and this one has 0")
-        if any(raw_step == TRUNCATION_MARKER for raw_step in steps):
-            raise InvalidReply("the plan was cut off")
-        if any(isinstance(raw_step, str) and _UNDECIDED.match(raw_step) for raw_step in steps):
-            raise InvalidReply("the plan is not decided")
-        valid_steps: list[Step] = []
-        error = ""
-        for raw_step in steps[: self.max_steps]:
-            step = self.step(raw_step, valid_steps[-1][1] if valid_steps else "")
-            if isinstance(step, str):
-                error = error or step
-                if isinstance(step, _AbsentObject):
-                    continue
-                break
-            valid_steps.append(step)
-        if not valid_steps:
-            raise InvalidReply(error)
-        return tuple(valid_steps)
-
     def parse_value(self, value: Any, depth: int = 0) -> tuple[Step, ...] | None:
         if depth > 6:
             return None
@@ -112,30 +118,35 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         if not isinstance(value, dict) or "properties" in value:
             return None
         fields = {normalize_name(str(key)): inner for key, inner in value.items()}
-        for key in _PLANS:
+        for key in _PLAN_KEYS:
             inner = fields.get(key)
             if inner is None or (
                 key in ("action", "answer") and not isinstance(inner, list | dict) and "object" in fields
             ):
                 continue
             if isinstance(inner, str):
-                return self.of_string(inner)
+                return self.steps.parse_list(inner)
             if isinstance(inner, list):
-                return self.plan(inner) if key != "answer" or _steplike(inner) else self.parse_value(inner, depth + 1)
-            if isinstance(inner, dict) and (plan := self._of_steps(inner, depth)) is not None:
+                return (
+                    self.steps.parse_plan(inner)
+                    if key != "answer" or _are_steps(inner)
+                    else self.parse_value(inner, depth + 1)
+                )
+            if isinstance(inner, dict) and (plan := self._parse_steps_object(inner, depth)) is not None:
                 return plan
         if self._is_step(value) and "skill" in fields:
-            return self.plan([value])
-        return self._nested_plan(list(value.values()), depth)
+            return self.steps.parse_plan([value])
+        return self._parse_nested(value.values(), depth)
 
-    def _of_steps(self, value: dict[Any, Any], depth: int) -> tuple[Step, ...] | None:
+    def _parse_steps_object(self, value: dict[Any, Any], depth: int) -> tuple[Step, ...] | None:
+        """Return the plan of an object that is a step itself, has a key for each step, or contains a plan."""
         if self._is_step(value):
-            return self.plan([value])
-        if value and all(str(k).strip().lower().removeprefix("step").strip(" _").isdigit() for k in value):
-            return self.plan(list(value.values()))
+            return self.steps.parse_plan([value])
+        if value and all(str(key).strip().lower().removeprefix("step").strip(" _").isdigit() for key in value):
+            return self.steps.parse_plan(list(value.values()))
         return self.parse_value(value, depth + 1)
 
-    def _nested_plan(self, values: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
+    def _parse_nested(self, values: Iterable[Any], depth: int) -> tuple[Step, ...] | None:
         """Return the only plan inside `values`; None if there is none. Raises InvalidReply for different plans."""
         nested = [inner for inner in values if isinstance(inner, dict | list)]
         plans = {plan for inner in nested if (plan := self.parse_value(inner, depth + 1))}
@@ -144,142 +155,246 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         return plans.pop() if plans else None
 
     def _parse_sequence(self, value: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
-        calls = [
-            item
-            for item in value
-            if isinstance(item, dict) and any(normalize_name(str(key)) in _CALL_KEYS for key in item)
-        ]
-        if (
-            not calls
-            and _steplike(value)
-            and any(self._is_step(item) if isinstance(item, dict) else isinstance(item, str) for item in value)
-        ):
-            usable = isinstance(value[0], dict) or self.is_possible(self.step(value[0]))
-            return self.plan(value) if usable else None
-        if value and all(isinstance(item, list) and 1 <= len(item) <= 2 for item in value):
-            return self.plan(value) if self.is_possible(self.step(value[0])) else None
-        return self._nested_plan(value, depth)
-
-    def of_string(self, text: str) -> tuple[Step, ...] | None:
-        """Return the plan of a text that consists of steps with separators between them; None if it is empty."""
-        items = [item for item in SPLIT.split(to_ascii(text).strip(" .{}[]\n")) if item and item.strip(" .*`")]
-        if not items:
-            return None
-        return self.plan([part for item in items for part in self._parts(item)])
-
-    def _parts(self, item: str) -> list[str]:
-        """Split `go to the door and open it` into two steps; a part after `and` is a step if it begins with a skill."""
-        parts: list[str] = []
-        for part in _AND.split(item):
-            mentions = self.names.mentions(part)
-            if parts and not (mentions and not part[: mentions[0][0]].strip()):
-                parts[-1] += f" and {part}"
-            else:
-                parts.append(part)
-        return parts
+        """Return the plan of a list of steps, or the only one inside the values of another list; else None."""
+        keys = [normalize_name(str(key)) for raw_step in value if isinstance(raw_step, dict) for key in raw_step]
+        are_steps = _are_steps(value) and any(
+            isinstance(raw_step, str) or self._is_step(raw_step) for raw_step in value
+        )
+        if are_steps and not set(keys) & set(_CALL_KEYS):
+            is_plan = isinstance(value[0], dict) or is_possible(self.steps.parse_step(value[0]))
+            return self.steps.parse_plan(value) if is_plan else None
+        if value and all(isinstance(pair, list) and 1 <= len(pair) <= 2 for pair in value):
+            return self.steps.parse_plan(value) if is_possible(self.steps.parse_step(value[0])) else None
+        return self._parse_nested(value, depth)
 
     def _is_step(self, value: Any) -> bool:
         return isinstance(value, dict) and any(
-            normalize_name(str(key)) in _SKILLS and isinstance(inner, str) for key, inner in value.items()
+            normalize_name(str(key)) in SKILL_KEYS and isinstance(inner, str) for key, inner in value.items()
         )
 
-    def step(self, raw_step: Any, previous_object: str = "") -> Step | str:
-        """Return the step that a value means, or a text that says why it means none.
+    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        text = strip_latex(to_ascii(strip_tags(text)))
+        candidates = []
+        for match in _LATEX_BOX.finditer(text):
+            candidates += self._line_plan(match.start(), match.end(), _PREFIX.sub("", match[1]).strip(" {}"))
+        for match in _LABEL.finditer(text):
+            candidates += self._labeled_plans(text, match.start(), match.end(), truncated)
+        if not truncated:
+            candidates += self._table_plans(text)
+        if candidates or truncated:
+            return candidates
+        text = blank_spans(text, ((table.start, table.end) for table in find_tables(text)))
+        return self._list_plans(text) or self._call_plans(text) or self._bare_plan(text)
 
-        The pronoun "it" refers to `previous_object`, the object of the previous step.
-        """
-        skill, target = "", ""
-        if isinstance(raw_step, dict):
-            fields = {normalize_name(str(key)): inner for key, inner in raw_step.items()}
-            skill = next((str(fields[key]) for key in _SKILLS if isinstance(fields.get(key), str)), "")
-            argument = next((fields[key] for key in _OBJECTS if fields.get(key) is not None), "")
-            if isinstance(argument, dict):
-                argument = next(iter(argument.values()), "")
-            if isinstance(argument, list):
-                argument = argument[0] if len(argument) == 1 else " ".join(map(str, argument))
-            if not skill and len(raw_step) == 1:
-                skill, argument = next(iter(raw_step.items()))
-            target = "" if argument is None or isinstance(argument, bool | dict | list) else str(argument)
-        elif (
-            isinstance(raw_step, list)
-            and 1 <= len(raw_step) <= 2
-            and all(isinstance(part, str | None) for part in raw_step)
-        ):
-            skill, target = raw_step[0] or "", (raw_step[1] or "") if len(raw_step) == 2 else ""
-        elif isinstance(raw_step, str):
-            skill = raw_step
-        return self._parse_step(f"{skill} <{target}>" if target else skill, skill, previous_object)
+    def parse_prose(self, text: str) -> tuple[Step, ...] | None:
+        if REFUSAL.search(text) or _OPEN.search(text) or is_reopened(text):
+            return None
+        steps: list[Step] = []
+        for sentence in re.split(r"(?<=[.!?])\s+|\n+|\u3002", text)[:100]:
+            for part in _CONSEQUENCE.split(sentence):
+                if (cue := self._cue.search(part)) is None:
+                    continue
+                instruction = _SUBCLAUSE.split(part[cue.end() :], maxsplit=1)[0]
+                if negated(f"{part[: cue.end()]}{instruction}"):
+                    continue
+                clause_steps = self._parse_steps(instruction, steps)
+                if clause_steps is None or (clause_steps and is_conditional(part)):
+                    return None
+                steps += clause_steps
+        return tuple(steps[: self.steps.max_steps]) or None
 
-    def _parse_step(self, text: str, skill: str, antecedent: str) -> Step | str:
-        text = text[:_MAX_STEP_LENGTH]
-        text = (
-            to_ascii(re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text))
-            if "(" in text and not re.search(r"\w\(", text)
-            else to_ascii(text)
-        )
-        spans = [(word, start, end) for word, start, end in words(text)]
-        while len(spans) > 1 and spans[0][0] in _LEADS:
-            if self.names.mentions(text[spans[0][1] :])[:1] and self.names.mentions(text[spans[0][1] :])[0][0] == 0:
+    def _parse_steps(self, instruction: str, previous: Sequence[Step]) -> list[Step] | None:
+        """Return the steps of a sentence; None if one of them is invalid."""
+        steps: list[Step] = []
+        for clause in re.split(r"[,;]|\band\b|\bthen\b|\uff0c", instruction):
+            for mention in self.steps.names.mentions(clause)[:1]:
+                *_, (_, previous_object) = ("", ""), *previous, *steps
+                step = self.steps.parse_step(clause[mention[0] :], previous_object)
+                if isinstance(step, str):
+                    return None
+                steps.append(step)
+        return steps
+
+    def _line_plan(self, start: int, end: int, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plan of a text that consists of steps; a candidate with an error if its first step is invalid."""
+        if _PLACEHOLDER.search(text):
+            return []
+        try:
+            plan = self.steps.parse_list(text)
+        except InvalidReply as error:
+            return [CandidateAnswer(start, end, (), error=str(error))]
+        return [CandidateAnswer(start, end, plan)] if plan else []
+
+    def _labeled_plans(
+        self, text: str, start: int, content_start: int, truncated: bool
+    ) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plans that follow a label: a list in brackets, a line, or numbered lines."""
+        rest = text[content_start : content_start + 4000]
+        if rest.startswith(("{", "[")):
+            sign = "}" if rest[0] == "{" else "]"
+            separator = re.compile(rf"\{sign}\s*,?\s*(?:then\s+)?\{rest[0]}")
+            closing = rest.find(sign)
+            while (
+                closing >= 0
+                and (match := separator.match(rest, closing))
+                and (next_closing := rest.find(sign, match.end())) >= 0
+            ):
+                closing = next_closing
+            inner = separator.sub(", ", rest[1 : closing if closing >= 0 else len(rest)])
+            if '"' in inner or ":" in inner or (truncated and closing < 0):
+                return []
+            end = content_start + (closing + 1 if closing >= 0 else len(rest))
+            return self._line_plan(start, end, inner)
+        items, last = [], content_start
+        for item in _ITEM.finditer(rest):
+            if rest[last - content_start : item.start()].strip():
                 break
-            spans = spans[1:]
-        text = text[spans[0][1] :] if spans else ""
-        mentions = self.names.mentions(text)
-        if not mentions or mentions[0][0] > 0:
-            skill_text = " ".join(re.sub(r"[<>]", " ", text if not skill or len(skill) > 60 else skill).split())[:60]
-            return f"there is no skill {skill_text!r}; there are {', '.join(name for name, _ in self.skills)}"
-        name, takes = self.skills[mentions[0][2]]
-        rest = text[mentions[0][1] :]
-        if not takes:
-            return name, ""
-        target = self._find_object(_TOOL.sub("", rest)) or self._find_object(rest)
-        if target is None and antecedent and _PRONOUN.search(text):
-            target = antecedent
-        if target is None:
-            object_text = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
-            objects = ", ".join(self.objects) or "none"
-            error = (
-                f"the skill {name!r} needs an object of this state, and {object_text!r} is none; there are: {objects}"
-            )
-            is_invalid = normalize_name(object_text) in NO_OBJECT or self._is_ambiguous(rest)
-            return error if is_invalid else _AbsentObject(error)
-        return name, target
+            items.append(item[1])
+            last = content_start + item.end()
+        max_end = len(text.rstrip()) if truncated else len(text) + 1  # a text at the end may be incomplete
+        if len(items) > 1 or (items and not _INLINE.search(items[0])):
+            return self._plan(start, last, items) if last < max_end else []
+        line = rest.split("\n", 1)[0]
+        end = content_start + len(line)
+        candidates = self._line_plan(start, end, line.strip(" *`")) if line.strip() and end < max_end else []
+        return [candidate for candidate in candidates if not candidate.error]
 
-    def _find_object(self, text: str) -> str | None:
-        """Return the object that a text means by its name or the end of it; None if there is none or several."""
-        if self.object_matcher is None:
-            return None
-        tokens = [
-            word
-            for word, _, _ in words(text)
-            if word not in ("the", "a", "an", "object", "to", "it", "this", "that", "of")
-        ]
-        if not tokens or "".join(tokens) in NO_OBJECT:
-            return None
-        index = self.object_matcher.exact(" ".join(tokens))
-        if index is not None:
-            return self.objects[index]
-        parts = [i for i, name in enumerate(self.objects) if _is_suffix(tokens, [word for word, _, _ in words(name)])]
-        if len(parts) == 1:
-            return self.objects[parts[0]]
-        indices = {i for _, _, i in self.object_matcher.mentions(text)}
-        return self.objects[indices.pop()] if not parts and len(indices) == 1 and len(tokens) <= 6 else None
+    def _plan(
+        self, start: int, end: int, items: Sequence[str], form: int = 2
+    ) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        instructions = [_instruction(item) for item in items]
+        skills = [self.steps.names.exact(instruction) for instruction in instructions]
+        is_skill_list = len(skills) > 2 and skills == list(range(len(self.steps.skills)))
+        with contextlib.suppress(InvalidReply):
+            plan = self.steps.parse_plan(instructions)
+            return [] if is_skill_list else [CandidateAnswer(start, end, plan, form=form)]
+        return []
 
-    def _is_ambiguous(self, text: str) -> bool:
-        """Return whether a text fits the end of the names of several objects."""
-        tokens = [word for word, _, _ in words(text) if word not in ("the", "a", "an")]
-        return sum(_is_suffix(tokens, [word for word, _, _ in words(name)]) for name in self.objects) > 1
+    def _list_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plans among the lists of a text. Each line of such a list begins with a step."""
+        items = list(_ITEM.finditer(text))[:300]
+        if not items or REFUSAL.search(text) or _OPEN.search(text):
+            return []
+        candidates = []
+        for run in _split_lists(text, items):
+            heading = text[max(text.rfind("\n\n", 0, run[0].start()), run[0].start() - 200, 0) : run[0].start()]
+            heading = heading.strip().rsplit("\n", 1)[-1]
+            if _NON_PLAN_HEADING.search(heading) or (heading.endswith(":") and is_doubtful(heading)):
+                continue
+            instructions = [_instruction(item[1]) for item in run]
+            steps = [self.steps.parse_step(instruction) for instruction in instructions]
+            if all(isinstance(step, str) for step in steps) or not is_possible(steps[0]):
+                continue
+            invalid = [text for text, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
+            are_short = len(run) > 1 and all(len(words(instruction)) <= 7 for instruction in invalid)
+            if all(map(is_possible, steps)) or are_short:
+                candidates += self._plan(run[0].start(), run[-1].end(), [item[1] for item in run], form=1)
+        return candidates
 
-    @staticmethod
-    def is_possible(step: Step | str) -> bool:
-        """Return whether a step can be done, now or later."""
-        return not isinstance(step, str) or isinstance(step, _AbsentObject)
+    def _call_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return plans of consecutive calls such as `go_to(key)`.
+
+        A single call counts only if it is alone on its line.
+        """
+        runs: list[list[tuple[int, int, str]]] = []
+        for call in _CALL.finditer(text):
+            # `the calls are go_to(key)`: the call starts at the words that name a skill, else at the last word.
+            starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
+            skills = [at for at in starts if self.steps.names.exact(text[at : call.end(1)]) is not None]
+            start = [*skills, starts[-1]][0]
+            if not runs or not _FILLER.fullmatch(text[runs[-1][-1][1] : start]):
+                runs.append([])
+            runs[-1].append((start, call.end(), text[start : call.end(1)]))
+        candidates = []
+        for run in runs[:50]:
+            begin, end = run[0][0], run[-1][1]
+            line = text[text.rfind("\n", 0, begin) + 1 : begin]
+            if len(run) == 1 and not (_FILLER.fullmatch(line) and _FILLER.fullmatch(text[end:].split("\n", 1)[0])):
+                continue
+            if self.steps.names.exact(run[0][2]) is not None:
+                candidates += self._plan(begin, end, [text[first:last] for first, last, _ in run], form=1)
+        return candidates if not _OPEN.search(text) else []
+
+    def _table_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plans of tables with one row for each step."""
+        candidates = []
+        for table in find_tables(text):
+            skill = table.column_index(("skill", "action", "name", "verb", "command", "what", "step"))
+            target = table.column_index([word for word in OBJECT_KEYS if word not in ("on", "to", "agent")])
+            if skill is None:
+                instructions = []
+            elif target is None or target == skill:
+                instructions = [row[skill] if skill < len(row) else "" for row in table.rows]
+            else:
+                rows = [row for row in table.rows if max(skill, target) < len(row)]
+                instructions = [f"{row[skill]} <{row[target].strip(' <>-')}>" for row in rows]
+            if instructions and is_possible(self.steps.parse_step(instructions[0])):
+                candidates += self._plan(table.start, table.end, instructions, form=1)
+        return candidates
+
+    def _bare_plan(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plan of a text whose lines consist of steps only."""
+        lines = [line.strip(" *`.") for line in text.strip().splitlines() if line.strip(" *`.")]
+        if not lines or len(lines) > self.steps.max_steps or len(text) > 2000:
+            return []
+        lines = [re.sub(r"^\(([^()]*)\)$", r"\1", line) for line in lines]
+        items = [item for line in lines for item in STEP_SEPARATOR.split(line.strip("{}[] ")) if item and item.strip()]
+        steps: list[Step | str] = []
+        for item in items:
+            steps.append(self.steps.parse_step(item, steps[-1][1] if steps and not isinstance(steps[-1], str) else ""))
+        are_possible = all(map(is_possible, steps)) and all(len(words(item)) <= 7 for item in items)
+        plan = tuple(step for step in steps if not isinstance(step, str))
+        return [CandidateAnswer(0, len(text), plan, form=1)] if plan and are_possible else []
 
 
-def _steplike(value: Sequence[Any]) -> bool:
+def _are_steps(value: Sequence[Any]) -> bool:
     return bool(value) and all(isinstance(item, dict | str) for item in value)
 
 
-def _is_suffix(tokens: Sequence[str], name: Sequence[str]) -> bool:
-    """Return whether the words `tokens` are the last words of a name, but not the whole name."""
-    text = "".join(tokens)
-    return any("".join(name[i:]) == text for i in range(1, len(name)))
+def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
+    """Split lines into lists.
+
+    A list ends where the numbers restart, or before other kinds of lines after a paragraph.
+    """
+    run = [*items[:1]]
+    for previous, item in pairwise(items):
+        previous_number, number = _item_number(previous[0]), _item_number(item[0])
+        if number is None or previous_number is None:
+            is_new_list = number != previous_number or bool(text[previous.end() : item.start()].strip())
+        else:
+            is_new_list = number <= previous_number
+        if is_new_list:
+            yield run
+            run = []
+        run.append(item)
+    yield run
+
+
+def _item_number(line: str) -> int | None:
+    match = _STEP_NUMBER.match(line)
+    return None if match is None else int(match[1]) if match[1] else ord(match[2]) - 0x245F
+
+
+def _instruction(item: str) -> str:
+    """Return the instruction of a line of a list, without the reason for it."""
+    item = re.sub(r"[*`]{1,3}|__|\b(?:skill|object|action)\s?[:=]", " ", item).strip(" _")
+    first = _REASON.split(item, maxsplit=1)[0].strip()
+    return first or item
+
+
+def _cue_pattern(agent_name: str) -> re.Pattern[str]:
+    """Return the pattern of sentence beginnings that say what the agent should do."""
+    agent = rf"(?:(?:the|this) agent|it|i|we{'|' + re.escape(agent_name) if agent_name else ''})"
+    adjectives = r"(?:best|right|next|only|correct|optimal|sensible|natural|obvious|logical|safest|first)"
+    nouns = r"(?:choice|thing to do|thing|step|action|move|option|plan|strategy|idea|course(?: of action)?)"
+    return re.compile(
+        r"\A\W*(?:(?:so|therefore|thus|hence|first|then|next|finally|now|after that|in this (?:case|state|situation)|"
+        r"i (?:think|believe|suggest|recommend)(?: that)?)\b\W*)*"
+        rf"(?:{agent}(?:'ll|\s+(?:should|must|will|would|shall|needs? to|has to|have to|am going to|is going to|"
+        rf"ought to))|"
+        r"let's|let us|\b(?<=first)|\b(?<=then)|\u667a\u80fd\u4f53\u5e94\u8be5|"
+        rf"(?:the |my |our )?(?:{adjectives} )?{nouns}(?: (?:now|here|next|for {agent}))?(?: is|'s| would be)"
+        rf"(?: therefore| thus| now| then| simply)?(?: for {agent})? to\b|"
+        rf"it(?: is|'s| would be) (?:best|better|right|necessary|sensible|time)(?: for {agent})? to\b)",
+        re.IGNORECASE,
+    )
