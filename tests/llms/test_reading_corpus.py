@@ -114,7 +114,7 @@ def question(family, spec):
         question=VectorQuestion(
             turn=spec["iteration"],
             proposal=spec["proposal"],
-            tried=[parse_row(line) for line in spec["history"]],
+            history=[parse_row(line) for line in spec["history"]],
         ),
     )
 

@@ -24,7 +24,7 @@ FISH = VectorParser(["quota", "fee"], bounds=[(0, 30), (0, 2)], question=VectorQ
 FEE = VectorParser(["fee"], bounds=[(0, 2)], question=VectorQuestion(turn=4))
 DRONE = VectorParser(["throttle", "turn"], bounds=[(0, 1), (-45, 45)], answer_name="action")
 LINE = VectorParser(
-    [f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, question=VectorQuestion(turn=4, tried=[[1, 2, 3]])
+    [f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, question=VectorQuestion(turn=4, history=[[1, 2, 3]])
 )
 SECOND = VectorParser(
     [f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, question=VectorQuestion(turn=4, proposal=2)

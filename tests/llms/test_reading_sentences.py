@@ -38,7 +38,7 @@ QUESTIONS = {
     "incentives": VectorParser(["eat", "clean", "other"], bounds=[(0, 3)] * 3, question=VectorQuestion(turn=4)),
     "taxes": VectorParser(["rate_1", "rate_2", "rate_3"], bounds=[(0, 1)] * 3, question=VectorQuestion(turn=7)),
     "search": VectorParser(
-        [f"params[{i}]" for i in range(3)], question=VectorQuestion(turn=5, tried=[[0.4, -0.4, 1.9], [1, 2, 3]])
+        [f"params[{i}]" for i in range(3)], question=VectorQuestion(turn=5, history=[[0.4, -0.4, 1.9], [1, 2, 3]])
     ),
 }
 CASES = [json.loads(line) for line in (Path(__file__).parent / "corpus" / "sentences.jsonl").read_text().splitlines()]

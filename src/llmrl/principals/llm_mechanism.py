@@ -104,7 +104,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
                 proposal=proposal,
                 context=context,
                 contexts=self.spec.contexts,
-                tried=[record["vector"] for record in self.history.records],
+                history=[record["vector"] for record in self.history.records],
             ),
         )
 

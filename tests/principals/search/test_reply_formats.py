@@ -118,8 +118,8 @@ def test_history_row_is_not_answer():
     row = "params[0]: 1; params[1]: -0.5; params[2]: 2; f(params): 14.00"
     assert read_numbers(row, 3).answer.tolist() == EXAMPLE_VECTOR
     with pytest.raises(InvalidReply):
-        read_numbers(row, 3, tried=[EXAMPLE_VECTOR])
-    assert read_numbers('{"params": [1, -0.5, 2]}', 3, tried=[EXAMPLE_VECTOR]).answer.tolist() == EXAMPLE_VECTOR
+        read_numbers(row, 3, history=[EXAMPLE_VECTOR])
+    assert read_numbers('{"params": [1, -0.5, 2]}', 3, history=[EXAMPLE_VECTOR]).answer.tolist() == EXAMPLE_VECTOR
 
 
 def test_an_index_counts_not_the_place():

@@ -19,7 +19,7 @@ from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
 _KINDS = load_word_list("kinds")
-LISTS = load_word_list("lists")
+LIST_KEYS = load_word_list("lists")
 """Names of lists of numbers."""
 
 _PADDING = r"[ \t*_`\"'$\\]{0,12}"
@@ -56,7 +56,7 @@ _SINGLE_NUMBER = re.compile(
 )
 _ROW_LABEL = re.compile(r"^(?:row|r|y)[\s_]*\d{0,2}\s*[:=]\s*", re.IGNORECASE)
 _CELL = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
-_LIST_LABEL = re.compile(rf"^(?:the |my |new )*(?:{'|'.join(LISTS)})[\s*_`]*[:=][\s*_`]*(?=[-+.\d])", re.IGNORECASE)
+_LIST_LABEL = re.compile(rf"^(?:the |my |new )*(?:{'|'.join(LIST_KEYS)})[\s*_`]*[:=][\s*_`]*(?=[-+.\d])", re.IGNORECASE)
 
 Pair = tuple[int, float, int, int]
 """Index of a name, the number next to it, and the start and end of both."""
@@ -117,24 +117,23 @@ class NumberListFinder:
         """Return the numbers of a text that consists of numbers only, with or without names; None if it does not."""
         pairs = self._pairs(to_ascii(text), False)
         if pairs:
-            number_map = {i: number for i, number, _, _ in pairs}
-            return [number_map[i] for i in range(self.d)] if len(pairs) == len(number_map) == self.d else None
+            number_by_index = {i: number for i, number, _, _ in pairs}
+            is_complete = len(pairs) == len(number_by_index) == self.d
+            return [number_by_index[i] for i in range(self.d)] if is_complete else None
         label, _, text = re.sub(r"\\[, ;!]|[\\$]", " ", to_ascii(text)).strip().rpartition("=")
-        if label and not any(key in normalize_name(label) for key in (*self.position_by_name, *LISTS)):
+        if label and not any(key in normalize_name(label) for key in (*self.position_by_name, *LIST_KEYS)):
             return None
         text = text.strip("[](){} \n")
-        for separator in (r"\s*[;\n|]\s*", r"\s*,\s+", r"\s*,\s*", r"\s+"):
-            words = [word for word in re.split(separator, text) if word]
-            if (numbers := self.parse_values(words)) is not None:
-                return numbers
-        return None
+        separators = (r"\s*[;\n|]\s*", r"\s*,\s+", r"\s*,\s*", r"\s+")
+        lists = (self.parse_values([part for part in re.split(separator, text) if part]) for separator in separators)
+        return next((numbers for numbers in lists if numbers is not None), None)
 
     def find_lists(self, text: str, truncated: bool) -> Lists:
         """Return all lists in a text."""
         text = strip_latex(text)
-        table_lists = find_table_lists(text, self)
-        text = blank_spans(text, ((table.start, table.end) for table in find_tables(text)))
-        lists = [*table_lists, *self._named_lists(text, truncated)]
+        tables = list(find_tables(text))
+        text = blank_spans(text, ((table.start, table.end) for table in tables))
+        lists = [*_read_tables(tables, self), *self._named_lists(text, truncated)]
         if lists:
             return [*lists, *self._delimited_lists(text)]
         return [*self._delimited_lists(text), *self._bracketed_lists(text), *self._line_lists(text, truncated)]
@@ -146,7 +145,7 @@ class NumberListFinder:
 
     def describe_missing(self, present: Container[int]) -> str:
         """Describe the numbers that are not in `present`."""
-        missing = [self.names[i] for i in range(self.d) if i not in present]
+        missing = [name for i, name in enumerate(self.names) if i not in present]
         return f"there is no number for {', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
 
     def contradicts(self, text: str, answer: np.ndarray) -> bool:
@@ -168,49 +167,44 @@ class NumberListFinder:
         """
         pairs: list[Pair] = []
         for match in (self._loose if loose else self._pair).finditer(text):
-            start, end, number_text = match.start(), match.end(), match["number"]
-            if self.indexed:
-                position = int(match[1] or match[2])
-            else:
-                position = self._order[next(k for k in range(self.d) if match[k + 1] is not None)]
+            end, number_text = match.end(), match["number"]
+            group = next(k for k in range(1, match.re.groups) if match[k] is not None)
+            position = int(match[group]) if self.indexed else self._order[group - 1]
             if arrow := _ARROW.match(text, end):
                 number_text, end = arrow[1], arrow.end()
-            if (
+            is_uncertain = (
                 _RANGE.match(text, end)
                 or text[end : end + 2].lstrip().startswith("?")
                 or (truncated and end >= len(text.rstrip()))
-            ):
-                continue
-            if (number := parse_number(number_text, position < self.d and self.shares[position])) is not None:
-                pairs.append((position, number, start, end))
+            )
+            number = parse_number(number_text, position < self.d and self.shares[position])
+            if number is not None and not is_uncertain:
+                pairs.append((position, number, match.start(), end))
         return pairs
 
     def _named_lists(self, text: str, truncated: bool) -> Lists:
         """Return the complete sets of named numbers, in order."""
         pairs = self._pairs(text, truncated)
-        if (
-            self.indexed
-            and {position for position, *_ in pairs} == set(range(1, self.d + 1))
-            and _INDEX_ORIGIN.search(text)
-        ):
-            pairs = [(position - 1, number, start, end) for position, number, start, end in pairs]
-        pairs = [pair for pair in pairs if pair[0] < self.d]
-        sets: Lists = []
+        counts_from_one = self.indexed and {position for position, *_ in pairs} == set(range(1, self.d + 1))
+        offset = 1 if counts_from_one and _INDEX_ORIGIN.search(text) else 0
+        lists: Lists = []
         partial: dict[int, float] = {}
         first = 0
         for position, number, start, end in pairs:
-            if position in partial and partial[position] != number:
+            i = position - offset
+            if i >= self.d:
+                continue
+            if partial.get(i, number) != number:
                 partial = {}
             first = first if partial else start
-            partial[position] = number
+            partial[i] = number
             if len(partial) == self.d:
-                sets.append(CandidateAnswer(first, end, np.array([partial[i] for i in range(self.d)])))
+                line = text[max(text.rfind("\n", 0, first) + 1, first - 300) : first]
+                in_sentence = not _ANNOUNCEMENT.search(line) and line.strip(" -*#>`|.0123456789") != ""
+                form = 1 if self.d == 1 and in_sentence else 2
+                lists.append(CandidateAnswer(first, end, np.array([partial[i] for i in range(self.d)]), form=form))
                 partial = {}
-        for candidate in sets:
-            line = text[max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 300) : candidate.start]
-            if self.d == 1 and not _ANNOUNCEMENT.search(line) and line.strip(" -*#>`|.0123456789"):
-                candidate.form = 1  # one number in the middle of a sentence
-        return sets
+        return lists
 
     def _delimited_lists(self, text: str) -> Lists:
         """Return lists between dollar signs, in boxes, and in round brackets after an equals sign."""
@@ -234,12 +228,12 @@ class NumberListFinder:
 
     def _bracketed_lists(self, text: str) -> Lists:
         """Return plain lists in brackets, except lines of the table of tried values; JSON is also read elsewhere."""
-        rows: Lists = []
-        for match in _LIST.finditer(text):
-            numbers = self.parse_numbers(match[1])
-            if numbers is not None and not MEASUREMENT.match(text[match.end() : match.end() + 80]):
-                rows.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), form=1))
-        return rows
+        return [
+            CandidateAnswer(match.start(), match.end(), np.array(numbers), form=1)
+            for match in _LIST.finditer(text)
+            if not MEASUREMENT.match(text[match.end() : match.end() + 80])
+            and (numbers := self.parse_numbers(match[1])) is not None
+        ]
 
     def _line_lists(self, text: str, truncated: bool) -> Lists:
         """Return the lists that lines of numbers, or a grid of words or arrows, consist of."""
@@ -282,57 +276,50 @@ _TURN = re.compile(r"\b(?:generation|gen|iteration|round|proposal|row)\b\W{0,3}(
 _INDEXED = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|entry|position)?", re.IGNORECASE)
 
 
-def find_table_lists(text: str, finder: NumberListFinder) -> list[CandidateAnswer[np.ndarray]]:
+def _read_tables(tables: Sequence[Table], finder: NumberListFinder) -> Lists:
     """Return the lists that tables propose, with a row or a column for each name."""
-    candidates = []
-    for table in find_tables(text):
-        cells = _read_rows(table, finder) or _read_columns(table, finder)
-        if cells is not None and (numbers := finder.parse_values(cells)) is not None:
-            candidates.append(CandidateAnswer(table.start, table.end, np.array(numbers)))
-    return candidates
+    cells = [(table, _read_rows(table, finder) or _read_columns(table, finder)) for table in tables]
+    return [
+        CandidateAnswer(table.start, table.end, np.array(numbers))
+        for table, proposal in cells
+        if proposal is not None and (numbers := finder.parse_values(proposal)) is not None
+    ]
 
 
 def _read_rows(table: Table, parser: NumberListFinder) -> list[str] | None:
     """Return the column of proposed cells of a table with one row for each name; None if there is not exactly one."""
     width = max(map(len, table.rows))
-    for at in range(min(width, 3)):
-        position: dict[int, int] = {}
-        for k, row in enumerate(table.rows):
-            if at < len(row) and (i := _cell_index(row[at], table.header[at : at + 1], parser)) is not None:
-                position.setdefault(i, k)
-        if len(position) < parser.d:
+    for name_column in range(min(width, 3)):
+        header = table.header[name_column : name_column + 1]
+        row_by_index: dict[int, list[str]] = {}
+        for row in table.rows:
+            if name_column < len(row) and (i := _cell_index(row[name_column], header, parser)) is not None:
+                row_by_index.setdefault(i, row)
+        if len(row_by_index) < parser.d:
             continue
-        columns: dict[int, list[str]] = {}
-        for column in range(at + 1, width):
-            cells = [
-                row[column] if column < len(row) else "" for row in (table.rows[position[i]] for i in range(parser.d))
-            ]
-            if parser.parse_values([_new_number(cell) for cell in cells]) is not None:
-                columns[column] = [_new_number(cell) for cell in cells]
-        heads = {column: table.header[column] if column < len(table.header) else "" for column in columns}
-        new = [column for column, head in heads.items() if _NEW.search(head) and not _TURN.search(head)]
-        usual = [column for column, head in heads.items() if _PLAIN.search(head) and not _NON_PROPOSAL.search(head)]
-        unspecific = [
-            column for column, head in heads.items() if not _NON_PROPOSAL.search(head) and not _TURN.search(head)
-        ]
-        for matches in (new, usual, unspecific):
-            if len(matches) == 1:
-                return columns[matches[0]]
-            if matches:
-                return None
-        return None
+        rows = [row_by_index[i] for i in range(parser.d)]
+        columns: list[tuple[str, list[str]]] = []  # header and numbers of each column with numbers only
+        for k in range(name_column + 1, width):
+            cells = [_new_number(row[k]) if k < len(row) else "" for row in rows]
+            if parser.parse_values(cells) is not None:
+                columns.append((table.header[k] if k < len(table.header) else "", cells))
+        new = [cells for head, cells in columns if _NEW.search(head) and not _TURN.search(head)]
+        usual = [cells for head, cells in columns if _PLAIN.search(head) and not _NON_PROPOSAL.search(head)]
+        other = [cells for head, cells in columns if not _NON_PROPOSAL.search(head) and not _TURN.search(head)]
+        matches = new or usual or other
+        return matches[0] if len(matches) == 1 else None
     return None
 
 
 def _read_columns(table: Table, parser: NumberListFinder) -> list[str] | None:
     """Return the row of proposed cells of a table with one column for each name; None if there is not exactly one."""
-    position: dict[int, int] = {}
+    column_by_index: dict[int, int] = {}
     for k, cell in enumerate(table.header):
         if (i := _cell_index(cell, (), parser)) is not None:
-            position.setdefault(i, k)
-    if len(position) < parser.d or (parser.d == 1 and len(table.rows) > 1):
+            column_by_index.setdefault(i, k)
+    if len(column_by_index) < parser.d or (parser.d == 1 and len(table.rows) > 1):
         return None
-    columns = [position[i] for i in range(parser.d)]
+    columns = [column_by_index[i] for i in range(parser.d)]
     rows = [row for row in table.rows if max(columns) < len(row)]
     if len(rows) > 1:
         rows = [row for row in rows if _NEW.search(row[0]) and min(columns) > 0]

@@ -13,7 +13,7 @@ from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, DuplicateKey, strip_tags
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name
-from llmrl.llms.reading.number_list_parser import LISTS, MEASUREMENT, OPERATOR, NumberListFinder
+from llmrl.llms.reading.number_list_parser import LIST_KEYS, MEASUREMENT, OPERATOR, NumberListFinder
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, ORDINALS, parse_number
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
@@ -22,10 +22,10 @@ _FOREIGN_KEYS = tuple(load_word_list("foreign_keys"))
 _HIDDEN = (*load_word_list("reasons"), "confidence")
 _TURN = re.compile(r"\b(generation|gen|iteration|round|step)\b[\s*#:]{0,4}(\d{1,9})", re.IGNORECASE)
 _PROPOSAL = re.compile(
-    rf"\bproposal\b[\s*#]{{0,3}}(?P<number>\d{{1,6}})\b(?! of)|\b(?P<order>{'|'.join(ORDINALS)}) proposal\b",
+    rf"\bproposal\b[\s*#]{{0,3}}(?P<number>\d{{1,6}})\b(?! of)|\b(?P<ordinal>{'|'.join(ORDINALS)}) proposal\b",
     re.IGNORECASE,
 )
-_NUMBERS = re.compile(NUMBER_IN_DIGITS)
+
 _RESPECTIVELY = re.compile(
     rf"({NUMBER_IN_DIGITS}(?:\s*(?:,\s*and|,|and)\s*{NUMBER_IN_DIGITS}){{1,40}})\s*,?\s*respectively\b", re.IGNORECASE
 )
@@ -35,20 +35,20 @@ _EXPECTED = re.compile(r"\b(?:expect\w*|predict\w*|estimat\w+|hope\w*|my guess)\
 
 @dataclass(frozen=True)
 class VectorQuestion:
-    """Place and content of the question that a reply answers.
+    """Position and content of the question that a reply answers.
 
     Attributes:
         turn: number of the present generation or iteration; None: none.
         proposal: number of this question among several of one turn; None: none.
         context, contexts: name of the present context, and names of all contexts.
-        tried: lists shown in the question; a reply that only quotes them holds no answer.
+        history: lists shown in the question; a reply that only quotes them holds no answer.
     """
 
     turn: int | None = None
     proposal: int | None = None
     context: str | None = None
     contexts: Sequence[str] = ()
-    tried: Sequence[Sequence[float]] = ()
+    history: Sequence[Sequence[float]] = ()
 
 
 class VectorParser(AnswerParser[np.ndarray]):
@@ -57,7 +57,7 @@ class VectorParser(AnswerParser[np.ndarray]):
     Args:
         names: names of the d numbers; an index in brackets counts from 0.
         bounds: (low, high) of each number; percentages are divided by 100 for numbers with bounds within [-1, 1].
-        question: place and content of the question; None: unknown.
+        question: position and content of the question; None: unknown.
         words: words that stand for the numbers 0, 1, 2, ...
         answer_name: name of the answer in error messages.
     """
@@ -73,11 +73,11 @@ class VectorParser(AnswerParser[np.ndarray]):
         self.names, self.d = list(names), len(names)
         self.answer_name = answer_name or f"list of {self.d} numbers"
         self.question = question or VectorQuestion()
-        turn = self.question.turn
         self.contexts = {normalize_name(name) for name in self.question.contexts}
-        self.tried = {tuple(float(x) for x in row) for row in self.question.tried}
+        self.history = {tuple(map(float, vector)) for vector in self.question.history}
         shares = [low >= -1 and high <= 1 for low, high in bounds] or [False] * self.d
-        self.finder = NumberListFinder(names, shares, NameMatcher(words, numbered=True) if words else None, turn)
+        word_matcher, turn = NameMatcher(words, numbered=True) if words else None, self.question.turn
+        self.finder = NumberListFinder(names, shares, word_matcher, turn)
         lookahead = "" if turn is None else rf"(?!{turn}\b)"
         self.turn = re.compile(
             rf"^[ \t*#]*(?:iteration|generation|round)\W{{0,4}}{lookahead}\d+", re.IGNORECASE | re.MULTILINE
@@ -94,7 +94,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         if REFUSAL.search(text):
             return None
         if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
-            values = [parse_number(token[0]) for token in _NUMBERS.finditer(enumeration[1])]
+            values = [parse_number(token) for token in re.findall(NUMBER_IN_DIGITS, enumeration[1])]
             return np.array(values, dtype=np.float64) if len(values) == self.d and None not in values else None
         numbers = self.finder.parse_sentences(text)
         return None if numbers is None else np.array(numbers)
@@ -112,14 +112,13 @@ class VectorParser(AnswerParser[np.ndarray]):
         if turns and self.question.turn is not None:
             return int(turns[-1][2]) == self.question.turn
         if proposals and self.question.proposal is not None:
-            proposal = proposals[-1]
-            number = int(proposal["number"]) if proposal["number"] else ORDINALS.index(proposal["order"].lower()) + 1
-            return number == self.question.proposal
+            number, ordinal = proposals[-1]["number"], proposals[-1]["ordinal"]
+            return self.question.proposal == (int(number) if number else ORDINALS.index(ordinal.lower()) + 1)
         after = to_ascii(text[candidate.end : candidate.end + 80])
         if candidate.form == 1 and (OPERATOR.search(line) or re.match(r"\s*(?:[+/]|\*(?!\*))", after)):
             return False
         measurement = None if _EXPECTED.search(after) else MEASUREMENT.match(after)
-        is_repeat = tuple(candidate.answer.tolist()) in self.tried
+        is_repeat = tuple(candidate.answer.tolist()) in self.history
         if (is_repeat or measurement) and (candidate.form == 1 or (is_repeat and measurement)):
             return False
         candidate.weak = candidate.weak or measurement is not None
@@ -127,13 +126,11 @@ class VectorParser(AnswerParser[np.ndarray]):
 
     def _parse_list(self, value: Any, depth: int) -> list[float] | None:
         """Return the d numbers of one list; None if the value holds no such list."""
-        if depth > 6 or isinstance(value, bool) or value is None:
-            return None
-        if isinstance(value, dict):
+        if isinstance(value, dict) and depth <= 6:
             return self._parse_object(value, depth)
-        if isinstance(value, list):
+        if isinstance(value, list) and depth <= 6:
             return self._parse_sequence(value, depth)
-        return self.finder.parse_numbers(value) if isinstance(value, str) else None
+        return self.finder.parse_numbers(value) if isinstance(value, str) and depth <= 6 else None
 
     def _parse_object(self, value: Mapping[str, Any], depth: int) -> list[float] | None:
         if "properties" in value or "observation" in value:
@@ -148,18 +145,16 @@ class VectorParser(AnswerParser[np.ndarray]):
             return [numbers[i] for i in range(self.d)]
         if self.finder.indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
             return self._parse_sequence([value[str(i)] for i in range(self.d)], depth)
-        fitting, errors = self._lists_in(value, depth)
-        if len(fitting) > 1:
+        lists, errors = self._find_lists(value, depth)
+        if len(lists) > 1:
             raise InvalidReply("there are several different lists of numbers in one object")
-        if fitting:
-            return fitting[0]
-        if numbers or errors:
+        if not lists and (numbers or errors):
             raise InvalidReply(self.finder.describe_missing(numbers) if numbers else errors[-1])
-        return None
+        return lists[0] if lists else None
 
-    def _lists_in(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
+    def _find_lists(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
         """Return the different lists under the names of lists in an object, and what is wrong with others."""
-        fitting: list[list[float]] = []
+        lists: list[list[float]] = []
         errors: list[str] = []
         parameter_keys = [key for key in value if normalize_name(key) in ("params", "parameters")]
         for key, inner in [(key, value[key]) for key in parameter_keys or value]:
@@ -167,33 +162,30 @@ class VectorParser(AnswerParser[np.ndarray]):
             if (
                 name.startswith((*_HIDDEN, *_FOREIGN_KEYS))
                 or name in self.contexts
-                or (not isinstance(inner, dict | list) and name not in LISTS)
+                or (not isinstance(inner, dict | list) and name not in LIST_KEYS)
             ):
                 continue
             is_flat = isinstance(inner, list) and not any(isinstance(x, bool | dict | list | None) for x in inner)
-            if is_flat and name in LISTS and len(inner) != self.d:
+            if is_flat and name in LIST_KEYS and len(inner) != self.d:
                 errors.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
             try:
                 numbers = self._parse_list(inner, depth + 1)
-                if self.d == 1 and name in LISTS and (number := self.finder.parse_value(inner)) is not None:
+                if self.d == 1 and name in LIST_KEYS and (number := self.finder.parse_value(inner)) is not None:
                     numbers = [number]
             except InvalidReply as error:
                 errors.append(str(error))
                 continue
-            if numbers is not None and numbers not in fitting:
-                fitting.append(numbers)
-        return fitting, errors
+            if numbers is not None and numbers not in lists:
+                lists.append(numbers)
+        return lists, errors
 
     def _collect(self, value: Any, numbers: dict[int, float], depth: int) -> None:
         """Add the numbers under their names, nested up to four levels deep, to `numbers`."""
-        if depth > 4:
-            return
-        if isinstance(value, list):
-            for item in value:
-                if isinstance(item, dict):
-                    self._collect(item, numbers, depth + 1)
-            return
-        if not isinstance(value, dict):
+        if isinstance(value, list) and depth <= 4:
+            for inner in value:
+                if isinstance(inner, dict):
+                    self._collect(inner, numbers, depth + 1)
+        if not isinstance(value, dict) or depth > 4:
             return
         fields = {normalize_name(str(key)): inner for key, inner in value.items()}
         if (
@@ -205,42 +197,31 @@ class VectorParser(AnswerParser[np.ndarray]):
             name = normalize_name(str(key))
             if name in _HIDDEN or name in self.contexts:
                 continue
-            i = self.finder.name_index(str(key))
-            if i is not None:
-                inner = _sole_number(inner) if isinstance(inner, dict) else inner
-                self._add_number(i, inner, numbers)
+            if (i := self.finder.name_index(str(key))) is not None:
+                self._add_number(i, _sole_number(inner) if isinstance(inner, dict) else inner, numbers)
             elif isinstance(inner, dict | list) and not name.startswith(_FOREIGN_KEYS):
                 self._collect(inner, numbers, depth + 1)
 
     def _add_number(self, i: int, raw: Any, numbers: dict[int, float]) -> None:
-        if isinstance(raw, DuplicateKey):
-            raise InvalidReply(f"{self.names[i]} is given twice, with different values")
         number = self.finder.parse_value(raw, i)
-        if number is None:
+        if number is None and not isinstance(raw, DuplicateKey):
             raise InvalidReply(f"{self.names[i]} must be a number, got {repr(raw)[:60]}")
-        if numbers.setdefault(i, number) != number:
+        if number is None or numbers.setdefault(i, number) != number:
             raise InvalidReply(f"{self.names[i]} is given twice, with different values")
 
     def _parse_sequence(self, value: Sequence[Any], depth: int) -> list[float] | None:
         if TRUNCATION_MARKER in value:
             raise InvalidReply("a list of numbers was cut off")
         if value and all(isinstance(item, dict) for item in value):
-            number_map: dict[int, float] = {}
-            self._collect(list(value), number_map, 0)
-            return [number_map[i] for i in range(self.d)] if len(number_map) == self.d else None
-        flat = (
-            [item for row in value for item in (row if isinstance(row, list) else [row])]
-            if any(isinstance(item, list) for item in value)
-            else list(value)
-        )
-        if any(isinstance(item, dict | list) for item in flat):
+            number_by_index: dict[int, float] = {}
+            self._collect(value, number_by_index, 0)
+            return [number_by_index[i] for i in range(self.d)] if len(number_by_index) == self.d else None
+        elements = [element for row in value for element in (row if isinstance(row, list) else [row])]
+        if len(elements) != self.d or any(isinstance(element, dict | list) for element in elements):
             return None
-        if len(flat) != self.d:
-            return None
-        numbers = [self.finder.parse_value(item, i) for i, item in enumerate(flat)]
-        if any(number is None for number in numbers):
-            wrong = next(item for item, number in zip(flat, numbers, strict=True) if number is None)
-            raise InvalidReply(f"a list of numbers holds {repr(wrong)[:60]}")
+        numbers = [self.finder.parse_value(element, i) for i, element in enumerate(elements)]
+        if None in numbers:
+            raise InvalidReply(f"a list of numbers holds {repr(elements[numbers.index(None)])[:60]}")
         return [float(number) for number in numbers if number is not None]
 
 
