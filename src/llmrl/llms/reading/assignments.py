@@ -17,7 +17,7 @@ from llmrl.llms.reply_cleaning import blank_spans
 
 _MONEY = r"(?:[$\u20ac\u00a3\u00a5]\s?)?"
 _DIGITS = rf"{_MONEY}(?<![\w.])(?:{NUMBER_IN_DIGITS})(?![\w]|\.\d)"
-_VALUE = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<spoken>{NUMBER_IN_WORDS})(?![\w-])", re.IGNORECASE)
+_VALUE = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<words>{NUMBER_IN_WORDS})(?![\w-])", re.IGNORECASE)
 _NUM = rf"(?:{_MONEY}(?<![\w.])[+-]?(?:\d{{1,20}}(?:\.\d{{1,20}})?|\.\d{{1,20}})\s?%?)"
 _PLURAL_NOUNS = r"(?:brackets?|knobs?|levers?|rates?|numbers?|parameters?|params?|values?|weights?|tiers?|bands?|ones?)"
 # Numbers that are not assigned to a name: old values, numbers of turns, changes, bounds.
@@ -36,20 +36,20 @@ _SLASHED = re.compile(rf"{_NUM}(?:/{_NUM}){{2,}}")
 _PARENTHESIS = re.compile(r"\((?P<inner>[^()\n]{0,120})\)")
 _PURE = re.compile(rf"\s*=?\s*{_NUM}(?: ?[A-Za-z%\u00b0]{{1,8}}|(?:\s*[,/;]\s*{_NUM})+)?\s*")
 _FROM_TO = re.compile(
-    rf"\bfrom\s+{_NUM}\s*(?:[A-Za-z]+\s)?(?:to|down to|up to|->|\u2192)\s*(?P<kept>{_NUM})(?![\w.]*\w)", re.IGNORECASE
+    rf"\bfrom\s+{_NUM}\s*(?:[A-Za-z]+\s)?(?:to|down to|up to|->|\u2192)\s*(?P<final>{_NUM})(?![\w.]*\w)", re.IGNORECASE
 )
 _CHANGE = re.compile(
     rf"\bby\s+{_NUM}\s*(?:[A-Za-z]+\s)?,?\s*(?:to|so (?:that )?(?:it|this) (?:is|becomes)|giving|which (?:gives|makes)|"
-    rf"->|=>|=|\u2192)\s*(?P<kept>{_NUM})(?![\w.]*\w)",
+    rf"->|=>|=|\u2192)\s*(?P<final>{_NUM})(?![\w.]*\w)",
     re.IGNORECASE,
 )
 _PRECISE_RANGE = re.compile(
     rf"\b(?:between|from)\s+{_NUM}\s*(?:and|to|-)\s*{_NUM},?\s*(?:\(\s*)?(?:say|namely|more exactly|precisely|"
     rf"specifically),?"
-    rf"\s*(?:at )?(?P<kept>{_NUM})(?![\w.]*\w)",
+    rf"\s*(?:at )?(?P<final>{_NUM})(?![\w.]*\w)",
     re.IGNORECASE,
 )
-_ARROW = re.compile(rf"{_NUM}\s*(?:->|=>|\u2192|\u27f6)\s*(?P<kept>{_NUM})(?![\w.]*\w)")
+_ARROW = re.compile(rf"{_NUM}\s*(?:->|=>|\u2192|\u27f6)\s*(?P<final>{_NUM})(?![\w.]*\w)")
 _BOUND = re.compile(
     rf"(?:\b(?:at least|at most|more than|less than|no (?:more|less|lower|higher) than|up to|above|below|over|"
     rf"under|around|"
@@ -83,10 +83,13 @@ _ENUMERATION = re.compile(
 )
 _REST = r"(?:all )?(?:the )?(?:others|rest|remaining \w+|other \w+)\b|(?:every|any)thing else\b"
 _ALL = r"\b(?:all|each|every|both)\b(?: (?:of )?(?:them|the|three|two|four|five)\b)?(?: (?:\w+s|one|\w+)\b)?"
+_PREPOSITION = re.compile(r"\s+(?:\w+\s+)?(?:for|to|at|in)\b")
+_PERCENT = re.compile(r"\s?(?:%|per ?cent\b|percent\b)")
+_BOUND_WORD = re.compile(r"(?:between|from|about|around|over|under|by)\s*\Z")
 _SENTENCES = re.compile(r"(?<=[.!?\u3002])\s+|\n+|\u3002|;\s")
 _PROPOSES = load_pattern("proposals")
 _NOUNS = "number|parameter|param|bracket|value|rate|one|entry|knob|weight|coefficient|tier|band|lever"
-_LEVELS = {0: "lowest|bottom|poorest|low", 1: "middle|mid|medium|central", 2: "highest|top|richest|high"}
+_LEVELS = ("lowest|bottom|poorest|low", "middle|mid|medium|central", "highest|top|richest|high")
 
 
 @dataclass(frozen=True)
@@ -104,85 +107,62 @@ class Assignments:
 
     Args:
         names: names of the numbers.
-        number: function that returns the number that a text means for the index of a name; None if it means none.
+        parse_number: function that returns the number that a text means for the index of a name; None if it means none.
     """
 
-    def __init__(self, names: Sequence[str], number: Callable[[str, int], float | None]) -> None:
-        self.d, self.number = len(names), number
+    def __init__(self, names: Sequence[str], parse_number: Callable[[str, int], float | None]) -> None:
+        self.d, self.parse_number = len(names), parse_number
         self._all = tuple(range(self.d))
-        patterns = sorted(((_name_pattern(names, i), i) for i in range(self.d)), key=lambda pair: -len(names[pair[1]]))
-        alternatives = [f"(?P<n{i}>{pattern})" for pattern, i in patterns]
-        self._any_name = re.compile(rf"(?<!\w)(?:{'|'.join(map(spelling_pattern, names))})(?!\w)", re.IGNORECASE)
-        rest_index = next((i for i, name in enumerate(names) if name.casefold() in ("other", "others", "rest")), None)
-        if rest_index is None:
+        by_length = sorted(range(self.d), key=lambda i: -len(names[i]))
+        alternatives = [f"(?P<n{i}>{_name_pattern(names, i)})" for i in by_length]
+        if not any(name.casefold() in ("other", "others", "rest") for name in names):
             alternatives.append(f"(?P<rest>{_REST})")
         self._name = re.compile(rf"(?<![\w.])(?:{'|'.join(alternatives)})(?![\w\]])", re.IGNORECASE)
+        self._any_name = re.compile(rf"(?<!\w)(?:{'|'.join(map(spelling_pattern, names))})(?!\w)", re.IGNORECASE)
 
     def read(self, text: str) -> list[float] | None:
         """Return the `d` numbers that sentences give; None unless each occurs at least once, without contradiction."""
         numbers: dict[int, float] = {}
         rest: set[float] = set()
         for sentence in _intention_sentences(text):
-            for token, value in self._assigned_numbers(sentence) or ():
-                positions = token.positions or (-1,)
-                for position in positions:
-                    number = self.number(value.text, max(position, 0))
+            for token, value in self._pair_tokens(sentence):
+                for position in token.positions or (-1,):
+                    number = self.parse_number(value.text, max(position, 0))
                     if number is None or (position >= 0 and numbers.setdefault(position, number) != number):
                         return None
                     if position < 0:
                         rest.add(number)
-        if rest and len(rest) == 1 and len(numbers) < self.d:
+        if len(rest) == 1 and len(numbers) < self.d:
             numbers = dict.fromkeys(self._all, rest.pop()) | numbers
         if len(numbers) == self.d:
             return [numbers[i] for i in self._all]
         return None if numbers else self._without_names(text)
 
-    def _assigned_numbers(self, sentence: str) -> list[tuple[_Token, _Token]] | None:
-        """Return each name in a sentence with the number assigned to it; None if the assignment is not certain."""
-        tokens, sentence = self._tokens(sentence)
-        kinds = "".join("N" if not token.text else "V" for token in tokens)
+    def _pair_tokens(self, sentence: str) -> list[tuple[_Token, _Token]]:
+        """Return each name in a sentence with the number assigned to it; empty if the assignment is not certain."""
+        tokens, sentence = self._tokenize(sentence)
+        types = "".join("V" if token.text else "N" for token in tokens)  # names and values
         half = len(tokens) // 2
-        if len(tokens) > 3 and kinds in ("N" * half + "V" * half, "V" * half + "N" * half):
-            names, values = tokens[:half], tokens[half:]
-            if kinds[0] == "V":
-                names, values = values, names
-            return list(zip(names, values, strict=True)) if self._is_enumeration(sentence, names) else None
-        if re.fullmatch(r"(?:N+V)+", kinds):
-            return self._pair(sentence, tokens, names_first=True)
-        if re.fullmatch(r"(?:VN+)+", kinds):
-            return self._pair(sentence, tokens, names_first=False)
-        return None
-
-    def _pair(self, sentence: str, tokens: Sequence[_Token], names_first: bool) -> list[tuple[_Token, _Token]] | None:
-        """Pair each number with the names before it (`names_first`) or after it; None if that is not certain."""
+        if len(tokens) > 3 and types in ("N" * half + "V" * half, "V" * half + "N" * half):
+            names = [token for token in tokens if not token.text]
+            values = [token for token in tokens if token.text]
+            return list(zip(names, values, strict=True)) if _is_enumeration(sentence, names) else []
+        if not re.fullmatch(r"(?:N+V)+|(?:VN+)+", types):
+            return []
         pairs: list[tuple[_Token, _Token]] = []
-        names: list[_Token] = []
-        value: _Token | None = None
-        for token in tokens:
-            if names_first and token.text:
-                gap = sentence[names[-1].end : token.start]
-                if not self._is_enumeration(sentence, names) or not _is_link(gap):
-                    return None
-                pairs += [(name, token) for name in names]
-                names = []
-            elif token.text:
-                value, names = token, []
+        for span in re.finditer("N+V" if types[0] == "N" else "VN+", types):
+            group = tokens[span.start() : span.end()]
+            names, [value] = [token for token in group if not token.text], [token for token in group if token.text]
+            if types[0] == "N":
+                is_assigned = _is_link(sentence[names[-1].end : value.start])
             else:
-                names.append(token)
-                if not names_first:
-                    assert value is not None
-                    if len(names) == 1 and not _FOR.match(sentence[value.end : token.start]):
-                        return None
-                    if not self._is_enumeration(sentence, names[-2:]):
-                        return None
-                    pairs.append((token, value))
+                is_assigned = bool(_FOR.match(sentence[value.end : names[0].start]))
+            if not is_assigned or not _is_enumeration(sentence, names):
+                return []
+            pairs += [(name, value) for name in names]
         return pairs
 
-    def _is_enumeration(self, sentence: str, names: Sequence[_Token]) -> bool:
-        """Return whether nothing but list separators stands between the names."""
-        return all(_ENUMERATION.fullmatch(sentence[first.end : second.start]) for first, second in pairwise(names))
-
-    def _tokens(self, sentence: str) -> tuple[list[_Token], str]:
+    def _tokenize(self, sentence: str) -> tuple[list[_Token], str]:
         """Return names and numbers in order, and the sentence without names and irrelevant numbers.
 
         There are no tokens if a number next to names is a range, a change, or a bound.
@@ -193,37 +173,28 @@ class Assignments:
             )
             for match in self._name.finditer(sentence)
         ]
-        hidden = blank_spans(sentence, [(name.start, name.end) for name in names])
-        if not names and (match := re.search(_ALL, hidden, re.IGNORECASE)):
+        if not names and (match := re.search(_ALL, sentence, re.IGNORECASE)):
             names = [_Token(match.start(), match.end(), self._all)]
-            hidden = blank_spans(hidden, [match.span()])
-        if not names:
-            return [], hidden
-        hidden = _simplify(hidden)
-        if _BOUND.search(hidden):
-            return [], hidden
+        statement = _simplify(blank_spans(sentence, [(name.start, name.end) for name in names]))
+        if not names or _BOUND.search(statement):
+            return [], statement
         values = []
-        for match in _VALUE.finditer(hidden):
-            number_words = match["spoken"]
-            after = hidden[match.end() :]
-            if number_words and not (
-                _is_link(hidden[: match.start()][-60:]) or re.match(r"\s+(?:\w+\s+)?(?:for|to|at|in)\b", after)
-            ):
-                continue
-            text = match[0].strip().lstrip("$\u20ac\u00a3\u00a5 ")
-            if (unit := re.match(r"\s?(?:%|per ?cent\b|percent\b)", after)) and "%" not in text and "cent" not in text:
-                text += " %"
-                values.append(_Token(match.start(), match.end() + unit.end(), text=text))
-                continue
-            values.append(_Token(match.start(), match.end(), text=text))
-        return sorted([*names, *values], key=lambda token: token.start) if values else [], hidden
+        for match in _VALUE.finditer(statement):
+            before, after = statement[: match.start()], statement[match.end() :]
+            is_assigned = match["digits"] or _is_link(before[-60:]) or _PREPOSITION.match(after)
+            if is_assigned:
+                text, end = match[0].strip().lstrip("$\u20ac\u00a3\u00a5 "), match.end()
+                if (unit := _PERCENT.match(after)) and "%" not in text and "cent" not in text:
+                    text, end = f"{text} %", end + unit.end()
+                values.append(_Token(match.start(), end, text=text))
+        return sorted([*names, *values], key=lambda token: token.start) if values else [], statement
 
     def _without_names(self, text: str) -> list[float] | None:
         """Return the only list of `d` numbers that a sentence proposes, in the order of the question; else None."""
         if self.d < 2:
             return None
-        joint = r"\s*(?:,\s*and\b|,|/|\||\band\b)\s*"
-        chain = re.compile(rf"(?<![\w.,/]){_NUM}(?:{joint}{_NUM}){{{self.d - 1}}}(?![\w%]|\.\d|{joint}{_NUM})")
+        separator = r"\s*(?:,\s*and\b|,|/|\||\band\b)\s*"
+        chain = re.compile(rf"(?<![\w.,/]){_NUM}(?:{separator}{_NUM}){{{self.d - 1}}}(?![\w%]|\.\d|{separator}{_NUM})")
         lists: set[tuple[float | None, ...]] = set()
         for sentence in _intention_sentences(text):
             cue = _PROPOSES.search(sentence)
@@ -232,26 +203,24 @@ class Assignments:
                 continue
             statement = _simplify(statement)
             for match in chain.finditer(statement, cue.start()):
-                if _BOUND.search(statement[max(match.start() - 12, 0) : match.start()] + "1") and re.search(
-                    r"(?:between|from|about|around|over|under|by)\s*\Z", statement[: match.start()]
-                ):
-                    continue
-                pieces = re.split(r"\s*(?:,\s*and\b|,|/|\||\band\b)\s*", match[0])
-                lists.add(tuple(self.number(piece.strip(), i) for i, piece in enumerate(pieces)))
-        if len(lists) != 1:
-            return None
-        numbers = lists.pop()
-        return [x for x in numbers if x is not None] if None not in numbers else None
+                before = statement[: match.start()]
+                if not (_BOUND.search(before[-12:] + "1") and _BOUND_WORD.search(before)):
+                    parts = re.split(separator, match[0])
+                    lists.add(tuple(self.parse_number(part.strip(), i) for i, part in enumerate(parts)))
+        numbers = lists.pop() if len(lists) == 1 else (None,)
+        return None if None in numbers else [number for number in numbers if number is not None]
 
 
 def _intention_sentences(text: str) -> Iterator[str]:
     """Yield the sentences that state an intention, without hedges, conditions, questions, and reports of the past."""
     for sentence in _SENTENCES.split(text)[:300]:
-        if len(sentence) > 2000 or _HEDGED.search(sentence) or is_example(sentence[:400]):
-            continue
-        if _PAST.search(_PARENTHESIS.sub(" ", sentence)) and not _INTENTION.search(sentence):
-            continue
-        yield sentence
+        if not (
+            len(sentence) > 2000
+            or _HEDGED.search(sentence)
+            or is_example(sentence[:400])
+            or (_PAST.search(_PARENTHESIS.sub(" ", sentence)) and not _INTENTION.search(sentence))
+        ):
+            yield sentence
 
 
 def _simplify(sentence: str) -> str:
@@ -262,10 +231,15 @@ def _simplify(sentence: str) -> str:
     sentence = _PARENTHESIS.sub(lambda m: m[0] if _PURE.fullmatch(m["inner"]) else " " * len(m[0]), sentence)
     sentence = _SLASHED.sub(lambda m: m[0].replace("/", ";"), sentence)
     for pattern in (_PRECISE_RANGE, _FROM_TO, _CHANGE, _ARROW):
-        sentence = pattern.sub(lambda m: f"{' to ':<{m.start('kept') - m.start()}}{m['kept']}", sentence)
+        sentence = pattern.sub(lambda m: f"{' to ':<{m.start('final') - m.start()}}{m['final']}", sentence)
     return _IRRELEVANT.sub(
         lambda m: ("." if re.match("was|were|not", m[0], re.IGNORECASE) else " ") * len(m[0]), sentence
     )
+
+
+def _is_enumeration(sentence: str, names: Sequence[_Token]) -> bool:
+    """Return whether nothing but list separators stands between the names."""
+    return all(_ENUMERATION.fullmatch(sentence[first.end : second.start]) for first, second in pairwise(names))
 
 
 def _is_link(gap: str) -> bool:
@@ -292,18 +266,18 @@ def _name_pattern(names: Sequence[str], i: int) -> str:
     It matches the name, its -ing form, its ordinal number and its index.
     """
     name = names[i]
-    ways = [spelling_pattern(name)]
-    if name.isalpha():
-        ways = [rf"{ways[0]}(?:ing|s)?"] + ([rf"{re.escape(name[:-1])}ing"] if name.endswith("e") else [])
-        if name.casefold() in ("other", "others"):
-            ways = [
-                r"(?:any|every)thing else",
-                r"(?:all |any )?others?(?: (?:actions?|activit(?:y|ies)|things?|behaviou?rs?))?",
-            ]
+    spelling = spelling_pattern(name)
+    if name.casefold() in ("other", "others"):
+        patterns = [
+            r"(?:any|every)thing else",
+            r"(?:all |any )?others?(?: (?:actions?|activit(?:y|ies)|things?|behaviou?rs?))?",
+        ]
+    elif name.isalpha():
+        patterns = [rf"{spelling}(?:ing|s)?"] + ([rf"{re.escape(name[:-1])}ing"] if name.endswith("e") else [])
     else:
-        ways += _ordinal_patterns(names, i)
+        patterns = [spelling, *_ordinal_patterns(names, i)]
     gloss = r"(?:[ \t*_`]*\([^()\n]{1,60}\)(?=[ \t*_`]*[:=\uff1a]))?"
-    return f"(?:{'|'.join(ways)}){gloss}"
+    return f"(?:{'|'.join(patterns)}){gloss}"
 
 
 def _ordinal_patterns(names: Sequence[str], i: int) -> list[str]:
@@ -322,12 +296,8 @@ def _ordinal_patterns(names: Sequence[str], i: int) -> list[str]:
     noun = rf"(?:{re.escape(stem)}|{_NOUNS})"
     if len(family) < len(names):
         return [rf"(?:{ordinal})\s+{re.escape(stem)}"]
-    ways = [rf"(?:{ordinal})(?:[\s_]+(?:tax[\s_]+)?{noun})?", rf"{noun}\s+(?:number\s+)?{digits}"]
-    if (
-        stem.casefold() in ("rate", "tax", "bracket")
-        and len(names) <= 3
-        and (order in (0, len(names) - 1) or len(names) == 3)
-    ):
-        level = 0 if order == 0 else 2 if order == len(names) - 1 else 1
-        ways.append(rf"(?:{_LEVELS[level]})(?:[\s-]+(?:tax|income|earning)?[\s-]*{noun})?(?: earners)?")
-    return ways
+    patterns = [rf"(?:{ordinal})(?:[\s_]+(?:tax[\s_]+)?{noun})?", rf"{noun}\s+(?:number\s+)?{digits}"]
+    if stem.casefold() in ("rate", "tax", "bracket") and len(names) <= 3:
+        levels = _LEVELS if len(names) == 3 else (_LEVELS[0], _LEVELS[-1])
+        patterns.append(rf"(?:{levels[order]})(?:[\s-]+(?:tax|income|earning)?[\s-]*{noun})?(?: earners)?")
+    return patterns

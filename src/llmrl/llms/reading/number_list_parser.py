@@ -81,7 +81,7 @@ class NumberListFinder:
         self.position_by_name = {normalize_name(name): i for i, name in enumerate(names)}
         self.indexed = all(name == f"params[{i}]" for i, name in enumerate(names))
         self._order = sorted(range(self.d), key=lambda i: len(names[i]), reverse=True)
-        self._assignments = Assignments(names, number=self.parse_value)
+        self._assignments = Assignments(names, self.parse_value)
         name = _INDEX if self.indexed else "|".join(f"({spelling_pattern(names[i])})" for i in self._order)
         self._pair, self._loose = (
             re.compile(
