@@ -20,7 +20,7 @@ import commands
 import llmrl
 from experiments import comparable_metrics, run_experiment
 from llmrl.core.errors import CheckpointError, ConfigError, LlmrlError
-from llmrl.core.typed_values import typed, typed_choices
+from llmrl.core.typed_values import format_override
 
 TINY = {
     "env.n_envs": 2,
@@ -275,7 +275,7 @@ def unquoted(value):
 
 @given(plain)
 def test_python_values_are_preserved(value):
-    (override,) = OverridesParser.create().parse_overrides([typed("key", value)])
+    (override,) = OverridesParser.create().parse_overrides([format_override("key", value)])
     assert str(unquoted(override.value())) == str(value)
     assert not override.is_sweep_override()
 
@@ -284,6 +284,6 @@ def test_python_values_are_preserved(value):
 def test_choices_are_swept(values):
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    overrides = OverridesParser.create().parse_overrides([typed_choices("key", values)])
+    overrides = OverridesParser.create().parse_overrides([format_override("key", *values)])
     ((*runs,),) = BasicSweeper.split_arguments(overrides, None)
     assert len(runs) == len(values)

@@ -199,56 +199,14 @@ def runs_frame(runs: NamedRuns) -> pd.DataFrame:
     return frame
 
 
-def metrics_frame(runs: NamedRuns) -> pd.DataFrame:
-    """Return a frame with one row for each finite number of `metrics.jsonl`.
-
-    Metrics of time are left out, except `elapsed_s`.
-    """
-    return _frame(runs, METRICS_LONG, {METRICS: _read_metrics})
-
-
-def proposals_frame(runs: NamedRuns) -> pd.DataFrame:
-    """Return a frame with one row for each proposal of a principal.
-
-    Mechanisms and policy parameters have columns `parameter.<name>`.
-    """
-    return _frame(runs, PROPOSALS, {"its proposals": _read_proposals})
-
-
-def episodes_frame(runs: NamedRuns) -> pd.DataFrame:
-    """Return a frame with one row for each recorded episode.
-
-    Episodes were played during training (`training`), at the end of a run or by players that do not learn (`final`), or
-    in an evaluation (the name of its folder).
-    """
-    readers = {
-        "its training episodes": _read_training,
-        "its final episodes": _read_final,
-        "an evaluation": _read_evaluations,
-    }
-    return _frame(runs, EPISODES_WIDE, readers)
-
-
-def calls_frame(runs: NamedRuns) -> pd.DataFrame:
-    """Return a frame with one row for each call to a chat model."""
-    return _frame(runs, LLM_CALLS, {CALLS: _read_calls})
-
-
 def _score(run: RunRecord, key: str) -> float:
     scores = principal_scores([run], key) if run.state == "finished" else None
     return math.nan if scores is None else float(scores[0])
 
 
-def _frame(
-    runs: NamedRuns, schema: Schema, readers: Mapping[str, Callable[[Path], list[pd.DataFrame]]]
-) -> pd.DataFrame:
-    """Return the rows of all runs: the columns of `schema` first, then other, numeric ones.
-
-    Args:
-        runs: runs with the columns that identify them.
-        schema: first columns of the frame.
-        readers: function that reads rows from a run folder, by name of their source for warnings.
-    """
+def read_table(name: str, runs: NamedRuns) -> pd.DataFrame:
+    """Return the table `name` of all runs (`_TABLES`): the columns of its schema first, then other, numeric ones."""
+    schema, readers = _TABLES[name]
     pd = pandas()
     frames = [_typed(pd.DataFrame(), schema)]
     for run, names in runs:
@@ -327,7 +285,9 @@ def _read_training(folder: Path) -> list[pd.DataFrame]:
 
 def _read_final(folder: Path) -> list[pd.DataFrame]:
     if rows := read_json_lines(folder / EPISODES):
-        names = dict.fromkeys(name for row in rows for name, x in row.items() if _is_number(x))
+        names = dict.fromkeys(
+            name for row in rows for name, x in row.items() if isinstance(x, int | float) and not isinstance(x, bool)
+        )
         return [pandas().DataFrame([{name: row.get(name) for name in names} for row in rows]).assign(source="final")]
     try:
         content = read_object(folder / RESULTS_NAME)
@@ -372,5 +332,17 @@ def _read_calls(folder: Path) -> list[pd.DataFrame]:
     return [pandas().DataFrame(rows)]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+_TABLES: Mapping[str, tuple[Schema, Mapping[str, Callable[[Path], list[pd.DataFrame]]]]] = {
+    "metrics": (METRICS_LONG, {METRICS: _read_metrics}),
+    "proposals": (PROPOSALS, {"its proposals": _read_proposals}),
+    "episodes": (
+        EPISODES_WIDE,
+        {
+            "its training episodes": _read_training,
+            "its final episodes": _read_final,
+            "an evaluation": _read_evaluations,
+        },
+    ),
+    "llm_calls": (LLM_CALLS, {CALLS: _read_calls}),
+}
+"""Schema and readers of each table but `runs`. A reader returns the rows of a run folder; its key is for warnings."""

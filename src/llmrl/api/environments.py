@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.records import Observation, embedded
-from llmrl.core.typed_values import typed
+from llmrl.core.typed_values import format_override
 
 if TYPE_CHECKING:
     from llmrl.agents.llm_player.answer_format import AnswerFormat
@@ -148,7 +148,7 @@ def compose_env(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], l
     """Return the resolved option `env` of the group with some fields set, and the permissions that it needs."""
     from llmrl.experiment.experiment import Experiment
 
-    words = [typed("env", env), *(typed(f"env.{name}", value) for name, value in options.items())]
+    words = [format_override("env", env), *(format_override(f"env.{name}", value) for name, value in options.items())]
     config = Experiment.compose(*words).config
     return config["env"], config["trusted_modules"]
 

@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.typed_values import typed, typed_choices
+from llmrl.core.typed_values import format_override
 
 if TYPE_CHECKING:
     from llmrl.api.results import Results
     from llmrl.experiment.experiment import Experiment
-    from llmrl.sweeps.backends.protocol import JobOutcome
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def train(
     """
     from llmrl.run.signals import Stopped
 
-    experiment = _experiment(overrides, options, command, config_dirs)
+    experiment = _compose(overrides, options, command, config_dirs)
     _check_no_dry_run(experiment)
     with _show_warnings():
         experiment.check()
@@ -159,7 +159,7 @@ def plan(
     Raises:
         LlmrlError: the parts cannot work together.
     """
-    experiment = _experiment(overrides, options, command, config_dirs)
+    experiment = _compose(overrides, options, command, config_dirs)
     with _show_warnings():
         experiment.check()
         return Plan(experiment.plan())
@@ -198,45 +198,35 @@ def sweep(
     """
     from llmrl.experiment.sweep_jobs import compute_sweep
 
-    words = [
-        *_build_sweep_overrides(overrides, options),
-        *([] if parallel is None else [f"hardware.parallel={parallel}"]),
-    ]
+    choices = {key: list(x) if isinstance(x, list | tuple | range) else [x] for key, x in options.items()}
+    if empty := [key for key, values in choices.items() if not values]:
+        raise ConfigError(f"{empty[0]} is an empty list; give at least one value to sweep over")
+    sweep_overrides = [*overrides, *(format_override(key, *values) for key, values in choices.items())]
+    if parallel is not None:
+        sweep_overrides.append(f"hardware.parallel={parallel}")
     with _show_warnings():
-        run_plans = [_compose_run(combination, command, config_dirs) for combination in _combinations(words)]
-        runs = [run for run, _ in run_plans]
-        outcomes, _ = compute_sweep(runs, run_plans[0][1] if run_plans else Path(), wait)
-    sweep_result = SweepResult([_result(outcome) for outcome in outcomes[len(outcomes) - len(runs) :]])
+        runs = [_compose(combination, {}, command, config_dirs) for combination in _combinations(sweep_overrides)]
+        for run in runs:
+            _check_no_dry_run(run)
+        folder = Path()
+        if runs:
+            root = Path(runs[0].config["output_root"]).expanduser().absolute()
+            folder = root / ".sweeps" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")  # as `hydra.sweep.dir`
+        outcomes, _ = compute_sweep(runs, folder, wait)
+    sweep_result = SweepResult(
+        [
+            RunResult(o.folder, int(o.job.config["seed"]), o.state, o.result, o.skipped, o.error)
+            for o in outcomes[len(outcomes) - len(runs) :]
+        ]
+    )
     interrupted = [
         run for run in sweep_result if run.state in ("stopped", "cancelled", *(["submitted"] if wait else []))
     ]
     if interrupted:
         raise KeyboardInterrupt(f"{sweep_result}: the sweep was interrupted; the same call continues it")
-    for run in sweep_result.unfinished:
-        log.error("%s: %s: %s", run.folder, run.state, run.error)
+    for result in sweep_result.unfinished:
+        log.error("%s: %s: %s", result.folder, result.state, result.error)
     return sweep_result
-
-
-def _result(outcome: JobOutcome) -> RunResult:
-    seed = int(outcome.job.config["seed"])
-    return RunResult(outcome.folder, seed, outcome.state, outcome.result, outcome.skipped, outcome.error)
-
-
-def _compose_run(
-    overrides: Sequence[str], command: Command, config_dirs: Place | Sequence[Place]
-) -> tuple[Experiment, Path]:
-    """Return a run of a sweep, and the folder for the output of the sweep's jobs."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from llmrl.core.secrets import redacted_folder
-    from llmrl.experiment.composition import composed
-    from llmrl.experiment.experiment import Experiment
-
-    with composed(command, overrides, _paths(config_dirs)) as config:
-        folder = redacted_folder(Path(HydraConfig.get().sweep.dir)).expanduser().absolute()
-        run = Experiment.of_hydra(config)
-    _check_no_dry_run(run)
-    return run, folder
 
 
 def _check_no_dry_run(experiment: Experiment) -> None:
@@ -244,43 +234,32 @@ def _check_no_dry_run(experiment: Experiment) -> None:
         raise ConfigError("dry_run=true cannot be used here; llmrl.plan returns what a run would do")
 
 
-def _combinations(words: Sequence[str]) -> list[list[str]]:
+def _combinations(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each run."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     from llmrl.config.overrides import combinations
 
-    if launcher_words := [word for word in words if word.lstrip("+~").startswith(("hydra/sweeper", "hydra/launcher"))]:
-        raise ConfigError(
-            f"{launcher_words[0]}: other sweepers and launchers need the command line with --multirun; remove this "
-            "override"
-        )
+    for override in overrides:
+        if override.lstrip("+~").startswith(("hydra/sweeper", "hydra/launcher")):
+            raise ConfigError(
+                f"{override}: other sweepers and launchers need the command line with --multirun; remove this override"
+            )
     try:
-        return combinations(OverridesParser.create().parse_overrides(list(words)))
+        return combinations(OverridesParser.create().parse_overrides(list(overrides)))
     except HydraException as error:
         raise ConfigError(str(error)) from error
 
 
-def _experiment(
+def _compose(
     overrides: Sequence[str], options: Mapping[str, Any], command: Command, config_dirs: Place | Sequence[Place]
 ) -> Experiment:
-    """Compose the experiment of one run."""
+    """Compose the experiment of a run."""
     from llmrl.experiment.experiment import Experiment
 
-    words = [*overrides, *(typed(key, value) for key, value in options.items())]
-    return Experiment.compose(*words, primary=command, config_dirs=_paths(config_dirs))
-
-
-def _build_sweep_overrides(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Return the overrides of a sweep; options with several values become choices."""
-    choices = {key: value for key, value in options.items() if isinstance(value, list | tuple | range)}
-    if empty := [key for key, value in choices.items() if not len(value)]:
-        raise ConfigError(f"{empty[0]} is an empty list; give at least one value to sweep over")
-    return [
-        *overrides,
-        *(typed_choices(key, list(value)) if key in choices else typed(key, value) for key, value in options.items()),
-    ]
+    typed_options = [format_override(key, value) for key, value in options.items()]
+    return Experiment.compose(*overrides, *typed_options, primary=command, config_dirs=_paths(config_dirs))
 
 
 def _paths(folders: Place | Sequence[Place]) -> list[Path]:

@@ -89,7 +89,7 @@ class Results:
         Columns: `kind` of the logged row (update, evaluation, proposal, ...), `axis` and `place` (the counter of the x
         axis of this kind, and its value), `env_steps`, `elapsed_s`, `metric` (its name) and `value`.
         """
-        return dataframes.metrics_frame(self._named)
+        return dataframes.read_table("metrics", self._named)
 
     @cached_property
     def proposals(self) -> pd.DataFrame:
@@ -98,7 +98,7 @@ class Results:
         Columns: `step`, `candidate`, `context`, `objective` with its `standard_error` and number of `episodes`,
         `fallback`, `reasoning`, and the proposed numbers, `parameter.<name>`.
         """
-        return dataframes.proposals_frame(self._named)
+        return dataframes.read_table("proposals", self._named)
 
     @cached_property
     def episodes(self) -> pd.DataFrame:
@@ -109,7 +109,7 @@ class Results:
         known; `episode`, its number in the source; `start`, the step of its game at which it started, in training;
         `return` and `base_return` (mean over agents), `length`, `objective`, and the metrics of the environment.
         """
-        return dataframes.episodes_frame(self._named)
+        return dataframes.read_table("episodes", self._named)
 
     @cached_property
     def llm_calls(self) -> pd.DataFrame:
@@ -120,7 +120,7 @@ class Results:
         tokens; `cost` in US dollars, 0 from the cache and NaN if it is unknown; `possible_cost`, the maximum cost of a
         lost call; `latency` in seconds; `finish`, `repeat`, `stream`, `hash`, `reply`, `error`.
         """
-        return dataframes.calls_frame(self._named)
+        return dataframes.read_table("llm_calls", self._named)
 
     def where(self, **column_values: Any) -> Results:
         """Return the runs with given values in columns of `runs`.

@@ -123,9 +123,8 @@ class Builder:
         target = node.get("_target_", target)
         if target is None:
             return None
-        cached = self._parts.get(id(node))
-        if cached is not None:
-            return cached[1]
+        if (validated := self._parts.get(id(node))) is not None:
+            return validated[1]
         part_class = self.locate(target, where)
         signature = signature_of(part_class)
         part = Part(part_class, signature, *self._options(part_class, signature, node, where), where)
@@ -166,8 +165,10 @@ class Builder:
             return False
         if name in signature_of(self.locate(node["_target_"], where)).parameters:
             return True
-        pairs = [pair for key, value in node.items() for pair in _nested(key, value)]
-        return any(self.needs(part, name, f"{where}.{key}") for key, part in pairs)
+        values = [
+            (key, x) for key, value in node.items() for x in (value if isinstance(value, list | tuple) else [value])
+        ]
+        return any(isinstance(x, Mapping) and self.needs(x, name, f"{where}.{key}") for key, x in values)
 
     def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Return whether the part declares the injected parameter `name` without a default."""
@@ -193,21 +194,11 @@ class Builder:
     def _factory(self, part: Part) -> PartFactory:
         def build(overrides: Mapping[str, Any], services: Mapping[str, Any]) -> Any:
             builder = self.with_services({**self.injected, **services})
-            return builder._construct(builder._with_options(part, overrides))
+            values, part_names = builder._options(part.target, part.signature, overrides, part.where)
+            part_names |= part.unchecked - overrides.keys()
+            return builder._construct(replace(part, options={**part.options, **values}, unchecked=part_names))
 
         return PartFactory(build, part.target, part.where)
-
-    def _with_options(self, part: Part, options: Mapping[str, Any]) -> Part:
-        """Return a part with other values of some options.
-
-        Raises:
-            ConfigError: as `validate`.
-        """
-        if not options:
-            return part
-        overrides, part_names = self._options(part.target, part.signature, options, part.where)
-        part_names |= part.unchecked - options.keys()
-        return replace(part, options={**part.options, **overrides}, unchecked=part_names)
 
     def _validated(self, value: Any, path: str) -> tuple[Any, bool]:
         """Return a value with a `Part` in place of each node, and whether there are any."""
@@ -231,12 +222,3 @@ class Builder:
         if isinstance(value, list | tuple):
             return [self._build_parts(x) for x in value]
         return value
-
-
-def _nested(key: str, value: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the parts in the value of an option, each with its place: one, those of a list, or none."""
-    if isinstance(value, Mapping):
-        return [(key, value)] if "_target_" in value else []
-    if not isinstance(value, list | tuple):
-        return []
-    return [(f"{key}[{i}]", x) for i, x in enumerate(value) if isinstance(x, Mapping) and "_target_" in x]

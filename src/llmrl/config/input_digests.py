@@ -43,12 +43,8 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
     for key, places in _file_places(config).items():
         if not places or (only is not None and key not in only):
             continue
-        file_digests = [_digest(key, Path(place).expanduser()) for place in places]
-        digests[key] = (
-            file_digests[0]
-            if len(file_digests) == 1
-            else hashlib.sha256(" ".join(file_digests).encode()).hexdigest()[:12]
-        )
+        first, *others = file_digests = [_digest(key, Path(place).expanduser()) for place in places]
+        digests[key] = hashlib.sha256(" ".join(file_digests).encode()).hexdigest()[:12] if others else first
         if config.get(key, digests[key]) != digests[key]:
             subject = _FILES[key][0].format(", ".join(places))
             raise ConfigError(

@@ -11,7 +11,7 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,18 +101,14 @@ def _entries(node: yaml.MappingNode, parent: Key, lines: Sequence[str]) -> Itera
         key = (*parent, str(name.value))
         if key in (("defaults",), (VARIANTS,)):
             continue
-        has_children = isinstance(value, yaml.MappingNode) and bool(value.value) and not _is_one_value(name, value)
+        has_children = isinstance(value, yaml.MappingNode) and bool(value.value)
+        if has_children and value.flow_style:  # in one line, a part and keys of the user's choice are a single value
+            has_children = name.value not in FREE_FORM and all(child.value != "_target_" for child, _ in value.value)
         last = name.end_mark if has_children and not value.flow_style else value.end_mark
         comment = _comment(lines, name.start_mark.line, name.start_mark.column, last.line, last.column)
         yield Entry(key, name.start_mark.line + 1, comment, not has_children)
         if has_children:
             yield from _entries(value, key, lines)
-
-
-def _is_one_value(name: yaml.ScalarNode, value: yaml.MappingNode) -> bool:
-    """Return whether a mapping in one line is a part, or has keys of the user's choice."""
-    is_part = any(key.value == "_target_" for key, _ in value.value)
-    return bool(value.flow_style) and (is_part or name.value in FREE_FORM)
 
 
 def _comment(lines: Sequence[str], first: int, column: int, last: int, end: int) -> str:
@@ -166,7 +162,9 @@ def document_keys(
             ("", descriptions[0][1])
         ]
         (meaning, place), notes = commented[0], tuple(commented[1:])
-        value = None if values is None else _at(values, key)
+        value = functools.reduce(
+            lambda x, name: x.get(name) if isinstance(x, Mapping) else None, key.split("."), values
+        )
         documents[key] = DocumentedKey(
             key, value, meaning, notes, place, descriptions[-1][1], all(e.leaf for e, _ in descriptions)
         )
@@ -178,14 +176,6 @@ def display_path(path: Path) -> str:
     """Return the name of an option file, relative to the parent of `conf/` if the package ships it."""
     file = existing_source(path)
     return file.relative_to(root().parent).as_posix() if file.is_relative_to(root()) else str(file)
-
-
-def _at(values: Any, key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
-            return None
-        values = values[part]
-    return values
 
 
 def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, DocumentedKey]:
@@ -215,30 +205,21 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     all_overrides = [*([f"hydra.searchpath=[{search_path}]"] if folders else []), *overrides]
     config = loader.load_configuration(primary, all_overrides, RunMode.RUN, from_shell=False)
     defaults = loader.compute_defaults_list(primary, all_overrides, RunMode.RUN).defaults
-    values = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(values, dict)
-    files = [
-        (path, tuple(part for part in (default.package or "").split(".") if part))
-        for default in defaults
-        if not (default.package or "").startswith("hydra")
-        and (path := _file(str(default.config_path), folders)) is not None
-    ]
-    documents = document_keys(files, {str(key): value for key, value in values.items()}, choices_of(defaults))
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    files = []
+    for default in defaults:
+        package, name = default.package or "", f"{str(default.config_path).removesuffix('.yaml')}.yaml"
+        # Hydra's order, with shipped files first.
+        path = next((path for folder in (root(), *folders) if source(path := folder / name) is not None), None)
+        if path is not None and not package.startswith("hydra"):
+            files.append((path, tuple(filter(None, package.split(".")))))
+    documents = document_keys(files, values, choices_of(defaults))
     override_keys = set(map(override_key, overrides))
     return {
-        key: DocumentedKey(**{**vars(document), "set_in": "typed"}) if key in override_keys else document
+        key: replace(document, set_in="typed") if key in override_keys else document
         for key, document in documents.items()
         if key.partition(".")[0] != "hydra"
     }
-
-
-def _file(config_path: str, folders: Sequence[Path]) -> Path | None:
-    """Return the file of a config, in Hydra's order, with shipped files first; None without one."""
-    for folder in (root(), *folders):
-        path = folder / f"{config_path.removesuffix('.yaml')}.yaml"
-        if source(path) is not None:
-            return path
-    return None
 
 
 def value_text(value: Any) -> str:
@@ -248,7 +229,7 @@ def value_text(value: Any) -> str:
     ('null', '[1, a]', '1e-05', 'true')
     """
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return "null" if value is None else str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(value_text(element) for element in value)}]"
     if isinstance(value, dict):

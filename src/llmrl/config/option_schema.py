@@ -147,12 +147,9 @@ def _children(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str) -> list
     group = f"{prefix}{key}".replace(".", "/")  # whose options the key selects, if there is such a group
     if group.count("/") == 1 and (root() / group).is_dir():
         values += [option(group, name) for name in names(group)]
-    return [value for value in values if isinstance(value, Mapping) and _is_part(value)]
-
-
-def _is_part(value: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a part, or changes fields of one (`limits: {concurrency: 4}`)."""
-    return "_target_" in value or any(isinstance(child, Mapping) and "_target_" in child for child in value.values())
+    mappings = [value for value in values if isinstance(value, Mapping)]
+    # A part, or changes of fields of one, such as `limits: {concurrency: 4}`.
+    return [x for x in mappings if any("_target_" in y for y in (x, *x.values()) if isinstance(y, Mapping))]
 
 
 def _describe(alternatives: Sequence[Mapping[str, Any]], meaning: str | None = None) -> Schema:

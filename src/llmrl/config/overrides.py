@@ -62,8 +62,13 @@ def translate_arguments(arguments: Sequence[str]) -> list[str]:
     argument_values = {override_key(argument): argument.partition("=")[2] for argument in arguments}
     if argument_values.get("treatment", "").startswith("["):
         raise ConfigError("treatment= must be a single option; compare several by --multirun treatment=a,b")
-    plain = (argument.removeprefix("+") if _adds_an_option(argument) else argument for argument in arguments)
-    return [with_new_key(_none_for_null(argument)) for argument in plain]
+    translated = []
+    for argument in arguments:
+        # Every experiment already has the option that `+<group>=` would add.
+        added_group = re.match(r"\+([A-Za-z_]\w*)(?:=|$)", argument)
+        is_choice = added_group is not None and (root() / added_group[1]).is_dir()
+        translated.append(with_new_key(_none_for_null(argument[1:] if is_choice else argument)))
+    return translated
 
 
 def overrides_first(arguments: Sequence[str]) -> list[str]:
@@ -82,7 +87,7 @@ def overrides_first(arguments: Sequence[str]) -> list[str]:
             continue
         flags.append(argument)
         if argument in _FLAGS_WITH_VALUE:
-            flags += [value for value in [next(rest, None)] if value is not None]
+            flags += itertools.islice(rest, 1)
     return [*overrides, *flags]
 
 
@@ -110,14 +115,6 @@ def _none_for_null(argument: str) -> str:
             raise ConfigError(f"{argument}: null is not an option of {group}; --list {group} shows the options")
         return argument
     return f"{group}={','.join('none' if choice == 'null' else choice for choice in value.split(','))}"
-
-
-def _adds_an_option(argument: str) -> bool:
-    """Return whether an argument adds an option of a group that every experiment already has."""
-    group = argument.removeprefix("+").partition("=")[0]
-    if not argument.startswith("+") or argument.startswith("++") or not group.isidentifier():
-        return False
-    return (root() / group).is_dir()
 
 
 MAX_RUNS = 100_000

@@ -14,34 +14,24 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(/[A-Za-z_][A-Za-z0-9_.-]*)*")
 _WORDS = ("null", "true", "false", "inf", "nan")
 
 
-def typed(key: str, value: Any) -> str:
-    r"""Return the override that sets `key` to a Python value.
+def format_override(key: str, *values: Any) -> str:
+    r"""Return the override that sets `key` to a Python value, or sweeps it over several.
 
-    >>> typed("seed", 1), typed("env.mechanism", None), typed("env.observe", ["grid"]), typed("env.text", "it's")
-    ('seed=1', 'env.mechanism=null', 'env.observe=[grid]', "env.text='it\\'s'")
-
-    Raises:
-        ConfigError: the value is not plain data.
-    """
-    return f"{key}={override_value(value, key)}"
-
-
-def typed_choices(key: str, values: Sequence[Any]) -> str:
-    """Return the override that sweeps `key` over Python values.
-
-    >>> typed_choices("principal", ["ucb", "llm"])
-    'principal=ucb,llm'
+    >>> format_override("seed", 1), format_override("env.mechanism", None), format_override("principal", "ucb", "llm")
+    ('seed=1', 'env.mechanism=null', 'principal=ucb,llm')
+    >>> format_override("env.observe", ["grid"]), format_override("env.text", "it's")
+    ('env.observe=[grid]', "env.text='it\\'s'")
 
     Raises:
         ConfigError: a value is not plain data.
     """
-    return f"{key}={','.join(override_value(value, key) for value in values)}"
+    return f"{key}={','.join(format_value(value, key) for value in values)}"
 
 
-def override_value(value: Any, key: str = "value") -> str:
+def format_value(value: Any, key: str = "value") -> str:
     r"""Return a Python value as the value of an override; `key` names it in errors.
 
-    >>> override_value({"a": [1, 2.5, None], "b": "it's, so"})
+    >>> format_value({"a": [1, 2.5, None], "b": "it's, so"})
     "{a:[1,2.5,null],b:'it\\'s, so'}"
 
     Raises:
@@ -58,20 +48,14 @@ def override_value(value: Any, key: str = "value") -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else quoted(value)
+        if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+            return value
+        # A backslash counts only where it stands before a quote.
+        escaped = re.sub(r"(\\*)'", lambda match: f"{match[1] * 2}\\'", value)
+        return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ",".join(f"{override_value(str(k), key)}:{override_value(item, key)}" for k, item in value.items())
-            + "}"
-        )
+        pairs = (f"{format_value(str(name), key)}:{format_value(element, key)}" for name, element in value.items())
+        return f"{{{','.join(pairs)}}}"
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
-        return "[" + ",".join(override_value(element, key) for element in value) + "]"
+        return "[" + ",".join(format_value(element, key) for element in value) + "]"
     raise ConfigError(f"{key}: a {type(value).__name__} cannot be an override; use text, numbers, lists or dicts")
-
-
-def quoted(text: str) -> str:
-    """Return a text in quotes, escaped for Hydra."""
-    # A backslash counts only where it stands before a quote.
-    content = re.sub(r"(\\*)'", lambda match: f"{match[1] * 2}\\'", text)
-    return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, content) + "'"

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
 from llmrl.core.records import ChatRequest
-from llmrl.core.typed_values import typed
+from llmrl.core.typed_values import format_override
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.client import ChatClient
@@ -126,17 +126,19 @@ def _check_money(overrides: Sequence[str], usd: float | None) -> None:
 def _compose(family: str, overrides: Sequence[str], folder: Path, *extra_overrides: str) -> Experiment:
     # A replay folder has a part for each family.
     family_overrides = [
-        typed("llm.calls", f"{word.removeprefix('llm.calls=')}/{family}") if word.startswith("llm.calls=") else word
+        format_override("llm.calls", f"{word.removeprefix('llm.calls=')}/{family}")
+        if word.startswith("llm.calls=")
+        else word
         for word in overrides
     ]
-    root = typed("output_root", str(folder / family))
+    root = format_override("output_root", str(folder / family))
     return Experiment.compose(
         f"experiment=trial/{family}", root, "llm.max_invalid=null", *family_overrides, *extra_overrides
     )
 
 
 def _run_family(family: str, overrides: Sequence[str], usd: float | None, folder: Path) -> FamilyResult:
-    limit = [] if usd is None else [typed("llm.budget.usd", round(usd, 6))]
+    limit = [] if usd is None else [format_override("llm.budget.usd", round(usd, 6))]
     experiment = _compose(family, overrides, folder, *limit)
     result = FamilyResult(estimate=dict(experiment.plan()).get("  cost", "").partition(":")[0])
     try:
@@ -223,7 +225,7 @@ def redact_call(call: dict[str, Any]) -> dict[str, Any]:
 def write(folder: Path, overrides: Sequence[str], usd: float | None, results: dict[str, FamilyResult]) -> Path:
     """Write the page, and a file with its numbers; return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {name: asdict(replace(result, quoted=list(result.quoted))) for name, result in results.items()}
+    numbers = {name: asdict(result) for name, result in results.items()}
     (folder / NUMBERS).write_text(json.dumps(numbers, indent=1, ensure_ascii=False), encoding="utf-8")
     page = folder / PAGE
     page.write_text(format_page(overrides, usd, results), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.typed_values import typed
+from llmrl.core.typed_values import format_override
 from llmrl.display.console import print_line, print_rows, print_table
 from llmrl.display.results import print_validity_warning
 from llmrl.finetuning.proposer_evaluation import read_results
@@ -36,7 +36,9 @@ def print_finished(run: Run) -> None:
 def adapter_options(model: str, adapter: str) -> str:
     """Return the options of a policy search with an adapter, quoted for a shell."""
     values = {"llm.model": model, "llm.adapter": adapter}
-    return shlex.join(["principal=llm", "llm=local_chat", *(typed(key, value) for key, value in values.items())])
+    return shlex.join(
+        ["principal=llm", "llm=local_chat", *(format_override(key, value) for key, value in values.items())]
+    )
 
 
 _COLUMNS = ("before", "after", "difference", "random", "incumbent")
