@@ -7,7 +7,7 @@ import pytest
 from experiments import compose, run
 from llmrl.core.option_files import options
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.experiment.plan import coverage, plan, shortage
+from llmrl.experiment.plan import arm_coverage_warning, arm_shortage_warning, plan
 
 ROOM = ("env=escape_room", "env.n_envs=2", "design.adapt_rounds=0")
 SHORT = (*ROOM, "design.validate_episodes=2", "design.evaluations=1")
@@ -21,7 +21,7 @@ def planned(*overrides):
     try:
         rows = plan(config, parts, build_loop(config, parts))
         first = next(i for i, (label, _) in enumerate(rows) if label == "principal")
-        return rows[first : first + 2], shortage(config, parts)
+        return rows[first : first + 2], arm_shortage_warning(config, parts)
     finally:
         parts.close()
 
@@ -80,7 +80,7 @@ def test_candidates_cover_all_arms(candidates, warned):
     config = compose(*room, "design.steps=10", f"design.candidates={candidates}")
     parts = build_parts(config, None)
     try:
-        assert (coverage(config, parts) is not None) == warned
+        assert (arm_coverage_warning(config, parts) is not None) == warned
     finally:
         parts.close()
 

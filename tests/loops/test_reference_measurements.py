@@ -14,7 +14,12 @@ from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.display.results import sentences
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.experiment.reference_line_runs import absence, affordable, measured_references, prerequisite_runs
+from llmrl.experiment.reference_line_runs import (
+    affordable_plan,
+    measured_references,
+    prerequisite_runs,
+    reason_without_references,
+)
 from llmrl.loops.reference_measurements import References
 from llmrl.principals.nonadaptive import ListedPrincipal
 from llmrl.run.config_hash import config_hash
@@ -140,15 +145,17 @@ def test_missing_references_state_reason(overrides, reason, tmp_path, capsys):
 @pytest.mark.parametrize("agent", ["llm_player", "llm_ppo"])
 def test_llm_agents_have_no_references(agent):
     parts = build_parts(compose(*BANDIT_COMMAND), None)
-    assert "the agent uses a language model" in str(absence(compose(*BANDIT_COMMAND, f"agent={agent}"), parts))
-    assert absence(compose(*BANDIT_COMMAND), parts) is None
+    assert "the agent uses a language model" in str(
+        reason_without_references(compose(*BANDIT_COMMAND, f"agent={agent}"), parts)
+    )
+    assert reason_without_references(compose(*BANDIT_COMMAND), parts) is None
 
 
 def test_lone_agents_have_no_references():
     config = compose("env=escape_room", "design.references=2")
     parts = build_parts(config, None)
     assert prerequisite_runs(config, parts, build_loop(config, parts)) == []
-    assert absence(config, parts) is None and measured_references([]) is None
+    assert reason_without_references(config, parts) is None and measured_references([]) is None
 
 
 # --- how much is measured ---
@@ -156,7 +163,7 @@ def test_lone_agents_have_no_references():
 
 @given(budget=st.integers(0, 10_000), vector=st.integers(1, 300), n_random=st.integers(1, 300), scan=st.integers(1, 12))
 def test_references_fit_budget(budget, vector, n_random, scan):
-    plan = affordable(budget, vector, n_random, scan)
+    plan = affordable_plan(budget, vector, n_random, scan)
     n = plan.repetitions
     cost = n * (plan.vectors * vector + plan.untrained * n_random)
     assert cost <= budget and n <= 2 and plan.vectors <= scan

@@ -17,7 +17,7 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.saved_runs import Row, last_best_row
-from llmrl.experiment.parts import Config, build_parts, games_of_a_society
+from llmrl.experiment.parts import Config, build_parts, n_envs_per_society
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
 from llmrl.loops.societies import AdaptationRounds, Societies
@@ -180,7 +180,7 @@ def plan_adaptation(
     if not student:
         raise ConfigError(f"adapt=true needs policy=student, not {','.join(names)}; remove adapt, or the policy")
     design = config["design"]
-    return AdaptationPlan(design["adapt_rounds"], games_of_a_society(config), design["reset_agents"])
+    return AdaptationPlan(design["adapt_rounds"], n_envs_per_society(config), design["reset_agents"])
 
 
 def adapt_societies(

@@ -235,7 +235,7 @@ def describe_calls(
         video_steps: steps of each video in which one of the players plays; 0: none; None: unknown.
         n_videos: number of videos.
     """
-    from llmrl.experiment.plan import calls
+    from llmrl.experiment.plan import call_rows
 
     assert isinstance(parts.llm, ChatClient)
     video_text = "" if video_steps == 0 else f", and {n_videos} that {'is' if n_videos == 1 else 'are'} filmed"
@@ -245,7 +245,7 @@ def describe_calls(
         return [*rows, ("LLM calls", "unknown, about one for each decision; calls (--calls) limits them")]
     play_estimate = agent.estimate(horizon, episodes)
     estimates = [play_estimate] * rounds + ([agent.estimate(video_steps, n_videos)] if video_steps else [])
-    return [*rows, *calls(CallEstimate.total(estimates), parts.llm)]
+    return [*rows, *call_rows(CallEstimate.total(estimates), parts.llm)]
 
 
 def budget_error(error: BudgetExhausted) -> BudgetExhausted:

@@ -62,7 +62,7 @@ class Parts(LoopParts):
             self.meter.close()
 
 
-def games_of_a_society(config: Config) -> int:
+def n_envs_per_society(config: Config) -> int:
     """Return the number of games that each society plays in one step of a principal."""
     design = config["design"]
     games: int = config["env"]["n_envs"] // (design["candidates"] * design["replicates"])

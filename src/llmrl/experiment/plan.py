@@ -11,7 +11,6 @@ from llmrl.core.errors import LLMError
 from llmrl.core.protocols import EstimatesCalls, GradientProposer
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import EnvSpec
 from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.parts import Parts, proposals_of
@@ -36,10 +35,12 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     It lists parts, shapes, parameter counts, environment steps and LLM calls.
     """
     spec = parts.env.spec
+    numbers = spec.continuous_actions
+    actions = f"{spec.n_actions} actions" if numbers is None else f"actions of {numbers.kind}"
     rows = [
         (
             "env",
-            f"{spec.name}: {spec.n_envs} games x {spec.n_agents} agents, {_actions(spec)}, "
+            f"{spec.name}: {spec.n_envs} games x {spec.n_agents} agents, {actions}, "
             f"horizon {spec.horizon or 'set by the engine'}",
         ),
         *((f"  {label}", value) for label, value in spec.about),
@@ -74,7 +75,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         rows += _duration(config, parts, loop)
     estimate = loop.estimate()
     if isinstance(parts.llm, ChatClient) and estimate is not None:
-        rows += calls(estimate, parts.llm)
+        rows += call_rows(estimate, parts.llm)
     rows.append(("hardware", f"{config['hardware']['device']}, threads {config['hardware']['threads'] or 'default'}"))
     return rows
 
@@ -132,13 +133,7 @@ def _is_scripted(model: object) -> bool:
     )
 
 
-def _actions(spec: EnvSpec) -> str:
-    if spec.continuous_actions is None:
-        return f"{spec.n_actions} actions"
-    return f"actions of {spec.continuous_actions.kind}"
-
-
-def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
+def call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     """Return rows on the calls, tokens and costs of a run with an empty cache: expected, and at most."""
     n_repairs = estimate.max_calls - estimate.calls
     rows = [
@@ -222,7 +217,11 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
         mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
         words += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
         words += " in a context" if principal.space.n_rows > 1 else ""
-    warnings = [warning for warning in (shortage(config, parts), coverage(config, parts)) if warning is not None]
+    warnings = [
+        warning
+        for warning in (arm_shortage_warning(config, parts), arm_coverage_warning(config, parts))
+        if warning is not None
+    ]
     return [("principal", words), *(("  but", warning) for warning in warnings)]
 
 
@@ -237,7 +236,7 @@ def _llm(parts: Parts) -> list[tuple[str, str]]:
     return [("llm", parts.llm.label)]
 
 
-def shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
+def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     """Return a warning, with remedies, for a run with fewer proposals than its principal has arms.
 
     None if there are enough, or the principal has no arms.
@@ -262,7 +261,7 @@ def shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
     )
 
 
-def coverage(config: Mapping[str, Any], parts: Parts) -> str | None:
+def arm_coverage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     """Return a warning for a run in which the candidates of a step cover all arms of its principal.
 
     None if they do not, or the principal has no arms.

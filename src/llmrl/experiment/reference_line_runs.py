@@ -18,7 +18,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.option_files import option
 from llmrl.core.plain_data import read_object
 from llmrl.experiment.config_completion import groups_using_model
-from llmrl.experiment.parts import Parts, games_of_a_society
+from llmrl.experiment.parts import Parts, n_envs_per_society
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
@@ -57,7 +57,7 @@ class ReferencePlan:
     scan_size: int
 
 
-def affordable(env_steps: int, vector_steps: int, untrained_steps: int, scan_size: int) -> ReferencePlan:
+def affordable_plan(env_steps: int, vector_steps: int, untrained_steps: int, scan_size: int) -> ReferencePlan:
     """Return the reference measurements that together take at most `env_steps`.
 
     No mechanism comes first, then untrained agents, then the vectors of the coarse scan in their order, unless fewer
@@ -82,7 +82,7 @@ def affordable(env_steps: int, vector_steps: int, untrained_steps: int, scan_siz
     return ReferencePlan(repetitions, vectors, untrained, scan_size)
 
 
-def absence(config: Config, parts: Parts) -> str | None:
+def reason_without_references(config: Config, parts: Parts) -> str | None:
     """Return why the run of `config` has no reference lines; None if it has them, or is not a design run."""
     if parts.kind != "design":
         return None
@@ -99,28 +99,26 @@ def absence(config: Config, parts: Parts) -> str | None:
 
 def expected_stages(config: Config, builder: Builder) -> int:
     """Return the largest number of reference runs of `config`, before its parts are built."""
-    if loop_kind(config, builder) != "design" or config["design"]["references"] == 0:
-        return 0
-    if groups_using_model(config, _PLAYER_GROUPS, builder):
-        return 0
-    return 2
+    has_references = loop_kind(config, builder) == "design" and config["design"]["references"] != 0
+    return 2 if has_references and not groups_using_model(config, _PLAYER_GROUPS, builder) else 0
 
 
 def reference_plan(config: Config, parts: Parts, loop: DesignLoop) -> ReferencePlan:
-    """Return the reference measurements of a design run that has reference lines (`absence`)."""
+    """Return the reference measurements of a design run that has reference lines (`reason_without_references`)."""
     space, requested = parts.env.spec.proposals, config["design"]["references"]
     scan_size = len(space.coarse_scan)
     if requested is not None:
         return ReferencePlan(requested, scan_size, True, scan_size)
     vector, untrained = (_measurement_steps(config, parts, adapts) for adapts in (True, False))
-    return affordable(loop.env_steps, vector, untrained, scan_size)
+    return affordable_plan(loop.env_steps, vector, untrained, scan_size)
 
 
 def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
     """Return the runs behind the reference lines of the run of `config`.
 
-    They are the coarse scan, which begins with no mechanism, and untrained agents. There are none where `absence` gives
-    a reason, where no measurement is affordable, and for loops other than `DesignLoop`.
+    They are the coarse scan, which begins with no mechanism, and untrained agents. There are none where
+    `reason_without_references` gives a reason, where no measurement is affordable, and for loops other than
+    `DesignLoop`.
 
     Args:
         config: resolved config of the run.
@@ -129,7 +127,7 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
     Raises:
         ConfigError: a file that the config names is missing.
     """
-    if not isinstance(loop, DesignLoop) or absence(config, parts) is not None:
+    if not isinstance(loop, DesignLoop) or reason_without_references(config, parts) is not None:
         return []
     plan = reference_plan(config, parts, loop)
     if not plan.repetitions:
@@ -178,7 +176,7 @@ def plan_rows(
     """Return the part of a plan about reference lines: measurements and runs."""
     if not isinstance(loop, DesignLoop):
         return []
-    reason = absence(config, parts)
+    reason = reason_without_references(config, parts)
     if reason is not None:
         return [("reference lines", reason)]
     plan = reference_plan(config, parts, loop)
@@ -213,14 +211,9 @@ def _situation_text(situation: Situation) -> str:
 
 def _measurement_steps(config: Config, parts: Parts, adapts: bool) -> int:
     """Return the environment steps of one measurement of a vector in every context."""
-    design, games = config["design"], games_of_a_society(config)
+    design, games = config["design"], n_envs_per_society(config)
     rounds = design["adapt_rounds"] * adapts - (-design["validate_episodes"] // games)
-    steps: int = rounds * (parts.env.spec.horizon or 0) * games * _contexts(parts)
-    return steps
-
-
-def _contexts(parts: Parts) -> int:
-    return max(len(parts.env.spec.contexts), 1)
+    return int(rounds * (parts.env.spec.horizon or 0) * games * parts.env.spec.proposals.n_rows)
 
 
 def _measurement_config(config: Config, vectors: list[list[float]], repetitions: int, parts: Parts) -> dict[str, Any]:
@@ -232,7 +225,9 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
     design = config["design"]
     candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
     starts = range(0, len(vectors), candidates)
-    proposals = [vector for i in starts for _ in range(_contexts(parts)) for vector in vectors[i : i + candidates]]
+    proposals = [
+        vector for i in starts for _ in range(parts.env.spec.proposals.n_rows) for vector in vectors[i : i + candidates]
+    ]
     run_config = without_digests(config)
     run_config.pop("llm", None)  # no part uses a model or writes prompts
     run_config.pop("prompts", None)
@@ -242,7 +237,7 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
         "resume": True,
         "rerun": False,
         "principal": {**option("principal", "listed"), "vectors": proposals},
-        "env": {**config["env"], "n_envs": candidates * games_of_a_society(config)},
+        "env": {**config["env"], "n_envs": candidates * n_envs_per_society(config)},
     }
     run_config["design"] = {
         **design,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,15 +48,15 @@ class SweepPlan(NamedTuple):
 
 
 @dataclass
-class _Numbers:
-    """Numbers of one run; None if unknown, or if there are no calls or costs.
+class _RunEstimate:
+    """Estimate of the size and cost of one run; None if unknown, or if there are no calls or costs.
 
     Attributes:
         env_steps: maximum number of environment steps, summed over games.
         calls, max_calls: calls of a language model, expected and with all repairs.
         asks: whether the run uses a language model.
         cost, max_cost: costs of the calls, US dollars.
-        before: runs that are computed once before it.
+        prerequisites: runs that are computed once before it.
     """
 
     env_steps: int | None = None
@@ -65,7 +65,7 @@ class _Numbers:
     asks: bool = False
     cost: float | None = None
     max_cost: float | None = None
-    before: list[PrerequisiteRun] = field(default_factory=list)
+    prerequisites: list[PrerequisiteRun] = field(default_factory=list)
 
 
 def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) -> SweepPlan:
@@ -81,19 +81,22 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
     check_distinct(jobs)
     configs = {job.folder: run for job, run in zip(jobs, runs, strict=True)}
     todo, done = missing(jobs, ask_schedulers({job.folder for job in jobs}))
-    kinds: dict[str, list[Job]] = {}
+    jobs_by_digest: dict[str, list[Job]] = {}
     for job in todo:
-        kinds.setdefault(job.digest, []).append(job)
-    numbers = {digest: _numbers(configs[kind_jobs[0].folder]) for digest, kind_jobs in kinds.items()}
-    first = _prerequisites(todo, numbers.values())
+        jobs_by_digest.setdefault(job.digest, []).append(job)
+    estimates = {digest: _estimate(configs[digest_jobs[0].folder]) for digest, digest_jobs in jobs_by_digest.items()}
+    # Runs that are computed before others: those that they refer to, and those of reference lines.
+    prerequisites = [run for job in todo for run in run_references.prerequisite_runs(job.config)]
+    prerequisites += [run for estimate in estimates.values() for run in estimate.prerequisites]
+    first = [run for run in {run.folder: run for run in prerequisites}.values() if not run.finished]
     packs, requests = job_requests(todo)
-    rows = [_row(kind_jobs, numbers[digest]) for digest, kind_jobs in kinds.items()]
+    rows = [_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in first]
-    rows.append(_total_row(todo, numbers, first))
+    rows.append(_total_row(todo, estimates, first))
     heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
     summary = f"{len(todo):,} runs in {_processes(packs)}"
     summary += f"; {len(done):,} are finished or computed by another process" if done else ""
-    title = "\n".join([heading, summary, _time(packs, configs, numbers, first)])
+    title = "\n".join([heading, summary, _time(packs, configs, estimates, first)])
     return SweepPlan(title, rows, requests)
 
 
@@ -109,73 +112,69 @@ def job_requests(jobs: Sequence[Job]) -> tuple[list[Pack], list[str]]:
     return packs, requests
 
 
-def _numbers(experiment: Experiment) -> _Numbers:
-    """Return the numbers of the run of an experiment."""
+def _estimate(experiment: Experiment) -> _RunEstimate:
+    """Return the estimate of the run of an experiment."""
     config, resources = experiment.config, experiment.resources
     parts = build_parts(config, resources.model, resources=resources)
     try:
         loop = build_loop(config, parts)
-        numbers = _Numbers(before=reference_line_runs.prerequisite_runs(config, parts, loop))
+        estimate = _RunEstimate(prerequisites=reference_line_runs.prerequisite_runs(config, parts, loop))
         if isinstance(loop, DesignLoop):
-            numbers.env_steps = loop.env_steps
+            estimate.env_steps = loop.env_steps
         elif "learn" in config:
-            numbers.env_steps = config["learn"]["env_steps"]
-        numbers.asks = bool(groups_using_model(config, builder=resources.builder))
-        estimate = loop.estimate()
-        if isinstance(parts.llm, ChatClient) and estimate is not None:
-            numbers.calls, numbers.max_calls = estimate.calls, estimate.max_calls
-            numbers.cost, numbers.max_cost = costs(estimate, parts.llm)
-        return numbers
+            estimate.env_steps = config["learn"]["env_steps"]
+        estimate.asks = bool(groups_using_model(config, builder=resources.builder))
+        call_estimate = loop.estimate()
+        if isinstance(parts.llm, ChatClient) and call_estimate is not None:
+            estimate.calls, estimate.max_calls = call_estimate.calls, call_estimate.max_calls
+            estimate.cost, estimate.max_cost = costs(call_estimate, parts.llm)
+        return estimate
     finally:
         parts.close()
         resources.close()
 
 
-def _prerequisites(jobs: Sequence[Job], numbers: Iterable[_Numbers]) -> list[PrerequisiteRun]:
-    """Return the runs that are computed before others, each once: referenced runs, and those of reference lines."""
-    referred = [run for job in jobs for run in run_references.prerequisite_runs(job.config)]
-    reference_runs = [run for estimate in numbers for run in estimate.before]
-    unique_runs = {run.folder: run for run in [*referred, *reference_runs]}
-    return [run for folder, run in unique_runs.items() if not run.finished]
-
-
-def _row(jobs: Sequence[Job], numbers: _Numbers) -> list[str]:
+def _row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
     """Return the row of runs that differ only in their seeds."""
     n, reason = len(jobs), reason_to_run_alone(jobs[0].config)
-    calls, cost = _calls(numbers, n), _money(numbers, n)
-    steps = "unknown" if numbers.env_steps is None else f"{n * numbers.env_steps:,}"
+    calls, cost = _calls(estimate, n), _money(estimate, n)
+    steps = "unknown" if estimate.env_steps is None else f"{n * estimate.env_steps:,}"
     name = title(split_overrides(jobs[0].naming)) or jobs[0].folder.parent.name
     return [name, f"{n:,}", steps, calls, cost, "" if reason is None else str(reason)]
 
 
-def _total_row(jobs: Sequence[Job], numbers: Mapping[str, _Numbers], first: Sequence[PrerequisiteRun]) -> list[str]:
+def _total_row(
+    jobs: Sequence[Job], estimates: Mapping[str, _RunEstimate], first: Sequence[PrerequisiteRun]
+) -> list[str]:
     """Return the row of sums; a sum is unknown if a number of one run is unknown."""
-    job_numbers = [numbers[job.digest] for job in jobs]
-    steps = [estimate.env_steps for estimate in job_numbers] + [run.env_steps for run in first]
+    job_estimates = [estimates[job.digest] for job in jobs]
+    steps = [estimate.env_steps for estimate in job_estimates] + [run.env_steps for run in first]
     total_steps = "unknown" if None in steps else f"{sum(step or 0 for step in steps):,}"
-    llm_runs = [estimate for estimate in job_numbers if estimate.asks]
-    total = _Numbers(asks=bool(llm_runs))
+    llm_runs = [estimate for estimate in job_estimates if estimate.asks]
+    total = _RunEstimate(asks=bool(llm_runs))
     for name in ("calls", "max_calls", "cost", "max_cost"):
         values = [getattr(estimate, name) for estimate in llm_runs]
         setattr(total, name, None if None in values else sum(values))
     return ["in all", f"{len(jobs) + len(first):,}", total_steps, _calls(total, 1), _money(total, 1), ""]
 
 
-def _calls(numbers: _Numbers, n: int) -> str:
-    if not numbers.asks:
+def _calls(estimate: _RunEstimate, n: int) -> str:
+    if not estimate.asks:
         return "-"
-    if numbers.calls is None or numbers.max_calls is None:
+    if estimate.calls is None or estimate.max_calls is None:
         return "unknown"
-    limit_text = f", at most {n * numbers.max_calls:,}" if numbers.max_calls > numbers.calls else ""
-    return f"{n * numbers.calls:,}{limit_text}"
+    limit_text = f", at most {n * estimate.max_calls:,}" if estimate.max_calls > estimate.calls else ""
+    return f"{n * estimate.calls:,}{limit_text}"
 
 
-def _money(numbers: _Numbers, n: int) -> str:
-    if not numbers.asks:
+def _money(estimate: _RunEstimate, n: int) -> str:
+    if not estimate.asks:
         return "-"
-    if numbers.cost is None:
+    if estimate.cost is None:
         return "unknown"
-    return f"${n * numbers.cost:,.4g}" + ("" if numbers.max_cost is None else f", at most ${n * numbers.max_cost:,.4g}")
+    return f"${n * estimate.cost:,.4g}" + (
+        "" if estimate.max_cost is None else f", at most ${n * estimate.max_cost:,.4g}"
+    )
 
 
 def _processes(packs: Sequence[Pack]) -> str:
@@ -188,24 +187,33 @@ def _processes(packs: Sequence[Pack]) -> str:
 def _time(
     packs: Sequence[Pack],
     configs: Mapping[Path, Experiment],
-    numbers: Mapping[str, _Numbers],
+    estimates: Mapping[str, _RunEstimate],
     first: Sequence[PrerequisiteRun],
 ) -> str:
     """Return a text with the approximate time of the sweep, at the speed of this machine."""
-    rates = _Rates(configs)
+    rates: dict[tuple[str, int], float | None] = {}
+
+    def rate_of(pack: Pack) -> float | None:
+        """Return the steps per second, summed over all games of a process; measured once for each shape and size."""
+        job = pack.jobs[0]
+        key = (job.key or job.digest, len(pack.jobs))
+        if key not in rates:
+            rates[key] = _measure_rate(configs[job.folder].config, len(pack.jobs))
+        return rates[key]
+
     seconds = []
     for pack in packs:
-        steps = [numbers[job.digest].env_steps for job in pack.jobs]
-        rate = None if None in steps else rates.of(pack)
+        steps = [estimates[job.digest].env_steps for job in pack.jobs]
+        rate = None if None in steps else rate_of(pack)
         if rate is None:
             return "time: unknown, because the steps of some runs cannot be timed beforehand"
         seconds.append(sum(step or 0 for step in steps) / rate)
     if not packs:
         return "time: none"
-    setup_seconds = sum(run.env_steps for run in first) / (rates.of(Pack(packs[0].jobs[:1])) or 1.0) if first else 0.0
+    setup_seconds = sum(run.env_steps for run in first) / (rate_of(Pack(packs[0].jobs[:1])) or 1.0) if first else 0.0
     places = packs[0].hardware.backend.at_once(packs)
     concurrency = f"{places:,} at once" if places is not None else "all at once, if the cluster has room"
-    waits = ", and replies of language models" if any(numbers[j.digest].asks for p in packs for j in p.jobs) else ""
+    waits = ", and replies of language models" if any(estimates[j.digest].asks for p in packs for j in p.jobs) else ""
     total_seconds = setup_seconds + makespan(seconds, places or len(seconds))
     return f"time: about {duration(total_seconds)} at the speed of this machine, {concurrency}{waits}"
 
@@ -222,30 +230,8 @@ def makespan(seconds: Sequence[float], places: int) -> float:
     return max(ends, default=0.0)
 
 
-class _Rates:
-    """Environment steps per second of processes, measured once for each shape and number of rows.
-
-    Rows are timed as the same number of societies of one run, because these are the same batches.
-
-    Args:
-        configs: runs of the sweep, by folder.
-    """
-
-    def __init__(self, configs: Mapping[Path, Experiment]) -> None:
-        self._configs = configs
-        self._measured_rates: dict[tuple[str, int], float | None] = {}
-
-    def of(self, pack: Pack) -> float | None:
-        """Return the steps per second, summed over all games of a process; None if they cannot be timed."""
-        job, rows = pack.jobs[0], len(pack.jobs)
-        key = (job.key or job.digest, rows)
-        if key not in self._measured_rates:
-            self._measured_rates[key] = _measure_rate(self._configs[job.folder].config, rows)
-        return self._measured_rates[key]
-
-
 def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
-    """Return the steps per second of `rows` runs with this config.
+    """Return the steps per second of `rows` runs with this config, timed as the societies of one run.
 
     None for other loops than mechanism design and learning, and if agents use a language model.
     """

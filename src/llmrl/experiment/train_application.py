@@ -12,7 +12,7 @@ from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.config_completion import groups_using_model, with_members, with_texts, without_unread_sections
 from llmrl.experiment.models import build_used_model, with_player_models
 from llmrl.experiment.parts import build_loop, build_parts, check_deterministic, check_values
-from llmrl.experiment.plan import plan, shortage
+from llmrl.experiment.plan import arm_shortage_warning, plan
 from llmrl.experiment.prerequisites import Compute, PrerequisiteRun, ensure
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.experiment.run_references import prerequisite_runs, with_digests
@@ -67,8 +67,8 @@ class TrainApplication(Application):
         run.status.env = parts.env.spec.name
         try:
             check_deterministic(parts.env.spec, run.processes)
-            if run.processes.is_main and (short := shortage(config, parts)) is not None:
-                log.warning("%s", short)
+            if run.processes.is_main and (warning := arm_shortage_warning(config, parts)) is not None:
+                log.warning("%s", warning)
             reference_runs: list[PrerequisiteRun] = []
             with exclusive():  # built before the reference runs, which may take hours, to find errors early
                 loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
