@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, impossible
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, find_impossible_fields
 from llmrl.llms import hosted
 from llmrl.llms.budget import Reservation
 from llmrl.llms.cache import Cache
@@ -72,7 +72,7 @@ def test_impossible_usage_is_unknown(tmp_path: Path, odd: dict[str, Any], caplog
     [reply] = client.chat([ask("b")])
     client.chat([ask("c")])
     assert getattr(reply, next(iter(odd))) is None or (reply.cost or 0) >= 0
-    assert not impossible(reply)
+    assert not find_impossible_fields(reply)
     after = client.budget.spent
     assert after.cost >= initial.cost and after.tokens >= initial.tokens
     assert caplog.text.count("treated as unknown (logged once)") == 1
@@ -82,7 +82,7 @@ def test_impossible_usage_is_unknown(tmp_path: Path, odd: dict[str, Any], caplog
 @given(st.one_of(st.none(), st.integers(), st.floats(), st.booleans(), st.text(max_size=3)))
 def test_impossible_values_are_detected(value: Any) -> None:
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost"):
-        wrong = impossible(replace(GOOD, **{name: value}))
+        wrong = find_impossible_fields(replace(GOOD, **{name: value}))
         assert wrong in ([], [name])
         if wrong == [] and value is not None:
             assert value >= 0 and value < float("inf") and not isinstance(value, bool | str)

@@ -62,7 +62,7 @@ class TestPool:
         assert pool.best().vector == (1.0,) and pool.of([0]).value == pytest.approx(140.933, abs=1e-3)
 
     def test_small_samples_are_not_best(self):
-        pool = PooledEstimates(fewest=20)
+        pool = PooledEstimates(min_episodes=20)
         pool.add([1.0], 500.0, None, 1, 1)
         assert pool.best() is None and pool.ranked() == []
         pool.add([2.0], 30.0, 2.0, 20, 20)

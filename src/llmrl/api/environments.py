@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, overload
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.records import Observation, embedded
+from llmrl.core.records import Observation, parse_if_json
 from llmrl.core.typed_values import format_override
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class TextEnvironment:
         return self._observation_text(reward)
 
     def _observation_text(self, reward: float | None = None) -> str:
-        content: dict[str, Any] = {"observation": embedded(str(self._observation["text"][0, 0]))}
+        content: dict[str, Any] = {"observation": parse_if_json(str(self._observation["text"][0, 0]))}
         if reward is not None:
             content["reward"] = round(reward, 6)
         if self._is_over:

@@ -57,19 +57,19 @@ def entry_points() -> tuple[EntryPoint, ...]:
     """
     working_folder = os.path.realpath(Path.cwd())
     packages: dict[str, list[EntryPoint]] = {}
-    for place in dict.fromkeys(sys.path):
-        if place and os.path.realpath(place) != working_folder:
-            for folder in _declaring(place):
+    for path in dict.fromkeys(sys.path):
+        if path and os.path.realpath(path) != working_folder:
+            for folder in _metadata_folders(path):
                 name = Path(folder).name.partition("-")[0].lower()
                 packages.setdefault(name, list(_read(folder)))
     all_entries = (entry for entries in packages.values() for entry in entries)
     return tuple(sorted(all_entries, key=lambda entry: (entry.group, entry.name, entry.package)))
 
 
-def _declaring(place: str) -> Iterator[str]:
-    """Yield the metadata folders in `place` that mention a group of llmrl in their entry points."""
+def _metadata_folders(path: str) -> Iterator[str]:
+    """Yield the metadata folders in `path` that mention a group of llmrl in their entry points."""
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(path) as entries:
             folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA))
     except OSError:
         return  # a zip archive, or nothing at all

@@ -64,12 +64,12 @@ class PooledEstimates:
     removes the bias from choosing the luckiest measurement of one vector.
 
     Args:
-        fewest: least number of episodes of an estimate that `best` and `ranked` return, because the mean of a few
-            episodes may be the highest by luck.
+        min_episodes: minimum number of episodes of an estimate that `best` and `ranked` return, because the mean of a
+            few episodes may be the highest by luck.
     """
 
-    def __init__(self, fewest: int = 1) -> None:
-        self.fewest = fewest
+    def __init__(self, min_episodes: int = 1) -> None:
+        self.min_episodes = min_episodes
         self._estimates: dict[tuple[int | str | None, Key], Estimate] = {}
         self._best: dict[int | str | None, Estimate | None] = {}
         self._n_measurements = 0
@@ -108,8 +108,8 @@ class PooledEstimates:
             estimate.draws.add(draw)
         best = self._best.get(context)
         if best is estimate and estimate.value < previous_value:
-            self._best[context] = max(self._fit(context), key=_rank)
-        elif estimate.episodes >= self.fewest and (best is None or _rank(estimate) > _rank(best)):
+            self._best[context] = max(self._reliable(context), key=_rank)
+        elif estimate.episodes >= self.min_episodes and (best is None or _rank(estimate) > _rank(best)):
             self._best[context] = estimate
         return estimate
 
@@ -131,20 +131,17 @@ class PooledEstimates:
         return self._best.get(context)
 
     def ranked(self, context: int | str | None = None) -> list[Estimate]:
-        """Return the estimates of a context with at least `fewest` episodes, highest first."""
-        return sorted(self._fit(context), key=_rank, reverse=True)
+        """Return the estimates of a context with at least `min_episodes` episodes, highest first."""
+        return sorted(self._reliable(context), key=_rank, reverse=True)
 
     @property
     def contexts(self) -> list[int | str | None]:
         """Contexts with measurements, in the order of their first measurements."""
         return list(dict.fromkeys(context for context, _ in self._estimates))
 
-    def _fit(self, context: int | str | None) -> list[Estimate]:
-        return [
-            estimate
-            for estimate in self._estimates.values()
-            if estimate.context == context and estimate.episodes >= self.fewest
-        ]
+    def _reliable(self, context: int | str | None) -> list[Estimate]:
+        estimates = self._estimates.values()
+        return [x for x in estimates if x.context == context and x.episodes >= self.min_episodes]
 
 
 def key_of(vector: Sequence[float] | np.ndarray) -> Key:

@@ -271,15 +271,15 @@ def local_device(device: str) -> str:
         return device
     import torch
 
-    place, gpus = _number("LOCAL_RANK", 0), torch.cuda.device_count()
+    rank, gpus = _number("LOCAL_RANK", 0), torch.cuda.device_count()
     if gpus == 1 and _number("LOCAL_WORLD_SIZE", 1) > 1 and "SLURM_PROCID" in os.environ:
         return "cuda:0"  # the scheduler shows each process only its own GPU
-    if place >= gpus:
+    if rank >= gpus:
         raise ConfigError(
-            f"process {place} of this machine has no GPU of its own: torch sees {gpus}; start as many processes as "
+            f"process {rank} of this machine has no GPU of its own: torch sees {gpus}; start as many processes as "
             "there are GPUs (torchrun --nproc-per-node), or use hardware=cpu"
         )
-    return f"cuda:{place}"
+    return f"cuda:{rank}"
 
 
 @contextmanager
@@ -314,10 +314,9 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         bucket: list[torch.Tensor] = []
         size = 0
         for tensor in kind_tensors:
-            if bucket and size + tensor.numel() * tensor.element_size() > _BUCKET_BYTES:
+            size += tensor.nbytes
+            if bucket and size > _BUCKET_BYTES:
                 yield bucket
-                bucket, size = [], 0
+                bucket, size = [], tensor.nbytes
             bucket.append(tensor)
-            size += tensor.numel() * tensor.element_size()
-        if bucket:
-            yield bucket
+        yield bucket

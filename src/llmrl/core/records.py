@@ -27,7 +27,7 @@ Observation = dict[str, Array]
 """Channel name -> [n_envs, n_agents, *channel.shape]."""
 
 
-def embedded(text: str) -> Any:
+def parse_if_json(text: str) -> Any:
     """Return a text that is a JSON object or array as parsed data, to embed it in other JSON; any other text as is."""
     with suppress(ValueError):
         return json.loads(text) if text.startswith(("{", "[")) else text
@@ -290,17 +290,15 @@ REPLY_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_wr
 """Fields of `ChatReply` that count tokens."""
 
 
-def impossible(reply: ChatReply) -> list[str]:
+def find_impossible_fields(reply: ChatReply) -> list[str]:
     """Return the names of the counts and costs of a reply that are impossible: negative, not finite, or no numbers."""
-    counts = [name for name in REPLY_COUNTS if not _counts(reply, name)]
-    cost = reply.cost
-    amount = cost is None or (isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < math.inf)
-    return counts if amount else [*counts, "cost"]
-
-
-def _counts(reply: ChatReply, name: str) -> bool:
-    value = getattr(reply, name)
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    types = dict.fromkeys(REPLY_COUNTS, int) | {"cost": int | float}
+    values = {name: x for name in types if (x := getattr(reply, name)) is not None}
+    return [
+        name
+        for name, x in values.items()
+        if not isinstance(x, types[name]) or isinstance(x, bool) or not 0 <= x < math.inf
+    ]
 
 
 @dataclass(frozen=True)

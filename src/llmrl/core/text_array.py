@@ -15,16 +15,16 @@ class TextTable:
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.texts: list[str] = []
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         for text in texts:
-            self.place(text)
+            self.index(text)
 
-    def place(self, text: str) -> int:
+    def index(self, text: str) -> int:
         """Return the index of a text, which is added to the table if it is new."""
-        place = self._places.setdefault(text, len(self.texts))
-        if place == len(self.texts):
+        index = self._indices.setdefault(text, len(self.texts))
+        if index == len(self.texts):
             self.texts.append(text)
-        return place
+        return index
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class TextArray:
 
         table = table or TextTable()
         array = np.asarray(texts, dtype=object)
-        places = [table.place(str(text)) for text in array.ravel()]
-        return cls(torch.tensor(places, dtype=torch.int64).reshape(array.shape), table)
+        indices = [table.index(str(text)) for text in array.ravel()]
+        return cls(torch.tensor(indices, dtype=torch.int64).reshape(array.shape), table)
 
     @property
     def shape(self) -> torch.Size:
@@ -94,5 +94,5 @@ class TextArray:
         """Return the distinct texts, in the order of the table, and each entry's index among them, [...] int64."""
         import torch
 
-        unique_ids, places = torch.unique(self.ids, return_inverse=True)
-        return [self.table.texts[i] for i in unique_ids.tolist()], places
+        unique_ids, indices = torch.unique(self.ids, return_inverse=True)
+        return [self.table.texts[i] for i in unique_ids.tolist()], indices

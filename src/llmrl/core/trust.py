@@ -52,6 +52,7 @@ NAMED = frozenset(
         "llmrl.tuning.study.TuningSettings",
     }
 )
+_DESTINATION = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
 _OUR_PACKAGES = ("llmrl", "hydra_plugins")
 
 
@@ -71,7 +72,8 @@ class Trust:
 
     def __post_init__(self) -> None:
         for module in self.modules:
-            if not isinstance(module, str) or not _is_entry(module):
+            # The name of a module, or the destination of an API key (`llmrl.config.permissions`).
+            if not isinstance(module, str) or not (_is_dotted(module) or re.fullmatch(_DESTINATION, module)):
                 raise ConfigError(
                     f"trusted_modules: {module!r} is not the name of a module; give names such as my_package or "
                     "my_package.parts, or a key and its host, such as MY_API_KEY@https://my.host"
@@ -121,7 +123,8 @@ class Trust:
             part: Any = functools.reduce(getattr, names, module)
         except AttributeError as error:
             raise ConfigError(f"{label} cannot be imported: there is no such name ({error})") from error
-        if not _callable(part):
+        is_bound_to_class = inspect.ismethod(part) and inspect.isclass(part.__self__)
+        if not (inspect.isclass(part) or inspect.isfunction(part) or is_bound_to_class):
             kind = "a module" if inspect.ismodule(part) else "an object"
             raise ConfigError(f"{label} is {kind}, not a class or function")
         defining_module = getattr(getattr(part, "__func__", part), "__module__", None)
@@ -210,20 +213,6 @@ def _matches_package(module: str, packages: Iterable[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def _is_entry(text: str) -> bool:
-    """Return whether a text is the name of a module, or the destination of an API key (`llmrl.config.permissions`)."""
-    destination = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
-    return _is_dotted(text) or re.fullmatch(destination, text) is not None
-
-
 def _is_dotted(name: str) -> bool:
     """Return whether a text is identifiers joined by dots, none of which begins with two underscores."""
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))
-
-
-def _callable(target: object) -> bool:
-    return (
-        inspect.isclass(target)
-        or inspect.isfunction(target)
-        or (inspect.ismethod(target) and inspect.isclass(target.__self__))
-    )

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.plain_data import convert, parse_record
-from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
+from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, find_impossible_fields
 from llmrl.core.secrets import known_secrets, redact, redact_nested
 from llmrl.llms.images import with_image_hashes
 
@@ -158,6 +158,6 @@ def _parse_entry(entry: Any) -> ChatReply:
     fields = entry["reply"]
     texts = {name: "\n".join(convert(fields.get(name), list[str], name)) for name in ("text", "thoughts")}
     reply = parse_record(ChatReply, {"error": "", "sample": None, **fields, **texts, "attempts": 0})
-    if impossible_fields := impossible(reply):
+    if impossible_fields := find_impossible_fields(reply):
         raise ValueError(f"its {impossible_fields[0]} is {getattr(reply, impossible_fields[0])!r}")
     return reply

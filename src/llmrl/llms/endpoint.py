@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
-from llmrl.core.records import ChatReply, ChatRequest, impossible
+from llmrl.core.records import ChatReply, ChatRequest, find_impossible_fields
 from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache
@@ -253,7 +253,7 @@ class Endpoint:
 
     def _drop_impossible_counts(self, reply: ChatReply) -> ChatReply:
         """Return a reply in which impossible numbers are replaced by None, so that they do not change the budget."""
-        impossible_fields = impossible(reply)
+        impossible_fields = find_impossible_fields(reply)
         if impossible_fields and self._warns_of_counts:
             self._warns_of_counts = False
             counts = ", ".join(f"{name}={getattr(reply, name)!r}" for name in impossible_fields)

@@ -12,7 +12,7 @@ import numpy as np
 from llmrl.core.frames import with_text_column
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Observation, State, embedded, on_host
+from llmrl.core.records import Observation, State, on_host, parse_if_json
 from llmrl.core.rollouts import Episode
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import add_costs, episode_row
@@ -174,7 +174,7 @@ class EpisodeLogger(Observer):
         if self.spec.n_agents > 1:
             line["agent"] = agent
         if "text" in observation:
-            line["observation"] = embedded(str(observation["text"][game, agent]))
+            line["observation"] = parse_if_json(str(observation["text"][game, agent]))
         action = actions[game, agent]
         if self.spec.continuous_actions is None:
             line["action"] = self.spec.action_names[int(action)]

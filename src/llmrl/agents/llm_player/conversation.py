@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from llmrl.agents.llm_player.answer_format import Action
-from llmrl.core.records import State, embedded
+from llmrl.core.records import State, parse_if_json
 from llmrl.llms.images import IMAGES
 
 Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
@@ -95,7 +95,7 @@ class PlayerConversation:
             legal: legal answers as they are shown (`AnswerFormat.legal_answers`); None: all are legal.
             show: additions to the observation.
         """
-        frame: dict[str, Any] = {} if observation is None else {"observation": embedded(observation)}
+        frame: dict[str, Any] = {} if observation is None else {"observation": parse_if_json(observation)}
         # If players take turns, the first observation may come after the first step.
         if self.decided == 0 and not self.frames:
             frame["start"] = True

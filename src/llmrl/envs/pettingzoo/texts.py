@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.core.records import embedded
+from llmrl.core.records import parse_if_json
 from llmrl.core.spaces import EnvDescription, ParameterSpace
 from llmrl.core.trust import Trust
 from llmrl.envs import mechanism_text
@@ -167,7 +167,7 @@ class WorldTexts:
                 the first step.
         """
         text = self._describers[agent].describe(self._views[agent].strip_mask(observation), info)
-        content = embedded(text)
+        content = parse_if_json(text)
         name_field = {"you": agent} if len(self._views) > 1 else {}
         report: dict[str, Any] = {}
         if values is not None and self._space is not None:
