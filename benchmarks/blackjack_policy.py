@@ -3,8 +3,9 @@
     python benchmarks/blackjack_policy.py [RUN ...] [--data FILE]
 
 The game is Gymnasium's Blackjack-v1 with `sab=True`: cards are drawn with replacement, the dealer draws up to 16, and a
-natural wins unless the dealer has one, too. RUN is the folder of a run of `env=blackjack agent=llm_player
-agent.history=0` whose model has learned; the model replies greedily to every state, and an invalid reply sticks.
+natural wins unless the dealer has one, too. RUN is the folder of a run of `env=blackjack` with `agent=llm_player
+agent.history=0` or `agent=llm_ppo`, whose model has learned; the model acts greedily in every state, and an invalid
+reply sticks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 CARDS = {**dict.fromkeys(range(1, 10), 1 / 13), 10: 4 / 13}
 """Probability of each card; 1 is an ace, and pictures count 10."""
@@ -100,8 +102,43 @@ class GreedyPolicy:
     invalid: float
 
 
-def greedy_policies(run: Path) -> tuple[GreedyPolicy, GreedyPolicy]:
+State = tuple[int, int, bool, bool]
+STATES: list[State] = [
+    (total, up, usable, first)
+    for total in range(4, 22)
+    for up in range(1, 11)
+    for usable in (False, True)
+    for first in (False, True)
+    if not usable or total >= 12
+]
+"""All states of a player, as the arguments of a policy."""
+
+
+def greedy_policies(run: Path, config: dict[str, Any]) -> tuple[GreedyPolicy, GreedyPolicy]:
     """Return the greedy policies of a run's model before and after training."""
+    if config["agent"]["_target_"].endswith(".LanguagePPOAgent"):
+        return scored_policy(config, None), scored_policy(config, run)
+    return chat_policies(run, config)
+
+
+def scored_policy(config: dict[str, Any], trained_run: Path | None) -> GreedyPolicy:
+    """Return the greedy policy of a model that scores actions, with the weights of a run; None: before training."""
+    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.parts import build_parts
+
+    agent = {**config["agent"], "init_from": None if trained_run is None else str(trained_run)}
+    experiment = Experiment({**config, "agent": agent})
+    parts = build_parts(experiment.config, experiment.resources.model, play_only=True, resources=experiment.resources)
+    describe = getattr(parts.env, "env", parts.env)._describer.describe
+    prompts = [describe((total, up, int(usable)), {}) for total, up, usable, _ in STATES]
+    actions = parts.agents[0].policy.probabilities(prompts).argmax(-1).tolist()
+    parts.close()
+    hits = dict(zip(STATES, map(float, actions), strict=True))
+    return GreedyPolicy(exact_return(lambda *state: hits[state]), 0.0)
+
+
+def chat_policies(run: Path, config: dict[str, Any]) -> tuple[GreedyPolicy, GreedyPolicy]:
+    """Return the greedy policies of a chat model before and after training."""
     from llmrl.agents.llm_player.answer_format import read_reply
     from llmrl.agents.llm_player.conversation import PlayerConversation
     from llmrl.core.records import ChatRequest
@@ -111,9 +148,7 @@ def greedy_policies(run: Path) -> tuple[GreedyPolicy, GreedyPolicy]:
     from llmrl.experiment.parts import build_parts
     from llmrl.llms.invalid_reply import InvalidReply
     from llmrl.llms.local.chat import LocalChat
-    from llmrl.run.artifacts import read_config
 
-    config = read_config(run, ())
     if config["agent"]["history"]:
         raise SystemExit(
             f"{run}: agent.history={config['agent']['history']}: the reply depends on earlier turns; use 0"
@@ -122,16 +157,8 @@ def greedy_policies(run: Path) -> tuple[GreedyPolicy, GreedyPolicy]:
     parts = build_parts(experiment.config, experiment.resources.model, play_only=True, resources=experiment.resources)
     player, chat = parts.agents[0].policy, parts.llm.provider
     describe = getattr(parts.env, "env", parts.env)._describer.describe
-    states = [
-        (total, up, usable, first)
-        for total in range(4, 22)
-        for up in range(1, 11)
-        for usable in (False, True)
-        for first in (False, True)
-        if not usable or total >= 12
-    ]
     requests = []
-    for total, up, usable, first in states:
+    for total, up, usable, first in STATES:
         conversation = PlayerConversation(decided=int(not first), steps=int(not first))
         conversation.add_observation(describe((total, up, int(usable)), {}), None, player.settings.observation_extras)
         requests.append(ChatRequest(conversation.messages(player.prompts.system(0, ()).text, 0)))
@@ -139,12 +166,12 @@ def greedy_policies(run: Path) -> tuple[GreedyPolicy, GreedyPolicy]:
     def policy(model: str) -> GreedyPolicy:
         settings = replace(chat.settings, model=model, make=None, learn=None, adapter=None, temperature=0.0)
         actions, invalid = {}, 0
-        for state, reply in zip(states, LocalChat(settings, "cpu", Seeds(0)).complete(requests), strict=True):
+        for state, reply in zip(STATES, LocalChat(settings, "cpu", Seeds(0)).complete(requests), strict=True):
             try:
                 actions[state] = float(read_reply(reply.text, player.answers, None).action == 1)
             except InvalidReply:
                 actions[state], invalid = 0.0, invalid + 1
-        return GreedyPolicy(exact_return(lambda *state: actions[state]), invalid / len(states))
+        return GreedyPolicy(exact_return(lambda *state: actions[state]), invalid / len(STATES))
 
     initial = chat.model
     parts.close()
@@ -179,10 +206,10 @@ def main() -> None:
 
     for run in options.runs:
         config = read_config(run, ())
-        before, after = greedy_policies(run)
+        before, after = greedy_policies(run, config)
         print(f"{after.returns:+.4f}, before training {before.returns:+.4f}, invalid {after.invalid:.1%}  {run}")
-        advantage, seed = config["llm"]["learn"]["advantage"], config["seed"]
-        rows.append((advantage, seed, round(before.returns, 5), round(after.returns, 5), round(after.invalid, 5)))
+        group, seed = (config["llm"].get("learn") or {}).get("advantage", "llm_ppo"), config["seed"]
+        rows.append((group, seed, round(before.returns, 5), round(after.returns, 5), round(after.invalid, 5)))
     if options.data is not None:
         with options.data.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
