@@ -1,10 +1,18 @@
 """Tokenizer and chat template of small chat models."""
 
+import json
+
+import numpy as np
 import pytest
 
+from experiments import only_run_folder, silent_run
+from llmrl.chat_learning.format_training import RandomProposals
 from llmrl.llms.local.loading import load_tokenizer
 from llmrl.llms.local.small import SmallModelShape
 from llmrl.llms.local.small_chat import make_small_chat
+from llmrl.principals.llm_search import LLMSearch
+from policies import POLE, searcher
+from shipped import search_agent
 
 MESSAGE = '{"observation": {"player_sum": 15, "dealer_card": 10, "usable_ace": "no"}, "start": true}'
 REPLY = '{"action": "hit"}'
@@ -38,3 +46,26 @@ def test_unseen_text_is_encoded(tokenizer):
     text = 'Some "other" text: é, 3.5 {"unseen_key": ["a b", null]}'
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_random_proposals_are_legal():
+    controller = search_agent("linear", POLE).controller
+    chat = RandomProposals(controller.space, np.random.default_rng(0))
+    principal = LLMSearch(POLE, chat, controller, searcher().settings)
+    vectors = principal.ask(n=8)
+    assert len(chat.exchanges) == 8 and not any(principal.fallbacks)
+    assert (vectors >= controller.space.low).all() and (vectors <= controller.space.high).all()
+    assert len({tuple(vector) for vector in vectors}) == 8
+
+
+@pytest.mark.slow
+def test_model_is_created_for_a_proposer(tmp_path):
+    silent_run(
+        *("env=cartpole", "agent=linear", "principal=llm", "principal.history=last", "principal.window=2"),
+        *("search.iterations=2", "search.candidates=2", "search.episodes=1", "search.race=0"),
+        *("llm=small_chat", "llm/learn=grpo", "llm.learn.group_size=2", "llm.max_invalid=null", "llm.max_tokens=8"),
+        *("llm.make.format_steps=1", "llm.make.width=32", "llm.make.layers=1", "llm.make.heads=2"),
+        *(f"output_root={tmp_path}", "name=proposer"),
+    )
+    lines = (only_run_folder(tmp_path / "proposer") / "metrics.jsonl").read_text().splitlines()
+    assert sum("learn/reward" in json.loads(line) for line in lines) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
+from llmrl.core.spaces import ParameterSpace
 from llmrl.llms import schema_draw
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.structured import read
@@ -68,6 +70,26 @@ class RandomLegalChat:
     def label_of(self, model: str = CHOSEN) -> str:
         """Return the label."""
         return self.label
+
+
+class RandomProposals(RandomLegalChat):
+    """Chat model that replies with random parameters of a policy, uniform within their bounds; it records them.
+
+    Args:
+        space: space of the parameters.
+        rng: random numbers.
+    """
+
+    def __init__(self, space: ParameterSpace, rng: np.random.Generator) -> None:
+        super().__init__()
+        self._space, self._rng = space, rng
+
+    def _legal_reply(self, request: ChatRequest) -> str:
+        vector = self._rng.uniform(self._space.low, self._space.high)
+        decimals = [parameter.decimals for parameter in self._space.parameters]
+        return json.dumps(
+            {"params": [x if n is None else round(x, n) for x, n in zip(vector.tolist(), decimals, strict=True)]}
+        )
 
 
 def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learning_rate: float, seed: int) -> float:

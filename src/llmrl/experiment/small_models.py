@@ -8,7 +8,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
-from llmrl.core.services import EnvServices
+from llmrl.core.services import AgentServices, EnvServices, PrincipalServices, TeacherServices
 from llmrl.llms.local.small import SmallModel
 from llmrl.llms.local.small_chat import SmallChat
 
 if TYPE_CHECKING:
+    from llmrl.chat_learning.format_training import Exchange, RandomLegalChat
     from llmrl.core.protocols import VecEnv
     from llmrl.llms.local.loading import Kind
     from llmrl.llms.local.small import SmallKind
@@ -50,11 +51,14 @@ class SmallModels:
     def folder(self, kind: SmallKind, model: SmallModel | SmallChat) -> Path:
         """Return the folder of a model, whether or not it exists.
 
-        It is a function of the settings of the model and the environment, and for a chat model also of the agent's.
+        It is a function of the settings of the model and the environment, and for a chat model also of the part
+        that asks it.
         """
         identity_fields: list[Any] = [kind, asdict(self._seeded(model)), _env(self._config)]
         if kind == "chat":
             identity_fields += [self._config.get("agent"), self._config.get("prompts")]
+            if not _is_player(self._config):
+                identity_fields.append(self._config.get("principal"))
         identity = json.dumps(identity_fields, sort_keys=True, default=str)
         return (
             Path(self._config["output_root"]) / "models" / f"small-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
@@ -139,56 +143,104 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
 
 
 def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
-    """Write a small chat model that knows the format of an agent's replies in the environment of a config.
+    """Write a small chat model that knows the format of the replies of a player, or of a proposer of a policy search.
 
     Args:
         folder: folder to write; missing or empty.
-        config: `env`, `agent`, `prompts` and `trusted_modules` of a resolved config.
+        config: `env`, `agent`, `principal`, `prompts`, `search` and `trusted_modules` of a resolved config.
         model: settings of the model; without a seed, 0 is used.
 
     Raises:
-        Incompatible: the agent asks no chat model.
+        Incompatible: neither the agent nor the proposer of a policy asks a chat model.
         ConfigError: the numbers do not fit each other.
     """
-    import torch
-
-    from llmrl.chat_learning.format_training import RandomLegalChat, train_format
-    from llmrl.core.services import AgentServices
+    from llmrl.chat_learning.format_training import train_format
     from llmrl.experiment.build_env import build_env
     from llmrl.llms.local.small_chat import make_small_chat
-    from llmrl.rollout.collector import Collector
 
     shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])
-    if not builder.needs(config["agent"], "llm", "agent"):
-        raise Incompatible(
-            Misfit.MODEL, "llm=small_chat learns the format of replies from an agent that asks it; use agent=llm_player"
-        )
-    chat = RandomLegalChat()
     env = build_env(_env(config), builder.with_services(EnvServices(shared.child("env"))))
     try:
-        services = AgentServices(
-            spec=env.spec,
-            seeds=shared.child("agent"),
-            env_factory=getattr(env, "env_factory", None),
-            llm=chat,
-            prompt_folder=None if config.get("prompts") is None else Path(config["prompts"]).expanduser(),
-        )
-        agent = builder.with_services(services).build(config["agent"], "agent")
-        collector = Collector(env, agent.policy, "cpu")
-        collector.reset(shared.integer("games"))
-        generator = torch.Generator().manual_seed(shared.integer("actions"))
-        for _ in range(_STEPS):
-            collector.collect(1, generator, learn=False)
-            if len(chat.exchanges) >= _EXCHANGES:
-                break
+        exchanges = (_player_exchanges if _is_player(config) else _proposer_exchanges)(config, env, builder, shared)
     finally:
         env.close()
-    texts = [text for messages, reply in chat.exchanges for text in (messages[-1]["content"], reply)]
+    texts = [text for messages, reply in exchanges for text in (messages[-1]["content"], reply)]
     make_small_chat(folder, texts, model, seeds.integer("weights"))
     steps, learning_rate = model.format_steps, model.format_learning_rate
-    loss = train_format(folder, chat.exchanges, steps, learning_rate, seeds.integer("reading"))
+    loss = train_format(folder, exchanges, steps, learning_rate, seeds.integer("reading"))
     log.info("the model has learned the format of replies: %.3g nats per token", loss)
+
+
+def _is_player(config: Config) -> bool:
+    """Return whether the agent asks the chat model."""
+    return Builder(trusted=config.get("trusted_modules", ())).needs(config["agent"], "llm", "agent")
+
+
+def _player_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
+    """Return exchanges of an agent with random legal replies."""
+    import torch
+
+    from llmrl.chat_learning.format_training import RandomLegalChat
+    from llmrl.rollout.collector import Collector
+
+    chat = RandomLegalChat()
+    agent = builder.with_services(_agent_services(config, env, seeds, chat)).build(config["agent"], "agent")
+    collector = Collector(env, agent.policy, "cpu")
+    collector.reset(seeds.integer("games"))
+    generator = torch.Generator().manual_seed(seeds.integer("actions"))
+    for _ in range(_STEPS):
+        collector.collect(1, generator, learn=False)
+        if len(chat.exchanges) >= _EXCHANGES:
+            break
+    return chat.exchanges
+
+
+def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
+    """Return exchanges of a proposer whose proposals, and their returns, are random numbers.
+
+    Raises:
+        Incompatible: the principal asks no chat model, or the agent has no parameters to propose.
+    """
+    from llmrl.chat_learning.format_training import RandomProposals
+    from llmrl.core.records import Outcome
+
+    services = _agent_services(config, env, seeds, None)
+    controller = None
+    if config["principal"]["_target_"] is not None and builder.needs(config["principal"], "llm", "principal"):
+        agent = builder.with_services(services).build(config["agent"], "agent")
+        controller = getattr(agent, "controller", None)
+    if controller is None:
+        raise Incompatible(
+            Misfit.MODEL,
+            "llm=small_chat learns the format of replies from the part that asks it; use agent=llm_player, or "
+            "principal=llm with an agent whose parameters it can search, such as agent=linear",
+        )
+    space, rng = controller.space, seeds.numpy("proposals")
+    chat = RandomProposals(space, rng)
+    shared = {service.name: getattr(services, service.name) for service in fields(TeacherServices)} | {"llm": chat}
+    principal = builder.with_services(PrincipalServices(**shared, space=space, controller=controller)).build(
+        config["principal"], "principal"
+    )
+    search = config["search"]
+    principal.on_search_start(search["iterations"], search["episodes"])
+    while len(chat.exchanges) < _EXCHANGES:
+        vectors = principal.ask(n=search["candidates"])
+        returns = rng.uniform(0, 100, size=(len(vectors), search["episodes"])).round()
+        principal.tell([Outcome(v, x.mean(), x) for v, x in zip(vectors, returns, strict=True)])
+        if principal.iteration >= min(search["iterations"], _STEPS):
+            break
+    return chat.exchanges
+
+
+def _agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: RandomLegalChat | None) -> AgentServices:
+    return AgentServices(
+        spec=env.spec,
+        seeds=seeds.child("agent"),
+        env_factory=getattr(env, "env_factory", None),
+        llm=chat,
+        prompt_folder=None if config.get("prompts") is None else Path(config["prompts"]).expanduser(),
+    )
 
 
 def _env(config: Config) -> dict[str, Any]:
