@@ -538,7 +538,7 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run.checkpoints import CheckpointStore
     from llmrl.run.files import write_atomic
     from llmrl.run.ownership import Ownership
-    from llmrl.teachers.plan_tables import save_plan_table
+    from llmrl.teachers.offline_planner import save_plan_table
 
     disk = folder / "disk"
     disk.mkdir()
@@ -744,9 +744,9 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("SLURM's accounts of arrays that were cancelled, in 5 spellings", "cancelled for tasks that never began")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.sweeps.backends.slurm_status import tasks_of
+    from llmrl.sweeps.backends.slurm_submission import expand_array
 
-    found = [tasks_of(text) for text in ("1", "1_2", "1_[0-2]", "1_[0,4-5%7]", "1_[9%1]")]
+    found = [expand_array(text) for text in ("1", "1_2", "1_[0-2]", "1_[0,4-5%7]", "1_[9%1]")]
     expected = [["1"], ["1_2"], ["1_0", "1_1", "1_2"], ["1_0", "1_4", "1_5"], ["1_9"]]
     return found == expected, str(found)
 

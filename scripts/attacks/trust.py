@@ -178,8 +178,8 @@ NAMED = {
     ),
     "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "not a class or function"),
     "Path, imported by a part's module": ("llmrl.llms.replay.Path", "defined in pathlib"),
-    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_status.output_of", OUTSIDE),
-    "the remover of llmrl-sweep": ("llmrl.sweeps.cleaning.remove", OUTSIDE),
+    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_submission.command_output", OUTSIDE),
+    "the remover of llmrl-sweep": ("llmrl.sweeps.run_control.remove_path", OUTSIDE),
     "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
     "a Cyrillic letter in the name": ("llmrl.\u0430gents.ppo_agent.PPOAgent", OUTSIDE),
     "a name with a line break": ("evil.Part\n", "not the dotted name"),
@@ -651,7 +651,7 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("somebody swaps the folder for a link all the time", "nothing behind it is touched")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.core.errors import RunFolderError
-    from llmrl.sweeps.cleaning import remove
+    from llmrl.sweeps.run_control import remove_path
 
     own, root = precious(folder), folder / "runs"
     group, away, stop = root / "group", root / "away", threading.Event()
@@ -675,7 +675,7 @@ def _(folder: Path) -> tuple[bool, str]:
             try:
                 with contextlib.suppress(OSError):
                     (group / "s1").mkdir()
-                remove(root, group / "s1")
+                remove_path(root, group / "s1")
             except RunFolderError:
                 lost += 1
     finally:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmrl.statistics.multiple_comparisons import holm, p_value
+from llmrl.statistics.intervals import holm, p_value
 
 SAMPLES = st.lists(st.floats(-100, 100), min_size=5, max_size=12)
 P_VALUES = st.lists(st.floats(0, 1), max_size=12)

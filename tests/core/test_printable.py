@@ -26,7 +26,7 @@ from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.status import Status
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import describe, write_log_header
+from llmrl.sweeps.jobs import describe_outcome, write_log_header
 
 FAKE = "\x1b[2K\x1b[1A\rfinished, result 1\x9b0m\u202egnp.txt\x07 [bold]b[/bold] :smiley: \u2066x\ud800"
 """Erases its own line, colors, rings, turns the reading direction; rich would read the rest as markup."""
@@ -207,7 +207,7 @@ def test_final_run_line(capsys):
     outcome = JobOutcome(
         job(Path("x"), []), Path("\x1b[1A"), "failed", error="\nfinished after 3 s, result 9 (outputs)\x1b[K"
     )
-    assert not find_sequences(describe(outcome)) and "\n" not in describe(outcome)
+    assert not find_sequences(describe_outcome(outcome)) and "\n" not in describe_outcome(outcome)
     progress = ProgressBar(1, "runs", "sweep", terminal=True)
     with progress:
         progress.print_line(f"{FAKE}XYZ")

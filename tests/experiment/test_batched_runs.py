@@ -34,7 +34,7 @@ from llmrl.run.ownership import read_owner
 from llmrl.run.progress_bar import ProgressBar, RowsDisplay
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
-from llmrl.sweeps.jobs import take_on
+from llmrl.sweeps.jobs import record_launch
 from llmrl.sweeps.work import JobWork, PackWork, RunExit
 from stalling import STALLED_S, Stall, impatient
 
@@ -57,7 +57,7 @@ def works(root: Path, rows: Sequence[Sequence[str]] = THREE, *overrides: str) ->
     for row in rows:
         row_overrides = [*TINY, *row, *overrides]
         job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
-        take_on(job, root)
+        record_launch(job, root)
         outcomes.append(JobWork(compute, job.config, row_overrides, job.folder, {}, "one shape"))
     return outcomes
 
@@ -116,7 +116,7 @@ def test_independent_runs_match_single_runs(tmp_path, runs):
         for row in runs:
             row_overrides = [*row, "hardware.threads=1"]
             job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
-            take_on(job, root)
+            record_launch(job, root)
             outcomes.append(JobWork(compute, job.config, row_overrides, job.folder, {}, job.key))
         return outcomes
 

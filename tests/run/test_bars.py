@@ -16,7 +16,7 @@ from llmrl.run.bars import Bars
 from llmrl.run.progress_bar import DisplayRow, ProgressBar, RowsDisplay, shorten
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
-from llmrl.sweeps.watch import summary
+from llmrl.sweeps.watch import summarize_running
 from run_folders import write_run
 
 
@@ -91,7 +91,10 @@ def test_long_vectors_are_truncated():
 
 
 def test_sweep_line_has_last_proposal(running):
-    assert summary(running) == "3 running, 10% done, 2:00 left, $0.25 spent; objective 9.5 with clean: 2, eat: 0.5"
+    assert (
+        summarize_running(running)
+        == "3 running, 10% done, 2:00 left, $0.25 spent; objective 9.5 with clean: 2, eat: 0.5"
+    )
 
 
 def test_packed_runs_share_lines(monkeypatch):

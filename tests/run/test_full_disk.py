@@ -26,7 +26,7 @@ from llmrl.run.ownership import Ownership
 from llmrl.run.run import Run
 from llmrl.run.status import read_status
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
-from llmrl.teachers.plan_tables import save_plan_table
+from llmrl.teachers.offline_planner import save_plan_table
 
 ROOM = 200
 LONG = "x" * 10_000

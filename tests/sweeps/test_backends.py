@@ -30,8 +30,8 @@ from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
 from llmrl.sweeps.backends.here import Here
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, SchedulerError, name_of
-from llmrl.sweeps.jobs import take_on
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, SchedulerError, backend_name
+from llmrl.sweeps.jobs import record_launch
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import SharedTask
 from llmrl.sweeps.run_control import cancel, records
@@ -190,7 +190,7 @@ class Detached(Backend):
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         outcomes = []
         for job in jobs:
-            queued = take_on(job, sweep_folder, cluster=self.folder, user="ada")
+            queued = record_launch(job, sweep_folder, cluster=self.folder, user="ada")
             code = (
                 "import sys, time, pathlib, json\n"
                 "folder, end = map(pathlib.Path, sys.argv[1:])\n"
@@ -229,12 +229,12 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
     assert [outcome.state for outcome in outcomes] == ["submitted"] * 2 and code == 0
     assert all(outcome.error == f"job {outcome.job_id}" for outcome in outcomes)
     assert [record.state for record in records(tmp_path / "outputs")] == ["queued"] * 2
-    assert read_queued(jobs[0].folder).backend == name_of(backend)
+    assert read_queued(jobs[0].folder).backend == backend_name(backend)
 
     (place / "silent").touch()
     assert [record.state for record in records(tmp_path / "outputs")] == ["queued"] * 2, "believed"
     with pytest.raises(SchedulerError, match="nobody answers"):
-        records(tmp_path / "outputs", sure=True)
+        records(tmp_path / "outputs", strict=True)
     (place / "silent").unlink()
 
     second_outcomes, code = launch(jobs, computes, tmp_path / "again")
@@ -262,15 +262,18 @@ def test_run_folder_has_no_code_reference(tmp_path, detached, monkeypatch):
     job_ = job(tmp_path, 0, backend, "sleep")
     job_.folder.mkdir(parents=True)
     monkeypatch.setattr(scheduling, "NOBODY", Trust())
-    for target, reason in ((name_of(backend), "outside the trusted"), ("llmrl.teachers.schedules.Linear", "cannot be")):
-        take_on(job_, tmp_path, user="ada")
+    for target, reason in (
+        (backend_name(backend), "outside the trusted"),
+        ("llmrl.teachers.schedules.Linear", "cannot be"),
+    ):
+        record_launch(job_, tmp_path, user="ada")
         record = json.loads((job_.folder / "queued.json").read_text())
         (job_.folder / "queued.json").write_text(json.dumps({**record, "backend": target, "job_id": "1"}))
         assert read_run(job_.folder).state == "queued" == records(tmp_path / "outputs")[0].state
         jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
         assert (jobs, n_notified) == (0, 0) and "as job 1" in unreachable[0]
         with pytest.raises(ConfigError, match=reason if reason != "cannot be" else "not a backend|cannot be"):
-            records(tmp_path / "outputs", sure=True)
+            records(tmp_path / "outputs", strict=True)
 
 
 def test_detached_local_run_raises(tmp_path):

@@ -25,13 +25,13 @@ from llmrl.results.run_records import UNFINISHED_STATES, Queue, read_run
 from llmrl.run import ownership
 from llmrl.run.queued import Queued, read_queued, record_cancellation
 from llmrl.run.status import Status
-from llmrl.sweeps.backends import slurm_status
+from llmrl.sweeps.backends import slurm_submission
 from llmrl.sweeps.backends.local import Local, PackPool
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack
 from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.launch import exit_code
 from llmrl.sweeps.run_control import cancel, records
-from llmrl.sweeps.scheduling import ask_schedulers, outcome_of
+from llmrl.sweeps.scheduling import ask_schedulers, job_outcome
 
 SLURM = "llmrl.sweeps.backends.slurm_submission.Slurm"
 
@@ -99,7 +99,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm_status.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(slurm_submission.getpass, "getuser", lambda: "ada")
 
     def answers(squeue: str, sacct: str) -> Path:
         outputs = {"squeue": squeue, "sacct": sacct, "scontrol": "ClusterName             = atlas\n", "scancel": ""}
@@ -204,7 +204,7 @@ def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, s
         queued = in_slurm(job_.folder, job_id)
         queues = ask_schedulers([job_.folder])
         assert [queue.cluster for queue in queues] == ["atlas"]
-        outcome = outcome_of(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
+        outcome = job_outcome(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
         assert outcome.state == state and f"job {job_id}" in outcome.error
 
 
@@ -229,11 +229,11 @@ def test_sigkill_loses_queue(tmp_path: Path) -> None:
 def test_array_tasks_are_distinguished(ranges: list[tuple[int, int]], limited: bool) -> None:
     text = ",".join(f"{a}" if n == 0 else f"{a}-{a + n}" for a, n in ranges) + ("%3" if limited else "")
     reference = [f"7_{i}" for a, n in ranges for i in range(a, a + n + 1)]
-    assert slurm_status.tasks_of(f"7_[{text}]") == reference
+    assert slurm_submission.expand_array(f"7_[{text}]") == reference
     assert (
-        slurm_status.tasks_of("7") == ["7"]
-        and slurm_status.tasks_of("7_3") == ["7_3"]
-        and slurm_status.tasks_of("7_[") == ["7_["]
+        slurm_submission.expand_array("7") == ["7"]
+        and slurm_submission.expand_array("7_3") == ["7_3"]
+        and slurm_submission.expand_array("7_[") == ["7_["]
     )
 
 

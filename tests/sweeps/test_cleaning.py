@@ -119,14 +119,14 @@ def test_output_root_may_be_link(outputs, tmp_path):
 
 def test_link_race_is_safe(outputs, precious):
     from llmrl.core.errors import RunFolderError
-    from llmrl.sweeps.cleaning import remove
+    from llmrl.sweeps.run_control import remove_path
 
     target = outputs / "name" / "run" / "s0" / "backup_1"
     place(outputs, "name/run").symlink_to(precious / "group")
     initial = contents(precious)
     for path in (target, outputs / "name" / "run" / "s8" / "backup_1", outputs / "name" / "run"):
         with pytest.raises(RunFolderError, match="not removed"):
-            remove(outputs, path)
+            remove_path(outputs, path)
     assert contents(precious) == initial
 
 

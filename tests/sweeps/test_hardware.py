@@ -37,7 +37,7 @@ AUTO = replace(CPU, device="auto", gpus=1)
     ],
 )
 def test_concurrent_runs_fit_resources(machine, hardware, cores, places):
-    assert machine.places(hardware, cores) == places
+    assert machine.capacity(hardware, cores) == places
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_runs_share_cores(monkeypatch, hardware):
 
 def test_missing_gpus_raise_early():
     with pytest.raises(ConfigError, match="this machine has 1"):
-        Machine(8, 64, ("0",)).places(replace(GPU, gpus=2), 1)
+        Machine(8, 64, ("0",)).capacity(replace(GPU, gpus=2), 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_references import prerequisite_runs
 from llmrl.experiment.sweep_jobs import TASK, job_of, with_prerequisites
 from llmrl.run.status import read_status
-from llmrl.sweeps.jobs import waves
+from llmrl.sweeps.jobs import group_into_waves
 from llmrl.sweeps.launch import launch
 
 STUDY = "preset:legislative/escape_room_alone"
@@ -43,9 +43,9 @@ def test_waves_follow_dependencies():
     a, b, elsewhere = StubJob(Path("a")), StubJob(Path("b")), StubJob(Path("elsewhere"))
     c, d = StubJob(Path("c"), (a, elsewhere)), StubJob(Path("d"), (b,))
     e = StubJob(Path("e"), (c, a))
-    assert waves([e, d, c, b, a]) == [[b, a], [d, c], [e]]
-    assert waves([d, a]) == [[d, a]], "what is done is not waited for"
-    assert waves([]) == []
+    assert group_into_waves([e, d, c, b, a]) == [[b, a], [d, c], [e]]
+    assert group_into_waves([d, a]) == [[d, a]], "what is done is not waited for"
+    assert group_into_waves([]) == []
 
 
 def make_jobs(root: Path, *runs: tuple[str, ...]) -> list:
@@ -62,7 +62,7 @@ def test_shared_dependency_is_single_job(tmp_path):
     jobs = with_prerequisites([base_job, cost_job, second])
     assert [job.after for job in jobs] == [(), (), (jobs[0],), (jobs[0],), (jobs[1],)]
     assert [job.config["seed"] for job in jobs] == [0, 1, 0, 0, 1] and jobs[0].command == "llmrl-train"
-    assert waves(jobs) == [jobs[:2], jobs[2:]]
+    assert group_into_waves(jobs) == [jobs[:2], jobs[2:]]
     runs = llmrl.sweep(*NEEDS, output_root=tmp_path, **{"design.spending_cost": [0.1, 0.2]})
     assert [run.state for run in runs] == ["finished"] * 2 and not any(run.skipped for run in runs)
     # It began first, and once; now nothing has to be computed for others.
@@ -78,7 +78,7 @@ def test_run_in_sweep_is_dependency(tmp_path):
     job = job_of(Experiment(run.config, run.overrides), run.overrides)
     jobs = with_prerequisites([wanting, job])
     assert [job.folder for job in jobs] == [wanting.folder, job.folder] and jobs[0].after == (job,)
-    assert waves(jobs) == [[job], [jobs[0]]]
+    assert group_into_waves(jobs) == [[job], [jobs[0]]]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status
-from llmrl.sweeps.backends import slurm_status
+from llmrl.sweeps.backends import slurm_submission
 from llmrl.sweeps.backends.protocol import Hardware, Job
 from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.backends.slurm_work import ClusterWork
@@ -49,7 +49,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm_status.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(slurm_submission.getpass, "getuser", lambda: "ada")
     outputs = {
         "sbatch": "Submitted batch job 77",
         "srun": "",

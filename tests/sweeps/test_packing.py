@@ -17,7 +17,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.packing import SharedTask, deal, pack_for_machine, pack_into, works_of
+from llmrl.sweeps.packing import SharedTask, build_work, distribute, pack_for_machine, pack_into
 from llmrl.sweeps.work import JobWork, RunExit
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
@@ -41,7 +41,7 @@ def check_complete(packs: list[Pack], jobs: list[Job]) -> None:
 
 @given(st.integers(1, 100), st.integers(1, 20))
 def test_hands_are_even(n, hands):
-    hands_ = deal(range(n), hands)
+    hands_ = distribute(range(n), hands)
     sizes = [len(hand) for hand in hands_]
     assert len(hands_) == min(n, hands) and max(sizes) - min(sizes) <= 1
     assert sorted(x for hand in hands_ for x in hand) == list(range(n))
@@ -106,7 +106,7 @@ def test_process_resources_sum_rows():
 def test_process_receives_batch_assignment():
     """Without their keys rows would share a process, and be computed one by one."""
     jobs_ = jobs(["a"] * 3)
-    works = works_of(Pack(tuple(jobs_)), SharedTask(_run_single, _run_multiple), {"A": "1"})
+    works = build_work(Pack(tuple(jobs_)), SharedTask(_run_single, _run_multiple), {"A": "1"})
     assert [work.batch_key for work in works.works] == ["a"] * 3 and works.batch_task is _run_multiple
     assert all(work.environment == {"A": "1"} and work.task.one is _run_single for work in works.works)
 

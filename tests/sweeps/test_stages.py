@@ -14,7 +14,7 @@ from llmrl.display.sweeps import print_prerequisites
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.queued import Queued
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
-from llmrl.sweeps.watch import stage_counts, stage_of, stage_text, summary
+from llmrl.sweeps.watch import stage_counts, stage_of, stage_text, summarize_running
 from run_folders import write_run
 
 SCAN = RunStage("reference lines: coarse scan", "coarse scan of 8 vectors", 1, 3, 0.45, 120.0)
@@ -43,8 +43,8 @@ def test_runs_are_counted_by_stage(tmp_path: Path) -> None:
     records += [record(tmp_path, 3, "running"), record(tmp_path, 4, "queued"), record(tmp_path, 5, "finished", SCAN)]
     text = stage_counts(records)
     assert text == "5 runs: 3 in reference lines: coarse scan 45% (2:00 left), 1 running, 1 waiting"
-    assert summary(records).startswith(text) and "1 running" in summary(records)
-    assert summary(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
+    assert summarize_running(records).startswith(text) and "1 running" in summarize_running(records)
+    assert summarize_running(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
     assert {stage_text(stage_of(running)) for running in records[:3]} == {"1/3 reference lines: coarse scan 45%"}
     assert as_json(records[0])["stage"]["fraction"] == 0.45 and as_json(records[3])["stage"] is None
 

@@ -11,7 +11,7 @@ import pytest
 from llmrl.results.run_records import read_runs
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.status import RunProgress as Numbers
-from llmrl.sweeps.watch import SweepWatch, newest_value, summary
+from llmrl.sweeps.watch import SweepWatch, newest_value, summarize_running
 from run_folders import write_run
 
 
@@ -27,13 +27,13 @@ def running(tmp_path: Path):
 
 
 def test_summary_describes_slowest_run(running) -> None:
-    assert summary(running) == "5 running, 60% done, 4:00 left, $1.25 spent"
+    assert summarize_running(running) == "5 running, 60% done, 4:00 left, $1.25 spent"
 
 
 def test_summary_omits_finished_runs(running) -> None:
     completed = [replace(record, state="finished", result=3.0) for record in running]
-    assert summary(completed) == "" and newest_value(completed[0], {}) == 3.0
-    assert summary([running[1], *completed]) == "1 running, 55% done, 1:00 left, $0.25 spent"
+    assert summarize_running(completed) == "" and newest_value(completed[0], {}) == 3.0
+    assert summarize_running([running[1], *completed]) == "1 running, 55% done, 1:00 left, $0.25 spent"
 
 
 def test_lines_are_rate_limited(running, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
@@ -41,11 +41,11 @@ def test_lines_are_rate_limited(running, tmp_path: Path, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO), ProgressBar(5, "runs", "sweep", terminal=False) as progress:
         rare, frequent = SweepWatch(progress), SweepWatch(progress, every_s=1e-9)
         for _ in range(3):
-            rare.look([running[0].folder])
+            rare.update_if_due([running[0].folder])
         assert not [line for line in caplog.messages if "running" in line]
-        frequent.look([tmp_path / "not begun"])
-        frequent.look([])
+        frequent.update_if_due([tmp_path / "not begun"])
+        frequent.update_if_due([])
         assert not [line for line in caplog.messages if "running" in line]
-        frequent.look([running[0].folder])
+        frequent.update_if_due([running[0].folder])
         [line] = [line for line in caplog.messages if "running" in line]
         assert line.startswith("sweep 0/5 runs (0.0%); 1 running, 50% done")

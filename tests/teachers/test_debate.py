@@ -19,7 +19,8 @@ from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
-from llmrl.teachers.debate import ANNOUNCED, Debate
+from llmrl.teachers.debate import Debate
+from llmrl.teachers.domain import ANNOUNCED
 from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.schedules import Constant
 from llmrl.teachers.teacher_factory import find_domain

@@ -14,7 +14,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import UnreadPromptError
 from llmrl.teachers import scripted_planner
-from llmrl.teachers.debate import ANNOUNCED
+from llmrl.teachers.domain import ANNOUNCED
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, distribution
 from llmrl.teachers.plans import PlanStep, parse_reply, parse_text

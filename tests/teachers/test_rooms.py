@@ -23,9 +23,9 @@ from llmrl.teachers.rooms.observed_room import (
     TOGGLE,
     UNSEEN,
     WALL,
+    PathsTo,
     geometry,
 )
-from llmrl.teachers.rooms.paths import PathsTo
 from llmrl.teachers.teacher_factory import find_domain
 
 DONE = 6

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.linear import LayeredController, LayerSettings, Output
-from llmrl.agents.controllers.projection import Basis, ProjectedController
+from llmrl.agents.controllers.linear import Basis, LayeredController, LayerSettings, Output, ProjectedController
 from llmrl.agents.controllers.tabular import Bins, QTableController, TabularController
 from llmrl.core.agent_interfaces import NonLearningAgent
 from llmrl.core.errors import ConfigError

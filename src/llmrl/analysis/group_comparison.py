@@ -15,8 +15,7 @@ from llmrl.results.principal_scores import MEASUREMENTS, OBJECTIVE, ReferenceLin
 from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, interval_cells, with_interval
 from llmrl.statistics.estimators import Interval
-from llmrl.statistics.intervals import Band, difference_interval, improvement, is_paired
-from llmrl.statistics.multiple_comparisons import SIGNIFICANCE, holm, p_value
+from llmrl.statistics.intervals import SIGNIFICANCE, Band, difference_interval, holm, improvement, is_paired, p_value
 
 
 @dataclass(frozen=True)

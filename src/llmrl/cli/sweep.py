@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     from llmrl.config.permissions import add_trust
     from llmrl.experiment.run_lookup import add_root
-    from llmrl.sweeps.cleaning import KINDS
+    from llmrl.sweeps.run_control import REMOVABLE_KINDS
 
     p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     clean = command(
         "clean", "remove what is no longer needed: say which kinds; shows it only, without --yes", any_folder
     )
-    for kind, text in KINDS.items():
+    for kind, text in REMOVABLE_KINDS.items():
         clean.add_argument(f"--{kind}", action="store_true", help=text)
     clean.add_argument("--yes", action="store_true", help="remove it")
     return p
@@ -243,24 +243,23 @@ def clean(args: argparse.Namespace) -> int:
     """List or remove files and folders that are no longer needed."""
     from llmrl.core.errors import ConfigError, RunFolderError
     from llmrl.display.console import print_line
-    from llmrl.sweeps.cleaning import KINDS, removable, remove, size
-    from llmrl.sweeps.run_control import records
+    from llmrl.sweeps.run_control import REMOVABLE_KINDS, disk_usage, find_removable, records, remove_path
 
-    kinds = [kind for kind in KINDS if getattr(args, kind)]
+    kinds = [kind for kind in REMOVABLE_KINDS if getattr(args, kind)]
     if not kinds:
-        raise ConfigError(f"choose what to remove: {', '.join(f'--{kind}' for kind in KINDS)}")
-    paths = removable(args.folder, records(args.folder, sure=True), kinds)
+        raise ConfigError(f"choose what to remove: {', '.join(f'--{kind}' for kind in REMOVABLE_KINDS)}")
+    paths = find_removable(args.folder, records(args.folder, strict=True), kinds)
     sizes = []
     for path in paths:
-        bytes_ = size(path)
+        n_bytes = disk_usage(path)
         try:
             if args.yes:
-                remove(args.folder, path)
+                remove_path(args.folder, path)
         except RunFolderError as error:
             print_line(str(error))
             continue
-        sizes.append(bytes_)
-        print_line(f"{bytes_ / 1e6:10.1f} MB  {path}")
+        sizes.append(n_bytes)
+        print_line(f"{n_bytes / 1e6:10.1f} MB  {path}")
     print_line(f"{'removed' if args.yes else 'would remove'} {len(sizes)} items, {sum(sizes) / 1e6:.1f} MB")
     if paths and not args.yes:
         print_line("--yes removes them")

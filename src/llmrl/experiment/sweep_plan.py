@@ -25,7 +25,7 @@ from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.run.folder import split_overrides, title
 from llmrl.run.progress_bar import duration
 from llmrl.sweeps.backends.protocol import Job, Pack
-from llmrl.sweeps.jobs import check_distinct, missing
+from llmrl.sweeps.jobs import check_distinct, find_missing
 from llmrl.sweeps.launch import group_by_backend
 from llmrl.sweeps.scheduling import ask_schedulers
 
@@ -80,7 +80,7 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
     jobs = jobs_of(runs, differing)
     check_distinct(jobs)
     configs = {job.folder: run for job, run in zip(jobs, runs, strict=True)}
-    todo, done = missing(jobs, ask_schedulers({job.folder for job in jobs}))
+    todo, done = find_missing(jobs, ask_schedulers({job.folder for job in jobs}))
     jobs_by_digest: dict[str, list[Job]] = {}
     for job in todo:
         jobs_by_digest.setdefault(job.digest, []).append(job)

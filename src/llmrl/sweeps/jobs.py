@@ -23,9 +23,9 @@ from llmrl.run.folder import label_overrides, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, read_queued, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
-from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, name_of
+from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, backend_name
 
-STOPPED = "the sweep was stopped before this run started"
+CANCELLATION_REASON = "the sweep was stopped before this run started"
 
 
 def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
@@ -52,17 +52,17 @@ def check_distinct(jobs: Sequence[Job]) -> None:
 
     A swept key then cannot change results.
     """
-    first: dict[Path, Job] = {}
+    first_jobs: dict[Path, Job] = {}
     for job in jobs:
-        other = first.setdefault(job.folder, job)
-        if keys := sorted({o.partition("=")[0] for o in set(job.overrides) ^ set(other.overrides)}):
+        first_job = first_jobs.setdefault(job.folder, job)
+        if keys := sorted({o.partition("=")[0] for o in set(job.overrides) ^ set(first_job.overrides)}):
             raise ConfigError(
                 f"{' and '.join(keys)} cannot be swept, because it does not change results, so that all runs would "
                 f"have the folder {job.folder}. Remove it from the sweep, or sweep name= as well"
             )
 
 
-def missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], list[JobOutcome]]:
+def find_missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], list[JobOutcome]]:
     """Return the jobs that still have to be computed, and an outcome for each of the others.
 
     Jobs of the same run are merged. `queues`: see `llmrl.results.run_records.read_run`.
@@ -104,7 +104,7 @@ class Claim:
         """Number of attempts of each run before the launch, by run folder."""
         return {job.folder: record.attempt for job, record in zip(self.pack.jobs, self.records, strict=True)}
 
-    def alone(self, job: Job) -> Claim:
+    def split_off(self, job: Job) -> Claim:
         """Return the claim of one of the runs for a process of its own, and record that."""
         record = replace(self.records[self.pack.jobs.index(job)], other_run_folders=[])
         record.write(job.folder)
@@ -116,10 +116,10 @@ class Claim:
             replace(record, **changes).write(job.folder)
 
 
-def claim(
+def claim_pack(
     pack: Pack, sweep: Path, log: str = "", cluster: str = "", user: str = ""
 ) -> tuple[list[Claim], list[JobOutcome]]:
-    """Record the launch of a pack's runs; arguments are those of `take_on`.
+    """Record the launch of a pack's runs; arguments are those of `record_launch`.
 
     Returns:
         The claim, none if this failed for all runs, and the outcomes of the runs for which it failed.
@@ -127,7 +127,7 @@ def claim(
     claimed, failures = [], []
     for job in pack.jobs:
         try:
-            claimed.append((job, take_on(job, sweep, log, cluster, user, pack.folders)))
+            claimed.append((job, record_launch(job, sweep, log, cluster, user, pack.folders)))
         except RunFolderError as error:
             failures.append(JobOutcome(job, job.folder, "failed", error=str(error)))
     if not claimed:
@@ -136,7 +136,7 @@ def claim(
     return [Claim(Pack(jobs), records)], failures
 
 
-def take_on(
+def record_launch(
     job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "", other_run_folders: Sequence[Path] = ()
 ) -> Queued:
     """Create the run folder and record in it that this process launches the run; return the record.
@@ -160,7 +160,7 @@ def take_on(
     status = read_status(folder)
     pid = os.getpid()
     launch_record = Queued(
-        backend=name_of(job.hardware.backend),
+        backend=backend_name(job.hardware.backend),
         attempt=status.attempt if status else 0,
         job_id="",
         machine=ownership.this_machine(),
@@ -183,18 +183,18 @@ def take_on(
     return launch_record
 
 
-def cancelled(job: Job) -> JobOutcome:
+def cancelled_outcome(job: Job) -> JobOutcome:
     """Return the outcome of a job whose launcher was stopped before it started.
 
     Also record it in its folder, if any.
     """
     if job.folder.is_dir():
-        record_cancellation(job.folder, STOPPED)
-    return JobOutcome(job, job.folder, "cancelled", error=STOPPED)
+        record_cancellation(job.folder, CANCELLATION_REASON)
+    return JobOutcome(job, job.folder, "cancelled", error=CANCELLATION_REASON)
 
 
 def ended_outcome(
-    job: Job, attempt: int, code: int, said: str = "", stopped_by: int | None = None, seconds: float | None = None
+    job: Job, attempt: int, code: int, error: str = "", stopped_by: int | None = None, seconds: float | None = None
 ) -> JobOutcome:
     """Return the outcome of a run whose process has ended, from its exit code and its record.
 
@@ -202,7 +202,7 @@ def ended_outcome(
         job: job of the run.
         attempt: number of attempts at its launch.
         code: exit code; negative: number of the signal that killed the process.
-        said: short error text, for a run that could not record its failure.
+        error: short error text, for a run that could not record its failure.
         stopped_by: number of the signal that stopped the sweep; None without one.
         seconds: duration; None if unknown.
     """
@@ -210,14 +210,14 @@ def ended_outcome(
     outcome = JobOutcome.of(job, record, seconds=seconds)
     has_started = record.attempt > attempt
     if code == EXIT_IN_USE:
-        return replace(outcome, state="elsewhere", skipped=True, error=said)
+        return replace(outcome, state="elsewhere", skipped=True, error=error)
     if not has_started and stopped_by is not None and code in (-stopped_by, 128 + stopped_by):
-        return replace(cancelled(job), seconds=outcome.seconds)
+        return replace(cancelled_outcome(job), seconds=outcome.seconds)
     if code < 0:
         return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
     if code > 0 and (not has_started or record.state in ("queued", "running", "lost")):
         # The run could not record its own failure.
-        return replace(outcome, state="failed", error=said or f"its process ended with exit code {code}")
+        return replace(outcome, state="failed", error=error or f"its process ended with exit code {code}")
     return outcome
 
 
@@ -233,7 +233,7 @@ def write_log_header(log: Path, pack: Pack) -> None:
     write_atomic(log, "".join([*lines, "\n"]))
 
 
-def describe(outcome: JobOutcome) -> str:
+def describe_outcome(outcome: JobOutcome) -> str:
     """Return one line of text on the outcome of a run."""
     result = f", result {outcome.result:.5g}" if outcome.result is not None else ""
     error = f": {outcome.error}" if outcome.error else ""
@@ -241,7 +241,7 @@ def describe(outcome: JobOutcome) -> str:
     return printable(f"{outcome.state}{duration}{result}{error} ({outcome.folder})", lines=False)
 
 
-def waves(jobs: Sequence[Job]) -> list[list[Job]]:
+def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return jobs in waves: each job is in the earliest wave after those of the `jobs` that it needs.
 
     Needed jobs that are not among `jobs` are finished, or are computed by another process.

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llmrl.core.errors import ConfigError, LlmrlError, RunFolderError
 from llmrl.core.folder_files import open_file
@@ -16,8 +15,15 @@ from llmrl.run.folder import unwritable
 from llmrl.run.ownership import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, text_of
-from llmrl.sweeps.jobs import cancelled, check_distinct, describe, missing, take_on, waves
+from llmrl.sweeps.backends.protocol import Job, JobOutcome, format_job_ids
+from llmrl.sweeps.jobs import (
+    cancelled_outcome,
+    check_distinct,
+    describe_outcome,
+    find_missing,
+    group_into_waves,
+    record_launch,
+)
 from llmrl.sweeps.packing import group_equal
 from llmrl.sweeps.scheduling import ask_schedulers, wait_for
 from llmrl.sweeps.work import Task
@@ -57,10 +63,15 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
     """
     if not jobs:
         raise ConfigError("this sweep has no runs: one of the swept values is an empty list or range")
-    if not wait:
-        _check_detaching(jobs)
+    for backend in () if wait else (job.hardware.backend for job in jobs):
+        if backend.scheduler is None:
+            raise ConfigError(
+                "hydra.launcher.wait=false needs a backend with a scheduler, such as hardware=slurm_cpu or slurm_gpu: "
+                f"runs of {type(backend).__name__} end with the process that launched them. To keep that process "
+                "alive, use nohup, tmux or screen"
+            )
     check_distinct(jobs)
-    todo, outcomes = missing(jobs, ask_schedulers({job.folder for job in jobs}))
+    todo, outcomes = find_missing(jobs, ask_schedulers({job.folder for job in jobs}))
     if outcomes:
         done = sum(outcome.state == "finished" for outcome in outcomes)
         log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
@@ -76,36 +87,23 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
         with alive, closing(Heartbeat(sweep_folder / ALIVE_NAME)):
             outcomes += _compute(groups, task, sweep_folder, wait)
     folder_outcomes = {outcome.folder: outcome for outcome in outcomes}
-    ordered = [folder_outcomes[job.folder] for job in jobs]
-    has_pending = wait and any(outcome.state == "submitted" for outcome in ordered)
-    return ordered, exit_code(ordered) or (128 + signal.SIGINT if has_pending else 0)
-
-
-def _check_detaching(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError unless all jobs continue after this process has ended."""
-    for job in jobs:
-        backend = job.hardware.backend
-        if backend.scheduler is None:
-            raise ConfigError(
-                "hydra.launcher.wait=false needs a backend with a scheduler, such as hardware=slurm_cpu or slurm_gpu: "
-                f"runs of {type(backend).__name__} end with the process that launched them. To keep that process "
-                "alive, use nohup, tmux or screen"
-            )
+    job_outcomes = [folder_outcomes[job.folder] for job in jobs]
+    has_pending = wait and any(outcome.state == "submitted" for outcome in job_outcomes)
+    return job_outcomes, exit_code(job_outcomes) or (128 + signal.SIGINT if has_pending else 0)
 
 
 def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return jobs in the groups that are launched one after the other.
 
-    A group has the jobs of one wave (`waves`) and of one backend with equal options. Groups of schedulers come first,
-    because their launch does not wait.
+    A group has the jobs of one wave (`group_into_waves`) and of one backend with equal options. Groups of schedulers
+    come first, because their launch does not wait.
     """
-    groups = [group for wave in waves(jobs) for group in group_equal(wave, _backend_options)]
+    groups = [
+        group
+        for wave in group_into_waves(jobs)
+        for group in group_equal(wave, lambda job: (type(job.hardware.backend), vars(job.hardware.backend)))
+    ]
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
-
-
-def _backend_options(job: Job) -> tuple[type[Backend], dict[str, Any]]:
-    backend = job.hardware.backend
-    return type(backend), vars(backend)
 
 
 def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wait: bool) -> list[JobOutcome]:
@@ -116,18 +114,19 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
         _record_pending_groups(groups, sweep_folder)
         for group in groups:
             if stop.requested:
-                outcomes += [cancelled(job) for job in group]
+                outcomes += [cancelled_outcome(job) for job in group]
                 continue
             if kinds := ", ".join(dict.fromkeys(job.what for job in group if job.what)):
                 after = sum(bool(job.after) for jobs in groups for job in jobs)
                 log.info("%s: %d runs; %d runs start after them", kinds, len(group), after)
             group_outcomes = _launch_group(group, task, sweep_folder)
-            for outcome in group_outcomes:
-                if outcome.state == "refused":
-                    log.error("%s", describe(outcome))
+            for outcome in (outcome for outcome in group_outcomes if outcome.state == "refused"):
+                log.error("%s", describe_outcome(outcome))
             if submissions := [outcome for outcome in group_outcomes if outcome.state == "submitted"]:
                 log.info(
-                    "submitted %d runs as job %s", len(submissions), text_of(outcome.job_id for outcome in submissions)
+                    "submitted %d runs as job %s",
+                    len(submissions),
+                    format_job_ids(outcome.job_id for outcome in submissions),
                 )
                 submitted.append(submissions)
             outcomes += [outcome for outcome in group_outcomes if outcome.state != "submitted"]
@@ -151,14 +150,11 @@ def _record_pending_groups(groups: Sequence[Sequence[Job]], sweep_folder: Path) 
 
     Backends with a scheduler record their runs immediately.
     """
-    for group in groups[1:]:
-        if group[0].hardware.backend.scheduler is not None:
-            continue
-        for job in group:
-            try:
-                take_on(job, sweep_folder)
-            except RunFolderError as error:
-                log.debug("reported at its launch: %s", error)
+    for job in (job for group in groups[1:] for job in group if job.hardware.backend.scheduler is None):
+        try:
+            record_launch(job, sweep_folder)
+        except RunFolderError as error:
+            log.debug("reported at its launch: %s", error)
 
 
 def _launch_group(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
@@ -185,7 +181,4 @@ def exit_code(outcomes: Sequence[JobOutcome]) -> int:
     The codes are those of `llmrl-train`.
     """
     states = {outcome.state for outcome in outcomes}
-    for state, code in EXIT_CODES.items():
-        if state in states:
-            return code
-    return 0
+    return next((code for state, code in EXIT_CODES.items() if state in states), 0)

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -41,7 +43,7 @@ class Machine:
         """Return the resources of this machine that this process may use."""
         return Machine(_cores(), _memory_gb(), _gpus())
 
-    def places(self, hardware: Hardware, cores: int) -> int:
+    def capacity(self, hardware: Hardware, cores: int) -> int:
         """Return how many runs with `cores` cores each fit on this machine at once; at least 1.
 
         Raises:
@@ -58,6 +60,18 @@ class Machine:
         if hardware.parallel is not None:
             fits.append(hardware.parallel)
         return min(fits)
+
+
+@contextmanager
+def preserve_environment() -> Iterator[None]:
+    """Restore the environment variables of this process at the end of the `with` block."""
+    previous = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - previous.keys():
+            del os.environ[name]
+        os.environ.update(previous)
 
 
 def _cores() -> int:

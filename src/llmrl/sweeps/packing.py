@@ -32,7 +32,7 @@ class SharedTask:
         return self.one(config, overrides)
 
 
-def works_of(pack: Pack, task: Task, environment: Mapping[str, str]) -> PackWork:
+def build_work(pack: Pack, task: Task, environment: Mapping[str, str]) -> PackWork:
     """Return the work of the process of a pack.
 
     Args:
@@ -45,13 +45,13 @@ def works_of(pack: Pack, task: Task, environment: Mapping[str, str]) -> PackWork
     return PackWork(works, task.rows if isinstance(task, SharedTask) else _raise_unshareable)
 
 
-def deal(items: Sequence[T], hands: int) -> list[list[T]]:
-    """Return `items` distributed in turn to at most `hands` lists, none of them empty; sizes differ by at most one.
+def distribute(items: Sequence[T], n_lists: int) -> list[list[T]]:
+    """Return `items` distributed in turn to at most `n_lists` lists, none of them empty; sizes differ by at most one.
 
-    >>> deal("abcde", 2)
+    >>> distribute("abcde", 2)
     [['a', 'c', 'e'], ['b', 'd']]
     """
-    n = min(hands, len(items))
+    n = min(n_lists, len(items))
     return [list(items[i::n]) for i in range(n)]
 
 
@@ -63,7 +63,9 @@ def pack_for_machine(jobs: Sequence[Job], places: int, memory_gb: float) -> list
     packs = []
     for group in _group_equal_keys(jobs):
         max_rows = _compute_max_rows(group[0], memory_gb / places)
-        packs += [Pack(tuple(group_share)) for group_share in deal(group, max(places, -(-len(group) // max_rows)))]
+        packs += [
+            Pack(tuple(group_share)) for group_share in distribute(group, max(places, -(-len(group) // max_rows)))
+        ]
     return packs
 
 
@@ -75,13 +77,17 @@ def pack_into(jobs: Sequence[Job], n: int | None) -> list[Pack]:
     if n is None or len(jobs) <= n:
         return [Pack((job,)) for job in jobs]
     groups = _group_equal_keys(jobs)
-    hands = [-(-len(group) // _compute_max_rows(group[0], None)) for group in groups]
-    while sum(hands) < n:
-        rows, i = max((-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, hands, strict=True)))
+    n_packs = [-(-len(group) // _compute_max_rows(group[0], None)) for group in groups]
+    while sum(n_packs) < n:
+        rows, i = max((-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, n_packs, strict=True)))
         if rows == 1:
             break
-        hands[-i] += 1
-    return [Pack(tuple(group_share)) for group, k in zip(groups, hands, strict=True) for group_share in deal(group, k)]
+        n_packs[-i] += 1
+    return [
+        Pack(tuple(group_share))
+        for group, k in zip(groups, n_packs, strict=True)
+        for group_share in distribute(group, k)
+    ]
 
 
 def group_equal(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -26,7 +26,7 @@ from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import Claim, ended_outcome, has_ended
 from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
-from llmrl.sweeps.packing import works_of
+from llmrl.sweeps.packing import build_work
 from llmrl.sweeps.work import PackWork, RunExit, Task
 
 PRELOAD = "llmrl.sweeps.preload"
@@ -34,7 +34,7 @@ PRELOAD = "llmrl.sweeps.preload"
 
 _MAX_ERROR_CHARACTERS = 1000
 """Maximum number of characters of the error text of a run."""
-_NUMBERS = [getattr(signal, name) for name in SIGNALS]
+_SIGNAL_NUMBERS = [getattr(signal, name) for name in SIGNALS]
 
 
 class RunProcess:
@@ -54,15 +54,15 @@ class RunProcess:
         environment[RUNS_BESIDE] = str(n_processes)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        works = works_of(pack, task, environment)
+        works = build_work(pack, task, environment)
         context = multiprocessing.get_context("forkserver")
-        self._pipe, childs_end = context.Pipe(duplex=False)
+        self._pipe, child_pipe = context.Pipe(duplex=False)
         self._report: str | list[RunExit] = ""
-        self._process: ForkServerProcess = context.Process(target=_run_process, args=(works, log_file, childs_end))
+        self._process: ForkServerProcess = context.Process(target=_run_process, args=(works, log_file, child_pipe))
         self._started = time.monotonic()
         with _hide_main_module():
             self._process.start()
-        childs_end.close()
+        child_pipe.close()
         assert self._process.pid is not None
         self._pid, self._start = self._process.pid, process_start(self._process.pid)
 
@@ -78,13 +78,11 @@ class RunProcess:
 
     def signal(self, number: int) -> None:
         """Send the process a signal, if it exists."""
-        if self.running:
-            try:
+        with suppress(ProcessLookupError):
+            if self.running:
                 os.kill(self._pid, number)
-            except ProcessLookupError:
-                return
 
-    def listen(self) -> None:
+    def receive_report(self) -> None:
         """Receive the process's report, if it is there: a full pipe would keep the process from ending."""
         try:
             if not self._pipe.closed and self._pipe.poll():
@@ -103,16 +101,15 @@ class RunProcess:
             a stop signal.
         """
         self._process.join(timeout=10)
-        self.listen()
+        self.receive_report()
         self._pipe.close()
         code, seconds = self._process.exitcode or 0, time.monotonic() - self._started
         is_shared = len(self.pack.jobs) > 1
         ends = {end.folder: end for end in self._report} if isinstance(self._report, list) else {}
-        words = self._report if isinstance(self._report, str) else ""
         attempts = self.claim.attempts
         outcomes, retry_jobs = [], []
         for job in self.pack.jobs:
-            attempt, end = attempts[job.folder], ends.get(job.folder, RunExit(job.folder, code, words))
+            attempt, end = attempts[job.folder], ends.get(job.folder, RunExit(job.folder, code, self._error))
             if is_shared and not ends:
                 if has_ended(job, attempt):
                     end = RunExit(job.folder, 0)
@@ -123,11 +120,16 @@ class RunProcess:
         return outcomes, retry_jobs
 
     @property
-    def died(self) -> str:
-        """Description of the death of the process."""
-        code, words = self._process.exitcode or 0, self._report if isinstance(self._report, str) else ""
+    def exit_description(self) -> str:
+        """Reason why the process ended: a signal or its exit code, and its error."""
+        code = self._process.exitcode or 0
         description = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"{description} ({words})" if words else description
+        return f"{description} ({self._error})" if self._error else description
+
+    @property
+    def _error(self) -> str:
+        """Error of the process; empty if its runs reported how they ended, or nothing arrived."""
+        return self._report if isinstance(self._report, str) else ""
 
 
 def preload(jobs: Sequence[Job]) -> None:
@@ -140,27 +142,12 @@ def preload(jobs: Sequence[Job]) -> None:
     modules = sorted({target.rpartition(".")[0] for target in project_targets if NOBODY.covers(target)})
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *modules])
     resource_tracker.ensure_running()  # here, because it unblocks signals
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNAL_NUMBERS)
     try:
         with _hide_main_module():
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-@contextmanager
-def thread_limits(threads: int) -> Iterator[None]:
-    """Set the thread counts of numerical libraries, which the server loads once for all runs."""
-    previous = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
-    try:
-        yield
-    finally:
-        for name, value in previous.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
@@ -186,9 +173,9 @@ def redirect_output(log_file: str) -> None:
 def _run_process(works: PackWork, log_file: str, pipe: Connection) -> None:
     """Run the process. The ends of its runs are also sent to the launcher, because a full disk prevents records."""
     os.setpgid(0, 0)  # the launcher passes the terminal's Ctrl-C on
-    for number in _NUMBERS:  # the server ignores and blocks them
+    for number in _SIGNAL_NUMBERS:  # the server ignores and blocks them
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNAL_NUMBERS)
     redirect_output(log_file)
     try:
         ends = works()

@@ -1,20 +1,27 @@
-"""Records of the runs of a folder, completed by schedulers, and cancellation and retry of such runs."""
+"""Control of the runs of a folder: records completed by schedulers, cancellation, and removal of files.
+
+Files are removed if they are no longer needed. Symbolic links are never followed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.folder_files import open_folder
 from llmrl.results.run_records import UNFINISHED_STATES, JobEnd, RunRecord, find_runs, read_run, read_runs
 from llmrl.run import ownership
+from llmrl.run.folder import seed_of
 from llmrl.run.queued import ALIVE_NAME, read_queued, record_cancellation
 from llmrl.run.status import read_status
-from llmrl.sweeps.scheduling import ask_schedulers, ended, scheduler_of
+from llmrl.sweeps.scheduling import ask_schedulers, find_job_ends, scheduler_of
 
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 """Ids of jobs that are passed to a scheduler's command; other texts in a run folder could be options of the command."""
@@ -22,20 +29,20 @@ UNSETTLED = ("running", "queued", "lost", "preempted")
 """States about which a scheduler may know more than the run folder."""
 
 
-def records(folder: Path, sure: bool = False) -> list[RunRecord]:
+def records(folder: Path, strict: bool = False) -> list[RunRecord]:
     """Return a record of every run in and under `folder`; schedulers are queried about jobs that may not have ended.
 
     Args:
         folder: folder of runs, at any level.
-        sure: whether to raise if a scheduler that is needed cannot be queried.
+        strict: whether to raise if a scheduler that is needed cannot be queried.
 
     Raises:
         RunFolderError: there is no such folder.
-        SchedulerError: a scheduler cannot be queried, and `sure` is set.
+        SchedulerError: a scheduler cannot be queried, and `strict` is set.
     """
     runs = read_runs(folder)
     pending_folders = [r.folder for r in runs if r.job_id and r.state in UNSETTLED]
-    queues = ask_schedulers(pending_folders, sure) if pending_folders else []
+    queues = ask_schedulers(pending_folders, strict) if pending_folders else []
     if not queues:
         return runs
     backends = {queue.backend for queue in queues}
@@ -45,7 +52,7 @@ def records(folder: Path, sure: bool = False) -> list[RunRecord]:
         job_ids = {
             r.job_id for r in latest_runs if r.job_id and r.backend == backend and r.state in ("lost", "preempted")
         }
-        ends |= {(backend, job): end for job, end in ended(backend, job_ids, queues).items()}
+        ends |= {(backend, job): end for job, end in find_job_ends(backend, job_ids, queues).items()}
     return [
         _with_end(r, ends[r.backend, r.job_id]) if (r.backend, r.job_id) in ends and r.state in UNFINISHED_STATES else r
         for r in latest_runs
@@ -169,3 +176,89 @@ def _waits_with(folder: Path, sweep: str) -> bool:
     if launch_record is None or launch_record.sweep != sweep:
         return False
     return status is None or status.attempt <= launch_record.attempt or status.state == "running"
+
+
+REMOVABLE_KINDS = {
+    "backups": "content that reruns have moved aside (backup_<k>/)",
+    "checkpoints": "checkpoints of finished runs, which can then no longer be evaluated or used by other runs",
+    "launches": "output of jobs and files of backends (.sweeps/ in an output root), of launches that have ended",
+    "unfinished": "folders of runs that are neither finished, running nor waiting, with checkpoints and paid replies",
+}
+"""Kinds of files and folders that can be removed, with descriptions."""
+
+
+def find_removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[Path]:
+    """Return the files and folders of `kinds` that can be removed, including links; none of runs that run or wait."""
+    paths: list[Path] = []
+    idle = [run for run in runs if run.state not in ("running", "queued")]
+    for run in idle:
+        if "unfinished" in kinds and run.state in UNFINISHED_STATES:
+            paths.append(run.folder)
+            continue
+        if "backups" in kinds:
+            paths += sorted(run.folder.glob("backup_*"))
+        if "checkpoints" in kinds and run.state == "finished":
+            paths += sorted(run.folder.glob("checkpoints"))
+    if "launches" in kinds:
+        active = [read_queued(run.folder) for run in runs if run.state in ("running", "queued")]
+        busy = {Path(launch_record.sweep) for launch_record in active if launch_record is not None}
+        paths += [launch for launch in _launches(folder.absolute()) if launch not in busy]
+    return paths
+
+
+def _launches(folder: Path) -> Iterator[Path]:
+    """Yield the contents of the folders `.sweeps`, in order; no link is followed."""
+    for directory, folders, _ in os.walk(folder):
+        folders.sort()
+        if ".sweeps" in folders:
+            folders.remove(".sweeps")
+            launches = Path(directory) / ".sweeps"
+            yield from [launches] if launches.is_symlink() else sorted(launches.iterdir())
+
+
+def disk_usage(path: Path) -> int:
+    """Return the size of a file or folder, bytes; targets of links are not counted."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        return path.lstat().st_size
+    return sum((Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names)
+
+
+def remove_path(folder: Path, path: Path) -> None:
+    """Remove a file or folder, and the folder of a group of runs if it becomes empty.
+
+    Every folder of the path is opened without following links and kept open, so a folder that is replaced by a link
+    meanwhile is not followed either. Links inside are removed themselves.
+
+    Args:
+        folder: folder that the user has named.
+        path: path inside `folder`, or `folder` itself.
+
+    Raises:
+        RunFolderError: the path is a link, leads through one, or cannot be removed.
+    """
+    root, names = _path_from_trusted(folder, path)
+    try:
+        with open_folder(root, names[:-1]) as parent_fd:
+            mode = os.lstat(names[-1], dir_fd=parent_fd).st_mode
+            if stat.S_ISLNK(mode):
+                raise RunFolderError(f"{path} is a symbolic link, which is not removed")
+            if stat.S_ISDIR(mode):
+                shutil.rmtree(names[-1], dir_fd=parent_fd)
+            else:
+                os.unlink(names[-1], dir_fd=parent_fd)
+            empty = seed_of(path) is not None and len(names) > 1 and not os.listdir(parent_fd)  # noqa: PTH208
+        if empty:
+            with open_folder(root, names[:-2]) as parent_fd:
+                os.rmdir(names[-2], dir_fd=parent_fd)
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} is not removed: {error.strerror or error} (is there a link in the path?)"
+        ) from error
+
+
+def _path_from_trusted(folder: Path, path: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return a trusted folder, which may contain links, and the names from there to `path`, at least one."""
+    root = folder.absolute()
+    if path == root:
+        root = root.parent
+    return root, path.relative_to(root).parts

@@ -13,14 +13,16 @@ from llmrl.core.trust import NOBODY
 from llmrl.results.run_records import JobEnd, Queue, read_run
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import Queued, read_queued
-from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, name_of
-from llmrl.sweeps.jobs import describe
+from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, backend_name
+from llmrl.sweeps.jobs import describe_outcome
 from llmrl.sweeps.watch import SweepWatch, bar_name
 
 log = logging.getLogger(__name__)
 
-_POLL_S = (1.0, 15.0)  # shortest and longest wait between looks at the queue
-_MAX_ABSENT_POLLS = 2  # polls in a row without a job before it counts as ended, because requeueing takes a moment
+_MIN_POLL_S, _MAX_POLL_S = 1.0, 15.0
+"""Shortest and longest time between two queries of the queue, seconds."""
+_MAX_ABSENT_POLLS = 2
+"""Number of successive queries without a job after which it counts as ended, because requeueing takes a moment."""
 
 
 def scheduler_of(backend: str) -> Scheduler | None:
@@ -42,7 +44,7 @@ def scheduler_of(backend: str) -> Scheduler | None:
     return None if scheduler_class is None else scheduler_class()
 
 
-def taken_by_schedulers(folders: Iterable[Path]) -> dict[str, list[Queued]]:
+def find_submissions(folders: Iterable[Path]) -> dict[str, list[Queued]]:
     """Return the latest submission of each run that has a job id, by backend."""
     submissions: dict[str, list[Queued]] = {}
     for folder in folders:
@@ -55,23 +57,23 @@ def taken_by_schedulers(folders: Iterable[Path]) -> dict[str, list[Queued]]:
     return submissions
 
 
-def ask_schedulers(folders: Iterable[Path], sure: bool = False) -> list[Queue]:
+def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[Queue]:
     """Return the queues of the schedulers that these runs were submitted to.
 
     Args:
         folders: run folders, which need not exist.
-        sure: whether to raise if a scheduler cannot be queried; else its jobs are assumed to exist.
+        strict: whether to raise if a scheduler cannot be queried; else its jobs are assumed to exist.
 
     Raises:
-        SchedulerError: a scheduler cannot be queried, and `sure` is set.
+        SchedulerError: a scheduler cannot be queried, and `strict` is set.
     """
     queues: list[Queue] = []
-    for backend, launch_records in taken_by_schedulers(folders).items():
+    for backend, launch_records in find_submissions(folders).items():
         try:
             scheduler = scheduler_of(backend)
             queues += scheduler.ask(launch_records) if scheduler is not None else []
         except ConfigError as error:
-            if sure:
+            if strict:
                 raise SchedulerError(
                     f"a run may be waiting or running as job {launch_records[0].job_id}, but {error}"
                 ) from error
@@ -79,7 +81,7 @@ def ask_schedulers(folders: Iterable[Path], sure: bool = False) -> list[Queue]:
     return queues
 
 
-def ended(backend: str, job_ids: Iterable[str], queues: Sequence[Queue]) -> Mapping[str, JobEnd]:
+def find_job_ends(backend: str, job_ids: Iterable[str], queues: Sequence[Queue]) -> Mapping[str, JobEnd]:
     """Return the ends of a backend's jobs by id, from its queues or, for older jobs, from its scheduler's records.
 
     Raises:
@@ -88,11 +90,8 @@ def ended(backend: str, job_ids: Iterable[str], queues: Sequence[Queue]) -> Mapp
     queue_ends = {job: end for queue in queues if queue.backend == backend for job, end in queue.ended.items()}
     recent_ends = {job: queue_ends[job] for job in job_ids if job in queue_ends}
     scheduler = scheduler_of(backend)
-    return (
-        recent_ends
-        if scheduler is None
-        else {**scheduler.ended(sorted(set(job_ids) - recent_ends.keys())), **recent_ends}
-    )
+    older_ends = {} if scheduler is None else scheduler.ended(sorted(set(job_ids) - recent_ends.keys()))
+    return {**older_ends, **recent_ends}
 
 
 def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
@@ -102,8 +101,8 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
     """
     pending = {outcome.folder: _submission(outcome) for outcome in submitted}
     jobs = {outcome.folder: outcome for outcome in submitted}
-    unseen = dict.fromkeys(pending, 0)
-    delay = _POLL_S[0]
+    n_absent_polls = dict.fromkeys(pending, 0)
+    delay = _MIN_POLL_S
     scheduler_class = submitted[0].job.hardware.backend.scheduler
     assert scheduler_class is not None
     scheduler = scheduler_class()
@@ -119,16 +118,16 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                 queue = next((queue for queue in queues if queue.knows(launch_record)), None)
                 if queue is None:
                     continue
-                unseen[folder] = unseen[folder] + 1 if launch_record.job_id not in queue.states else 0
-                if unseen[folder] >= _MAX_ABSENT_POLLS:
-                    outcome = outcome_of(jobs[folder], pending.pop(folder), queues)
-                    progress.print_line(describe(outcome))
+                n_absent_polls[folder] = n_absent_polls[folder] + 1 if launch_record.job_id not in queue.states else 0
+                if n_absent_polls[folder] >= _MAX_ABSENT_POLLS:
+                    outcome = job_outcome(jobs[folder], pending.pop(folder), queues)
+                    progress.print_line(describe_outcome(outcome))
                     progress.update(len(submitted) - len(pending))
                     yield outcome
-            watch.look(list(pending))
+            watch.update_if_due(list(pending))
             if pending:
                 time.sleep(delay)
-                delay = min(delay * 1.3, _POLL_S[1])
+                delay = min(delay * 1.3, _MAX_POLL_S)
 
 
 def _submission(outcome: JobOutcome) -> Queued:
@@ -138,7 +137,7 @@ def _submission(outcome: JobOutcome) -> Queued:
     return replace(launch_record, job_id=outcome.job_id)
 
 
-def outcome_of(submitted: JobOutcome, queued: Queued, queues: Sequence[Queue]) -> JobOutcome:
+def job_outcome(submitted: JobOutcome, queued: Queued, queues: Sequence[Queue]) -> JobOutcome:
     """Return the outcome of a run whose job is no longer in the queue."""
     job = submitted.job
     record = read_run(job.folder, queues)
@@ -147,7 +146,7 @@ def outcome_of(submitted: JobOutcome, queued: Queued, queues: Sequence[Queue]) -
     has_started = record.attempt > queued.attempt
     if has_started and record.state in ("finished", "failed", "budget_exhausted"):
         return JobOutcome.of(job, record)
-    end = ended(name_of(job.hardware.backend), [queued.job_id], queues).get(queued.job_id)
+    end = find_job_ends(backend_name(job.hardware.backend), [queued.job_id], queues).get(queued.job_id)
     error = record.error if has_started else f"job {queued.job_id} left the queue before the run had started"
     is_cancellation = record.state == "cancelled" or (end is not None and end.cancelled)
     state = record.state if has_started else "cancelled" if is_cancellation else "lost"

@@ -36,23 +36,23 @@ class SweepWatch:
         self._every_s = every_s or (_BAR_INTERVAL_S if progress.drawn else LOG_INTERVAL_S)
         self._last_update = time.monotonic()
 
-    def look(self, folders: Sequence[Path]) -> None:
+    def update_if_due(self, folders: Sequence[Path]) -> None:
         """Show the runs in `folders` if an update is due; runs without a folder are left out."""
         if (now := time.monotonic()) - self._last_update < self._every_s or not folders:
             return
         self._last_update = now
         records = [read_run(folder) for folder in folders if folder.is_dir()]
-        if text := summary(records):
+        if text := summarize_running(records):
             self._progress.note(text)
 
 
-def summary(records: Sequence[RunRecord]) -> str:
+def summarize_running(records: Sequence[RunRecord]) -> str:
     """Return a text about running runs; empty if there are none.
 
     It has the number of runs in each stage, if any run waits for another one; the number and progress of the others;
     the time left and the newest value of the slowest; and the money they have spent.
 
-    >>> summary([])
+    >>> summarize_running([])
     ''
     """
     stages = stage_counts(records)

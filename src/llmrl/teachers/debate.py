@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.state_fields import StateFields
+from llmrl.teachers.domain import ANNOUNCED
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.planners import Distribution
 from llmrl.teachers.plans import Plan, plan_text
 
 Game = tuple[str, ...]
 """Sentence of each agent of a game, in order."""
-
-ANNOUNCED = "The others mean to do this: "
-"""Text between an agent's own sentence and the plans of the others."""
 
 NO_PLAN = "has no plan yet"
 """Announcement for an agent without a valid plan, instead of its fallback, which it did not choose."""

@@ -16,6 +16,8 @@ _NAME_PATTERN = re.compile(r"<([^<>]+)>")
 
 NOTHING = "nothing"
 """Name that represents no object in a sentence, as `<nothing>`."""
+ANNOUNCED = "The others mean to do this: "
+"""Text of a debate between an agent's own sentence and the plans of the others."""
 
 
 class Scene(Protocol):

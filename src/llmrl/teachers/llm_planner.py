@@ -15,7 +15,7 @@ from llmrl.core.records import ChatReply, State
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.plan_tables import save_plan_table
+from llmrl.teachers.offline_planner import save_plan_table
 from llmrl.teachers.planners import Distribution, distribution
 from llmrl.teachers.plans import Plan, parse_reply, plan_text, reply_schema
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
-from llmrl.teachers.debate import ANNOUNCED
-from llmrl.teachers.rooms.rules import Steps, room_rule
+from llmrl.teachers.domain import ANNOUNCED
+from llmrl.teachers.rooms.room_domains import Steps, room_rule
 
 _STATE = re.compile(r"^State: (.+)$", re.MULTILINE)
 _SKILL = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)

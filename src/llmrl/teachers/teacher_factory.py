@@ -134,7 +134,7 @@ DOMAINS = {
     "lava_doorkey": "llmrl.teachers.rooms.room_domains:LavaDoorKeyDomain",
     "colored_doorkey": "llmrl.teachers.rooms.room_domains:ColoredDoorKeyDomain",
     "two_door": "llmrl.teachers.rooms.room_domains:TwoDoorDomain",
-    "unlock_pickup": "llmrl.teachers.rooms.unlock_pickup:UnlockPickupDomain",
+    "unlock_pickup": "llmrl.teachers.rooms.room_domains:UnlockPickupDomain",
     "simple_spread": "llmrl.teachers.particles.spread:SimpleSpreadDomain",
     "simple_tag": "llmrl.teachers.particles.tag:SimpleTagDomain",
     "simple_reference": "llmrl.teachers.particles.communication:SimpleReferenceDomain",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import Claim, cancelled, claim, describe, ended_outcome
-from llmrl.sweeps.machine import Machine
-from llmrl.sweeps.packing import pack_for_machine, works_of
+from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, describe_outcome, ended_outcome
+from llmrl.sweeps.machine import Machine, preserve_environment
+from llmrl.sweeps.packing import build_work, pack_for_machine
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -48,37 +46,25 @@ class Here(Backend):
         with StopFlag("no further run is started") as stop:
             waiting: list[Claim] = []
             for pack in self.packs(jobs):
-                claims, failures = claim(pack, sweep_folder)
+                claims, failures = claim_pack(pack, sweep_folder)
                 waiting += claims
                 outcomes += failures
-            for accepted in waiting:
+            for claim in waiting:
                 if stop.requested:
-                    pack_outcomes = [cancelled(job) for job in accepted.pack.jobs]
+                    pack_outcomes = [cancelled_outcome(job) for job in claim.pack.jobs]
                 else:
-                    pack_outcomes = _compute(accepted, task, stop)
+                    pack_outcomes = _compute(claim, task, stop)
                 outcomes += pack_outcomes
                 for outcome in pack_outcomes:
-                    log.info("%s", describe(outcome))  # the progress bar is that of the run
+                    log.info("%s", describe_outcome(outcome))  # the progress bar is that of the run
         return outcomes
 
 
-def _compute(accepted: Claim, task: Task, stop: StopFlag) -> list[JobOutcome]:
+def _compute(claim: Claim, task: Task, stop: StopFlag) -> list[JobOutcome]:
     """Compute the runs of a claim and return their outcomes, whatever exceptions occur."""
-    began = time.monotonic()
-    with _preserve_environment(os.environ):
-        ends = works_of(accepted.pack, task, {})()
-    seconds = time.monotonic() - began
-    attempts, jobs = accepted.attempts, {job.folder: job for job in accepted.pack.jobs}
+    start = time.monotonic()
+    with preserve_environment():
+        ends = build_work(claim.pack, task, {})()
+    seconds = time.monotonic() - start
+    attempts, jobs = claim.attempts, {job.folder: job for job in claim.pack.jobs}
     return [ended_outcome(jobs[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds) for e in ends]
-
-
-@contextmanager
-def _preserve_environment(environment: os._Environ[str]) -> Iterator[None]:
-    """Restore environment variables that are set for a run."""
-    previous = dict(environment)
-    try:
-        yield
-    finally:
-        for name in environment.keys() - previous.keys():
-            del environment[name]
-        environment.update(previous)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from llmrl.run.folder import unwritable
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.signals import PROMISED_S, StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import Claim, cancelled, claim, describe, write_log_header
-from llmrl.sweeps.machine import Machine
+from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, describe_outcome, write_log_header
+from llmrl.sweeps.machine import THREAD_VARIABLES, Machine, preserve_environment
 from llmrl.sweeps.packing import pack_for_machine
-from llmrl.sweeps.process import RunProcess, preload, thread_limits
+from llmrl.sweeps.process import RunProcess, preload
 from llmrl.sweeps.watch import SweepWatch, bar_name
 from llmrl.sweeps.work import Task
 
@@ -37,16 +38,16 @@ class Local(Backend):
     def prepare(self, jobs: Sequence[Job]) -> None:
         machine = Machine.this()
         for job in jobs:
-            machine.places(job.hardware, job.cores)
+            machine.capacity(job.hardware, job.cores)
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
         machine = Machine.this()
-        places = min(machine.places(job.hardware, job.cores) for job in jobs)
+        places = min(machine.capacity(job.hardware, job.cores) for job in jobs)
         return pack_for_machine(jobs, places, machine.memory_gb)
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         machine = Machine.this()
-        return min(len(packs), *(machine.places(pack.hardware, pack.cores) for pack in packs))
+        return min(len(packs), *(machine.capacity(pack.hardware, pack.cores) for pack in packs))
 
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         return PackPool(self.packs(jobs), task, sweep_folder).run()
@@ -82,19 +83,20 @@ class PackPool:
         """
         threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
         # The flag is entered before launches are recorded, so that waiting runs are recorded as canceled after a stop.
-        with thread_limits(threads), StopFlag() as stop:
+        with preserve_environment(), StopFlag() as stop:
+            os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))  # the server loads libraries for all runs
             try:
                 self.logs.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise unwritable(self.logs, error) from error
             for number, pack in enumerate(self.packs):
                 if stop.requested:
-                    self.outcomes += [cancelled(job) for job in pack.jobs]
+                    self.outcomes += [cancelled_outcome(job) for job in pack.jobs]
                 else:
                     self._claim(number, pack)
             preload(self.jobs)
             self._compute(stop)
-        return self.outcomes + [cancelled(job) for claim in self.waiting for job in claim.pack.jobs]
+        return self.outcomes + [cancelled_outcome(job) for claim in self.waiting for job in claim.pack.jobs]
 
     def _compute(self, stop: StopFlag) -> None:
         """Start processes and collect their outcomes, until none is left or a signal stops the sweep."""
@@ -105,7 +107,7 @@ class PackPool:
                     if not stop.requested:
                         self._start_processes()
                     self._wait()
-                    watch.look([job.folder for process in self.running for job in process.pack.jobs])
+                    watch.update_if_due([job.folder for process in self.running for job in process.pack.jobs])
                     if stop.signal is not None and not is_stopping:
                         is_stopping = True
                         n_waiting = sum(len(pending.pack.jobs) for pending in self.waiting)
@@ -123,10 +125,12 @@ class PackPool:
                     process_outcomes, retry_jobs = process.outcomes(stop.signal)
                     self.outcomes += process_outcomes
                     for outcome in process_outcomes:
-                        progress.print_line(describe(outcome))
+                        progress.print_line(describe_outcome(outcome))
                     if retry_jobs:
                         n = len(process.pack.jobs)
-                        progress.print_line(f"a process of {n} runs {process.died}; {len(retry_jobs)} are queued again")
+                        progress.print_line(
+                            f"a process of {n} runs {process.exit_description}; {len(retry_jobs)} are queued again"
+                        )
                         self._requeue(process.claim, retry_jobs)
                     progress.update(len(self.outcomes))
 
@@ -136,7 +140,7 @@ class PackPool:
         name = f"{len(pack.jobs)}-rows" if len(pack.jobs) > 1 else f"{first.parent.name}-{first.name}"
         log_file = self.logs / f"{number:04d}-{name}.log"
         write_log_header(log_file, pack)
-        claims, failures = claim(pack, self.logs.parent, str(log_file))
+        claims, failures = claim_pack(pack, self.logs.parent, str(log_file))
         self.waiting += claims
         self.outcomes += failures
 
@@ -145,7 +149,7 @@ class PackPool:
         requeued: list[Claim] = []
         for job in jobs:
             try:
-                requeued.append(shared.alone(job))
+                requeued.append(shared.split_off(job))
             except RunFolderError as error:
                 self.outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
         self.waiting = requeued + self.waiting
@@ -156,14 +160,14 @@ class PackPool:
             hardware = first.pack.hardware
             gpus = tuple(self.free_gpus[: hardware.gpus])
             del self.free_gpus[: hardware.gpus]
-            n_processes = min(self.machine.places(hardware, first.pack.cores), len(self.packs))
+            n_processes = min(self.machine.capacity(hardware, first.pack.cores), len(self.packs))
             self.running.append(RunProcess(first, self.task, gpus, n_processes))
 
     def _fits(self, pack: Pack) -> bool:
         """Return whether one more process fits; with no process running, it always does."""
         if not self.running:
             return True
-        if len(self.running) >= self.machine.places(pack.hardware, pack.cores):
+        if len(self.running) >= self.machine.capacity(pack.hardware, pack.cores):
             return False
         if self.machine.gpus and len(self.free_gpus) < pack.hardware.gpus:
             return False
@@ -175,7 +179,7 @@ class PackPool:
         """Wait until a process may have ended, or for `_POLL_S`."""
         ready = wait([process.sentinel for process in self.running], _POLL_S)
         for process in self.running:
-            process.listen()
+            process.receive_report()
         if ready and all(process.running for process in self.running):
             time.sleep(_POLL_S)  # the fork server is gone, so sentinels no longer show which process has ended
 

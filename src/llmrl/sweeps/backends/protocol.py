@@ -332,15 +332,15 @@ class JobOutcome:
         return replace(outcome, **changes)
 
 
-def name_of(backend: Backend) -> str:
+def backend_name(backend: Backend) -> str:
     """Return the dotted name of a backend's class, by which records of runs refer to it."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
-def text_of(ids: Iterable[str]) -> str:
+def format_job_ids(ids: Iterable[str]) -> str:
     """List job ids for a message, with the tasks of an array as one.
 
-    >>> text_of(["12_0", "12_1", "14"])
+    >>> format_job_ids(["12_0", "12_1", "14"])
     '12, 14'
     """
     return ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))

@@ -1,4 +1,4 @@
-"""`hardware/backend=slurm`: jobs of a cluster, submitted by submitit."""
+"""`hardware/backend=slurm`: jobs of a cluster, submitted by submitit, and queries to its queue and accounts."""
 
 from __future__ import annotations
 
@@ -8,26 +8,131 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.results.run_records import JobEnd, Queue
 from llmrl.run.ownership import JOB_ID
+from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack, Scheduler, SchedulerError
-from llmrl.sweeps.backends.slurm_status import SlurmQueue, setting
-from llmrl.sweeps.backends.slurm_work import ALONE_S, ClusterWork
-from llmrl.sweeps.jobs import Claim, cancelled, claim, prerequisite_job_ids
-from llmrl.sweeps.machine import THREAD_VARIABLES
-from llmrl.sweeps.packing import group_equal, pack_into, works_of
+from llmrl.sweeps.backends.slurm_work import PEER_EXIT_TIMEOUT_S, ClusterWork
+from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, prerequisite_job_ids
+from llmrl.sweeps.machine import THREAD_VARIABLES, preserve_environment
+from llmrl.sweeps.packing import build_work, group_equal, pack_into
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
+
+ENDED_STATES = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+}
+"""SLURM's states of jobs that have ended."""
+_CANCELLED_STATE = "CANCELLED"
+"""SLURM's state of a canceled job; in accounts the user who canceled it follows."""
+
+
+class SlurmQueue:
+    """A `Scheduler` that uses SLURM's commands on this machine."""
+
+    @cached_property
+    def cluster(self) -> str:
+        """Name of the cluster; empty if it does not answer."""
+        return (cluster_setting("ClusterName") or "") if shutil.which("squeue") else ""
+
+    def ask(self, taken: Sequence[Queued]) -> list[Queue]:
+        """Return the queue of this machine's cluster, with the jobs of the users in `taken`."""
+        users = frozenset(launch_record.user or getpass.getuser() for launch_record in taken)
+        jobs = _read_queue(sorted(users)) if self.cluster else None
+        if jobs is None:
+            raise SchedulerError("squeue does not answer on this machine")
+        states = {job: state for job, (state, _) in jobs.items()}
+        reasons = {job: reason for job, (state, reason) in jobs.items() if state == "PENDING" and reason != "None"}
+        ends = {job: _job_end(state) for job, state in states.items() if state in ENDED_STATES}
+        active = {job: state for job, state in states.items() if job not in ends}
+        backends = dict.fromkeys(launch_record.backend for launch_record in taken)
+        return [Queue(backend, self.cluster, users, active, ends, reasons) for backend in backends]
+
+    def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
+        """Return the ends of jobs in the accounting database; empty if the cluster keeps none."""
+        if not job_ids or not shutil.which("sacct"):
+            return {}
+        arguments = ["--format=JobID,State", "--jobs", ",".join(job_ids)]
+        text = command_output(["sacct", "--noheader", "--parsable2", "--allocations", *arguments])
+        pairs = (line.split("|", 1) for line in (text or "").splitlines() if "|" in line)
+        return {job: _job_end(state.split()[0]) for jobs, state in pairs if state.strip() for job in expand_array(jobs)}
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """Cancel jobs; running ones have the cluster's KillWait to save."""
+        if not job_ids:
+            return
+        try:
+            subprocess.run(["scancel", *job_ids], capture_output=True, text=True, timeout=60, check=True)
+        except FileNotFoundError as error:
+            raise SchedulerError("scancel not found on PATH") from error
+        except subprocess.SubprocessError as error:
+            raise SchedulerError(f"scancel failed: {getattr(error, 'stderr', '') or error}") from error
+
+
+def _job_end(state: str) -> JobEnd:
+    return JobEnd(f"SLURM: {state}", state.startswith(_CANCELLED_STATE))
+
+
+def _read_queue(users: Iterable[str]) -> dict[str, tuple[str, str]] | None:
+    """Return state and reason by job id (`123` or `123_4`) of the jobs of `users`; None if squeue does not answer.
+
+    Jobs that ended in the last minutes are included.
+    """
+    text = command_output(
+        ["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(users)}", "--format=%i|%T|%r"]
+    )
+    if text is None:
+        return None
+    fields = (line.strip().split("|", 2) for line in text.splitlines() if "|" in line)
+    return {job: (state, "".join(reason)) for job, state, *reason in fields}
+
+
+def expand_array(jobs: str) -> list[str]:
+    """Return the jobs of one line of accounts: tasks of an array that never started share a line.
+
+    >>> expand_array("12"), expand_array("12_3"), expand_array("12_[0-1,4%2]")
+    (['12'], ['12_3'], ['12_0', '12_1', '12_4'])
+    """
+    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", jobs)
+    if match is None:
+        return [jobs]
+    ranges = [part.split("-") for part in match[2].split(",") if part.strip("-")]
+    return [f"{match[1]}_{task}" for bounds in ranges for task in range(int(bounds[0]), int(bounds[-1]) + 1)]
+
+
+def cluster_setting(name: str) -> str | None:
+    """Return a field of the cluster's configuration; None if the cluster does not answer."""
+    match = re.search(rf"^{name}\s*=\s*(\S+)", command_output(["scontrol", "show", "config"]) or "", re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def command_output(command: list[str]) -> str | None:
+    """Return the output of one of SLURM's commands; None if it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("%s: %s", command[0], error)
+        return None
+
 
 _SBATCH = re.compile(r"[A-Za-z][\w-]*")
 _COMMANDS = ("sbatch", "srun", "squeue")
@@ -123,7 +228,7 @@ class Slurm(Backend):
 
     def requests(self, packs: Sequence[Pack]) -> list[str]:
         texts = []
-        for array in group_equal(packs, _needs):
+        for array in group_equal(packs, _requirements):
             hardware = array[0].hardware
             parameters = self._parameters(hardware, array[0].cores, max(pack.memory_gb for pack in array))
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
@@ -143,33 +248,33 @@ class Slurm(Backend):
         outcomes: list[JobOutcome] = []
         claims: list[Claim] = []
         cluster, user = SlurmQueue().cluster, getpass.getuser()
-        limit = int(setting("MaxArraySize") or 1000)
+        limit = int(cluster_setting("MaxArraySize") or 1000)
         # A signal takes effect after submissions are recorded.
         with StopFlag("no more runs are submitted") as stop:
             for pack in self.packs(jobs):
-                pack_claims, failures = claim(pack, sweep_folder, cluster=cluster, user=user)
+                pack_claims, failures = claim_pack(pack, sweep_folder, cluster=cluster, user=user)
                 claims += pack_claims
                 outcomes += failures
-            for array in group_equal(claims, lambda accepted: _needs(accepted.pack)):
+            for array in group_equal(claims, lambda claim: _requirements(claim.pack)):
                 previous_id = ""
                 for chunk in (array[i : i + limit] for i in range(0, len(array), limit)):
                     if stop.requested:
-                        outcomes += [cancelled(job) for accepted in chunk for job in accepted.pack.jobs]
+                        outcomes += [cancelled_outcome(job) for claim in chunk for job in claim.pack.jobs]
                         continue
                     try:
-                        ids = self._submit_array([accepted.pack for accepted in chunk], task, folder, previous_id)
+                        ids = self._submit_array([claim.pack for claim in chunk], task, folder, previous_id)
                     except SchedulerError as error:
-                        for accepted in chunk:
-                            refused = accepted.pack.jobs
+                        for claim in chunk:
+                            refused = claim.pack.jobs
                             outcomes += [JobOutcome(job, job.folder, "refused", error=str(error)) for job in refused]
-                            accepted.write(error=str(error))
+                            claim.write(error=str(error))
                         continue
                     previous_id = ids[0].partition("_")[0]
-                    for accepted, job_id in zip(chunk, ids, strict=True):
-                        submitted = accepted.pack.jobs
+                    for claim, job_id in zip(chunk, ids, strict=True):
+                        submitted = claim.pack.jobs
                         outcomes += [JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in submitted]
                         try:
-                            accepted.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
+                            claim.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
                         except RunFolderError as error:
                             log.error("job %s is submitted, but its id could not be recorded: %s", job_id, error)
         return outcomes
@@ -185,18 +290,17 @@ class Slurm(Backend):
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         hardware = packs[0].hardware
-        works = [ClusterWork(works_of(pack, task, {})) for pack in packs]
+        works = [ClusterWork(build_work(pack, task, {})) for pack in packs]
         parameters = self._parameters(hardware, packs[0].cores, max(pack.memory_gb for pack in packs))
-        is_chained = previous_id and hardware.jobs_at_once is not None
-        first = prerequisite_job_ids([job for pack in packs for job in pack.jobs], folder.parent) + (
-            [previous_id] if is_chained else []
-        )
-        if first:
-            parameters["dependency"] = f"afterany:{':'.join(first)}"
+        dependencies = prerequisite_job_ids([job for pack in packs for job in pack.jobs], folder.parent)
+        dependencies += [previous_id] if previous_id and hardware.jobs_at_once is not None else []
+        if dependencies:
+            parameters["dependency"] = f"afterany:{':'.join(dependencies)}"
         try:
             executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=self.max_timeouts, python=self.python)
             executor.update_parameters(**parameters)
-            with _clean_environment():
+            with preserve_environment():
+                _remove_job_variables()
                 if len(works) == 1:
                     return [executor.submit(works[0]).job_id]
                 return [submitted.job_id for submitted in executor.submit_array(list(works))]
@@ -211,7 +315,7 @@ class Slurm(Backend):
     def _parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
         """Return the parameters for submitit."""
         threads = hardware.threads or cores
-        wait_options = [f"--wait={ALONE_S}"] if self.processes > 1 else []
+        wait_options = [f"--wait={PEER_EXIT_TIMEOUT_S}"] if self.processes > 1 else []
         parameters: dict[str, Any] = {
             "job_name": "llmrl",
             "time": self.time_min,
@@ -227,12 +331,9 @@ class Slurm(Backend):
             # A job may always be requeued, because its run resumes from its checkpoint.
             "additional_parameters": {"requeue": True, **(self.extra or {})},
         }
-        if hardware.gpus:
-            parameters["gpus_per_node"] = hardware.gpus
-        for name in ("partition", "account", "qos", "constraint"):
-            if (value := getattr(self, name)) is not None:
-                parameters[name] = value
-        return parameters
+        optional = {"gpus_per_node": hardware.gpus or None, "partition": self.partition, "account": self.account}
+        optional |= {"qos": self.qos, "constraint": self.constraint}
+        return parameters | {name: value for name, value in optional.items() if value is not None}
 
 
 def _option(value: Any) -> str:
@@ -240,24 +341,16 @@ def _option(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _needs(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
+def _requirements(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
     """Return the requirements of a job, and the folders of the runs that it waits for."""
     return pack.hardware, pack.cores, frozenset(prerequisite.folder for job in pack.jobs for prerequisite in job.after)
 
 
-@contextmanager
-def _clean_environment() -> Iterator[None]:
+def _remove_job_variables() -> None:
     """Remove the variables of a job that this process may be in, because sbatch would use them as options.
 
     The location of SLURM's configuration (`SLURM_CONF`) and the user's defaults for sbatch are kept.
     """
     prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID)
-    inherited = {
-        name: value for name, value in os.environ.items() if name.startswith(prefixes) and name != "SLURM_CONF"
-    }
-    for name in inherited:
+    for name in [name for name in os.environ if name.startswith(prefixes) and name != "SLURM_CONF"]:
         del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(inherited)

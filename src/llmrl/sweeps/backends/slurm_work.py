@@ -16,7 +16,7 @@ from llmrl.sweeps.work import PackWork, is_main_process
 
 log = logging.getLogger(__name__)
 
-ALONE_S = 60
+PEER_EXIT_TIMEOUT_S = 60
 """Seconds after the end of one of a run's processes at which a job ends the others, so that the error can be
 recorded."""
 
@@ -35,16 +35,16 @@ class ClusterWork:
         Raises:
             SystemExit: a run did not finish; with the exit code of `llmrl-train`, of several the lowest.
         """
-        _place()
+        _export_torchrun_variables()
         # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
         requeue = signal.getsignal(signal.SIGUSR2)
         codes = [end.exit_code for end in self.works() if end.exit_code]
         if not codes:
             return
-        warned = 128 + signal.SIGUSR2 in codes or (
+        has_warning = 128 + signal.SIGUSR2 in codes or (
             128 + signal.SIGTERM in codes and is_main_process() and _is_running()
         )
-        if is_main_process() and warned and callable(requeue):
+        if is_main_process() and has_warning and callable(requeue):
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore further warnings
             try:
                 requeue(signal.SIGUSR2, None)
@@ -71,7 +71,7 @@ class ClusterWork:
                 log.error("%s; could not record it in %s: %s", text, work.folder, error)
 
 
-def _place() -> None:
+def _export_torchrun_variables() -> None:
     """Set the environment variables of torchrun for this task, if its job has several."""
     from submitit.helpers import TorchDistributedEnvironment
 
@@ -79,13 +79,13 @@ def _place() -> None:
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
 
 
-def _is_running(looks: int = 5, interval_s: float = 2.0) -> bool:
+def _is_running(n_queries: int = 5, interval_s: float = 2.0) -> bool:
     """Return whether SLURM still counts this job as running after it has sent SIGTERM.
 
     A job that is canceled or requeued soon has another state, and SLURM ends it. A job whose preemption begins with a
     grace period stays RUNNING, and would be FAILED if it ended within this period.
     """
-    for _ in range(looks):
+    for _ in range(n_queries):
         command = ["squeue", "--noheader", f"--jobs={os.environ.get('SLURM_JOB_ID', '')}", "--format=%T"]
         try:
             state = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()

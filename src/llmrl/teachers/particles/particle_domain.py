@@ -1,12 +1,13 @@
-"""Base of particle domains: names of the agents, and parts of their vectors."""
+"""Base of particle domains: names of the agents, parts of their vectors, and moves of a disc with a velocity."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot, inf
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.particles.steering import Pair
 
 
 class ParticleDomain(Domain):
@@ -41,3 +42,87 @@ def join_words(words: Sequence[str]) -> str:
     'a, b and c'
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+Pair = tuple[float, float]
+"""Position, offset or velocity: x to the right, y up."""
+
+STAY, LEFT, RIGHT, DOWN, UP = range(5)
+"""The moves of particle worlds."""
+STEP = 0.1  # seconds
+DAMPING = 0.75  # factor of the velocity after a step
+HORIZON = 7  # number of steps considered
+_DIRECTIONS: tuple[Pair, ...] = ((0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))
+_COAST_FACTORS = tuple(STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in range(1, HORIZON))
+"""Distance that a disc moves in k steps without a push, per unit of its velocity."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """Motion of an agent.
+
+    Attributes:
+        acceleration: units per second squared.
+        max_speed: units per second.
+        size: radius, units.
+    """
+
+    acceleration: float = 5.0
+    max_speed: float = inf
+    size: float = 0.05
+
+    def after(self, velocity: Pair) -> list[Pair]:
+        """Return the velocity after each of the five moves."""
+        gain = self.acceleration * STEP
+        velocities = []
+        for x, y in _DIRECTIONS:
+            vx, vy = DAMPING * velocity[0] + gain * x, DAMPING * velocity[1] + gain * y
+            speed = hypot(vx, vy)
+            if speed > self.max_speed:
+                vx, vy = vx / speed * self.max_speed, vy / speed * self.max_speed
+            velocities.append((vx, vy))
+        return velocities
+
+
+def towards(target: Pair, velocity: Pair, body: Body) -> int:
+    """Return the move after which the coasting disc is nearest to `target` (an offset) on average over the next steps.
+
+    It therefore brakes in time, and hovers at the target.
+    """
+    x, y = STEP * velocity[0] - target[0], STEP * velocity[1] - target[1]
+    best, min_cost = STAY, inf
+    for move, (vx, vy) in enumerate(body.after(velocity)):
+        cost = 0.0
+        for factor in _COAST_FACTORS:
+            cost += hypot(x + factor * vx, y + factor * vy)
+        if cost < min_cost:
+            best, min_cost = move, cost
+    return best
+
+
+def brake(velocity: Pair, body: Body) -> int:
+    """Return the move after which the disc is slowest."""
+    speeds = [hypot(*after) for after in body.after(velocity)]
+    return speeds.index(min(speeds))
+
+
+def around(target: Pair, obstacles: Sequence[Pair], clearance: float) -> Pair:
+    """Return `target`, or a point beside the first obstacle on the way to it; all are offsets.
+
+    Args:
+        target: destination.
+        obstacles: centers of obstacles.
+        clearance: minimum distance from the path to the center of an obstacle, units.
+    """
+    distance = hypot(*target)
+    min_distance, waypoint = distance, target
+    for ox, oy in obstacles:
+        if distance == 0.0:
+            break
+        along = (ox * target[0] + oy * target[1]) / distance
+        offset = (ox * target[1] - oy * target[0]) / distance  # > 0: the obstacle is to the right of the way
+        if 0 < along < min_distance and abs(offset) < clearance:
+            side = 1.0 if offset >= 0 else -1.0
+            nx, ny = -side * target[1] / distance, side * target[0] / distance
+            min_distance, waypoint = along, (ox + 1.3 * clearance * nx, oy + 1.3 * clearance * ny)
+    return waypoint

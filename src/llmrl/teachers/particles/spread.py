@@ -10,8 +10,7 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import ParticleDomain, join_words, pairs
-from llmrl.teachers.particles.steering import Body, Pair, brake, towards
+from llmrl.teachers.particles.particle_domain import Body, Pair, ParticleDomain, brake, join_words, pairs, towards
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 BODY = Body(size=0.15)

@@ -10,8 +10,17 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import ParticleDomain, join_words, pairs
-from llmrl.teachers.particles.steering import STEP, Body, Pair, around, brake, towards
+from llmrl.teachers.particles.particle_domain import (
+    STEP,
+    Body,
+    Pair,
+    ParticleDomain,
+    around,
+    brake,
+    join_words,
+    pairs,
+    towards,
+)
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 HUNTER = Body(3.0, 1.0, 0.075)

@@ -4,7 +4,8 @@ The skills walk into lava, go to the last known position of an object, act witho
 treat unreadable steps as waiting. They are used only for comparisons with published numbers.
 
 One thing differs from the release: which of several shortest paths is taken. There it depends on the order of a Python
-hash table of poses; here steps forward come before turns (`llmrl.teachers.rooms.paths`). Both have the same length.
+hash table of poses; here steps forward come before turns (`llmrl.teachers.rooms.observed_room`). Both have the same
+length.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from llmrl.teachers.rooms.observed_room import (
     UNSEEN,
     WALL,
     ObservedRoom,
+    paths_to,
 )
-from llmrl.teachers.rooms.paths import paths_to
 
 WAIT = "wait"
 _INTERACTIONS = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT: DONE}

@@ -1,8 +1,8 @@
-"""Domains of the four rooms of the policy teacher: their descriptions, and the names of their objects."""
+"""Domains of rooms: their descriptions, the names of their objects, and rules for plans in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,16 +10,53 @@ import numpy as np
 
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.observed_room import COLORS, DONE, DOOR, KEY, ObservedRoom
+from llmrl.teachers.rooms.observed_room import BOX, COLORS, DONE, DOOR, KEY, OPEN, ObservedRoom
 from llmrl.teachers.rooms.published import PublishedScene, plan_part, read_loosely
-from llmrl.teachers.rooms.rules import room_rule
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
+
+Steps = list[tuple[str, str]]
+"""Pairs of a skill and its object."""
+
+_LAST = ("key", "door", "lava")
+"""Last words of names with rules; all other objects are to be fetched."""
+
+
+def room_rule(visible: Sequence[str], carried: str | None) -> tuple[str, Steps]:
+    """Return a reason and a plan.
+
+    The rules fetch a key for a door, of the door's color if there are colors; drop a key that does not fit; and behind
+    an open door drop the key and fetch other objects. Else they explore. They do not know which of two doors is
+    superfluous, how to search, or where lava is.
+    """
+    keys = [name for name in visible if name.endswith("key")]
+    doors = [name for name in visible if name.rstrip("0123456789").endswith("door")]
+    locked = [name for name in doors if not name.startswith("open ")]
+    goods = [name for name in visible if name not in doors and name.split()[-1] not in _LAST]
+    if goods and len(locked) == 0:
+        if carried is not None:
+            return "hands must be free", [("drop", carried)]
+        return "fetch what there is", [("go to", goods[0]), ("pick up", goods[0])]
+    if carried is not None and locked:
+        fitting = [door for door in locked if _fits(carried, door)]
+        if fitting:
+            return "a door and its key", [("go to", fitting[0]), ("open", fitting[0])]
+        return "the key does not fit", [("drop", carried)]
+    fitting = [key for key in keys if not locked or any(_fits(key, door) for door in locked)]
+    if carried is None and fitting and len(locked) == len(doors):
+        return "a key is needed", [("go to", fitting[0]), ("pick up", fitting[0])]
+    return "nothing else can be done", [("explore", "")]
+
+
+def _fits(key: str, door: str) -> bool:
+    """Return whether the colors before the last space agree; without colors, all keys fit."""
+    return key.rpartition(" ")[0] == door.rpartition(" ")[0]
+
 
 MAX_CACHED = 20_000
 """Maximum number of cached scenes; the oldest are removed first. About 60 MB for the largest room."""
 
 EXPLORE = PlanStep("explore")
-_KINDS = {KEY: "key", DOOR: "door"}
+_KIND_NAMES = {KEY: "key", DOOR: "door", BOX: "box"}
 
 
 class RoomDomain(Domain):
@@ -99,7 +136,7 @@ class RoomDomain(Domain):
 
     def name_of(self, kind: int, color: int) -> str:
         """Return the name of an object."""
-        return _KINDS[kind]
+        return _KIND_NAMES[kind]
 
     def read_plan(self, text: str, sentence: str) -> Plan:
         if self.parity:
@@ -147,7 +184,7 @@ class ColoredDoorKeyDomain(RoomDomain):
     last_two_words = True
 
     def name_of(self, kind: int, color: int) -> str:
-        return f"{COLORS[color]} {_KINDS[kind]}"
+        return f"{COLORS[color]} {_KIND_NAMES[kind]}"
 
 
 class TwoDoorDomain(RoomDomain):
@@ -170,3 +207,36 @@ class TwoDoorDomain(RoomDomain):
         return objects + sorted(
             ("door1" if is_on_edge else "door2", cell) for is_on_edge, cell in zip(on_edge, doors, strict=True)
         )
+
+
+class UnlockPickupDomain(RoomDomain):
+    """Domain with two rooms and a locked door between them, its key in one and a box to pick up in the other.
+
+    An `open door` is distinguished from a `door`, since this shows whether the key is still needed.
+    """
+
+    name = prompt = "unlock_pickup"
+    spoken: ClassVar[tuple[int, ...]] = (KEY, DOOR, BOX)
+    names = ("key", "door", "open door", "box")
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
+        return [
+            ("open door" if name == "door" and world.states[cell] == OPEN else name, cell)
+            for name, cell in super().named(world)
+        ]
+
+    def best_plan(self, sentence: str) -> Plan:
+        """Return a good plan: fetch the key, open the door, drop the key, pick up the box."""
+        visible, carried = self.told(sentence)
+        if "box" in visible:
+            if carried:
+                return (PlanStep("drop", carried),)
+            return PlanStep("go to", "box"), PlanStep("pick up", "box")
+        if "door" in visible and carried == "key":
+            return PlanStep("go to", "door"), PlanStep("open", "door")
+        if "open door" not in visible and "key" in visible and not carried:
+            return PlanStep("go to", "key"), PlanStep("pick up", "key")
+        return (EXPLORE,)

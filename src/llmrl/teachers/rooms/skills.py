@@ -19,8 +19,9 @@ from llmrl.teachers.rooms.observed_room import (
     UNSEEN,
     WALL,
     ObservedRoom,
+    paths_to,
+    walk_until,
 )
-from llmrl.teachers.rooms.paths import paths_to, walk_until
 
 SKILLS = (
     Skill("explore", False, "walk to where a part of the room comes into view that was not seen yet"),
