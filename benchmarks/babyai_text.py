@@ -30,11 +30,11 @@ TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal
 STATES = ("open", "closed", "locked")
 
 
-def frames_in_lock_step(level: str, steps: int) -> tuple[float, int]:
+def time_batched_frames(level: str, steps: int) -> tuple[float, int]:
     """Return CPU-seconds of `steps` steps of 32 games, and the number of episodes that started in them."""
     env = make_env("babyai_text", level=level, n_envs=GAMES)
     env.provide(["prompt"])
-    rng, begun = np.random.default_rng(0), 0
+    rng, n_started = np.random.default_rng(0), 0
     env.reset(seed=0)
     start = time.process_time()
     for _ in range(steps):
@@ -42,8 +42,8 @@ def frames_in_lock_step(level: str, steps: int) -> tuple[float, int]:
         ended = step.terminated | step.truncated
         if ended.any():
             env.reset(mask=ended)
-            begun += int(ended.sum())
-    return time.process_time() - start, begun
+            n_started += int(ended.sum())
+    return time.process_time() - start, n_started
 
 
 class OneGame:
@@ -52,39 +52,39 @@ class OneGame:
     def __init__(self, level: str) -> None:
         arguments = {"sampling": "rejection"} if level in (TRAIN, TEST) else {}
         self.env = gymnasium.make(level, disable_env_checker=True, **arguments).unwrapped
-        self.seen: deque[list[str]] = deque(maxlen=3)
-        self.done: deque[str] = deque(maxlen=2)
+        self.observations: deque[list[str]] = deque(maxlen=3)
+        self.actions: deque[str] = deque(maxlen=2)
 
     def reset(self, seed: int) -> str:
-        self.seen.clear()
-        self.done.clear()
+        self.observations.clear()
+        self.actions.clear()
         self.env.reset(seed=seed)
         return self.prompt()
 
     def step(self, action: int) -> bool:
         _, _, terminated, truncated, _ = self.env.step(action)
-        self.done.append(ACTIONS[action])
+        self.actions.append(ACTIONS[action])
         self.prompt()
         return terminated or truncated
 
     def prompt(self) -> str:
-        self.seen.append(self.describe())
+        self.observations.append(self.describe())
         prompt = f"Possible action of the agent: {', '.join(ACTIONS)} \n Goal of the agent: {self.env.mission}"
-        for i, seen in enumerate(self.seen):
+        for i, sentences in enumerate(self.observations):
             prompt += f" \n Observation {i}: "
-            for said in seen:
-                prompt += f"{said}, "
+            for sentence in sentences:
+                prompt += f"{sentence}, "
             prompt += f"\n Action {i}: "
-            if i < len(self.done):
-                prompt += self.done[i]
+            if i < len(self.actions):
+                prompt += self.actions[i]
         return prompt
 
     def describe(self) -> list[str]:
         image = self.env.gen_obs()["image"]
-        said = []
+        sentences = []
         if self.env.carrying is not None:
-            said.append(f"You carry a {self.env.carrying.color} {self.env.carrying.type}")
-        for way, line in {
+            sentences.append(f"You carry a {self.env.carrying.color} {self.env.carrying.type}")
+        for direction, line in {
             "forward": [(3, y) for y in range(5, -1, -1)],
             "left": [(x, 6) for x in (2, 1, 0)],
             "right": [(x, 6) for x in (4, 5, 6)],
@@ -92,7 +92,7 @@ class OneGame:
             for n, (x, y) in enumerate(line, start=1):
                 if image[x, y, 0] > 1:
                     if image[x, y, 0] == 2:
-                        said.append(f"You see a wall {n} step{'s' * (n > 1)} {way}")
+                        sentences.append(f"You see a wall {n} step{'s' * (n > 1)} {direction}")
                     break
         for x in range(7):
             for y in range(7):
@@ -103,63 +103,65 @@ class OneGame:
                 if TYPES[kind] == "door":
                     name = f"{STATES[state]} {name}"
                 side, ahead = abs(x - 3), 6 - y
-                where = []
+                distances = []
                 if side:
-                    where.append(f"{side} step{'s' * (side > 1)} {'right' if x > 3 else 'left'}")
+                    distances.append(f"{side} step{'s' * (side > 1)} {'right' if x > 3 else 'left'}")
                 if ahead:
-                    where.append(f"{ahead} step{'s' * (ahead > 1)} forward")
-                said.append(f"You see a {name} {' and '.join(where)}")
-        return said
+                    distances.append(f"{ahead} step{'s' * (ahead > 1)} forward")
+                sentences.append(f"You see a {name} {' and '.join(distances)}")
+        return sentences
 
 
-def frames_one_at_a_time(level: str, steps: int, episodes: float) -> float:
+def time_single_frames(level: str, steps: int, episodes: float) -> float:
     """Return CPU-seconds of `steps` frames in which a share of `episodes` start."""
     import contextlib
     import io
 
-    game, rng, owed, seed = OneGame(level), np.random.default_rng(0), 0.0, 0
+    game, rng, pending_resets, seed = OneGame(level), np.random.default_rng(0), 0.0, 0
     with contextlib.redirect_stdout(io.StringIO()):
         game.reset(seed)
         start = time.process_time()
         for _ in range(steps):
-            owed += episodes
-            if game.step(int(rng.integers(len(ACTIONS)))) or owed >= 1:
-                seed, owed = seed + 1, owed - 1
+            pending_resets += episodes
+            if game.step(int(rng.integers(len(ACTIONS)))) or pending_resets >= 1:
+                seed, pending_resets = seed + 1, pending_resets - 1
                 game.reset(seed)
         return time.process_time() - start
 
 
-def frames(rounds: int) -> None:
+def compare_frames(rounds: int) -> None:
     print(f"Frames: step, sentences, prompt and resets; {GAMES} games in lock step against one at a time\n")
     print("| level | one at a time, µs a frame | in lock step, µs a frame | ratio |\n|---|---|---|---|")
     for level in LEVELS:
-        ours, theirs = [], []
+        batched_times, single_times = [], []
         for _ in range(rounds):
-            spent, begun = frames_in_lock_step(level, 200)
-            ours.append(spent / 200 / GAMES * 1e6)
-            theirs.append(frames_one_at_a_time(level, 400, begun / 200 / GAMES) / 400 * 1e6)
-        a, b = float(np.median(theirs)), float(np.median(ours))
-        print(f"| {level} | {a:,.0f} | {b:,.1f} | {a / b:.1f} |")
+            seconds, n_started = time_batched_frames(level, 200)
+            batched_times.append(seconds / 200 / GAMES * 1e6)
+            single_times.append(time_single_frames(level, 400, n_started / 200 / GAMES) / 400 * 1e6)
+        single, batched = float(np.median(single_times)), float(np.median(batched_times))
+        print(f"| {level} | {single:,.0f} | {batched:,.1f} | {single / batched:.1f} |")
 
 
-def resets(n: int) -> None:
+def compare_resets(n: int) -> None:
     print(f"\nResets, ms: mean of {n} (largest)\n\n| level | kind | rejection | direct |\n|---|---|---|---|")
-    cases = [(level, kind) for level in (TRAIN, TEST) for kind in KINDS] + [("BabyAI-GoToLocalS8N16-v0", "goto")]
-    for level, kind in cases:
+    levels_and_kinds = [(level, kind) for level in (TRAIN, TEST) for kind in KINDS] + [
+        ("BabyAI-GoToLocalS8N16-v0", "goto")
+    ]
+    for level, kind in levels_and_kinds:
         cells = []
         for sampling in ("rejection", "direct"):
             env = gymnasium.make(level, kind=kind, sampling=sampling).unwrapped
             env.gen_obs = dict
-            spent = []
+            seconds = []
             for seed in range(n):
                 start = time.process_time()
                 env.reset(seed=seed)
-                spent.append((time.process_time() - start) * 1e3)
-            cells.append(f"{np.mean(spent):.2f} ({max(spent):.1f})")
+                seconds.append((time.process_time() - start) * 1e3)
+            cells.append(f"{np.mean(seconds):.2f} ({max(seconds):.1f})")
         print(f"| {level} | {kind} | {' | '.join(cells)} |")
 
 
-def bot(n: int) -> None:
+def evaluate_bot(n: int) -> None:
     print(f"\nMiniGrid's bot, {n} episodes of each kind\n\n| level | kind | success | mean reward | mean length |")
     print("|---|---|---|---|---|")
     for level in (TRAIN, TEST):
@@ -167,13 +169,17 @@ def bot(n: int) -> None:
             env = make_env("babyai_text", level=level, kind=kind, n_envs=n)
             env.provide(["expert"])
             observation = env.reset(seed=0)
-            won, base, length = np.zeros(n), np.zeros(n), np.zeros(n)
+            successes, base, length = np.zeros(n), np.zeros(n), np.zeros(n)
             playing = np.ones(n, dtype=bool)
             while playing.any():
                 step = env.step(np.maximum(observation["expert"], 0))
-                won, base, length = won + step.info["success"], base + step.base_reward[:, 0], length + playing
+                successes, base, length = (
+                    successes + step.info["success"],
+                    base + step.base_reward[:, 0],
+                    length + playing,
+                )
                 playing, observation = ~(step.terminated | step.truncated), step.observation
-            print(f"| {level} | {kind} | {won.mean():.3f} | {base.mean():.3f} | {length.mean():.1f} |")
+            print(f"| {level} | {kind} | {successes.mean():.3f} | {base.mean():.3f} | {length.mean():.1f} |")
 
 
 def main() -> None:
@@ -182,10 +188,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the frames, of which the median is told")
     arguments = parser.parse_args()
     if arguments.bot:
-        bot(200)
+        evaluate_bot(200)
     else:
-        frames(arguments.rounds)
-        resets(60)
+        compare_frames(arguments.rounds)
+        compare_resets(60)
 
 
 if __name__ == "__main__":

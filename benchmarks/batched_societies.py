@@ -49,7 +49,7 @@ class Maps:
         self.spec = EnvSpec("maps", n_envs, 7, observation, 9, names, horizon)
         rng = np.random.default_rng(0)
         shape = (n_envs, 7, 11, 11)
-        self._seen = np.stack([rng.integers(n, size=shape, dtype=np.uint8) for n in self.CODES], axis=-1)
+        self._grid = np.stack([rng.integers(n, size=shape, dtype=np.uint8) for n in self.CODES], axis=-1)
         self._time = 0
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
@@ -79,7 +79,7 @@ class Maps:
     def close(self) -> None: ...
 
     def _observe(self) -> Observation:
-        return {"grid": self._seen, "mechanism": np.zeros((self.spec.n_envs, 7, 3), dtype=np.float32)}
+        return {"grid": self._grid, "mechanism": np.zeros((self.spec.n_envs, 7, 3), dtype=np.float32)}
 
 
 class Setting:
@@ -92,7 +92,7 @@ class Setting:
         self.horizon, self.device = env.spec.horizon or 1, device
         ppo = replace(NUMBERS, minibatch_size=minibatch)
         seeds = [Seeds(s).child("agent") for s in range(several)]
-        agents = [plain_ppo(one.spec, each, ppo, device, share_parameters=share) for each in seeds]
+        agents = [plain_ppo(one.spec, agent_seeds, ppo, device, share_parameters=share) for agent_seeds in seeds]
         self.societies = Societies(env, agents, 1, several)
         self.collector = Collector(env, self.societies.policy, device)
         self.executor = Executor(None)
@@ -102,11 +102,11 @@ class Setting:
         nodes, clock = [Seeds(0).child("round")], time.process_time if self.device == "cpu" else time.perf_counter
         start = clock()
         game_seeds, actions = self.societies.game_seeds(nodes), self.societies.action_seeds(nodes)
-        asked = PlayEpisode(collector=self.collector, steps=self.horizon, seed=game_seeds, actions=actions)
-        rollout = self.executor.answer(asked)
-        played = clock()
+        request = PlayEpisode(collector=self.collector, steps=self.horizon, seed=game_seeds, actions=actions)
+        rollout = self.executor.answer(request)
+        rollout_end = clock()
         self.executor.answer(self.societies.learn(rollout, nodes))
-        return played - start, clock() - played
+        return rollout_end - start, clock() - rollout_end
 
 
 def main() -> None:

@@ -35,13 +35,13 @@ RUNS = {
     "planner": ("experiment=teacher/rooms", "treatment=taught", "teacher=llm", "llm=scripted", "learn.env_steps=4000"),
     "player": ("env=taxi", "agent=llm_player", "llm=scripted", "play.episodes=2", "env.horizon=100"),
 }
-TOKEN = 4
-"""Characters."""
-NEWEST = 64
-"""Requests before one that it is compared with."""
+CHARACTERS_PER_TOKEN = 4
+"""Assumed number of characters of a token."""
+MAX_EARLIER_REQUESTS = 64
+"""Maximum number of earlier requests that a request is compared with."""
 
 
-def requests_of(family: str) -> list[list[str]]:
+def read_requests(family: str) -> list[list[str]]:
     """Return the texts of the messages of each request of a family's run, in the order in which they were sent."""
     with tempfile.TemporaryDirectory() as folder:
         train = Path(sys.executable).with_name("llmrl-train")
@@ -56,27 +56,27 @@ def _text(content: str | Sequence[str]) -> str:
     return content if isinstance(content, str) else "\n".join(map(str, content))
 
 
-def shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
+def count_shared_tokens(request: Sequence[str], earlier: Sequence[str]) -> tuple[int, int]:
     """Return the number of tokens in the common prefix, and in its complete blocks, which Claude caches."""
-    a, b = "".join(one), "".join(other)
+    a, b = "".join(request), "".join(earlier)
     low, high = 0, min(len(a), len(b))
     while low < high:  # the longest equal beginning
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)
     # All blocks of the earlier request but its last one: there is a mark at the end of what goes before that.
-    pieces, kept = (list(itertools.chain(*map(split_blocks, each))) for each in (one, other))
-    pairs = zip(pieces, kept[:-1], strict=False)
-    whole = sum(len(piece) for piece, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return low // TOKEN, whole // TOKEN
+    blocks, earlier_blocks = (list(itertools.chain(*map(split_blocks, messages))) for messages in (request, earlier))
+    pairs = zip(blocks, earlier_blocks[:-1], strict=False)
+    in_blocks = sum(len(block) for block, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return low // CHARACTERS_PER_TOKEN, in_blocks // CHARACTERS_PER_TOKEN
 
 
 RULES: dict[str, Callable[[int, int], int]] = {
-    "possible": lambda begins, whole: begins,
-    "OpenAI": lambda begins, whole: begins // 128 * 128 if begins >= 1024 else 0,
-    "Claude": lambda begins, whole: whole if whole >= 1024 else 0,
-    "Claude 4k": lambda begins, whole: whole if whole >= 4096 else 0,
-    "Gemini": lambda begins, whole: begins if begins >= 2048 else 0,
-    "DeepSeek": lambda begins, whole: begins // 64 * 64,
+    "possible": lambda prefix, in_blocks: prefix,
+    "OpenAI": lambda prefix, in_blocks: prefix // 128 * 128 if prefix >= 1024 else 0,
+    "Claude": lambda prefix, in_blocks: in_blocks if in_blocks >= 1024 else 0,
+    "Claude 4k": lambda prefix, in_blocks: in_blocks if in_blocks >= 4096 else 0,
+    "Gemini": lambda prefix, in_blocks: prefix if prefix >= 2048 else 0,
+    "DeepSeek": lambda prefix, in_blocks: prefix // 64 * 64,
 }
 
 
@@ -85,15 +85,15 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=RUNS, default=list(RUNS))
     print(f"{'family':12}{'requests':>9}{'tokens':>10}" + "".join(f"{name:>11}" for name in RULES))
     for family in parser.parse_args().families:
-        sent = requests_of(family)
-        tokens = sum(len("".join(each)) // TOKEN for each in sent)
+        requests = read_requests(family)
+        tokens = sum(len("".join(each)) // CHARACTERS_PER_TOKEN for each in requests)
         kept = dict.fromkeys(RULES, 0)
-        for i, each in enumerate(sent):
-            before = [shared(each, other) for other in sent[max(0, i - NEWEST) : i]]
+        for i, each in enumerate(requests):
+            before = [count_shared_tokens(each, other) for other in requests[max(0, i - MAX_EARLIER_REQUESTS) : i]]
             for name, rule in RULES.items():
                 kept[name] += max((rule(*pair) for pair in before), default=0)
         shares = "".join(f"{100 * kept[name] / tokens:>10.0f}%" for name in RULES)
-        print(f"{family:12}{len(sent):>9}{tokens:>10,}{shares}", flush=True)
+        print(f"{family:12}{len(requests):>9}{tokens:>10,}{shares}", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,15 +36,15 @@ def measure(preset: str, games: int, candidates: int, proposals: int) -> tuple[f
     """Return wall seconds by the run's own clock, and CPU-seconds of the command."""
     before = cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        words = [
+        overrides = [
             preset,
             "principal=random",
             "design.references=0",
             f"design.candidates={candidates}",
             f"env.n_envs={games * candidates}",
         ]
-        words += [f"design.steps={proposals // candidates}", f"design.validate_episodes={games}"]
-        command = [sys.executable, "-m", "llmrl.cli.train", *words, f"output_root={folder}"]
+        overrides += [f"design.steps={proposals // candidates}", f"design.validate_episodes={games}"]
+        command = [sys.executable, "-m", "llmrl.cli.train", *overrides, f"output_root={folder}"]
         subprocess.run(command, check=True, capture_output=True)
         [path] = Path(folder).rglob("metrics.jsonl")
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -62,9 +62,9 @@ def main() -> None:
             for count in counts:
                 wall, cpu = measure(preset, games, count, PROPOSALS)
                 # What a run of one step takes is start-up and that step.
-                less_wall, less_cpu = measure(preset, games, count, count)
+                startup_wall, startup_cpu = measure(preset, games, count, count)
                 extra = PROPOSALS - count
-                results[count].append(((wall - less_wall) / extra, (cpu - less_cpu) / extra))
+                results[count].append(((wall - startup_wall) / extra, (cpu - startup_cpu) / extra))
         medians = {n: [statistics.median(column) for column in zip(*rows, strict=True)] for n, rows in results.items()}
         for count, (wall, cpu) in medians.items():
             print(

@@ -62,7 +62,7 @@ class Usage:
 
 
 @contextlib.contextmanager
-def counted(usage: Usage) -> Iterator[None]:
+def count_usage(usage: Usage) -> Iterator[None]:
     """Count the tokens and the time of `generate`."""
     generate = transformers.GenerationMixin.generate
 
@@ -100,14 +100,14 @@ def learn_with_llmrl(folder: Path, arguments: argparse.Namespace) -> Usage:
     llmrl.train(*options, f"learn.env_steps={arguments.episodes}", name="first")  # makes the model
     update, after_updates = ChatGRPO.update, [usage]
 
-    def counted_update(learner: ChatGRPO, trajectories: Sequence[Trajectory], generator: torch.Generator) -> Any:
+    def update_and_count(learner: ChatGRPO, trajectories: Sequence[Trajectory], generator: torch.Generator) -> Any:
         metrics = update(learner, trajectories, generator)
         usage.episodes += len(trajectories)
         after_updates[0] = replace(usage, seconds=time.perf_counter() - usage.start)
         return metrics
 
-    ChatGRPO.update = counted_update  # type: ignore[method-assign]
-    with counted(usage):
+    ChatGRPO.update = update_and_count  # type: ignore[method-assign]
+    with count_usage(usage):
         llmrl.train(*options, f"learn.env_steps={n_steps}", name="measured")
     return after_updates[0]
 
@@ -170,7 +170,7 @@ def learn_with_trl(folder: Path, arguments: argparse.Namespace) -> Usage:
         train_dataset=Dataset.from_dict({"prompt": [prompt] * n_groups, "seed": list(range(n_groups))}),
         environment_factory=kind,
     )
-    with counted(usage):
+    with count_usage(usage):
         trainer.train()
     seconds, n_episodes = time.perf_counter() - usage.start, arguments.updates * arguments.episodes
     return replace(usage, seconds=seconds, episodes=n_episodes)

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 import numpy as np
 import torch
-from learning_curves import Episodes, Rows, episodes_of, learned, saved
+from learning_curves import Episodes, Rows, measure_curve, read_episodes, save_curves
 
 import llmrl
 
@@ -97,21 +97,21 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("build/continuous_ppo"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
     rows: Rows = []
-    for name in asked.tasks:
-        task = TASKS[name]._replace(steps=int(TASKS[name].steps * asked.share))
-        players = {"llmrl": ours, "Stable-Baselines3": library}
+    for name in args.tasks:
+        task = TASKS[name]._replace(steps=int(TASKS[name].steps * args.share))
+        learners = {"llmrl": learn_with_llmrl, "Stable-Baselines3": learn_with_sb3}
         if task.library:
-            players["Stable-Baselines3, state-dependent exploration"] = library_with_its_own
-        for who, learn in players.items():
-            rows += learned(name, who, partial(learn, name, task), task.steps, asked.seeds)
-    saved(rows, asked.out)
+            learners["Stable-Baselines3, state-dependent exploration"] = learn_with_sb3_exploration
+        for learner, learn in learners.items():
+            rows += measure_curve(name, learner, partial(learn, name, task), task.steps, args.seeds)
+    save_curves(rows, args.out)
 
 
-def ours(name: str, task: Task, seed: int) -> Episodes:
+def learn_with_llmrl(name: str, task: Task, seed: int) -> Episodes:
     """Learn with `agent=ppo`."""
     ppo = {"entropy_coefficient": 0.0, "value_coefficient": 1.0, "value_clip": None, **task.ppo}
     with tempfile.TemporaryDirectory() as root:
@@ -135,10 +135,10 @@ def ours(name: str, task: Task, seed: int) -> Episodes:
             f"seed={seed}",
             f"output_root={root}",
         )
-        return episodes_of(Path(run.folder), task.games)
+        return read_episodes(Path(run.folder), task.games)
 
 
-def library(name: str, task: Task, seed: int, **more: Any) -> Episodes:
+def learn_with_sb3(name: str, task: Task, seed: int, **more: Any) -> Episodes:
     """Learn with Stable-Baselines3."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.monitor import Monitor
@@ -179,9 +179,9 @@ def library(name: str, task: Task, seed: int, **more: Any) -> Episodes:
     return np.concatenate(lengths), np.concatenate(returns)
 
 
-def library_with_its_own(name: str, task: Task, seed: int) -> Episodes:
+def learn_with_sb3_exploration(name: str, task: Task, seed: int) -> Episodes:
     """Learn with Stable-Baselines3 and what the zoo has that is only its own."""
-    return library(name, task, seed, **(task.library or {}))
+    return learn_with_sb3(name, task, seed, **(task.library or {}))
 
 
 if __name__ == "__main__":

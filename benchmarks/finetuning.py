@@ -27,7 +27,7 @@ sys.path.insert(0, str(TESTS / "support"))
 from experiments import compose  # noqa: E402
 from tiny_proposers import make_proposer  # noqa: E402
 
-SHOWN, PAIRS = 3, 600
+EXAMPLES_PER_PROMPT, PAIRS = 3, 600
 POLICY = ["principal=llm", "agent=linear", "agent.bias=false", "agent.decimals=0", "principal.prompt=numeric"]
 COMMON = [
     *POLICY,
@@ -37,7 +37,7 @@ COMMON = [
     "llm.max_tokens=80",
     "dataset.trials=1024",
     "dataset.held_out=64",
-    f"dataset.examples={SHOWN}",
+    f"dataset.examples={EXAMPLES_PER_PROMPT}",
     "evaluation.transfer_trials=256",
 ]
 METHODS = {
@@ -55,7 +55,7 @@ METHODS = {
 MEASURES = ("valid_rate", "return", "improvement_rate", "score")
 
 
-def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
+def make_examples(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Return prompts about `env` with random histories, and replies with random numbers."""
     from contextlib import ExitStack
 
@@ -76,7 +76,7 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 
     pairs = []
     for _ in range(PAIRS):
-        history = tuple(ParameterTrial(vector(), rng.uniform(low, high, 1)) for _ in range(SHOWN))
+        history = tuple(ParameterTrial(vector(), rng.uniform(low, high, 1)) for _ in range(EXAMPLES_PER_PROMPT))
         question = task.questions.ask(ProposalExample(0, history, ParameterTrial(vector(), np.zeros(1))))
         pairs.append((question.text, str(task.questions.reply(question))))
     return pairs
@@ -95,7 +95,7 @@ def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tupl
     return json.loads((run / "evaluation.json").read_text()), time.monotonic() - start
 
 
-def shown(row: dict[str, Any]) -> str:
+def format_interval(row: dict[str, Any]) -> str:
     return "-" if row["mean"] is None else f"{row['mean']:.3g} [{row['low']:.3g}, {row['high']:.3g}]"
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     base = folder / f"base-{args.base_steps}"
     if not (base / "config.json").exists():
         rng, start = np.random.default_rng(0), time.monotonic()
-        pairs = made_up("cartpole", 8, 200, rng) + made_up("mountain_car_continuous", -90, 90, rng)
+        pairs = make_examples("cartpole", 8, 200, rng) + make_examples("mountain_car_continuous", -90, 90, rng)
         make_proposer(base, pairs, args.base_steps, window=1024, batch=8)
         print(f"base: {args.base_steps} steps, {time.monotonic() - start:.0f} s")
     rows = []
@@ -123,9 +123,9 @@ def main() -> None:
                 continue
             results, seconds = finetune(base, folder / f"{method}-{seed}", method, steps, seed)
             for name, result in results.items():
-                for who in ("before", "after", "random", "incumbent"):
-                    cells = [shown(result[who][measure]) for measure in MEASURES]
-                    rows.append([f"{method}, seed {seed}", f"{steps} steps, {seconds:.0f} s", name, who, *cells])
+                for policy in ("before", "after", "random", "incumbent"):
+                    cells = [format_interval(result[policy][measure]) for measure in MEASURES]
+                    rows.append([f"{method}, seed {seed}", f"{steps} steps, {seconds:.0f} s", name, policy, *cells])
     print("\n| method | training | task | | " + " | ".join(name.replace("_", " ") for name in MEASURES) + " |")
     print("|---" * (4 + len(MEASURES)) + "|")
     for row in rows:

@@ -61,7 +61,7 @@ class ScatteredOneHots(OneHots):
         return codes.new_zeros((*codes.shape[:-1], self.n_entries)).scatter_(-1, entries, 1)
 
 
-def as_before(network: ActorCritic) -> None:
+def use_scattered_one_hots(network: ActorCritic) -> None:
     """Make the network compute as it did before."""
     network._piece = 0
     for module in network.modules():
@@ -69,7 +69,7 @@ def as_before(network: ActorCritic) -> None:
             module.__class__ = ScatteredOneHots
 
 
-def games_of(n: int) -> NativeEnv:
+def make_games(n: int) -> NativeEnv:
     game = SubstrateSettings("harvest", n, observe=["grid"], mechanism=BracketedTax(), horizon=None)
     return NativeEnv(game, Seeds(0))
 
@@ -81,72 +81,72 @@ def numbers_spec(spec: EnvSpec) -> EnvSpec:
 def society(spec: EnvSpec, title: str, options: dict[str, Any]) -> PPOAgent:
     agent = plain_ppo(numbers_spec(spec) if "MLP" in title else spec, Seeds(0), SETTINGS, **options)
     if "before" in title:
-        as_before(agent.policy.groups()[0][0])
+        use_scattered_one_hots(agent.policy.groups()[0][0])
     return agent
 
 
-def seen_after(env: NativeEnv, steps: int = 20) -> dict[str, torch.Tensor]:
+def play_randomly(env: NativeEnv, steps: int = 20) -> dict[str, torch.Tensor]:
     """Return observations of games that random players have played for a while, and 15 numbers."""
     observation: Any = env.reset(seed=1)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         shape = (env.spec.n_envs, PLAYERS)
         observation = env.step(torch.randint(env.spec.n_actions, shape, generator=generator)).observation
-    shown = {name: x.clone() for name, x in observation.items()}
-    return shown | {"numbers": torch.rand(env.spec.n_envs, PLAYERS, 15, generator=generator)}
+    observations = {name: x.clone() for name, x in observation.items()}
+    return observations | {"numbers": torch.rand(env.spec.n_envs, PLAYERS, 15, generator=generator)}
 
 
-def least(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def min_seconds(variants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Return the processor seconds of each way, the minimum over `rounds` turns."""
-    found = {title: float("inf") for title in ways}
-    for way in ways.values():
-        way()
+    seconds = {title: float("inf") for title in variants}
+    for variant in variants.values():
+        variant()
     for _ in range(rounds):
-        for title, way in ways.items():
+        for title, variant in variants.items():
             begin = time.thread_time()
-            way()
-            found[title] = min(found[title], time.thread_time() - begin)
-    return found
+            variant()
+            seconds[title] = min(seconds[title], time.thread_time() - begin)
+    return seconds
 
 
-def forward_pass(policy: nn.Module, shown: dict[str, torch.Tensor]) -> Callable[[], Any]:
+def forward_pass(policy: nn.Module, observations: dict[str, torch.Tensor]) -> Callable[[], Any]:
     [(network, agents)] = policy.groups()  # type: ignore[operator]
-    read = {name: shown[name] for name in policy.channels}  # type: ignore[union-attr]
+    read = {name: observations[name] for name in policy.channels}  # type: ignore[union-attr]
 
     @torch.inference_mode()
-    def way() -> None:
+    def variant() -> None:
         policy._play(network, agents, policy.extended(read), None)  # type: ignore[operator]
 
-    return way
+    return variant
 
 
 def compare_forward(games: Sequence[int], rounds: int) -> None:
     columns = []
     for n in games:
-        env = games_of(n)
-        shown = seen_after(env)
-        ways = {title: forward_pass(society(env.spec, title, o).policy, shown) for title, o in CORES.items()}
-        columns.append({title: 1e6 * x / (n * PLAYERS) for title, x in least(ways, rounds).items()})
+        env = make_games(n)
+        observations = play_randomly(env)
+        variants = {title: forward_pass(society(env.spec, title, o).policy, observations) for title, o in CORES.items()}
+        columns.append({title: 1e6 * x / (n * PLAYERS) for title, x in min_seconds(variants, rounds).items()})
     print_table("forward pass, us an agent step", [f"batch {n * PLAYERS:,}" for n in games], columns)
 
 
 def compare_update(rounds: int) -> None:
-    env = games_of(-(-SAMPLES // PLAYERS))
-    shown = seen_after(env)
+    env = make_games(-(-SAMPLES // PLAYERS))
+    observations = play_randomly(env)
 
     def step(network: ActorCritic, samples: dict[str, torch.Tensor]) -> None:
         network.zero_grad()
         logits, value = network(samples)
         (logits.square().mean() + value.square().mean()).backward()
 
-    ways = {}
+    variants = {}
     for title, options in CORES.items():
         policy = society(env.spec, title, options).policy
-        read = policy.extended({name: shown[name] for name in policy.channels})
+        read = policy.extended({name: observations[name] for name in policy.channels})
         samples = {name: x.flatten(0, 1)[:SAMPLES] for name, x in read.items()}
-        ways[title] = functools.partial(step, policy.groups()[0][0], samples)
-    found = {title: 1e6 * x / SAMPLES for title, x in least(ways, rounds).items()}
-    print_table(f"forward and backward of {SAMPLES} samples, us a sample", ["update"], [found])
+        variants[title] = functools.partial(step, policy.groups()[0][0], samples)
+    seconds = {title: 1e6 * x / SAMPLES for title, x in min_seconds(variants, rounds).items()}
+    print_table(f"forward and backward of {SAMPLES} samples, us a sample", ["update"], [seconds])
 
 
 def print_table(title: str, heads: list[str], columns: list[dict[str, float]]) -> None:
@@ -161,24 +161,24 @@ class Rollouts:
     """Rollouts of one society, and the processor time of their parts."""
 
     def __init__(self, games: int, options: dict[str, Any]) -> None:
-        env = games_of(games)
+        env = make_games(games)
         policy = plain_ppo(env.spec, Seeds(0), SETTINGS, **options).policy
         self.seconds: dict[str, float] = {}
         self.generator = Seeds(0).torch("actions")
-        env.step = self._timed("env", env.step)  # type: ignore[method-assign]
-        policy._play = self._timed("forward", policy._play)  # type: ignore[method-assign]
-        policy.act = self._timed("act", policy.act)  # type: ignore[method-assign]
+        env.step = self._measure_time("env", env.step)  # type: ignore[method-assign]
+        policy._play = self._measure_time("forward", policy._play)  # type: ignore[method-assign]
+        policy.act = self._measure_time("act", policy.act)  # type: ignore[method-assign]
         self.collector = Collector(env, policy, "cpu")
         self.collector.reset(0)
 
-    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
+    def _measure_time(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def measured_call(*args: Any, **kwargs: Any) -> Any:
             begin = time.thread_time()
             result = call(*args, **kwargs)
             self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - begin
             return result
 
-        return timed
+        return measured_call
 
     def parts(self, steps: int) -> dict[str, float]:
         """Return microseconds per step of all games."""
@@ -187,17 +187,17 @@ class Rollouts:
         self.collector.collect(steps, self.generator)
         whole = time.thread_time() - begin
         spent = self.seconds
-        found = {
+        seconds = {
             "env": spent["env"],
             "forward": spent["forward"],
             "sampling": spent["act"] - spent["forward"],
             "bookkeeping": whole - spent["env"] - spent["act"],
             "whole": whole,
         }
-        return {name: 1e6 * x / steps for name, x in found.items()}
+        return {name: 1e6 * x / steps for name, x in seconds.items()}
 
 
-def compare_parts(games: Sequence[int], steps: int, rounds: int) -> None:
+def compare_step_parts(games: Sequence[int], steps: int, rounds: int) -> None:
     print(f"\n{'a step of a rollout that learns, us an agent':50}" + "".join(f"{name:>13}" for name in PARTS))
     for n in games:
         for title, options in ROLLOUTS.items():
@@ -223,7 +223,7 @@ def main() -> None:
     compare_forward(args.games, args.rounds)
     if not args.no_update:
         compare_update(args.rounds)
-    compare_parts([n for n in args.games if n in (1, 64)], args.steps, args.rounds)
+    compare_step_parts([n for n in args.games if n in (1, 64)], args.steps, args.rounds)
 
 
 if __name__ == "__main__":

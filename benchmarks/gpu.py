@@ -58,7 +58,7 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "societies": measure_societies,
     "scorer": measure_scorer,
 }
-WHOLE = 575
+MAX_SECONDS = 575
 """Seconds after which the process ends, whatever hangs; its imports come before."""
 TITLES = {
     "check": "the games of the device beside those of the processor",
@@ -70,7 +70,7 @@ TITLES = {
 }
 
 
-def ended(part: Part) -> bool:
+def run_part(part: Part) -> bool:
     """Compute a part within its time limit; return whether it succeeded."""
 
     def stop(*_: object) -> None:
@@ -97,7 +97,7 @@ def ended(part: Part) -> bool:
     return True
 
 
-def about(device: str) -> str:
+def describe_machine(device: str) -> str:
     """Return a description of the machine and its device."""
     cores = (
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, Numba {version('numba')}"
@@ -129,21 +129,21 @@ def main() -> None:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    faulthandler.dump_traceback_later(WHOLE, exit=True)
+    faulthandler.dump_traceback_later(MAX_SECONDS, exit=True)
     sizes, device = (TOY, "simulated") if args.toy else (Sizes(), "cuda")
     torch.set_num_threads(sizes.threads)
     if args.games:
         sizes = dataclasses.replace(sizes, games=args.games)
     if args.toy:
         print("TOY SIZES, IN A SIMULATOR AND ON THE PROCESSOR: NOTHING HERE IS A MEASUREMENT.")
-    print(about(device), flush=True)
-    begin, well = time.perf_counter(), True
+    print(describe_machine(device), flush=True)
+    begin, succeeded = time.perf_counter(), True
     for name in args.parts:
         print(f"\n{name}: {TITLES[name]} (at most {LIMITS[name]} s)", flush=True)
-        well &= ended(Part(name, sizes, device))
-    print(f"\n{time.perf_counter() - begin:.0f} s{'' if well else ', NOT ALL WENT WELL'}")
+        succeeded &= run_part(Part(name, sizes, device))
+    print(f"\n{time.perf_counter() - begin:.0f} s{'' if succeeded else ', NOT ALL WENT WELL'}")
     faulthandler.cancel_dump_traceback_later()
-    sys.exit(0 if well else 1)
+    sys.exit(0 if succeeded else 1)
 
 
 if __name__ == "__main__":

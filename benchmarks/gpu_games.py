@@ -29,7 +29,7 @@ class GamesDifferError(Exception):
     """The device does not play the games that the processor plays."""
 
 
-def games_on(device: str, game: SubstrateSettings) -> NativeEnv:
+def make_games(device: str, game: SubstrateSettings) -> NativeEnv:
     """Return games on `cuda`, on `simulated` (Numba's simulator), or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
     if device == "cpu" and simulated():
@@ -40,7 +40,7 @@ def games_on(device: str, game: SubstrateSettings) -> NativeEnv:
 def harvest(device: str, games: int, horizon: int = 1000) -> NativeEnv:
     """Return games of Harvest under a tax, whose players see maps."""
     game = SubstrateSettings("harvest", games, PLAYERS, horizon, observe=["grid"], mechanism=BracketedTax())
-    return games_on(device, game)
+    return make_games(device, game)
 
 
 def check(part: Part) -> None:
@@ -48,7 +48,7 @@ def check(part: Part) -> None:
     games, steps = part.sizes.check
     for substrate in SUBSTRATES:
         game = SubstrateSettings(substrate, games, PLAYERS, observe=["grid", "pixels"])
-        device, processor = games_on(part.device, game), games_on("cpu", game)
+        device, processor = make_games(part.device, game), make_games("cpu", game)
         generator = torch.Generator().manual_seed(0)
         for step in range(steps + 1):
             if step == 0:
@@ -75,12 +75,12 @@ def _facts(env: NativeEnv, action: torch.Tensor) -> dict[str, Any]:
     return seen | {f"info {k}": x for k, x in step.info.items()} | {"reward": step.reward, "ended": step.truncated}
 
 
-class Played:
+class RandomGames:
     """Games with random actions, as whole steps and as the kernel alone."""
 
     def __init__(self, device: str, substrate: Any, games: int, what: str) -> None:
         self.device, self.games = device, games
-        self.env = games_on(device, SubstrateSettings(substrate, games, PLAYERS, observe=[what], horizon=None))
+        self.env = make_games(device, SubstrateSettings(substrate, games, PLAYERS, observe=[what], horizon=None))
         generator = torch.Generator().manual_seed(0)
         actions = torch.randint(self.env.spec.n_actions, (16, games, PLAYERS), generator=generator)
         self.actions = actions.to("cuda" if device == "cuda" else "cpu")
@@ -101,14 +101,14 @@ class Played:
     def kernel_alone(self) -> Callable[[int], None]:
         """Return a function that runs the loops and the painting, with its own arrays."""
         env, observer = self.env, self.env.observer
-        chosen = [env._check_actions(action) for action in self.actions]
+        checked_actions = [env._check_actions(action) for action in self.actions]
         rooms = [env._empty(3, self.games, PLAYERS), env._empty(8, self.games)]
         written = [room if env._on_host else array(room) for room in rooms]
 
         def kernel_step(k: int) -> None:
             frame = observer.frame()
             outputs = Outputs(*written, frame["grid"][1], frame["ids"][1], env.engine.no_vectors)
-            inputs = Inputs(env._commands, chosen[k], env._device_keys)
+            inputs = Inputs(env._commands, checked_actions[k], env._device_keys)
             env.engine.run(env.threads, self.games, (inputs, outputs, *env._fixed))
             if observer.has_pixels:
                 observer.renderer.expand(frame["ids"][0], out=frame["pixels"][0])
@@ -144,29 +144,29 @@ def measure_games(part: Part) -> None:
 @torch.inference_mode()
 def measure_blocks(part: Part) -> None:
     """Of a GPU alone: neither processors nor the simulator have blocks whose size matters."""
-    blocks, chosen = (8, 16, 32, 64, 128), cuda_kernel.BLOCK
+    blocks, default_block = (8, 16, 32, 64, 128), cuda_kernel.BLOCK
     part.row("", *(f"{block}, M/s" for block in blocks))
     try:
         for games in part.sizes.games[:3:2]:
             for substrate in SUBSTRATES:
-                played = Played(part.device, substrate, games, "grid")
-                played.first()
+                random_games = RandomGames(part.device, substrate, games, "grid")
+                random_games.first()
                 cells = []
                 for cuda_kernel.BLOCK in blocks:
-                    cells.append(f"{played.rate(played.kernel_alone(), part.sizes) / 1e6:.3f}")
+                    cells.append(f"{random_games.rate(random_games.kernel_alone(), part.sizes) / 1e6:.3f}")
                 part.row(f"{substrate}, grid, {games:,} games", *cells)
     finally:
-        cuda_kernel.BLOCK = chosen
+        cuda_kernel.BLOCK = default_block
 
 
 def _games_row(
     part: Part, device: str, kind: tuple[Any, str], games: int, title: str, processor: dict[tuple[Any, str], float]
 ) -> None:
-    played = Played(device, kind[0], games, kind[1])
-    first = played.first()
-    rate = played.rate(played.step, part.sizes)
-    alone = played.rate(played.kernel_alone(), part.sizes)
-    cells = [f"{first:.1f} s", f"{rate / 1e6:.3f}", f"{alone / 1e6:.3f}", part.memory()]
+    random_games = RandomGames(device, kind[0], games, kind[1])
+    first = random_games.first()
+    rate = random_games.rate(random_games.step, part.sizes)
+    kernel_rate = random_games.rate(random_games.kernel_alone(), part.sizes)
+    cells = [f"{first:.1f} s", f"{rate / 1e6:.3f}", f"{kernel_rate / 1e6:.3f}", part.memory()]
     if device == "cpu":
         processor[kind] = rate
     else:

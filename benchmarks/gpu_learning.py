@@ -44,7 +44,7 @@ def measure_ppo(part: Part) -> None:
     for device, sizes in [("cpu", part.sizes.ppo[0]), *((part.device, each) for each in part.sizes.ppo)]:
         title = f"{sizes[0]:,} games x {sizes[1]} steps, minibatches of {sizes[2]:,}" + ", CPU" * (device == "cpu")
 
-        def measured(device: str = device, sizes: tuple[int, int, int] = sizes, title: str = title) -> None:
+        def measure_and_print(device: str = device, sizes: tuple[int, int, int] = sizes, title: str = title) -> None:
             learning = Learning(device, *sizes)
             first = sum(learning.round())
             rounds = 1 if device == "cpu" else part.sizes.rounds
@@ -55,7 +55,7 @@ def measure_ppo(part: Part) -> None:
             ratio = f"{rates[0] / processor[0]:.1f}x" if processor else "-"
             part.row(title, f"{first:.1f} s", *(f"{x / 1e3:.1f}" for x in rates), part.memory(), ratio)
 
-        part.fits(title, measured, 15.0)
+        part.fits(title, measure_and_print, 15.0)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def _society_row(
     setting = Setting(functools.partial(kind.make, device), kind.games, several, True, kind.minibatch, learner)
     first = seconds(setting.round, learner)
     rounds = 1 if device == "cpu" else part.sizes.rounds
-    taken = found[device, several] = min(seconds(setting.round, learner) for _ in range(rounds))
+    duration = found[device, several] = min(seconds(setting.round, learner) for _ in range(rounds))
     one, cpu = found.get((device, 1)), found.get(("cpu", several))
-    times = f"{taken / one:.1f}x" if one else "-"
-    ratio = f"{cpu / taken:.1f}x" if cpu and device != "cpu" else "-"
-    part.row(title, f"{first:.2f} s", f"{taken:.3f} s", f"{several / taken:.1f}", times, part.memory(), ratio)
+    times = f"{duration / one:.1f}x" if one else "-"
+    ratio = f"{cpu / duration:.1f}x" if cpu and device != "cpu" else "-"
+    part.row(title, f"{first:.2f} s", f"{duration:.3f} s", f"{several / duration:.1f}", times, part.memory(), ratio)

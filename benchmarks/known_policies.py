@@ -28,21 +28,21 @@ FIRST_SEED = 10_000
 """Searches use seeds below it."""
 
 
-def environment(entry: dict[str, Any]) -> Any:
+def make_environment(entry: dict[str, Any]) -> Any:
     """Return the environment option of an entry, with its own arguments."""
     return make_env(entry["env"], n_envs=1, text=None, progress=None, kwargs=entry.get("kwargs", {}))
 
 
-def agent(entry: dict[str, Any], env: Any, bound: float = 1e9, decimals: int | None = None) -> SearchAgent:
+def make_agent(entry: dict[str, Any], env: Any, bound: float = 1e9, decimals: int | None = None) -> SearchAgent:
     if entry["agent"] == "tabular":
         return TabularAgent(env.spec)
     return LinearAgent(env.spec, bound=bound, decimals=decimals, clip_actions=entry["clip_actions"])
 
 
-def played(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> EpisodeBatch:
+def evaluate_policy(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> EpisodeBatch:
     """Return `episodes` episodes of a policy, on seeds that no search has used."""
-    env = environment(entry)
-    controller = agent(entry, env).controller
+    env = make_environment(entry)
+    controller = make_agent(entry, env).controller
     with env.evaluator(entry.get("clip_actions", True), workers) as evaluator:
         seeds = FIRST_SEED + np.arange(episodes)
         return evaluator.evaluate(controller, np.array([entry["parameters"]], dtype=np.float64), seeds)
@@ -52,8 +52,8 @@ def search(entry: dict[str, Any], iterations: int, episodes: int, bound: float, 
     """Run CMA-ES over the parameters; print the best policy, evaluated again on other seeds."""
     from cmaes import CMA
 
-    env = environment(entry)
-    controller = agent(entry, env, bound, decimals).controller
+    env = make_environment(entry)
+    controller = make_agent(entry, env, bound, decimals).controller
     space = controller.space
     limits = np.stack((space.low, space.high), axis=1)
     optimizer = CMA(np.zeros(space.dim), bound / 4, bounds=limits, seed=entry.get("seed", 0))
@@ -66,27 +66,29 @@ def search(entry: dict[str, Any], iterations: int, episodes: int, bound: float, 
             values = evaluator.evaluate(controller, vectors, seeds).returns.mean(axis=1)
             optimizer.tell([(x, -float(value)) for x, value in zip(asked, values, strict=True)])
             if values.max() > best_value:
-                again = evaluator.evaluate(controller, vectors[[values.argmax()]], 9_000 + np.arange(20)).returns.mean()
-                if again > best_value:
-                    best, best_value = vectors[values.argmax()], float(again)
+                reevaluated = evaluator.evaluate(
+                    controller, vectors[[values.argmax()]], 9_000 + np.arange(20)
+                ).returns.mean()
+                if reevaluated > best_value:
+                    best, best_value = vectors[values.argmax()], float(reevaluated)
             if iteration % 10 == 9:
                 print(f"iteration {iteration + 1}: {values.mean():.1f}, best {best_value:.2f}", flush=True)
     print(json.dumps({**entry, "parameters": np.round(best, 6).tolist()}))
 
 
-def table() -> None:
+def print_table() -> None:
     print(f"{'env':32}{'agent':9}{'actions':10}{'mean':>9}{'s.e.':>9}{'s.d.':>10}{'success':>9}{'seconds':>9}")
     for entry in POLICIES:
         start = time.perf_counter()
-        done = played(entry)
-        seconds, returns = time.perf_counter() - start, done.returns[0]
+        batch = evaluate_policy(entry)
+        seconds, returns = time.perf_counter() - start, batch.returns[0]
         option = " ".join([entry["env"], *(f"{key}={value}" for key, value in entry.get("kwargs", {}).items())])
         actions = "" if "clip_actions" not in entry else "clipped" if entry["clip_actions"] else "as is"
-        won = "" if done.successes is None else f"{done.successes.mean():.2f}"
+        success_rate = "" if batch.successes is None else f"{batch.successes.mean():.2f}"
         spread = returns.std(ddof=1)
         print(
             f"{option:32}{entry['agent']:9}{actions:10}{returns.mean():9.3f}{spread / np.sqrt(returns.size):9.3f}"
-            f"{spread:10.3f}{won:>9}{seconds:9.2f}"
+            f"{spread:10.3f}{success_rate:>9}{seconds:9.2f}"
         )
 
 
@@ -101,7 +103,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.search is None:
-        return table()
+        return print_table()
     entry = {"env": arguments.search, "agent": "linear", "clip_actions": not arguments.as_is, "seed": arguments.seed}
     search(entry, arguments.iterations, arguments.episodes, arguments.bound, arguments.decimals)
 

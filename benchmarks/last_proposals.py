@@ -33,15 +33,15 @@ def run(*overrides: str) -> None:
 
 
 def summary(folder: Path) -> dict:
-    found: dict = json.loads((folder / "summary.json").read_text())
-    return found
+    measurements: dict = json.loads((folder / "summary.json").read_text())
+    return measurements
 
 
-def again(env: str, principal: str, seed: int, root: Path) -> tuple[list[float], float]:
+def measure_again(env: str, principal: str, seed: int, root: Path) -> tuple[list[float], float]:
     """Return new objectives of the last proposals of a run, [n], and of no mechanism, one."""
     run(f"env={env}", f"principal={principal}", f"seed={seed}", f"output_root={root}")
-    [begun] = (root / env).glob(f"*principal_{principal}-*/s{seed}")
-    history = summary(begun)["history"]
+    [run_folder] = (root / env).glob(f"*principal_{principal}-*/s{seed}")
+    history = summary(run_folder)["history"]
     steps = history[-1]["step"]
     last = [list(row["mechanism"].values()) for row in history if row["step"] > steps - max(1, steps // 5)]
     vectors = [[0.0] * len(last[0]), *last]
@@ -55,8 +55,8 @@ def again(env: str, principal: str, seed: int, root: Path) -> tuple[list[float],
     )
     name = f"{env}_{principal}_{seed}_again"
     run(f"env={env}", *listed, *once, f"seed={FRESH + seed}", f"name={name}", f"output_root={root}")
-    [fresh] = (root / name).glob(f"*/s{FRESH + seed}")
-    none, *objectives = [row["objective"] for row in summary(fresh)["history"]]
+    [new_run] = (root / name).glob(f"*/s{FRESH + seed}")
+    none, *objectives = [row["objective"] for row in summary(new_run)["history"]]
     return objectives, none
 
 
@@ -69,15 +69,15 @@ def main() -> None:
     args = parser.parse_args()
     print(f"{args.env}, {EPISODES} fresh games a proposal, by seed, and mean ± s.e. over {args.seeds} seeds")
     for principal in args.principals:
-        found = [again(args.env, principal, seed, args.output.resolve()) for seed in range(args.seeds)]
-        last = np.array([np.mean(objectives) for objectives, _ in found])
-        none = np.array([without for _, without in found])
-        apart = last - none
-        error = standard_error(apart)
-        for words, x in (("last fifth of the proposals", last), ("no mechanism", none), ("difference", apart)):
+        measurements = [measure_again(args.env, principal, seed, args.output.resolve()) for seed in range(args.seeds)]
+        last = np.array([np.mean(objectives) for objectives, _ in measurements])
+        none = np.array([without for _, without in measurements])
+        difference = last - none
+        error = standard_error(difference)
+        for label, x in (("last fifth of the proposals", last), ("no mechanism", none), ("difference", difference)):
             each = ", ".join(f"{value:.1f}" for value in x)
-            print(f"{principal:>10} {words:<28} {each:<24} {mean(x):.1f} ± {standard_error(x):.1f}")
-        print(f"{'':>10} beyond three standard errors: {'yes' if mean(apart) > 3 * error else 'no'}")
+            print(f"{principal:>10} {label:<28} {each:<24} {mean(x):.1f} ± {standard_error(x):.1f}")
+        print(f"{'':>10} beyond three standard errors: {'yes' if mean(difference) > 3 * error else 'no'}")
 
 
 if __name__ == "__main__":

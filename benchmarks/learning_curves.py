@@ -24,62 +24,69 @@ Episodes = tuple[np.ndarray, np.ndarray]
 Rows = list[dict[str, Any]]
 
 
-def learned(
-    task: str, who: str, learn: Callable[[int], Episodes], steps: int, seeds: Sequence[int], digits: int = 1
+def measure_curve(
+    task: str, learner: str, learn: Callable[[int], Episodes], steps: int, seeds: Sequence[int], digits: int = 1
 ) -> Rows:
     """Learn with each seed, and print and return the rows of the curve; `digits` after the point are printed."""
-    start, found = time.perf_counter(), []
+    start, curves = time.perf_counter(), []
     for seed in seeds:
-        found.append(_binned(learn(seed), steps))
-        _say(f"  {task}, {who}, seed {seed}: {found[-1][-1]:.{digits}f} in the last tenth")
-    return _told(task, who, np.array(found), steps, (time.perf_counter() - start) / len(seeds), digits)
+        curves.append(_bin_returns(learn(seed), steps))
+        _print_line(f"  {task}, {learner}, seed {seed}: {curves[-1][-1]:.{digits}f} in the last tenth")
+    return _print_curve(task, learner, np.array(curves), steps, (time.perf_counter() - start) / len(seeds), digits)
 
 
-def episodes_of(folder: Path, games: int) -> Episodes:
+def read_episodes(folder: Path, games: int) -> Episodes:
     """Return the episodes of a run here, whose `games` games step together."""
     table = read_training_episodes(folder)
     assert table is not None
     return (table.places["start"] + table.places["length"]) * games, table.metrics["return"]
 
 
-def saved(rows: Rows, folder: Path) -> None:
+def save_curves(rows: Rows, folder: Path) -> None:
     """Write `curves.csv` and `curves.png`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "curves.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    _drawn(rows, folder / "curves.png")
+    _draw_curves(rows, folder / "curves.png")
 
 
-def _binned(episodes: Episodes, steps: int) -> np.ndarray:
+def _bin_returns(episodes: Episodes, steps: int) -> np.ndarray:
     """Return the mean return of the episodes that ended in each part of training, [PARTS]; NaN where none did."""
     ended, returns = episodes
     part = np.minimum(ended * PARTS // steps, PARTS - 1)
     return np.array([returns[part == i].mean() if (part == i).any() else np.nan for i in range(PARTS)])
 
 
-def _told(task: str, who: str, found: np.ndarray, steps: int, seconds: float, digits: int) -> Rows:
+def _print_curve(task: str, learner: str, curves: np.ndarray, steps: int, seconds: float, digits: int) -> Rows:
     """Print a line of a learner's curve, and return it as rows: mean over seeds and its 95 % interval (Student's t)."""
     from scipy import stats
 
-    n = len(found)
+    n = len(curves)
     rows: Rows = []
     for i in range(PARTS):
-        error = standard_error_of_mean(found[:, i]) or 0.0
-        half = float(stats.t.ppf(0.975, n - 1)) * error if n > 1 else float("nan")
-        mean = float(found[:, i].mean())
-        at = round((i + 1) / PARTS * steps)
+        error = standard_error_of_mean(curves[:, i]) or 0.0
+        half_width = float(stats.t.ppf(0.975, n - 1)) * error if n > 1 else float("nan")
+        mean = float(curves[:, i].mean())
+        env_steps = round((i + 1) / PARTS * steps)
         rows.append(
-            {"task": task, "who": who, "env_steps": at, "return": mean, "low": mean - half, "high": mean + half}
+            {
+                "task": task,
+                "who": learner,
+                "env_steps": env_steps,
+                "return": mean,
+                "low": mean - half_width,
+                "high": mean + half_width,
+            }
         )
     line = " ".join(f"{row['return']:8.{digits}f}" for row in rows)
     low, high = rows[-1]["low"], rows[-1]["high"]
-    _say(f"{task:<26}{who:<48}{line}   [{low:.{digits}f}, {high:.{digits}f}]  {seconds:.0f} s a run")
+    _print_line(f"{task:<26}{learner:<48}{line}   [{low:.{digits}f}, {high:.{digits}f}]  {seconds:.0f} s a run")
     return rows
 
 
-def _drawn(rows: Rows, path: Path) -> None:
+def _draw_curves(rows: Rows, path: Path) -> None:
     """Draw the curves, a panel a task."""
     import matplotlib as mpl
 
@@ -89,12 +96,19 @@ def _drawn(rows: Rows, path: Path) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks), 3.2), squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
-        for i, who in enumerate(dict.fromkeys(row["who"] for row in rows if row["task"] == task)):
-            own = [row for row in rows if row["task"] == task and row["who"] == who]
-            at = [row["env_steps"] for row in own]
-            axis.plot(at, [row["return"] for row in own], label=who.replace(", ", ",\n"), color=f"C{i}")
+        for i, learner in enumerate(dict.fromkeys(row["who"] for row in rows if row["task"] == task)):
+            learner_rows = [row for row in rows if row["task"] == task and row["who"] == learner]
+            env_steps = [row["env_steps"] for row in learner_rows]
+            axis.plot(
+                env_steps, [row["return"] for row in learner_rows], label=learner.replace(", ", ",\n"), color=f"C{i}"
+            )
             axis.fill_between(
-                at, [row["low"] for row in own], [row["high"] for row in own], alpha=0.2, color=f"C{i}", linewidth=0
+                env_steps,
+                [row["low"] for row in learner_rows],
+                [row["high"] for row in learner_rows],
+                alpha=0.2,
+                color=f"C{i}",
+                linewidth=0,
             )
         axis.set_title(task)
         axis.set_xlabel("environment steps")
@@ -104,6 +118,6 @@ def _drawn(rows: Rows, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -106,7 +106,7 @@ def milliseconds(call: Callable[[ChatRequest], object], questions: list[ChatRequ
     return 1e3 * statistics.median(times)
 
 
-def bare_httpx(http: httpx.Client, url: str) -> Callable[[ChatRequest], object]:
+def make_httpx_call(http: httpx.Client, url: str) -> Callable[[ChatRequest], object]:
     """Return a minimal function that sends the same requests."""
 
     def ask(request: ChatRequest) -> object:
@@ -118,11 +118,11 @@ def bare_httpx(http: httpx.Client, url: str) -> Callable[[ChatRequest], object]:
     return ask
 
 
-def one_call(chat: ChatClient) -> Callable[[ChatRequest], object]:
+def make_client_call(chat: ChatClient) -> Callable[[ChatRequest], object]:
     return lambda request: chat.chat([request])
 
 
-def one_at_a_time(folder: Path) -> None:
+def measure_sequential_calls(folder: Path) -> None:
     rows = []
     with server(0.0) as url, httpx.Client() as http:
         for i in range(ROUNDS):
@@ -132,19 +132,19 @@ def one_at_a_time(folder: Path) -> None:
                 client(url, folder / f"{i}"),
                 client(url, folder / f"{i}"),  # finds what the one before has kept
             ]
-            calls = [bare_httpx(http, url), *(one_call(chat) for chat in clients)]
+            calls = [make_httpx_call(http, url), *(make_client_call(chat) for chat in clients)]
             rows.append([milliseconds(call, questions) for call in calls])
             for chat in clients:
                 chat.close()
-    bare, plain, kept, cached = (statistics.median(column) for column in zip(*rows, strict=True))
+    bare, plain, with_cache_write, cached = (statistics.median(column) for column in zip(*rows, strict=True))
     print(f"call from the cache    {cached:5.2f} ms   (target < 1 ms)")
     print(
         f"call over the network  bare httpx {bare:.2f} ms   client, cache off {plain:.2f} ms (+{plain - bare:.2f})   "
-        f"client, reply kept {kept:.2f} ms (+{kept - bare:.2f}, of which most is fsync)"
+        f"client, reply kept {with_cache_write:.2f} ms (+{with_cache_write - bare:.2f}, of which most is fsync)"
     )
 
 
-def many_at_once(folder: Path) -> None:
+def measure_concurrent_calls(folder: Path) -> None:
     ideal = LATENCY * REQUESTS / CONCURRENCY
     ratios = []
     with server(LATENCY) as url:
@@ -165,8 +165,8 @@ def many_at_once(folder: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        one_at_a_time(Path(folder))
-        many_at_once(Path(folder))
+        measure_sequential_calls(Path(folder))
+        measure_concurrent_calls(Path(folder))
 
 
 if __name__ == "__main__":

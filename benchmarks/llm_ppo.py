@@ -59,7 +59,7 @@ def make_model(folder: Path, shape: str) -> None:
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
 
 
-def timed(device: str, work: Callable[[], object]) -> float:
+def time_work(device: str, work: Callable[[], object]) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -109,24 +109,29 @@ def main() -> None:
         collector.collect(1, Seeds(0).torch("warm"))
         frames = args.steps * args.games
         rollouts = []
-        reading = timed(args.device, lambda: rollouts.append(collector.collect(args.steps, Seeds(0).torch("rollout"))))
+        reading = time_work(
+            args.device, lambda: rollouts.append(collector.collect(args.steps, Seeds(0).torch("rollout")))
+        )
         prompts, _ = rollouts[0].observation["prompt"].distinct()
         names = env.spec.continuations("prompt")
 
         @torch.no_grad()
-        def pair_by_pair() -> None:
+        def score_pairs() -> None:
             for prompt in prompts[: args.games]:
                 for name in names:
                     scorer.score([prompt], [name])
 
-        plain = timed(args.device, pair_by_pair) / min(args.games, len(prompts)) * frames
-        learning = timed(args.device, lambda: agent.update(rollouts[0], Seeds(0).torch("minibatches")))
-        about = agent.describe()
+        plain = time_work(args.device, score_pairs) / min(args.games, len(prompts)) * frames
+        learning = time_work(args.device, lambda: agent.update(rollouts[0], Seeds(0).torch("minibatches")))
+        description = agent.describe()
         lengths = scorer.lengths(prompts)
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
     tokens, ratio = sum(lengths) / len(lengths), plain / reading
     print(f"Flan-T5-{args.shape}'s shape, RANDOM weights, {args.precision}, tuned: {args.tune}; {where}")
-    print(f"{about['parameters']:,} parameters, {about['trainable']:,} trained; prompts of {tokens:.0f} tokens")
+    print(
+        f"{description['parameters']:,} parameters, {description['trainable']:,} trained; "
+        f"prompts of {tokens:.0f} tokens"
+    )
     print(f"rollout  {frames / reading:8.2f} frames/s   pair by pair {frames / plain:8.2f}   ratio {ratio:5.1f}")
     print(f"update   {frames / learning:8.2f} frames/s   ({args.epochs} epochs, minibatches of {args.minibatch})")
     print(f"both     {frames / (reading + learning):8.2f} frames/s")

@@ -46,9 +46,9 @@ def candidates(count: int, generator: torch.Generator) -> list[str]:
 class Plain:
     """Scores by plain passes, each of one prompt with `together` of its candidates, which have equal lengths."""
 
-    def __init__(self, scorer: LocalScorer, together: int | None) -> None:
+    def __init__(self, scorer: LocalScorer, batch_size: int | None) -> None:
         self.module: Any = scorer.module
-        self.tokenizer, self.seq2seq, self.together = scorer._tokenizer, scorer.kind == "seq2seq", together
+        self.tokenizer, self.seq2seq, self.together = scorer._tokenizer, scorer.kind == "seq2seq", batch_size
         self.tokens = 0
 
     def __call__(self, prompts: Sequence[str], texts: Sequence[str], backward: bool = False) -> torch.Tensor:
@@ -87,9 +87,9 @@ def seconds(work: Callable[[bool], object], module: torch.nn.Module, backward: b
     with torch.set_grad_enabled(backward):
         work(backward)
     wait()
-    taken = time.perf_counter() - start
+    elapsed = time.perf_counter() - start
     module.zero_grad()
-    return taken
+    return elapsed
 
 
 def compare(scorer: LocalScorer, n_candidates: int, n_prompts: int, backward: bool, repeats: int) -> None:
@@ -106,13 +106,18 @@ def compare(scorer: LocalScorer, n_candidates: int, n_prompts: int, backward: bo
     with torch.no_grad():  # warm-up, and the check that all three compute the same
         scored, expected = scorer.forward(prompts, choices), single(prompts, choices)
         difference = float(torch.stack([scored.log_probs - expected, batched(prompts, choices) - expected]).abs().max())
-    ways: list[Callable[[bool], object]] = [partial(single, prompts, choices), partial(batched, prompts, choices), ours]
-    times = [[seconds(way, scorer.module, backward) for way in ways] for _ in range(repeats)]
-    one, batch, mine = (min(column) for column in zip(*times, strict=True))
+    variants: list[Callable[[bool], object]] = [
+        partial(single, prompts, choices),
+        partial(batched, prompts, choices),
+        ours,
+    ]
+    times = [[seconds(variant, scorer.module, backward) for variant in variants] for _ in range(repeats)]
+    one, batch, scorer_seconds = (min(column) for column in zip(*times, strict=True))
     print(
         f"{scorer.kind:8} {n_candidates:3} candidates {'forward+backward' if backward else 'forward':16} "
         f"one by one {one:7.3f} s {single.tokens:6} tokens   batched {batch:7.3f} s {batched.tokens:6} tokens   "
-        f"scorer {mine:6.3f} s {scored.tokens:5} tokens   ratio {one / mine:5.1f} and {batch / mine:5.1f}   "
+        f"scorer {scorer_seconds:6.3f} s {scored.tokens:5} tokens   ratio {one / scorer_seconds:5.1f} and "
+        f"{batch / scorer_seconds:5.1f}   "
         f"largest difference {difference:.1e}",
         flush=True,
     )

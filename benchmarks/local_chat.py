@@ -136,9 +136,9 @@ def main() -> None:
                 differ = sum(a.text != b.text for a, b in zip(batch, alone, strict=True))
                 line += f"   temperature {temperature:g}: {differ} of {QUESTIONS} replies differ"
             print(line)
-        all_read, reused = seconds_per_turn(folder, 0), seconds_per_turn(folder, 100_000)
+        without_cache, with_cache = seconds_per_turn(folder, 0), seconds_per_turn(folder, 100_000)
         for turn in (3, 6, 12):
-            pair = all_read[turn - 1], reused[turn - 1]
+            pair = without_cache[turn - 1], with_cache[turn - 1]
             print(f"turn {turn:2} of {GAMES} conversations: {pair[0]:.2f} s, with cache {pair[1]:.2f} s", end="")
             print(f" ({pair[0] / pair[1]:.1f} times faster)")
         separate, continuous = seconds_with_waiting_prompts(folder)

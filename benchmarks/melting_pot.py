@@ -56,7 +56,7 @@ class Official:
         )
 
 
-class Bare:
+class SingleGame:
     """The game that a worker plays, without the worker."""
 
     def __init__(self, substrate: SubstrateName) -> None:
@@ -73,22 +73,22 @@ class Bare:
         self._game.observe(self._arrays, 0)
 
 
-def episode(env: Official | Bare | MeltingPotEnv, actions: np.ndarray) -> tuple[float, float]:
+def episode(env: Official | SingleGame | MeltingPotEnv, actions: np.ndarray) -> tuple[float, float]:
     """Return seconds for the start of an episode, and for the steps `actions` [T, n_envs, n_agents]."""
     start = time.perf_counter()
     env.reset()
-    begun = time.perf_counter()
+    first_step = time.perf_counter()
     for action in actions:
         env.step(action)
-    return begun - start, time.perf_counter() - begun
+    return first_step - start, time.perf_counter() - first_step
 
 
 def compare(substrate: SubstrateName, steps: int, rounds: int) -> None:
     rng = np.random.default_rng(0)
     ours = {n: MeltingPotEnv(SubstrateSettings(substrate, n, horizon=steps), Seeds(n)) for n in (1, 2)}
-    players: dict[str, tuple[int, Official | Bare | MeltingPotEnv]] = {
+    players: dict[str, tuple[int, Official | SingleGame | MeltingPotEnv]] = {
         "official": (1, Official(substrate)),
-        "ours, bare": (1, Bare(substrate)),
+        "ours, bare": (1, SingleGame(substrate)),
     }
     players |= {f"ours, {n} game{'s' * (n > 1)}": (n, env) for n, env in ours.items()}
     measured: dict[str, list[tuple[float, float, float]]] = defaultdict(list)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from melting_pot import Bare, Official
+from melting_pot import Official, SingleGame
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
@@ -65,7 +65,7 @@ extern "C" void stream(uint8_t* out, int64_t size, int64_t threads) {
 
 
 def reference_process(kind: str, substrate: SubstrateName, seconds: float, barrier: Barrier, rates: Any) -> None:
-    env: Official | Bare = Official(substrate) if kind == "stock" else Bare(substrate)
+    env: Official | SingleGame = Official(substrate) if kind == "stock" else SingleGame(substrate)
     actions = np.random.default_rng(0).integers(len(SUBSTRATES[substrate].actions), size=(STEPS, 1, PLAYERS))
     env.reset()
     barrier.wait()

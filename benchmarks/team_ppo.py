@@ -30,7 +30,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from learning_curves import Episodes, Rows, episodes_of, learned, saved
+from learning_curves import Episodes, Rows, measure_curve, read_episodes, save_curves
 
 import llmrl
 
@@ -45,10 +45,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("build/team_ppo"))
     asked = parser.parse_args()
-    rows: Rows = learned(TASK, "llmrl", partial(ours, asked.steps), asked.steps, asked.seeds, digits=2)
+    rows: Rows = measure_curve(TASK, "llmrl", partial(ours, asked.steps), asked.steps, asked.seeds, digits=2)
     if asked.openrl:
-        rows += learned(TASK, "OpenRL", partial(library, asked.openrl, asked.steps), asked.steps, asked.seeds, digits=2)
-    saved(rows, asked.out)
+        rows += measure_curve(
+            TASK, "OpenRL", partial(library, asked.openrl, asked.steps), asked.steps, asked.seeds, digits=2
+        )
+    save_curves(rows, asked.out)
 
 
 def ours(steps: int, seed: int) -> Episodes:
@@ -64,7 +66,7 @@ def ours(steps: int, seed: int) -> Episodes:
             f"seed={seed}",
             f"output_root={root}",
         )
-        return episodes_of(Path(run.folder), GAMES)
+        return read_episodes(Path(run.folder), GAMES)
 
 
 def library(python: Path, steps: int, seed: int) -> Episodes:

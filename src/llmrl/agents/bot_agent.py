@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmrl.core.agent_interfaces import NonLearningAgent
+from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.observers import Transition
 from llmrl.core.records import Observation, PolicyOutput, State
@@ -20,7 +20,7 @@ NO_OP_NAMES = ("done", "turn left")
 """Names of actions that change at most a player's orientation, in order of preference."""
 
 
-class BotPolicy(StateFields):
+class BotPolicy(PolicyWithoutValues, StateFields):
     """Policy that takes the action in the channel `expert`.
 
     If the expert has given up, it takes the action `done`, else `turn left`, else the first action. It is a
@@ -78,10 +78,6 @@ class BotPolicy(StateFields):
         self.given_up += int((no_expert.cpu() & playing).sum())
         self.decisions += int(playing.sum())
         return PolicyOutput(torch.where(no_expert, self.fallback_action, expert))
-
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return zeros, since there is no value function."""
-        return torch.zeros(observation[EXPERT].shape)
 
 
 class BotAgent(NonLearningAgent):

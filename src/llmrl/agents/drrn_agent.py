@@ -220,11 +220,8 @@ class DRRNAgent:
         next_idle = np.concatenate([idle[1:], final_states[steps - 1][2][None]])
         for t, (final_texts, mask, empty) in final_states.items():
             slots = np.flatnonzero(truncated[t]).tolist()
-            next_prompts[t] = (
-                [final_texts[i] if i in slots else text for i, text in enumerate(next_prompts[t])]
-                if slots
-                else next_prompts[t]
-            )
+            if slots:
+                next_prompts[t] = [final_texts[i] if i in slots else text for i, text in enumerate(next_prompts[t])]
             if legal is not None:
                 legal[t, slots] = mask[slots]
             next_idle[t, slots] = empty[slots]

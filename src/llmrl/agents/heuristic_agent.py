@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from llmrl.agents.society_rules import Role, SocietyRulePolicy, society_rules
-from llmrl.core.agent_interfaces import NonLearningAgent
+from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput
@@ -27,6 +27,7 @@ from llmrl.envs.tax_economy import VECTOR
 
 Rule = Callable[[np.ndarray], np.ndarray]
 """Function from observations [n, k] or states [n] of n games to actions [n]."""
+RuleFactory = Callable[[EnvSpec, EnvFactory | None], Rule]
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ class Heuristic:
 
     channel: str
     description: str
-    make: Callable[[EnvSpec, EnvFactory | None], Rule]
+    make: RuleFactory
     additional_channels: tuple[str, ...] = ()
 
 
-class HeuristicPolicy:
+class HeuristicPolicy(PolicyWithoutValues):
     """Policy that follows a rule.
 
     Args:
@@ -75,10 +76,6 @@ class HeuristicPolicy:
         games, agents = inputs.shape[:2]
         action = np.asarray(self._rule(inputs.reshape(games * agents, *inputs.shape[2:])))
         return PolicyOutput(torch.from_numpy(action.reshape(games, agents).astype(np.int64)))
-
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return zeros, since there is no value function."""
-        return torch.zeros(observation[self.heuristic.channel].shape[:2])
 
 
 class HeuristicAgent(NonLearningAgent):
@@ -143,66 +140,50 @@ def _stem(name: str) -> str:
     return {"cart_pole": "cartpole"}.get(snake, snake)
 
 
-def _blackjack(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Return basic strategy without doubling and splitting. Dealer sums of 2 to 6 are weak, an ace is strong."""
-
-    def rule(observation: np.ndarray) -> np.ndarray:
-        player, dealer = observation[:, :32].argmax(1), observation[:, 32:43].argmax(1)
-        soft = observation[:, 43:45].argmax(1) == 1
-        weak = (dealer >= 2) & (dealer <= 6)
-        hard_hit = (
-            (player <= 11) | ((player == 12) & ((dealer < 4) | (dealer > 6))) | ((player <= 16) & (player > 12) & ~weak)
-        )
-        soft_hit = (player <= 17) | ((player == 18) & ((dealer >= 9) | (dealer == 1)))
-        return np.asarray(np.where(soft, soft_hit, hard_hit), dtype=np.int64)
-
-    return rule
+def _blackjack(observation: np.ndarray) -> np.ndarray:
+    """Play basic strategy without doubling and splitting. Dealer sums of 2 to 6 are weak, an ace is strong."""
+    player, dealer = observation[:, :32].argmax(1), observation[:, 32:43].argmax(1)
+    soft = observation[:, 43:45].argmax(1) == 1
+    weak = (dealer >= 2) & (dealer <= 6)
+    hard_hit = (
+        (player <= 11) | ((player == 12) & ((dealer < 4) | (dealer > 6))) | ((player <= 16) & (player > 12) & ~weak)
+    )
+    soft_hit = (player <= 17) | ((player == 18) & ((dealer >= 9) | (dealer == 1)))
+    return np.asarray(np.where(soft, soft_hit, hard_hit), dtype=np.int64)
 
 
-def _cartpole(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Return a rule that pushes towards the side to which the pole falls.
-
-    It does so earlier when the cart is far from the center or fast.
-    """
-    weights = np.array([0.05, 0.15, 1.0, 0.35])
-    return lambda observation: np.asarray(observation @ weights > 0, dtype=np.int64)
+def _cartpole(observation: np.ndarray) -> np.ndarray:
+    """Push towards the side to which the pole falls, earlier when the cart is far from the center or fast."""
+    return np.asarray(observation @ np.array([0.05, 0.15, 1.0, 0.35]) > 0, dtype=np.int64)
 
 
-def _pump(speed: int) -> Callable[[EnvSpec, EnvFactory | None], Rule]:
-    """Return the maker of a rule that pushes in the direction of a speed, given by its index in an observation.
+def _pump_energy(speed: int) -> Rule:
+    """Return a rule that pushes in the direction of a speed, given by its index in an observation.
 
     This adds energy in every step.
     """
-    return lambda spec, env_factory: lambda observation: np.where(observation[:, speed] >= 0, 2, 0)
+    return lambda observation: np.where(observation[:, speed] >= 0, 2, 0)
 
 
-def _lunar_lander(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Return two proportional-derivative controllers.
+def _lunar_lander(observation: np.ndarray) -> np.ndarray:
+    """Combine two proportional-derivative controllers.
 
     One leans against position and drift; the other slows the descent with decreasing height.
     """
-
-    def rule(observation: np.ndarray) -> np.ndarray:
-        x, y, vx, vy, angle, spin = observation[:, :6].T
-        landed = observation[:, 6:8].sum(1) > 0
-        # Leaning to the left (a positive angle) lets the main engine push to the left.
-        target_angle = np.clip(0.55 * x + 1.05 * vx, -0.4, 0.4)
-        turn = np.where(landed, 0.0, 0.5 * (target_angle - angle) - spin)
-        lift = np.where(landed, -0.5 * vy, 0.5 * (0.55 * np.abs(x) - y) - 0.5 * vy)
-        action = np.where(turn > 0.05, 1, np.where(turn < -0.05, 3, 0))
-        return np.asarray(np.where((lift > np.abs(turn)) & (lift > 0.05), 2, action), dtype=np.int64)
-
-    return rule
+    x, y, vx, vy, angle, spin = observation[:, :6].T
+    landed = observation[:, 6:8].sum(1) > 0
+    # Leaning to the left (a positive angle) lets the main engine push to the left.
+    target_angle = np.clip(0.55 * x + 1.05 * vx, -0.4, 0.4)
+    turn = np.where(landed, 0.0, 0.5 * (target_angle - angle) - spin)
+    lift = np.where(landed, -0.5 * vy, 0.5 * (0.55 * np.abs(x) - y) - 0.5 * vy)
+    action = np.where(turn > 0.05, 1, np.where(turn < -0.05, 3, 0))
+    return np.asarray(np.where((lift > np.abs(turn)) & (lift > 0.05), 2, action), dtype=np.int64)
 
 
-def _cliff_walking(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Return a rule that walks up, along the edge of the cliff, and down."""
-
-    def rule(states: np.ndarray) -> np.ndarray:
-        row, column = np.divmod(states, 12)
-        return np.where(column == 11, 2, np.where(row == 3, 0, 1))
-
-    return rule
+def _cliff_walking(states: np.ndarray) -> np.ndarray:
+    """Walk up, along the edge of the cliff, and down."""
+    row, column = np.divmod(states, 12)
+    return np.where(column == 11, 2, np.where(row == 3, 0, 1))
 
 
 _TAXI_STOPS = ((0, 0), (0, 4), (4, 0), (4, 3))
@@ -288,20 +269,21 @@ def _tax_economy(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     return rule
 
 
-_ACROBOT_PUMP, _CAR_PUMP = (
-    Heuristic("vector", "pumps energy", _pump(speed=5)),
-    Heuristic("vector", "pumps energy", _pump(speed=1)),
-)
+def _same_for_all(rule: Rule) -> RuleFactory:
+    """Return the factory of a rule that does not depend on the options of an environment."""
+    return lambda spec, env_factory: rule
+
+
 _SUSTAINABLE_SHARE = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
-    "acrobot": _ACROBOT_PUMP,
-    "blackjack": Heuristic("vector", "basic strategy", _blackjack),
-    "cartpole": Heuristic("vector", "pushes under the falling pole", _cartpole),
-    "cliff_walking": Heuristic("state", "the shortest way", _cliff_walking),
+    "acrobot": Heuristic("vector", "pumps energy", _same_for_all(_pump_energy(speed=5))),
+    "blackjack": Heuristic("vector", "basic strategy", _same_for_all(_blackjack)),
+    "cartpole": Heuristic("vector", "pushes under the falling pole", _same_for_all(_cartpole)),
+    "cliff_walking": Heuristic("state", "the shortest way", _same_for_all(_cliff_walking)),
     "fishery": _SUSTAINABLE_SHARE,
     "frozen_lake": Heuristic("state", "the likeliest way", _frozen_lake),
-    "lunar_lander": Heuristic("vector", "two PD controllers", _lunar_lander),
-    "mountain_car": _CAR_PUMP,
+    "lunar_lander": Heuristic("vector", "two PD controllers", _same_for_all(_lunar_lander)),
+    "mountain_car": Heuristic("vector", "pumps energy", _same_for_all(_pump_energy(speed=1))),
     "pasture": _SUSTAINABLE_SHARE,
     "pollution": _SUSTAINABLE_SHARE,
     "tax_economy": Heuristic(

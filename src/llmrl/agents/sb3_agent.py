@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from llmrl.core.agent_interfaces import PolicyWithoutValues
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveInt
@@ -173,13 +174,6 @@ class SB3Agent:
     def load_state_dict(self, state: State) -> None:
         self.network.load_state_dict(state["network"])
 
-    def actions(self, observation: np.ndarray, deterministic: bool) -> np.ndarray:
-        """Return actions [n] or [n, a] for observations [n, ...].
-
-        Stochastic ones are drawn from torch's global stream.
-        """
-        return _predict(self.network, observation, deterministic)
-
     def _build_model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
         from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -200,7 +194,7 @@ class SB3Agent:
         return model
 
 
-class SB3Policy:
+class SB3Policy(PolicyWithoutValues):
     """Policy of the present network of an `SB3Agent`."""
 
     def __init__(self, agent: SB3Agent) -> None:
@@ -217,13 +211,9 @@ class SB3Policy:
         with _preserve_global_rng():
             if not greedy and generator is not None:
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-            actions = self.agent.actions(inputs, greedy)
+            actions = _predict(self.agent.network, inputs, greedy)
         dtype = torch.int64 if self.agent.spec.continuous_actions is None else torch.float32
         return PolicyOutput(torch.as_tensor(actions, dtype=dtype)[:, None])
-
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return zeros, since the value function of the algorithm is not exposed."""
-        return torch.zeros(next(iter(observation.values())).shape[:2])
 
 
 class SB3Controller:
@@ -249,6 +239,7 @@ class SB3Controller:
 
 
 def _predict(network: BasePolicy, observation: np.ndarray, deterministic: bool) -> np.ndarray:
+    """Return actions [n] or [n, a] for observations [n, ...]; stochastic ones are drawn from torch's global stream."""
     actions, _ = network.predict(observation, deterministic=deterministic)
     return np.asarray(actions)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrl.agents.controllers.linear import Basis, LayeredController, LayerSettings, Output, ProjectedController
 from llmrl.agents.controllers.tabular import Bins, QTableController, TabularController
-from llmrl.core.agent_interfaces import NonLearningAgent
+from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import AgentLoop, Controller
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -24,7 +24,7 @@ VALUE_BOUND = 1.0
 """Default bound of a table's values, of which only the order matters."""
 
 
-class ControllerPolicy:
+class ControllerPolicy(PolicyWithoutValues):
     """Policy of all agents of a game: a `Controller` with one vector of parameters [d]."""
 
     def __init__(self, controller: Controller, spec: EnvSpec) -> None:
@@ -50,12 +50,6 @@ class ControllerPolicy:
         return PolicyOutput(
             torch.as_tensor(actions, dtype=dtype).reshape(len(inputs), self.n_agents, *actions.shape[1:])
         )
-
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return zeros [n_envs, n_agents]: there is no value function."""
-        import torch
-
-        return torch.zeros(next(iter(observation.values())).shape[:2])
 
 
 class SearchAgent(NonLearningAgent):

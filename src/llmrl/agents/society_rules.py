@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from llmrl.core.agent_interfaces import PolicyWithoutValues
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
@@ -44,7 +45,7 @@ class Rules:
     act: Callable[[np.ndarray, np.ndarray, Sequence[int]], np.ndarray]
 
 
-class SocietyRulePolicy:
+class SocietyRulePolicy(PolicyWithoutValues):
     """Policy that follows `Rules`; its memory is the step of the episode.
 
     Args:
@@ -74,10 +75,6 @@ class SocietyRulePolicy:
         action = self.rules.act(inputs, steps[:, 0, 0].cpu().numpy().astype(np.int64), self.seats)
         return PolicyOutput(torch.from_numpy(action.astype(np.int64)), state=steps + 1)
 
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return zeros, since there is no value function."""
-        return torch.zeros(observation[self.rules.channel].shape[:2])
-
 
 def society_rules(spec: EnvSpec, role: Role | None, turn: int, max_cleaners: int) -> Rules | None:
     """Return the rules of a society; None for other environments.
@@ -91,22 +88,20 @@ def society_rules(spec: EnvSpec, role: Role | None, turn: int, max_cleaners: int
     Raises:
         ConfigError: the environment does not have the role.
     """
-    if spec.name == "escape_room":
-        if role is not None:
-            raise ConfigError(f"agent.role={role} is for env=cleanup and env=harvest; leave it null")
-        return Rules("vector", "enough players hold the lever, the others leave", _Crew(spec).act)
     if spec.name not in ("cleanup", "harvest"):
         if role is not None:
             raise ConfigError(f"agent.role={role} is for env=cleanup and env=harvest; leave it null")
-        return None
+        is_escape_room = spec.name == "escape_room"
+        description = "enough players hold the lever, the others leave"
+        return Rules("vector", description, _Crew(spec).act) if is_escape_room else None
     if role in ("cleaner", "turn_taker") and "clean" not in spec.action_names:
         raise ConfigError(f"agent.role={role} needs a river to clean; use env=cleanup or agent.role=forager")
     forager = _Gatherer(spec)
     if role == "cleaner":
         return Rules("grid", "cleans dirt in view, else looks for some", lambda view, *_: forager.clean(view))
     if role == "turn_taker":
-        words = f"{max_cleaners} players at once clean in turn, {turn} steps each, and forage otherwise"
-        return Rules("grid", words, _TurnTakers(forager, spec, turn, max_cleaners).act)
+        description = f"{max_cleaners} players at once clean in turn, {turn} steps each, and forage otherwise"
+        return Rules("grid", description, _TurnTakers(forager, spec, turn, max_cleaners).act)
     return Rules("grid", "walks to the nearest apple in view, else looks for some", lambda view, *_: forager.eat(view))
 
 

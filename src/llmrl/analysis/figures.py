@@ -9,6 +9,7 @@ import io
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,10 +64,8 @@ class Drawing:
 
 def check_installed() -> None:
     """Raise ConfigError if matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: pip install 'llmrl[plots]', or use --no-figures") from error
+    if find_spec("matplotlib") is None:
+        raise ConfigError("figures need matplotlib: pip install 'llmrl[plots]', or use --no-figures")
 
 
 def render_figure(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:

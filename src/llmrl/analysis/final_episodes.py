@@ -34,7 +34,7 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class _Results:
-    """The parts of a `results.json` that are read; of `per_episode`, only the keys of `MEASURES`."""
+    """The parts of a `results.json` that are read, except `agent`; of `per_episode`, only the keys of `MEASURES`."""
 
     per_episode: dict[str, Any]
     learned: bool
@@ -77,10 +77,11 @@ class FinalEpisodes:
 
 def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunRecord]) -> FinalEpisodes | None:
     """Return the final episodes of the finished `runs` of a group; None if no run has recorded any."""
-    recorded_runs = [(run, result) for run in runs if (result := _read(run)) is not None]
-    if not recorded_runs:
+    results_by_run = {run.folder: result for run in runs if (result := _read_results(run)) is not None}
+    if not results_by_run:
         return None
-    runs_with_episodes, results = [run for run, _ in recorded_runs], [result for _, result in recorded_runs]
+    runs_with_episodes = [run for run in runs if run.folder in results_by_run]
+    results = list(results_by_run.values())
     learned = any(result["learned"] for result in results)
     carried = tuple(sorted({name for result in results for name in result["carried"]}))
     means, errors = {}, {}
@@ -168,7 +169,7 @@ def _cell(name: str, player: FinalEpisodes) -> str:
     return f"{mean:{form}}" + ("" if math.isnan(error) else f" ± {error:{form}}")
 
 
-def _read(run: RunRecord) -> dict[str, Any] | None:
+def _read_results(run: RunRecord) -> dict[str, Any] | None:
     try:
         content = read_object(run.folder / RESULTS_NAME)
         if "per_episode" not in content or "learned" not in content:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import NumberFormat, ReportTable, interval_cells, with_interval
 from llmrl.statistics.intervals import Band, mean_interval
 
-_BEST, _WORST = 10, 5
+_N_BEST, _N_WORST = 10, 5
+"""Numbers of settings in the table: the best and the worst."""
 _Setting = tuple[tuple[str, float], ...]
 
 
@@ -77,30 +79,31 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
     if lacking:
         raise RunFolderError(f"report.map={settings.map}: {lacking[0]} is unknown; use {', '.join(names)}")
     vectors = np.array([[value for _, value in setting] for setting in settings_of_first])
-    values = np.array([[run_values[setting] for run_values in values_by_run] for setting in settings_of_first])
     units = units_of(runs)
+
+    def to_array(means_by_run: Sequence[Mapping[_Setting, float]]) -> np.ndarray:
+        return np.array([[means[setting] for means in means_by_run] for setting in settings_of_first])
+
+    values = to_array(values_by_run)
     band = mean_interval(values, units)
-    rounds = {}
     validated_rounds = [{int(n) for n in row.get("validated", ())} for history in histories for row in history]
-    for n in sorted(set.intersection(*validated_rounds)):
-        mean_values = [_mean_by_setting(history, n) for history in histories]
-        rounds[n] = mean_interval(
-            np.array([[run_values[setting] for run_values in mean_values] for setting in settings_of_first]), units
-        )
+    rounds = {
+        n: mean_interval(to_array([_mean_by_setting(history, n) for history in histories]), units)
+        for n in sorted(set.intersection(*validated_rounds))
+    }
     pretrainings = pretrainings_of(runs)
     basis = f"{len(runs)} runs" + (f" of {pretrainings} pre-trained societies" if pretrainings else "")
     unit = settings.unit or "objective"
     tables = [_table(names, vectors, band, unit, basis)]
-    if rounds:
-        tables.append(_rounds_table(names, vectors, rounds, unit, basis))
+    tables += [_rounds_table(names, vectors, rounds, unit, basis)] if rounds else []
     best = int(band.estimate.argmax())
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
     form = NumberFormat(band.estimate)
     setting = _setting_text(names, vectors[best])
     sentence = f"The best of {len(vectors)} settings, {setting}, brings {with_interval(band[best], form)} {unit}"
-    held_out_value = _held_out_best(values)
-    if held_out_value is not None:
-        sentence += f" (the best by one half of the runs, measured by the other half: {form(held_out_value)})"
+    unbiased_best = _cross_validated_best(values)
+    if unbiased_best is not None:
+        sentence += f" (the best by one half of the runs, measured by the other half: {form(unbiased_best)})"
     if len(zero_settings):
         sentence += f"; no mechanism brings {with_interval(band[int(zero_settings[0])], form)}"
     if len(zero_settings) and np.isfinite(band.low).all():
@@ -116,7 +119,7 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
     return Landscape(settings, (sentence + ".",), tuple(tables), caption, names, vectors, band, rounds)
 
 
-def _held_out_best(values: np.ndarray) -> float | None:
+def _cross_validated_best(values: np.ndarray) -> float | None:
     """Return the objective of the best setting without selection bias; None for a single run.
 
     The best setting is chosen by every second run and measured by the others; the result is the mean over both ways. So
@@ -138,7 +141,8 @@ def _history(run: RunRecord) -> list[dict[str, Any]]:
         RunFolderError: the summary cannot be read.
     """
     try:
-        return [{**row, "mechanism": _setting(row["mechanism"])} for row in run.summary()["history"]]
+        rows = run.summary()["history"]
+        return [{**row, "mechanism": tuple((k, float(x)) for k, x in row["mechanism"].items())} for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{run.folder}: the proposals of its summary cannot be read ({error!r})") from error
 
@@ -150,15 +154,11 @@ def _mean_by_setting(history: Sequence[Mapping[str, Any]], rounds: int | None = 
         history: proposals of a run.
         rounds: number of adaptation rounds before the measurement; None: all.
     """
-    values_by_setting: dict[_Setting, list[float]] = {}
+    values_by_setting: dict[_Setting, list[float]] = defaultdict(list)
     for row in history:
         value = row["objective"] if rounds is None else row["validated"][str(rounds)]
-        values_by_setting.setdefault(row["mechanism"], []).append(float(value))
+        values_by_setting[row["mechanism"]].append(float(value))
     return {setting: float(np.mean(values)) for setting, values in values_by_setting.items()}
-
-
-def _setting(mechanism: Mapping[str, Any]) -> _Setting:
-    return tuple((name, float(value)) for name, value in mechanism.items())
 
 
 def _setting_text(names: Sequence[str], vector: np.ndarray) -> str:
@@ -171,7 +171,7 @@ def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, b
     """Return a table of the best and the worst settings, and zero; its CSV file has all."""
     order = [int(i) for i in np.argsort(-band.estimate, kind="stable")]
     zero_settings = [int(i) for i in np.flatnonzero((vectors == 0).all(axis=1))]
-    listed_settings = list(dict.fromkeys([*order[:_BEST], *zero_settings, *order[-_WORST:]]))
+    listed_settings = list(dict.fromkeys([*order[:_N_BEST], *zero_settings, *order[-_N_WORST:]]))
     form = NumberFormat(band.estimate)
     varying = [k for k in range(len(names)) if len(np.unique(vectors[:, k])) > 1]
     rows = [

@@ -39,6 +39,11 @@ class CallTotals:
     lost_cost: float | None = 0.0
 
     @property
+    def counts(self) -> list[int | None]:
+        """Replies, cached replies, failed calls, lost replies, prompt tokens and completion tokens."""
+        return [self.calls, self.cached, self.failed, self.lost, self.prompt_tokens, self.completion_tokens]
+
+    @property
     def paid(self) -> str:
         """Cost in US dollars as text, with the maximum cost of lost replies."""
         cost = "unknown" if self.cost is None else f"{self.cost:.4f}"

@@ -56,8 +56,7 @@ def build_tables(report: Report) -> list[ReportTable]:
 def slugs(report: Report) -> list[str]:
     """Return a different file name for each section of a report."""
     names: list[str] = []
-    for section in report.sections:
-        name = slug(section.title)
+    for name in (slug(section.title) for section in report.sections):
         names.append(name if name not in names else f"{name}_{len(names)}")
     return names
 
@@ -202,11 +201,11 @@ def _llm_calls(report: Report) -> ReportTable:
     total = sum((totals for *_, totals in report.calls), CallTotals())
     header: list[object] = ["task", "group", "models", "calls", "cached", "failed", "lost"]
     header += ["prompt_tokens", "completion_tokens", "usd", "lost_usd"]
-    data = [[task, name, ", ".join(c.models), *_counts(c), c.cost, c.lost_cost] for task, name, _, c in lines]
+    data = [[task, name, ", ".join(c.models), *c.counts, c.cost, c.lost_cost] for task, name, _, c in lines]
     columns = ["task", "group", "model", "replies", "from cache", "failed", "lost", "tokens in", "tokens out"]
     rows = [
-        [task, name, ", ".join(totals.models) or model, *_count_texts(totals), totals.paid]
-        for task, name, model, totals in [*lines, *([("all", "", "", total)] if len(lines) > 1 else [])]
+        [task, name, ", ".join(c.models) or model, *("unknown" if n is None else f"{n:,}" for n in c.counts), c.paid]
+        for task, name, model, c in [*lines, *([("all", "", "", total)] if len(lines) > 1 else [])]
     ]
     return ReportTable(
         "llm_calls",
@@ -216,15 +215,6 @@ def _llm_calls(report: Report) -> ReportTable:
         rows,
         3,
     )
-
-
-def _counts(totals: CallTotals) -> list[int | None]:
-    counts = [totals.calls, totals.cached, totals.failed, totals.lost]
-    return [*counts, totals.prompt_tokens, totals.completion_tokens]
-
-
-def _count_texts(totals: CallTotals) -> list[str]:
-    return ["unknown" if count is None else f"{count:,}" for count in _counts(totals)]
 
 
 def _curves(section: Section) -> list[ReportTable]:

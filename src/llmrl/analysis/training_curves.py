@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,12 +162,9 @@ def common_frames(folders: Iterable[Path], budget: int | None, width: int | None
     """
     trainings = []
     for folder in folders:
-        try:
+        with suppress(RunFolderError):  # reported in place of its curve or score
             training = read_training(folder)
-        except RunFolderError:
-            continue  # reported in place of its curve or score
-        if training is not None and training.covered_frames > 0:
-            trainings.append(training)
+            trainings += [training] if training is not None and training.covered_frames > 0 else []
     if not trainings:
         return None
     return FrameBudget(

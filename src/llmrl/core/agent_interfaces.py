@@ -1,4 +1,4 @@
-"""The base class of agents that only play, and interfaces of agents with needs of their own in training.
+"""Base classes of agents that only play and of their policies, and interfaces of agents with needs of their own in training.
 
 These needs are rollouts of a minimum length, and episodes in groups.
 """
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
     import torch
 
     from llmrl.core.rollouts import Rollout
+
+
+class PolicyWithoutValues:
+    """The part of a `Policy` that has no value function."""
+
+    channels: tuple[str, ...]
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Return zeros [n_envs, n_agents]."""
+        import torch
+
+        inputs = observation[self.channels[0]]
+        return torch.zeros(inputs.shape[:2], device=inputs.device)
 
 
 class NonLearningAgent(StateFields):

@@ -8,6 +8,7 @@ Precipice", arXiv 2108.13264. Intervals are in `llmrl.statistics.intervals`.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,9 +65,8 @@ def standard_error(scores: np.ndarray, units: Sequence[object] | None = None) ->
     """
     means = unit_means(scores, units)
     n_units = means.shape[-1]
-    if n_units == 1:
-        return np.full(means.shape[:-1], np.nan)
-    return np.asarray(means.std(axis=-1, ddof=1) / np.sqrt(n_units))
+    has_error = n_units > 1
+    return np.asarray(means.std(axis=-1, ddof=1) / np.sqrt(n_units)) if has_error else np.full(means.shape[:-1], np.nan)
 
 
 def standard_error_of_mean(scores: np.ndarray) -> float | None:
@@ -152,6 +152,8 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
     Raises:
         ValueError: no stratum has two groups.
     """
+    from scipy.special import fdtrc  # lazy: only the end of a design run needs it
+
     groups = [[checked(scores) for scores in stratum] for stratum in strata]
     between_groups, squares_of_means = 0.0, 0.0
     for stratum in groups:
@@ -170,21 +172,14 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
     noise = math.sqrt(within_groups * float(np.mean([1 / len(scores) for scores in flat])))
     if not within_groups:  # no variation within groups
         return Variance(spread, 0.0, 0.0 if between_groups else 1.0)
-    return Variance(spread, noise, _upper_tail(between_groups / df_between / within_groups, df_between, df_within))
-
-
-def _upper_tail(ratio: float, df_between: int, df_within: int) -> float:
-    """Return the probability that an F variable is at least `ratio`, given its degrees of freedom."""
-    from scipy.special import fdtrc  # lazy: only the end of a design run needs it
-
-    return float(fdtrc(df_between, df_within, ratio))
+    return Variance(spread, noise, float(fdtrc(df_between, df_within, between_groups / df_between / within_groups)))
 
 
 def group_indices(groups: Sequence[object]) -> list[np.ndarray]:
     """Return the indices of the runs of each group, groups in order of first appearance."""
-    indices: dict[object, list[int]] = {}
+    indices: dict[object, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
-        indices.setdefault(group, []).append(i)
+        indices[group].append(i)
     return [np.array(members) for members in indices.values()]
 
 

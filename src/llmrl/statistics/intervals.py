@@ -163,8 +163,9 @@ def improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Un
     """
     if is_paired(units_x, units_y):
         assert units_x is not None and units_y is not None
-        indices_y = dict(zip(dict.fromkeys(units_y), group_indices(units_y), strict=True))
-        indices_x = dict(zip(dict.fromkeys(units_x), group_indices(units_x), strict=True))
+        indices_x, indices_y = (
+            dict(zip(dict.fromkeys(units), group_indices(units), strict=True)) for units in (units_x, units_y)
+        )
         shares = [_wins(x[i], y[indices_y[label]]).mean() for label, i in indices_x.items()]
         return Interval(float(np.mean(shares)), math.nan, math.nan)
     estimate = float(_wins(x, y).mean())
@@ -247,11 +248,11 @@ def _error(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         unknown = np.full(samples[0].shape[:-1], np.nan)
         return unknown, unknown
     variances = np.stack([sample.var(axis=-1, ddof=1) / sample.shape[-1] for sample in samples])
-    freedom = np.array([sample.shape[-1] - 1 for sample in samples]).reshape(-1, *(1,) * (variances.ndim - 1))
+    degrees = np.array([sample.shape[-1] - 1 for sample in samples]).reshape(-1, *(1,) * (variances.ndim - 1))
     total = variances.sum(axis=0)
     # Computed in shares of the total, because the square of a small variance underflows.
     shares = np.divide(variances, total, out=np.full_like(variances, 1 / len(samples)), where=total > 0)
-    return np.sqrt(total), 1 / (shares**2 / freedom).sum(axis=0)
+    return np.sqrt(total), 1 / (shares**2 / degrees).sum(axis=0)
 
 
 def _band(estimate: np.ndarray, half: np.ndarray, units: int) -> Band:

@@ -14,7 +14,7 @@ from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.planners import Distribution
 from llmrl.teachers.plans import Plan, plan_text
 
-Game = tuple[str, ...]
+GameSentences = tuple[str, ...]
 """Sentence of each agent of a game, in order."""
 
 NO_PLAN = "has no plan yet"
@@ -64,7 +64,7 @@ class Debate(StateFields):
         """Return the plans for each sentence without a debate."""
         return self.planner.plans(sentences)
 
-    def deliberate(self, games: Sequence[Game]) -> list[tuple[Distribution, ...]]:
+    def deliberate(self, games: Sequence[GameSentences]) -> list[tuple[Distribution, ...]]:
         """Return the plans of each agent of each game, with one batch of questions per round for all games.
 
         Raises:
@@ -78,7 +78,9 @@ class Debate(StateFields):
                 [self._append_announcements(game, plans) for game, plans in zip(distinct, latest, strict=True)]
             )
         for game, first, final in zip(distinct, initial, latest, strict=True):
-            n_changed = sum(likeliest(old) != likeliest(new) for old, new in zip(first, final, strict=True))
+            n_changed = sum(
+                most_probable_plan(old) != most_probable_plan(new) for old, new in zip(first, final, strict=True)
+            )
             self.changed += counts[game] * n_changed
         self.looked_up += len(games) * len(self.names)
         results = dict(zip(distinct, latest, strict=True))
@@ -95,15 +97,15 @@ class Debate(StateFields):
         share = self.changed / self.looked_up if self.looked_up else 0.0
         return {"teacher/debate_changes": share, **self.planner.metrics()}
 
-    def _ask(self, games: Sequence[Game]) -> list[tuple[Distribution, ...]]:
+    def _ask(self, games: Sequence[GameSentences]) -> list[tuple[Distribution, ...]]:
         distinct = list(dict.fromkeys(sentence for game in games for sentence in game))
         answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
         return [tuple(answers[sentence] for sentence in game) for game in games]
 
-    def _append_announcements(self, game: Game, plans: tuple[Distribution, ...]) -> Game:
+    def _append_announcements(self, game: GameSentences, plans: tuple[Distribution, ...]) -> GameSentences:
         """Return the sentences of a game, each followed by the announcements of the others."""
         announcements = [
-            f"{name}: {NO_PLAN if p is self.planner.no_plan else _BRACKETS.sub('', plan_text(likeliest(p)))}"
+            f"{name}: {NO_PLAN if p is self.planner.no_plan else _BRACKETS.sub('', plan_text(most_probable_plan(p)))}"
             for name, p in zip(self.names, plans, strict=True)
         ]
         return tuple(
@@ -112,7 +114,7 @@ class Debate(StateFields):
         )
 
 
-def likeliest(plans: Distribution) -> Plan:
+def most_probable_plan(plans: Distribution) -> Plan:
     """Return the most probable plan; ties are broken alphabetically, independently of the order of replies."""
     max_probability = max(probability for _, probability in plans)
     return min((plan for plan, probability in plans if probability == max_probability), key=plan_text)

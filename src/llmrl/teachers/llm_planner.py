@@ -22,12 +22,12 @@ from llmrl.teachers.plans import Plan, parse_reply, plan_text, reply_schema
 logger = logging.getLogger(__name__)
 
 FAMILY = "teacher"
-FOLDER = Path(__file__).with_name("prompts")
-TABLE = "plans.json"
+PROMPT_FOLDER = Path(__file__).with_name("prompts")
+PLANS_NAME = "plans.json"
 """File in the run folder with the plans of all states that have a valid one; `teacher=offline teacher.table=<file>`
 replays it."""
 
-Reading = Literal["shared", "published"]
+ReplyParser = Literal["shared", "published"]
 """Parser of replies: the shared one (`llmrl.llms.reading`), or that of the published teacher."""
 
 MAX_PAUSE = 64
@@ -41,7 +41,7 @@ class LLMPlannerSettings:
     samples: PositiveInt
     repair_turns: NonNegativeInt
     prompt: str | None
-    parser: Reading
+    parser: ReplyParser
 
 
 class LLMPlanner:
@@ -78,13 +78,12 @@ class LLMPlanner:
         if llm is None:
             raise ConfigError(
                 "teacher=llm needs a chat model, but llm=none is set; choose one with llm=, or use teacher=offline "
-                "(frozen "
-                "plans) or teacher=oracle"
+                "(frozen plans) or teacher=oracle"
             )
         self.settings, self.domain, self.folder, self.horizon = settings, domain, folder, horizon
         self.prompt = settings.prompt or domain.prompt
         self.label = llm.label
-        self.prompts = PromptFamily(FAMILY, FOLDER, prompt_folder)
+        self.prompts = PromptFamily(FAMILY, PROMPT_FOLDER, prompt_folder)
         if self.prompt not in self.prompts.names:
             raise ConfigError(
                 f"teacher.prompt: the domain {domain.name} has no prompt {self.prompt}.j2; available: "
@@ -184,7 +183,7 @@ class LLMPlanner:
         if self.folder is not None:
             samples = self.settings.samples
             caption = f"Plans of {self.label}, {samples} samples for each state; none of those without a valid one."
-            save_plan_table(self.folder / TABLE, self.domain.name, caption, self.known)
+            save_plan_table(self.folder / PLANS_NAME, self.domain.name, caption, self.known)
 
     def _parser(self, sentence: str) -> Callable[[ChatReply], Plan]:
         skills, objects = self.domain.skills, self.domain.objects(sentence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -129,9 +130,5 @@ class PlanPolicy:
 
 def _draw(plans: Distribution, u: float) -> Plan:
     """Return the plan whose interval of the cumulative distribution on [0, 1) contains `u`."""
-    edge = 0.0
-    for plan, probability in plans:
-        edge += probability
-        if u < edge:
-            return plan
-    return plans[-1][0]
+    edges = accumulate(probability for _, probability in plans)
+    return next((plan for (plan, _), edge in zip(plans, edges, strict=True) if u < edge), plans[-1][0])

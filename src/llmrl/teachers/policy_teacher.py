@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from llmrl.core.agent_interfaces import PolicyWithoutValues
 from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
@@ -65,9 +66,7 @@ class PolicyTeacher(StateFields):
         weight = self.schedule(self.updates)
         if weight == 0.0:
             self._memory = None  # it would be outdated at the next advice
-            advice = {}
-        else:
-            advice = {ADVICE: self._advice(rollout)}
+        advice = {ADVICE: self._advice(rollout)} if weight != 0.0 else {}
         self.weight = weight
         self.updates += 1
         return advice
@@ -158,7 +157,7 @@ class PolicyTeacher(StateFields):
         return torch.from_numpy(advice).reshape(steps, n_envs, n_agents, -1).to(rollout.action.device)
 
 
-class TeacherPolicy:
+class TeacherPolicy(PolicyWithoutValues):
     """Policy that acts as the teacher advises.
 
     Args:
@@ -214,8 +213,3 @@ class TeacherPolicy:
         scenes = self._scenes[game * self._n_agents : (game + 1) * self._n_agents]
         plans = self.plan_policy.plans(scenes)[agent]
         return [scenes[agent].sentence, *(f"{probability:.2f} {plan_text(plan)}" for plan, probability in plans)]
-
-    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Return zeros, since there is no value function."""
-        x = observation[self.channels[0]]
-        return torch.zeros(x.shape[:2], device=x.device)

@@ -88,10 +88,10 @@ def _particle_answer(name: str, facts: str, announcements: str) -> tuple[str, St
     """
     owners: dict[str, str] = dict(_NEAREST_TO_LANDMARK.findall(facts))
     if owners:
-        return _landmark(name, owners, announcements)
+        return _choose_landmark(name, owners, announcements)
     hunters = _NEAREST_TO_PREY.findall(facts)
     if hunters:
-        return _prey(name, hunters, announcements)
+        return _choose_prey(name, hunters, announcements)
     if "is hunted" in facts:
         return "run from everybody", [("keep away", "")]
     if not any(phrase in facts for phrase in _COMMUNICATION):
@@ -104,7 +104,7 @@ def _particle_answer(name: str, facts: str, announcements: str) -> tuple[str, St
     return "say what is known, do what is said", [*(("say", color) for _, color in assignments), move]
 
 
-def _landmark(agent: str, owners: dict[str, str], announcements: str) -> tuple[str, Steps]:
+def _choose_landmark(agent: str, owners: dict[str, str], announcements: str) -> tuple[str, Steps]:
     own_landmarks = [landmark for landmark, name in owners.items() if name == agent]
     if own_landmarks:
         return "nobody is nearer", [("go to", f"landmark {own_landmarks[0]}")]
@@ -115,7 +115,7 @@ def _landmark(agent: str, owners: dict[str, str], announcements: str) -> tuple[s
     return "nearest to none, so what seems to be left", [("go to", f"landmark {free_landmarks[0]}")]
 
 
-def _prey(agent: str, hunters: list[tuple[str, str]], announcements: str) -> tuple[str, Steps]:
+def _choose_prey(agent: str, hunters: list[tuple[str, str]], announcements: str) -> tuple[str, Steps]:
     own_prey = [prey for prey, name in hunters if name == agent]
     if own_prey:
         return "nobody is nearer", [("chase", own_prey[0])]

@@ -74,9 +74,9 @@ def offline_teacher(
     error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
     """Return a teacher with plans from a table; by default the published one with `parity`, else the corrected one."""
-    selection = _domain(spec, domain, parity)
-    table_name = table or (PUBLISHED if selection.parity else CORRECTED)
-    planner = OfflinePlanner(selection, table_name, missing_state)
+    selected_domain = _domain(spec, domain, parity)
+    table_name = table or (PUBLISHED if selected_domain.parity else CORRECTED)
+    planner = OfflinePlanner(selected_domain, table_name, missing_state)
     return _teacher(_with_errors(planner, error_rate, seeds), seeds, schedule, mode)
 
 
@@ -89,10 +89,10 @@ def oracle_teacher(
     error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
     """Return a teacher with plans by the domain's own rule."""
-    selection = _domain(spec, domain, parity)
-    if type(selection).best_plan is Domain.best_plan:
-        raise ConfigError(f"the domain {selection.name} has no rule for teacher=oracle; use teacher=llm")
-    return _teacher(_with_errors(OraclePlanner(selection), error_rate, seeds), seeds, schedule)
+    selected_domain = _domain(spec, domain, parity)
+    if type(selected_domain).best_plan is Domain.best_plan:
+        raise ConfigError(f"the domain {selected_domain.name} has no rule for teacher=oracle; use teacher=llm")
+    return _teacher(_with_errors(OraclePlanner(selected_domain), error_rate, seeds), seeds, schedule)
 
 
 def _with_errors(planner: Planner, error_rate: UnitInterval, seeds: Seeds) -> Planner:
@@ -121,12 +121,11 @@ def _domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain:
     if domain is not None and domain.parity != parity:
         raise ConfigError(
             f"teacher.parity={str(parity).lower()} contradicts the parity={str(domain.parity).lower()} of "
-            "teacher.domain; "
-            "use the same value for both"
+            "teacher.domain; use the same value for both"
         )
-    selection = find_domain(spec.name, parity, spec) if domain is None else domain
-    check_domain(selection, spec)
-    return selection
+    selected_domain = find_domain(spec.name, parity, spec) if domain is None else domain
+    check_domain(selected_domain, spec)
+    return selected_domain
 
 
 DOMAINS = {
@@ -134,7 +133,7 @@ DOMAINS = {
     "lava_doorkey": "llmrl.teachers.rooms.room_domains:LavaDoorKeyDomain",
     "colored_doorkey": "llmrl.teachers.rooms.room_domains:ColoredDoorKeyDomain",
     "two_door": "llmrl.teachers.rooms.room_domains:TwoDoorDomain",
-    "unlock_pickup": "llmrl.teachers.rooms.room_domains:UnlockPickupDomain",
+    "unlock_pickup": "llmrl.teachers.rooms.unlock_pickup:UnlockPickupDomain",
     "simple_spread": "llmrl.teachers.particles.spread:SimpleSpreadDomain",
     "simple_tag": "llmrl.teachers.particles.tag:SimpleTagDomain",
     "simple_reference": "llmrl.teachers.particles.communication:SimpleReferenceDomain",

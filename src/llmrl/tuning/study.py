@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,7 +121,7 @@ class Study:
                     direction=settings.direction,
                     load_if_exists=True,
                 )
-                self._check_same(self._purpose(fixed))
+                self._check_unchanged(self._comparable_properties(fixed))
         except BaseException:
             self._owner.release()
             raise
@@ -186,10 +186,10 @@ class Study:
             self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
             if any(isinstance(result, str) for result in results):
                 self._study.tell(trial.number, state=TrialState.FAIL)
-                return TuningTrial(trial.number, trial.overrides, "failed", None, seed_results)
+                return replace(trial, state="failed", results=seed_results)
             value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
             self._study.tell(trial.number, value)
-        return TuningTrial(trial.number, trial.overrides, "finished", value, seed_results)
+        return replace(trial, state="finished", value=value, results=seed_results)
 
     def prune(self, trial: TuningTrial, results: Sequence[float]) -> TuningTrial | None:
         """Record the results of a trial's first seeds, and end the trial if it is unpromising.
@@ -219,7 +219,7 @@ class Study:
                 return None
             self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
             self._study.tell(trial.number, state=TrialState.PRUNED)
-        return TuningTrial(trial.number, trial.overrides, "pruned", None, seed_results)
+        return replace(trial, state="pruned", results=seed_results)
 
     def ranking(self) -> list[TuningTrial]:
         """Return the trials with a value, best first; of equal ones the earlier first."""
@@ -305,7 +305,7 @@ class Study:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
-    def _purpose(self, fixed: Sequence[str]) -> dict[str, str]:
+    def _comparable_properties(self, fixed: Sequence[str]) -> dict[str, str]:
         """Return the properties that all trials of a study must share to be comparable."""
         objective = f"{self.settings.direction} the {self.settings.aggregate} over seeds {', '.join(self.seeds)}"
         return {
@@ -314,7 +314,7 @@ class Study:
             **split_overrides(fixed),
         }
 
-    def _check_same(self, purpose: dict[str, str]) -> None:
+    def _check_unchanged(self, purpose: dict[str, str]) -> None:
         stored_purpose = self._study.user_attrs.get("purpose")
         if stored_purpose is None:
             self._study.set_user_attr("purpose", purpose)

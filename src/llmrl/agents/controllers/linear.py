@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from llmrl.agents.controllers.labels import format_indices, input_names, join_abbreviated, n_inputs, output_names
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import Controller
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
@@ -271,10 +269,10 @@ class ProjectedController:
     """
 
     def __init__(
-        self, inner: Controller, seeds: Seeds, rank: int, basis: Basis, bound: float, decimals: int | None
+        self, inner: LayeredController, seeds: Seeds, rank: int, basis: Basis, bound: float, decimals: int | None
     ) -> None:
         self.inner, self.channel = inner, inner.channel
-        self.clip_actions = bool(getattr(inner, "clip_actions", True))
+        self.clip_actions = inner.clip_actions
         d = inner.space.dim
         if rank > d:
             raise ConfigError(
@@ -298,11 +296,9 @@ class ProjectedController:
 
     def prepared(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """Return `act` with fixed parameters for many steps."""
-        theta, inner = self.full(parameters), self.inner
-        prepare: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]] | None = getattr(inner, "prepared", None)
-        return partial(inner.act, parameters=theta) if prepare is None else prepare(theta)
+        return self.inner.prepared(self.expand(parameters))
 
-    def full(self, parameters: np.ndarray) -> np.ndarray:
+    def expand(self, parameters: np.ndarray) -> np.ndarray:
         """Return theta [n, d] for z [n, rank].
 
         Sums run direction by direction, so that results of a game do not depend on the others.
@@ -315,7 +311,7 @@ class ProjectedController:
     @property
     def invariances(self) -> str:
         """Description of the changes to the parameters that affect no action, for prompts; "" if there are none."""
-        if not getattr(self.inner, "invariances", "") or len(getattr(self.inner, "layers", ())) > 1:
+        if not self.inner.invariances or len(self.inner.layers) > 1:
             return ""
         return (
             "Only which output of the policy is largest counts. So nothing changes where all numbers are multiplied by "

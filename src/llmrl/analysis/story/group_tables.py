@@ -209,11 +209,10 @@ def teacher_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> R
         groups: short name, group and finished runs of each.
     """
     estimates_by_group: dict[str, dict[str, Estimate]] = {}
-    counts: dict[str, int] = {}
+    counts = {name: len(runs) for name, _, runs in groups}
     for name, _, runs in groups:
         last = [_last_teacher_metrics(run) for run in runs]
         if any(last):
-            counts[name] = len(runs)
             estimates_by_group[name] = {
                 key: mean_over_runs([row.get(key, np.nan) for row in last], runs) for key in _TEACHER_METRICS
             }

@@ -5,6 +5,7 @@ Words have a fixed meaning here: the first word is red, the second green, the th
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import Body, ParticleDomain, brake, join_words, pairs, towards
+from llmrl.teachers.particles.particle_domain import Body, ParticleDomain, brake, join_words, move_towards, pairs
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 COLORS = ("red", "green", "blue")
@@ -124,7 +125,7 @@ class _Mover:
     def act(self, step: PlanStep) -> int | None:
         """Return the move of a step; None for words."""
         if step.skill == "go to":
-            return towards(self.landmarks[step.object], self.velocity, BODY)
+            return move_towards(self.landmarks[step.object], self.velocity, BODY)
         return brake(self.velocity, BODY) if step.skill == "stay" else None
 
     def move(self, plan: Plan) -> int:
@@ -149,10 +150,7 @@ class _Speaker:
         for step in reversed(plan):
             if step.skill in self._indices:
                 words[self._indices[step.skill]] = COLORS.index(step.object)
-        number = 0
-        for word in words:
-            number = number * len(COLORS) + word
-        return N_MOVES + number
+        return N_MOVES + functools.reduce(lambda number, word: number * len(COLORS) + word, words)
 
 
 def _follow(sentence: str) -> Plan:

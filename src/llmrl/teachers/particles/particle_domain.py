@@ -71,7 +71,7 @@ class Body:
     max_speed: float = inf
     size: float = 0.05
 
-    def after(self, velocity: Pair) -> list[Pair]:
+    def next_velocities(self, velocity: Pair) -> list[Pair]:
         """Return the velocity after each of the five moves."""
         gain = self.acceleration * STEP
         velocities = []
@@ -84,14 +84,14 @@ class Body:
         return velocities
 
 
-def towards(target: Pair, velocity: Pair, body: Body) -> int:
+def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
     """Return the move after which the coasting disc is nearest to `target` (an offset) on average over the next steps.
 
     It therefore brakes in time, and hovers at the target.
     """
     x, y = STEP * velocity[0] - target[0], STEP * velocity[1] - target[1]
     best, min_cost = STAY, inf
-    for move, (vx, vy) in enumerate(body.after(velocity)):
+    for move, (vx, vy) in enumerate(body.next_velocities(velocity)):
         cost = 0.0
         for factor in _COAST_FACTORS:
             cost += hypot(x + factor * vx, y + factor * vy)
@@ -102,11 +102,11 @@ def towards(target: Pair, velocity: Pair, body: Body) -> int:
 
 def brake(velocity: Pair, body: Body) -> int:
     """Return the move after which the disc is slowest."""
-    speeds = [hypot(*after) for after in body.after(velocity)]
+    speeds = [hypot(*after) for after in body.next_velocities(velocity)]
     return speeds.index(min(speeds))
 
 
-def around(target: Pair, obstacles: Sequence[Pair], clearance: float) -> Pair:
+def waypoint_around(target: Pair, obstacles: Sequence[Pair], clearance: float) -> Pair:
     """Return `target`, or a point beside the first obstacle on the way to it; all are offsets.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import Body, Pair, ParticleDomain, brake, join_words, pairs, towards
+from llmrl.teachers.particles.particle_domain import Body, Pair, ParticleDomain, brake, join_words, move_towards, pairs
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 BODY = Body(size=0.15)
@@ -81,11 +81,11 @@ class SpreadScene:
 
     def act(self, step: PlanStep) -> int | None:
         if step.skill == "go to":
-            return towards(self.landmarks[int(step.object.split()[1])], self.velocity, BODY)
+            return move_towards(self.landmarks[int(step.object.split()[1])], self.velocity, BODY)
         if step.skill == "stay":
             return brake(self.velocity, BODY)
-        x, y = min(self.others, key=lambda place: hypot(*place), default=(np.inf, np.inf))
-        return towards((-x, -y), self.velocity, BODY) if hypot(x, y) < MIN_DISTANCE else None
+        x, y = min(self.others, key=lambda offset: hypot(*offset), default=(np.inf, np.inf))
+        return move_towards((-x, -y), self.velocity, BODY) if hypot(x, y) < MIN_DISTANCE else None
 
 
 def assign(nearest: tuple[int, ...]) -> tuple[int, ...]:

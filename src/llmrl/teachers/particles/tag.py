@@ -15,11 +15,11 @@ from llmrl.teachers.particles.particle_domain import (
     Body,
     Pair,
     ParticleDomain,
-    around,
     brake,
     join_words,
+    move_towards,
     pairs,
-    towards,
+    waypoint_around,
 )
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
@@ -67,17 +67,17 @@ class SimpleTagDomain(ParticleDomain):
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """Return the scene in channel `vector` [width]."""
         vector, layout, me = observation["vector"].tolist(), self.layouts[agent], self.agents[agent]
-        places = {
-            name: place
+        offsets = {
+            name: offset
             for names, part in ((self._hunters, "adversaries"), (self._prey, "good"))
-            for name, place in zip((n for n in names if n != me), pairs(vector, layout, part), strict=True)
+            for name, offset in zip((n for n in names if n != me), pairs(vector, layout, part), strict=True)
         }
         # The part `good_velocities` of good agents does not contain their own velocity.
         visible_prey = [name for name in self._prey if name != me]
         velocities = dict(zip(visible_prey, pairs(vector, layout, "good_velocities"), strict=True))
         [velocity], [position] = pairs(vector, layout, "velocity"), pairs(vector, layout, "position")
         obstacles = pairs(vector, layout, "obstacles")
-        return TagScene(me, self._hunters, position, velocity, places, velocities, obstacles)
+        return TagScene(me, self._hunters, position, velocity, offsets, velocities, obstacles)
 
     def best_plan(self, sentence: str) -> Plan:
         """Return a good plan: the hunter nearest to a prey chases it, other hunters cut off their nearest prey.
@@ -123,7 +123,7 @@ class TagScene:
         self.position, self.velocity, self.others = position, velocity, others
         self.velocities, self.obstacles = velocities, obstacles
         self.hunters = {name: others[name] for name in hunters if name in others}
-        targets = {name: place for name, place in others.items() if name not in hunters}
+        targets = {name: offset for name, offset in others.items() if name not in hunters}
         self.sentence = f"The agent is {me}. " + (
             self._hunter_sentence(me, targets) if self.hunts else self._prey_sentence()
         )
@@ -141,11 +141,11 @@ class TagScene:
         return self._go(self._interception_point(step.object, intercept=step.skill == "cut off"))
 
     def _hunter_sentence(self, me: str, targets: Mapping[str, Pair]) -> str:
-        places = {me: (0.0, 0.0), **self.hunters}
-        order = sorted(places)
+        offsets = {me: (0.0, 0.0), **self.hunters}
+        order = sorted(offsets)
         phrases = [
-            f"the hunter nearest to <{prey}> is {min(order, key=lambda name: _distance(places[name], place))}"
-            for prey, place in targets.items()
+            f"the hunter nearest to <{prey}> is {min(order, key=lambda name: _distance(offsets[name], offset))}"
+            for prey, offset in targets.items()
         ]
         nearest = min(targets, key=lambda name: hypot(*targets[name]))
         return f"It is a hunter and is nearest to <{nearest}>; {join_words(phrases)}."
@@ -157,7 +157,9 @@ class TagScene:
         return f"It is hunted; the nearest hunter, <{nearest}>, is {distance}. It is {location}."
 
     def _go(self, target: Pair) -> int:
-        return towards(around(target, self.obstacles, OBSTACLE + self.body.size + 0.02), self.velocity, self.body)
+        return move_towards(
+            waypoint_around(target, self.obstacles, OBSTACLE + self.body.size + 0.02), self.velocity, self.body
+        )
 
     def _interception_point(self, name: str, intercept: bool) -> Pair:
         """Return the point to go to in order to catch another agent."""
@@ -165,10 +167,10 @@ class TagScene:
         vx, vy = self.velocities.get(name, (0.0, 0.0))
         lead = min(hypot(x, y), MAX_LEAD)
         x, y = x + lead * vx, y + lead * vy
-        pursuers = [place for hunter, place in self.hunters.items() if hunter != name]
+        pursuers = [offset for hunter, offset in self.hunters.items() if hunter != name]
         if not intercept or not pursuers:
             return x, y
-        hx, hy = min(pursuers, key=lambda place: _distance(place, (x, y)))
+        hx, hy = min(pursuers, key=lambda offset: _distance(offset, (x, y)))
         gap = hypot(x - hx, y - hy) or 1.0
         overshoot = OVERSHOOT * hypot(x, y)
         return x + overshoot * (x - hx) / gap, y + overshoot * (y - hy) / gap
@@ -176,28 +178,28 @@ class TagScene:
     def _flee(self, threats: Sequence[Pair]) -> int:
         """Return the move that, if repeated, leaves most room to hunters who approach the agent's path."""
         best, max_score = 0, -inf
-        for move, start_velocity in enumerate(self.body.after(self.velocity)):
+        for move, start_velocity in enumerate(self.body.next_velocities(self.velocity)):
             x, y = STEP * self.velocity[0], STEP * self.velocity[1]
             velocity, score = start_velocity, 0.0
             for k in range(1, FLEE_STEPS + 1):
                 score += self._room((x, y), threats, HUNTER.max_speed * STEP * k)
                 x, y = x + STEP * velocity[0], y + STEP * velocity[1]
-                velocity = self.body.after(velocity)[move]
+                velocity = self.body.next_velocities(velocity)[move]
             score += self._room((x, y), threats, HUNTER.max_speed * STEP * (FLEE_STEPS + 1))
             if score > max_score:
                 best, max_score = move, score
         return best
 
-    def _room(self, place: Pair, threats: Sequence[Pair], reach: float) -> float:
+    def _room(self, offset: Pair, threats: Sequence[Pair], reach: float) -> float:
         """Return a score, at most 0, of a position (an offset) that hunters approach by `reach`."""
         score = 0.0
         for threat in threats:
-            gap = _distance(place, threat) - 0.5 * reach
+            gap = _distance(offset, threat) - 0.5 * reach
             score -= 1.0 / max(gap, 0.05) ** 2 if gap < THREAT_DISTANCE else 0.5 / gap
         for obstacle in self.obstacles:
-            score -= 200.0 * max(OBSTACLE + self.body.size - _distance(place, obstacle), 0.0)
+            score -= 200.0 * max(OBSTACLE + self.body.size - _distance(offset, obstacle), 0.0)
         for axis in (0, 1):
-            score -= 200.0 * max(abs(self.position[axis] + place[axis]) - ARENA, 0.0)
+            score -= 200.0 * max(abs(self.position[axis] + offset[axis]) - ARENA, 0.0)
         return score
 
 

@@ -72,20 +72,20 @@ class PublishedScene:
 _ACTION = re.compile(r"actions?:\s*\{([\w\s<>,]*)\}", re.IGNORECASE)
 
 
-def plan_part(reply: str) -> str:
+def extract_plan_text(reply: str) -> str:
     """Return the part of a model's reply that the released code takes for the plan.
 
     This is the text in the first braces after `Action:` or `Actions:`, if it has only words, brackets and commas; else
     the whole reply, so that no reply is invalid.
 
-    >>> plan_part("3. Act. Action: {go to <key>, pick up <key>}")
+    >>> extract_plan_text("3. Act. Action: {go to <key>, pick up <key>}")
     'go to <key>, pick up <key>'
     """
     match = _ACTION.search(reply)
     return reply if match is None else match.group(1)
 
 
-def read_loosely(text: str, names: Sequence[str], last_two_words: bool = False) -> Plan:
+def parse_leniently(text: str, names: Sequence[str], last_two_words: bool = False) -> Plan:
     """Return a plan by key words: nothing is invalid, and unknown steps mean waiting.
 
     Args:
@@ -115,27 +115,14 @@ def explore(world: ObservedRoom, view_size: int) -> int | None:
     front, left = world.front, geometry.ahead[geometry.left[world.pose]]
     if front >= 0 and world.ids[front] in (KEY, BALL, BOX):
         return RIGHT if left >= 0 and world.ids[left] in (WALL, DOOR, KEY, BALL, BOX) else LEFT
-    bounds = _bounds(world)
-    direction = world.pose & 3
+    bounds, direction, distance = _bounds(world), world.pose & 3, view_size // 2 + 1
     x, y = divmod(world.cell, geometry.height)
-    distance = view_size // 2 + 1
-    next_x, next_y = _step(x, y, direction)
-    if _has_unseen(world, bounds, x, y, direction, distance):
-        return FORWARD
-    if _has_unseen(world, bounds, x, y, (direction - 1) & 3, distance):
-        return LEFT
-    if _has_unseen(world, bounds, x, y, (direction + 1) & 3, distance):
-        return RIGHT
-    if _has_unseen(world, bounds, next_x, next_y, (direction + 2) & 3, distance):
-        return LEFT
-    return None
-
-
-_DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))
-
-
-def _step(x: int, y: int, direction: int) -> tuple[int, int]:
-    return x + _DIRECTIONS[direction][0], y + _DIRECTIONS[direction][1]
+    dx, dy = ((1, 0), (0, 1), (-1, 0), (0, -1))[direction]
+    # Position, direction relative to the agent's, and action; as published, the check behind starts one step ahead.
+    checks = ((x, y, 0, FORWARD), (x, y, -1, LEFT), (x, y, 1, RIGHT), (x + dx, y + dy, 2, LEFT))
+    return next(
+        (act for i, j, turn, act in checks if _has_unseen(world, bounds, i, j, (direction + turn) & 3, distance)), None
+    )
 
 
 def _has_unseen(

@@ -10,8 +10,8 @@ import numpy as np
 
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.observed_room import BOX, COLORS, DONE, DOOR, KEY, OPEN, ObservedRoom
-from llmrl.teachers.rooms.published import PublishedScene, plan_part, read_loosely
+from llmrl.teachers.rooms.observed_room import BOX, COLORS, DONE, DOOR, KEY, ObservedRoom
+from llmrl.teachers.rooms.published import PublishedScene, extract_plan_text, parse_leniently
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 
 Steps = list[tuple[str, str]]
@@ -31,11 +31,11 @@ def room_rule(visible: Sequence[str], carried: str | None) -> tuple[str, Steps]:
     keys = [name for name in visible if name.endswith("key")]
     doors = [name for name in visible if name.rstrip("0123456789").endswith("door")]
     locked = [name for name in doors if not name.startswith("open ")]
-    goods = [name for name in visible if name not in doors and name.split()[-1] not in _LAST]
-    if goods and len(locked) == 0:
+    other_objects = [name for name in visible if name not in doors and name.split()[-1] not in _LAST]
+    if other_objects and len(locked) == 0:
         if carried is not None:
             return "hands must be free", [("drop", carried)]
-        return "fetch what there is", [("go to", goods[0]), ("pick up", goods[0])]
+        return "fetch what there is", [("go to", other_objects[0]), ("pick up", other_objects[0])]
     if carried is not None and locked:
         fitting = [door for door in locked if _fits(carried, door)]
         if fitting:
@@ -69,7 +69,7 @@ class RoomDomain(Domain):
         view_size: side of the agent's view, odd; for the published exploration.
 
     Attributes:
-        spoken: kinds of objects that are described, in this order.
+        described_kinds: kinds of objects that are described, in this order.
         names: names of all possible objects, in the order of the published memory.
     """
 
@@ -78,7 +78,7 @@ class RoomDomain(Domain):
     n_actions = 7
     idle = DONE
     fallback = (EXPLORE,)
-    spoken: ClassVar[tuple[int, ...]] = (KEY, DOOR)
+    described_kinds: ClassVar[tuple[int, ...]] = (KEY, DOOR)
     names: tuple[str, ...] = ("key", "door")
     last_two_words: ClassVar[bool] = False
 
@@ -105,7 +105,7 @@ class RoomDomain(Domain):
 
     def _build_scene(self, world: ObservedRoom, memory: np.ndarray | None) -> Scene:
         cells_by_name: dict[str, list[int]] = {}
-        for name, cell in self.named(world):
+        for name, cell in self.named_cells(world):
             cells_by_name.setdefault(name, []).append(cell)
         carried = "" if world.carried is None else self.name_of(*world.carried)
         visible = ", ".join(f"<{name}>" for name in cells_by_name) or "<nothing>"
@@ -123,13 +123,13 @@ class RoomDomain(Domain):
         }
         return PublishedScene(world, sentence, places, self.view_size)
 
-    def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
+    def named_cells(self, world: ObservedRoom) -> list[tuple[str, int]]:
         """Return names and cells of the visible objects, in the order of the sentence: by kind, then by name.
 
         As published, the order is by kind and position, so that one state has several descriptions.
         """
         objects: list[tuple[str, int]] = []
-        for kind in self.spoken:
+        for kind in self.described_kinds:
             matches = [(self.name_of(kind, world.colors[cell]), cell) for cell in world.cells(kind)]
             objects += matches if self.parity else sorted(matches)
         return objects
@@ -142,20 +142,24 @@ class RoomDomain(Domain):
         if self.parity:
             # In "open door with key" the object is the door.
             names = sorted(self.names, key=lambda name: "door" not in name)
-            return read_loosely(text, names, self.last_two_words)
+            return parse_leniently(text, names, self.last_two_words)
         return super().read_plan(text, sentence)
 
     def read_published(self, reply: str, sentence: str) -> Plan:
         # Only the published skills include waiting, which is the meaning of unknown steps.
-        return self.read_plan(plan_part(reply), sentence) if self.parity else super().read_published(reply, sentence)
+        return (
+            self.read_plan(extract_plan_text(reply), sentence)
+            if self.parity
+            else super().read_published(reply, sentence)
+        )
 
     def best_plan(self, sentence: str) -> Plan:
         """Return a good plan: fetch a key for a visible door and open it, drop a wrong key, or explore."""
-        visible, carried = self.told(sentence)
+        visible, carried = self.parse_sentence(sentence)
         _, steps = room_rule(visible, carried or None)
         return tuple(PlanStep(*step) for step in steps)
 
-    def told(self, sentence: str) -> tuple[tuple[str, ...], str]:
+    def parse_sentence(self, sentence: str) -> tuple[tuple[str, ...], str]:
         """Return the names of the visible objects, and of the carried one ("": nothing)."""
         visible_text, _, carried_text = sentence.partition(", holds ")
         return self.objects(visible_text), next(iter(self.objects(carried_text)), "")
@@ -198,7 +202,7 @@ class TwoDoorDomain(RoomDomain):
     tables = str(Path(__file__).with_name("tables") / "two_door.json")
     names = ("key", "door1", "door2")
 
-    def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
+    def named_cells(self, world: ObservedRoom) -> list[tuple[str, int]]:
         objects = [("key", cell) for cell in world.cells(KEY)]
         doors = list(world.cells(DOOR))
         if self.parity:
@@ -207,36 +211,3 @@ class TwoDoorDomain(RoomDomain):
         return objects + sorted(
             ("door1" if is_on_edge else "door2", cell) for is_on_edge, cell in zip(on_edge, doors, strict=True)
         )
-
-
-class UnlockPickupDomain(RoomDomain):
-    """Domain with two rooms and a locked door between them, its key in one and a box to pick up in the other.
-
-    An `open door` is distinguished from a `door`, since this shows whether the key is still needed.
-    """
-
-    name = prompt = "unlock_pickup"
-    spoken: ClassVar[tuple[int, ...]] = (KEY, DOOR, BOX)
-    names = ("key", "door", "open door", "box")
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
-        return [
-            ("open door" if name == "door" and world.states[cell] == OPEN else name, cell)
-            for name, cell in super().named(world)
-        ]
-
-    def best_plan(self, sentence: str) -> Plan:
-        """Return a good plan: fetch the key, open the door, drop the key, pick up the box."""
-        visible, carried = self.told(sentence)
-        if "box" in visible:
-            if carried:
-                return (PlanStep("drop", carried),)
-            return PlanStep("go to", "box"), PlanStep("pick up", "box")
-        if "door" in visible and carried == "key":
-            return PlanStep("go to", "door"), PlanStep("open", "door")
-        if "open door" not in visible and "key" in visible and not carried:
-            return PlanStep("go to", "key"), PlanStep("pick up", "key")
-        return (EXPLORE,)

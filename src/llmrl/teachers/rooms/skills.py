@@ -38,12 +38,14 @@ class RoomScene:
     Args:
         world: the observation.
         sentence: description of the state.
-        things: cells of the objects by name.
-        held: name of the object that the agent holds; "": none.
+        cells_by_name: cells of the objects by name.
+        carried: name of the object that the agent holds; "": none.
     """
 
-    def __init__(self, world: ObservedRoom, sentence: str, things: Mapping[str, Sequence[int]], held: str) -> None:
-        self.world, self.sentence, self.things, self.held = world, sentence, things, held
+    def __init__(
+        self, world: ObservedRoom, sentence: str, cells_by_name: Mapping[str, Sequence[int]], carried: str
+    ) -> None:
+        self.world, self.sentence, self.cells_by_name, self.carried = world, sentence, cells_by_name, carried
         self._acts: dict[PlanStep, int | None] = {}
 
     def act(self, step: PlanStep) -> int | None:
@@ -60,18 +62,22 @@ class RoomScene:
         if step.skill == "go to":
             return self._go_to(step.object)
         if step.skill == "pick up":
-            at_target = world.front in self.things.get(step.object, ())
+            at_target = world.front in self.cells_by_name.get(step.object, ())
             return PICK_UP if at_target and world.carried is None else None
         if step.skill == "drop":
-            return self._drop() if step.object == self.held else None
+            return self._drop() if step.object == self.carried else None
         if step.skill == "open":
-            return TOGGLE if world.front in self.things.get(step.object, ()) and self._can_open(world.front) else None
+            return (
+                TOGGLE
+                if world.front in self.cells_by_name.get(step.object, ()) and self._can_open(world.front)
+                else None
+            )
         return None
 
     def _go_to(self, name: str) -> int | None:
         """Return an action along a shortest path without lava; explore while no path is known."""
         world = self.world
-        cells = self.things.get(name, ())
+        cells = self.cells_by_name.get(name, ())
         if not cells or world.front in cells:
             return None
         searches = [paths_to(world.geometry, world.walkable, cell) for cell in cells]
