@@ -1,6 +1,6 @@
-"""Base classes of agents that only play and of their policies, and interfaces of agents with needs of their own in training.
+"""Base classes of agents that only play and of policies without values, and interfaces of agents with special needs.
 
-These needs are rollouts of a minimum length, and episodes in groups.
+Special needs in training are rollouts of a minimum length, and episodes in groups.
 """
 
 from __future__ import annotations
