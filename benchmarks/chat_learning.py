@@ -27,8 +27,8 @@ import transformers
 
 import llmrl
 from llmrl.chat_learning.grpo import ChatGRPO
+from llmrl.llms.local.learning import Trajectory
 from llmrl.llms.local.small import SmallModelShape, make_llama, make_tokenizer
-from llmrl.llms.local.trajectories import Trajectory
 
 GROUP = 8
 REPLY = '<tool_call>\n{"name": "act", "arguments": {"action": "stick"}}\n</tool_call><|im_end|>'

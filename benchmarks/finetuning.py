@@ -62,13 +62,12 @@ def make_examples(env: str, low: float, high: float, rng: np.random.Generator) -
     from llmrl.experiment.models import build_model
     from llmrl.experiment.resources import RunResources
     from llmrl.finetuning.application import _build_task
-    from llmrl.finetuning.proposal_examples import ProposalExample
-    from llmrl.finetuning.trials import ParameterTrial
+    from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 
     config = compose(f"env={env}", *POLICY, "llm=scripted", "hardware.cores=1")
     means = RunResources(config, build_model)
     task = _build_task(config, means, config, config["principal"], means.checked_model, ExitStack(), "")
-    task.questions.proposer.on_search_start(100, 20)
+    task.prompt_format.proposer.on_search_start(100, 20)
     space = task.space
 
     def vector() -> np.ndarray:
@@ -77,8 +76,8 @@ def make_examples(env: str, low: float, high: float, rng: np.random.Generator) -
     pairs = []
     for _ in range(PAIRS):
         history = tuple(ParameterTrial(vector(), rng.uniform(low, high, 1)) for _ in range(EXAMPLES_PER_PROMPT))
-        question = task.questions.ask(ProposalExample(0, history, ParameterTrial(vector(), np.zeros(1))))
-        pairs.append((question.text, str(task.questions.reply(question))))
+        prompt = task.prompt_format.make_prompt(ProposalExample(0, history, ParameterTrial(vector(), np.zeros(1))))
+        pairs.append((prompt.text, str(task.prompt_format.target_reply(prompt))))
     return pairs
 
 

@@ -25,9 +25,8 @@ from random_models import save_llama, save_tokenizer
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.local.batching import pad_left, plan_batches
 from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.token_sampling import GumbelNoise
+from llmrl.llms.local.generation import GumbelNoise, pad_left, plan_batches
 
 VOCABULARY, WIDTH, LAYERS = 32_000, 256, 6
 QUESTIONS, SHORTEST, LONGEST, REPLY = 32, 20, 128, 48

@@ -66,8 +66,7 @@ DESCRIBED_PACKAGES = {
     "finetuning/checkpoint_callback.py",
     "llms/local/token_tree.py",
     "llms/local/candidate_scorer.py",
-    "llms/local/seq2seq_scorer.py",
-    "llms/local/causal_scorer.py",
+    "llms/local/scorers.py",
     "sweeps/preload.py",
 }
 

@@ -402,19 +402,19 @@ def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
 
     from llmrl.core.seeding import Seeds
-    from llmrl.finetuning.rewards import RewardFunction
+    from llmrl.finetuning.rewards import ReplyEvaluator
 
-    class Questions:
-        def read(self, text: str, cut: bool = False) -> np.ndarray:
+    class UnreadablePrompts:
+        def parse_reply(self, text: str, cut: bool = False) -> np.ndarray:
             raise MemoryError(text[:3])
 
-    class Shown:
+    class EmptyPrompt:
         shown = ()
 
-    judge = RewardFunction(Questions(), lambda vectors, seeds: np.zeros((0, 2)), 2, Seeds(0))  # type: ignore[arg-type]
-    question: Any = Shown()
-    attempts = judge([question] * 3, ["[" * 9999, HUGE, "\ud800"], "step 1")
-    metrics = judge.metrics()
+    evaluator = ReplyEvaluator(UnreadablePrompts(), lambda vectors, seeds: np.zeros((0, 2)), 2, Seeds(0))  # type: ignore[arg-type]
+    prompt: Any = EmptyPrompt()
+    attempts = evaluator([prompt] * 3, ["[" * 9999, HUGE, "\ud800"], "step 1")
+    metrics = evaluator.metrics()
     held = all(a.vector is None and a.error for a in attempts) and metrics["train/skipped_groups"] == 1
     return held, f"unread groups {metrics['train/skipped_groups']:.0f}, valid {metrics['train/valid_rate']:.0f}"
 

@@ -249,4 +249,4 @@ class TestReplies:
         reply = '{"reflection": "a", "plan": "go  right, then jump", "action": "stay"}'
         assert read_reply(reply, CHOICES, None, reflect=True) == PlayerReply(1, "a")
         reply = '{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}'
-        assert read_reply(reply, PEDALS, None).action == PEDALS.action([-0.5, 0.25], None)
+        assert read_reply(reply, PEDALS, None).action == PEDALS.to_action([-0.5, 0.25], None)

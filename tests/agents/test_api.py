@@ -99,7 +99,7 @@ def test_plays_mixed_spaces():
     player = make_player(MixedEnv(), "auto")
     actions, total = play(MixedEnv(), player, 0)
     assert set(actions[0]) == {"action_0", "action_1"} and total == sum(actions[0].values())
-    prompts = player.policy.seats[0][0].turns[0][0]
+    prompts = player.policy.conversations[0][0].turns[0][0]
     assert '"pair": {"part_0": ' in prompts and '"lamps": [' in prompts
 
 
@@ -178,7 +178,7 @@ def test_lessons_go_from_episode_to_episode():
     player = make_player(env, "taxi", lessons=2)
     for seed in range(4):
         play(env, player, seed)
-    assert len(player.policy.seats[0][0].lessons) == 2
+    assert len(player.policy.conversations[0][0].lessons) == 2
 
 
 def test_custom_model_is_used():

@@ -44,7 +44,7 @@ class TestLessons:
         table = Table(Model(answer), lessons=2)
         for _ in range(5):
             table.start().step(ended=[0])
-        assert table.policy.seats[0][0].lessons == ["lesson 2", "lesson 3"]
+        assert table.policy.conversations[0][0].lessons == ["lesson 2", "lesson 3"]
 
     def test_invalid_reply_adds_no_lesson(self):
         def answer(messages):
@@ -54,7 +54,7 @@ class TestLessons:
         table = Table(Model(answer), lessons=2)
         for _ in range(2):
             table.start().step(ended=[0])
-        assert table.policy.seats[0][0].lessons == [] and table.agent.metrics()["player/lessons"] == 0
+        assert table.policy.conversations[0][0].lessons == [] and table.agent.metrics()["player/lessons"] == 0
         assert table.agent.metrics()["llm/fallbacks"] == 1
 
     def test_counts_omitted_steps(self):
@@ -74,7 +74,7 @@ class TestLessons:
         table = Table(self.model(), n_envs=2, lessons=1).start()
         table.step(ended=[0, 1])
         table.start(0).step()
-        assert [seat[0].lessons for seat in table.policy.seats] == [["do not wait"], []]
+        assert [players[0].lessons for players in table.policy.conversations] == [["do not wait"], []]
 
 
 class TestState:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from environments import make_env
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.agents.llm_player.agent import read_personas
-from llmrl.agents.llm_player.talk import Talk, TalkMessage, silent
+from llmrl.agents.llm_player.talk import Talk, TalkMessage, is_silent
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
@@ -65,7 +65,7 @@ class TestRecipients:
     @given(st.lists(st.sampled_from(["", "a", None]), min_size=4, max_size=4))
     def test_all_players_hear_messages(self, messages):
         round_ = [None if text is None else TalkMessage(text and f"{text}{i}") for i, text in enumerate(messages)]
-        inbox = Talk(SPEC, 1, "all", 100).hear_round(round_)
+        inbox = Talk(SPEC, 1, "all", 100).deliver(round_)
         for i, entries in enumerate(inbox):
             speakers = [j for j in range(4) if j != i and round_[j] is not None and round_[j].text]
             expected = [{"from": f"player {j + 1}", "message": round_[j].text} for j in speakers]
@@ -75,7 +75,7 @@ class TestRecipients:
         talk = Talk(SPEC, 1, "one", 100)
         assert talk.read('{"to": "Player 2", "message": "hello"}', 0, False) == TalkMessage("hello", "player 2")
         round_ = [TalkMessage("hello", "player 2"), TalkMessage(""), TalkMessage("x", "player 1"), None]
-        inbox = talk.hear_round(round_)
+        inbox = talk.deliver(round_)
         assert [len(entries) for entries in inbox] == [1, 1, 0, 0]
         for wrong in ("player 1", "player 7", ""):
             with pytest.raises(InvalidReply, match="player 2, player 3"):
@@ -84,7 +84,7 @@ class TestRecipients:
 
     @pytest.mark.parametrize("text", ['{"message": ""}', '```json\n{"message": ""}\n```', '{"to": "x", "message":""}'])
     def test_silence(self, text):
-        assert silent(text) and Talk(SPEC, 1, "all", 100).read(text, 0, False) == TalkMessage("")
+        assert is_silent(text) and Talk(SPEC, 1, "all", 100).read(text, 0, False) == TalkMessage("")
 
     @pytest.mark.parametrize(
         "text",

@@ -5,8 +5,7 @@ import pytest
 from learning_chats import COMPLETE_TEMPLATE, QUESTIONS
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.chat import LocalChat, LocalChatSettings
-from llmrl.llms.local.small import SmallModelShape
-from llmrl.llms.local.small_chat import make_small_chat
+from llmrl.llms.local.small import SmallModelShape, make_small_chat
 
 
 @pytest.fixture(scope="session")

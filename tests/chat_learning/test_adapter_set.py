@@ -9,7 +9,7 @@ import torch
 from learning_chats import QUESTIONS, request, sampled_trajectories, settings
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.trajectories import token_sequences
+from llmrl.llms.local.learning import token_sequences
 
 NAMES = ("society_0", "society_1")
 

@@ -10,9 +10,9 @@ from learning_chats import greedy_log_probs, sampled_trajectories, settings
 from llmrl.chat_learning.token_network import TokenNetwork
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
+from llmrl.llms.local.learning import token_sequences
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
-from llmrl.llms.local.trajectories import token_sequences
 
 
 def weights(chat):

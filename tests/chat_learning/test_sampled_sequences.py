@@ -7,7 +7,7 @@ import pytest
 
 from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, greedy_log_probs, request
 from llmrl.core.records import TokenSample
-from llmrl.llms.local.trajectories import token_sequences
+from llmrl.llms.local.learning import token_sequences
 
 
 class Recorder:
@@ -20,7 +20,7 @@ class Recorder:
     def seeds(self, adapter):
         return self._seeds
 
-    def using(self, adapters):
+    def use_adapters(self, adapters):
         return nullcontext()
 
 

@@ -8,8 +8,7 @@ import pytest
 from experiments import only_run_folder, silent_run
 from llmrl.chat_learning.format_training import RandomProposals
 from llmrl.llms.local.loading import load_tokenizer
-from llmrl.llms.local.small import SmallModelShape
-from llmrl.llms.local.small_chat import make_small_chat
+from llmrl.llms.local.small import SmallModelShape, make_small_chat
 from llmrl.principals.llm_search import LLMSearch
 from policies import POLE, searcher
 from shipped import search_agent

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from learning_chats import QUESTIONS, request, sampled_trajectories, settings
-from llmrl.llms.local.adapter import merge_adapter
 from llmrl.llms.local.loading import load_model
+from llmrl.llms.local.lora import merge_adapter
 
 
 @pytest.fixture

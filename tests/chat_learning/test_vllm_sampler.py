@@ -8,11 +8,10 @@ import torch
 
 from experiments import only_run_folder, silent_run
 from learning_chats import QUESTIONS, request, sampled_trajectories, settings
-from llmrl.chat_learning import losses
+from llmrl.chat_learning import objective
 from llmrl.core.errors import ConfigError, Interrupted, LLMError
 from llmrl.llms.local.loading import load_tokenizer
-from llmrl.llms.local.small import SmallModelShape
-from llmrl.llms.local.small_chat import make_small_chat
+from llmrl.llms.local.small import SmallModelShape, make_small_chat
 from llmrl.llms.local.vllm_sampler import VLLMSampler
 from vllm_server import VLLMServer
 
@@ -106,7 +105,9 @@ def test_updates_equal_local_updates(connect, make_chat):
 
 
 def test_importance_weights_are_truncated():
-    weights = losses.importance_weights(torch.log(torch.tensor([0.5, 0.1])), torch.log(torch.tensor([0.1, 0.5])), 2.0)
+    weights = objective.importance_weights(
+        torch.log(torch.tensor([0.5, 0.1])), torch.log(torch.tensor([0.1, 0.5])), 2.0
+    )
     torch.testing.assert_close(weights, torch.tensor([2.0, 0.2]))
 
 

@@ -256,7 +256,7 @@ def test_job_log_command_is_quoted(tmp_path):
 def test_adapter_options_are_quoted(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from llmrl.finetuning.summary import adapter_options
+    from llmrl.finetuning.application import adapter_options
 
     words = shlex.split(adapter_options(value, f"x/{value}"))
     word_values = dict(word.partition("=")[::2] for word in words)

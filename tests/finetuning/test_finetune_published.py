@@ -12,9 +12,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_model
 from llmrl.experiment.resources import RunResources
 from llmrl.finetuning.application import FinetuneApplication, build_loop
-from llmrl.finetuning.proposal_examples import ProposalExample
-from llmrl.finetuning.rewards import REWARDS, RewardFunction
-from llmrl.finetuning.trials import ParameterTrial
+from llmrl.finetuning.rewards import REWARDS, ReplyEvaluator
+from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from tiny_models import make_tiny_causal
 
 PAGE = Path(__file__).parents[2] / "docs" / "finetuning.md"
@@ -70,19 +69,19 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
     resources = RunResources(config, build_model)
     plan = dict(FinetuneApplication().plan(config, resources))
     with build_loop(config, resources) as loop:
-        questions = loop.task.questions
+        prompt_format = loop.task.prompt_format
         assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
-        assert {parameter.decimals for parameter in questions.space.parameters} == {decimals}
+        assert {parameter.decimals for parameter in prompt_format.space.parameters} == {decimals}
         assert loop.rewards.scale(np.zeros(1))(half_way) == pytest.approx(0.5)
-        questions.proposer.on_search_start(400, 20)
+        prompt_format.proposer.on_search_start(400, 20)
         vector = np.round(np.linspace(-9.99, 9.99, numbers), decimals)
-        question = questions.ask(ProposalExample(0, (ParameterTrial(vector, np.array([half_way])),), None))
+        question = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(vector, np.array([half_way])),), None))
     # The one trial under its names, nothing of the game, out of bounds as it is, the first iteration.
     row = "; ".join(f"params[{i}]: {x:.5g}" for i, x in enumerate(vector))
     assert question.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in question.text
     assert "iteration 1 of 400" in question.text and str(optimum) in question.text
     assert not {"car", "swim", "force", "observation"} & set(re.findall(r"\w+", question.text.lower()))
-    assert np.array_equal(questions.usable(vector), vector)
+    assert np.array_equal(prompt_format.usable(vector), vector)
 
 
 def test_tabular_policy_plays_only_actions(model, tmp_path):
@@ -90,13 +89,15 @@ def test_tabular_policy_plays_only_actions(model, tmp_path):
     arguments = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
     config = compose(*arguments, *small_settings, "hardware.cores=1", primary="finetune")
     with build_loop(config, RunResources(config, build_model)) as loop:
-        questions, low, high = loop.task.questions, loop.task.space.low, loop.task.space.high
+        prompt_format, low, high = loop.task.prompt_format, loop.task.space.low, loop.task.space.high
         data = loop.dataset.prepare(loop.task, tmp_path, Seeds(0))
         vectors = np.stack([trial.vector for question in data.train for trial in question.shown])
         assert np.all((vectors >= low) & (vectors <= high)) and len(np.unique(vectors)) == high[0] - low[0] + 1
-        judge = RewardFunction(questions, loop.task.play, 1, Seeds(1))
-        question_list, out_of_bounds = data.train[:2], high + 1
-        first, second = judge(question_list, [questions.write(high, ""), questions.write(out_of_bounds, "")], "step 1")
+        evaluator = ReplyEvaluator(prompt_format, loop.task.play, 1, Seeds(1))
+        prompts, out_of_bounds = data.train[:2], high + 1
+        first, second = evaluator(
+            prompts, [prompt_format.format_reply(high, ""), prompt_format.format_reply(out_of_bounds, "")], "step 1"
+        )
     assert first.in_bounds and len(first.returns) == 1
     assert np.array_equal(second.vector, out_of_bounds) and not second.in_bounds and not len(second.returns)
     assert REWARDS["valid"](second, None) == 1.0 and REWARDS["scaled_return"](second, None) == 0.0

@@ -118,7 +118,7 @@ def test_help_has_light_imports(tmp_path):
 
     assert "llmrl-finetune" in call("--help").stdout
     output = call("--cfg", "job", "method=sft", "transfer=[maze,nim]").stdout
-    assert "llmrl.finetuning.sft.SFT" in output and "nim:" in output
+    assert "llmrl.finetuning.training_methods.SFT" in output and "nim:" in output
     mistakes = ("seed=-1", "rerun=no"), ("dataset.share=2", "method.optimizer.learning_rate=-1", "llm.dtype=float16")
     for wrong in mistakes:
         rejected = call("llm.model=/nope", *wrong)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -142,8 +143,9 @@ def test_constant_trials_have_finite_scale(proposer, tmp_path):
     with build_loop(config, RunResources(config, build_model)) as loop:
         for task in loop.transfer:
             data = loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
-            questions = loop._evaluated_task(task, data, loop.rewards.scaled(task.limits))
-            assert (questions.scale.low, questions.scale.high) == task.limits and len(questions.prompts) == 3
+            low, high = task.limits
+            evaluated = loop._evaluated_task(task, data, replace(loop.rewards, low=low, high=high))
+            assert (evaluated.scale.low, evaluated.scale.high) == task.limits and len(evaluated.prompts) == 3
             if task.name == "mountain_car":
                 assert set(data.values) == {-200.0}
                 with pytest.raises(ConfigError, match="mountain_car"):
@@ -152,7 +154,7 @@ def test_constant_trials_have_finite_scale(proposer, tmp_path):
 
 @pytest.mark.long
 def test_seed_changes_training(proposer, sft, tmp_path):
-    from llmrl.llms.local.adapter import adapter_fingerprint
+    from llmrl.llms.local.lora import adapter_fingerprint
 
     second = finetune(tmp_path, proposer, "sft", "method.optimizer.steps=12", "seed=1")
     assert (second / "train.jsonl").read_text() != (sft / "train.jsonl").read_text()

@@ -11,10 +11,9 @@ from llmrl.core.records import ChatReply, Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
-from llmrl.finetuning.proposal_examples import ProposalExample
 from llmrl.finetuning.proposer_evaluation import EvaluatedTask, difference, summarize
-from llmrl.finetuning.rewards import RewardFunction, Scale
-from llmrl.finetuning.trials import ParameterTrial
+from llmrl.finetuning.rewards import ReplyEvaluator, Scale
+from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import Provider
@@ -49,7 +48,7 @@ class Windowed(Provider):
         raise AssertionError
 
 
-def questions(room=100_000, controller=None, **options):
+def make_format(room=100_000, controller=None, **options):
     llm = ChatClient(Windowed(room))
     options = {"prompt": "numeric", "duplicates": "accept"} | options
     proposer = llm_principal(SPEC, llm, controller=controller or Controller(), **options)
@@ -87,10 +86,10 @@ def example(n, target=None, **options):
 )
 def test_question_matches_search_prompt(options):
     """A search in which the same was proposed, one vector an iteration."""
-    prompt_format = questions(**options)
+    prompt_format = make_format(**options)
     single = example(6)
-    question = prompt_format.ask(single)
-    search = questions(**options).proposer
+    question = prompt_format.make_prompt(single)
+    search = make_format(**options).proposer
     search._or_fallback = lambda *_: None
     for trial in single.history:
         error = float(trial.returns.std(ddof=1) / np.sqrt(2))
@@ -104,14 +103,14 @@ def test_question_matches_search_prompt(options):
     for trial in question.shown:
         assert f"{trial.value:.2f}" in question.text
     assert (
-        prompt_format.ask(single).text == question.text and not prompt_format.proposer.history.records
+        prompt_format.make_prompt(single).text == question.text and not prompt_format.proposer.history.records
     )  # nothing is left behind
 
 
 def test_long_question_drops_trials():
-    question = questions().ask(example(12))
+    question = make_format().make_prompt(example(12))
     assert len(question.shown) == 12
-    short = questions(room=len(question.text) - 40).ask(example(12))
+    short = make_format(room=len(question.text) - 40).make_prompt(example(12))
     assert 0 < len(short.shown) < 12 and f"There is room for {len(short.shown)} of the 12" in short.text
     rows = [line for line in short.text.splitlines() if " -> " in line]
     assert len(rows) == len(short.shown)
@@ -123,43 +122,43 @@ def test_long_question_drops_trials():
     bare = len(question.text) - sum(len(row) + 1 for row in rows)
     notice = " There is room for 0 of the 12 proposals: the best and the newest of them are shown."
     with pytest.raises(ConfigError, match="history"):
-        questions(room=bare + len(notice) + 5).ask(example(12))
+        make_format(room=bare + len(notice) + 5).make_prompt(example(12))
 
 
 @pytest.mark.parametrize("form", ["json", "lines"])
 @pytest.mark.parametrize("decimals", [0, 1, None])
 def test_replies_parse_like_search(form, decimals):
-    prompt_format = questions(controller=Controller(decimals=decimals), reply=form)
+    prompt_format = make_format(controller=Controller(decimals=decimals), reply=form)
     vectors = np.random.default_rng(0).uniform(-6, 6, (50, 3))
     for vector in prompt_format.space.rounded(vectors):
-        text = prompt_format.write(vector, 'because of "x": [1, 2]')
-        assert np.array_equal(prompt_format.read(text), vector)
-        assert np.array_equal(prompt_format.usable(prompt_format.read(text)), vector)
+        text = prompt_format.format_reply(vector, 'because of "x": [1, 2]')
+        assert np.array_equal(prompt_format.parse_reply(text), vector)
+        assert np.array_equal(prompt_format.usable(prompt_format.parse_reply(text)), vector)
     better = ParameterTrial(np.array([1.0, -2.0, 0.0]), np.array([900.0]))
-    question = prompt_format.ask(example(3, better))
-    assert np.array_equal(prompt_format.read(prompt_format.reply(question)), better.vector)
-    assert prompt_format.reply(prompt_format.ask(example(3))) is None
+    question = prompt_format.make_prompt(example(3, better))
+    assert np.array_equal(prompt_format.parse_reply(prompt_format.target_reply(question)), better.vector)
+    assert prompt_format.target_reply(prompt_format.make_prompt(example(3))) is None
     if form == "json":
-        reply = json.loads(prompt_format.reply(question))
+        reply = json.loads(prompt_format.target_reply(question))
         assert f"{max(t.value for t in question.shown):.2f}" in reply["reasoning"] and reply["params"] == [1, -2, 0]
 
 
 def test_extreme_numbers_follow_search():
     text = '{"reasoning": "", "params": [7, 0.04, -1]}'
     for policy, usable in (("reask", None), ("clamp", [6, 0, -1]), ("accept", [7, 0, -1])):
-        prompt_format = questions(out_of_range=policy)
-        vector = prompt_format.read(text)
+        prompt_format = make_format(out_of_range=policy)
+        vector = prompt_format.parse_reply(text)
         assert vector.tolist() == [7, 0.04, -1] and not prompt_format.in_bounds(vector)
         is_usable = prompt_format.usable(vector)
         assert (is_usable is None) if usable is None else is_usable.tolist() == usable
     for invalid in ("", "no idea", '{"params": [1, 2]}', '{"params": [1, 2, "x"]}', "params[0]: 1; params[1]: 2"):
         with pytest.raises(InvalidReply):
-            questions().read(invalid)
+            make_format().parse_reply(invalid)
 
 
 def test_untunable_proposers_raise():
     with pytest.raises(ConfigError, match=r"principal\.observations=true"):
-        questions(observations=True)
+        make_format(observations=True)
 
 
 class Plays:
@@ -174,18 +173,18 @@ class Plays:
 
 
 def test_judge_shares_seeds_across_unique_vectors():
-    prompt_format, plays = questions(), Plays()
-    judge = RewardFunction(prompt_format, plays, 4, Seeds(0))
-    questions_ = [prompt_format.ask(example(3, seed=seed)) for seed in (0, 0, 0, 0, 1)]
-    repeated_vector = questions_[0].shown[1].vector
+    prompt_format, plays = make_format(), Plays()
+    evaluator = ReplyEvaluator(prompt_format, plays, 4, Seeds(0))
+    prompts = [prompt_format.make_prompt(example(3, seed=seed)) for seed in (0, 0, 0, 0, 1)]
+    repeated_vector = prompts[0].shown[1].vector
     replies = [
-        prompt_format.write(repeated_vector, ""),
-        prompt_format.write(np.ones(3), ""),
+        prompt_format.format_reply(repeated_vector, ""),
+        prompt_format.format_reply(np.ones(3), ""),
         "nothing",
         "params: [1, 1, 9]",
-        prompt_format.write(np.ones(3), "!"),
+        prompt_format.format_reply(np.ones(3), "!"),
     ]
-    first = judge(questions_, replies, "step 1")
+    first = evaluator(prompts, replies, "step 1")
     ((vectors, seeds),) = plays.calls
     assert len(vectors) == 2 and len(seeds) == 4
     assert [attempt.vector is not None for attempt in first] == [True, True, False, True, True]
@@ -194,68 +193,68 @@ def test_judge_shares_seeds_across_unique_vectors():
     assert [len(attempt.returns) for attempt in first] == [4, 4, 0, 0, 4]
     assert first[1].value == first[4].value == 0.0
     assert first[0].value == pytest.approx(-np.abs(repeated_vector - 1).sum()) and first[2].error
-    assert np.array_equal(first[0].history, [trial.value for trial in questions_[0].shown])
-    assert judge(questions_, replies, "step 1") is first and len(plays.calls) == 1
-    judge(questions_, replies, "step 2")
+    assert np.array_equal(first[0].history, [trial.value for trial in prompts[0].shown])
+    assert evaluator(prompts, replies, "step 1") is first and len(plays.calls) == 1
+    evaluator(prompts, replies, "step 2")
     assert set(plays.calls[1][1]).isdisjoint(seeds)
-    assert RewardFunction(prompt_format, plays, 4, Seeds(0))(questions_, replies, "step 1")[0].value == first[0].value
+    assert ReplyEvaluator(prompt_format, plays, 4, Seeds(0))(prompts, replies, "step 1")[0].value == first[0].value
     assert np.array_equal(plays.calls[2][1], seeds)
-    rates = judge.metrics()
+    rates = evaluator.metrics()
     assert (rates["train/valid_rate"], rates["train/in_bounds_rate"], rates["train/repeat_rate"]) == (0.8, 0.6, 0.2)
     assert rates["train/skipped_groups"] == 1.0  # each question is another object, a group of its own
 
 
 def test_unreadable_group_has_zero_advantage():
-    prompt_format, plays = questions(), Plays()
-    judge = RewardFunction(prompt_format, plays, 4, Seeds(0))
-    first, second = (prompt_format.ask(example(3, seed=seed)) for seed in (0, 1))
+    prompt_format, plays = make_format(), Plays()
+    evaluator = ReplyEvaluator(prompt_format, plays, 4, Seeds(0))
+    first, second = (prompt_format.make_prompt(example(3, seed=seed)) for seed in (0, 1))
     odd = ['{"params": ["\\ud800"]}', "[" * 5000, f"params[0]: {'9' * 5000}x"]
-    question_list = [first] * 3 + [second] * 3
-    attempts = judge(question_list, [*odd, *odd[:2], prompt_format.write(np.ones(3), "")], "step 1")
-    assert judge.metrics()["train/skipped_groups"] == 1.0
+    prompts = [first] * 3 + [second] * 3
+    attempts = evaluator(prompts, [*odd, *odd[:2], prompt_format.format_reply(np.ones(3), "")], "step 1")
+    assert evaluator.metrics()["train/skipped_groups"] == 1.0
     scale = Scale(-10.0, 0.0)
     assert {shipped.rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, "equal rewards are no advantage"
 
 
 def evaluated_task(prompt_format, prompts):
-    judge = RewardFunction(prompt_format, Plays(), 2, Seeds(0))
-    return EvaluatedTask("game", prompts, judge, shipped.rewards(), Scale(-10.0, 0.0))
+    evaluator = ReplyEvaluator(prompt_format, Plays(), 2, Seeds(0))
+    return EvaluatedTask("game", prompts, evaluator, shipped.rewards(), Scale(-10.0, 0.0))
 
 
 def test_measures_and_baselines():
-    prompt_format = questions()
-    question_list = [prompt_format.ask(example(3, seed=seed)) for seed in range(20)]
-    task = evaluated_task(prompt_format, question_list)
-    measures = task.measure([prompt_format.write(np.ones(3), "")] * 15 + ["?"] * 5)
+    prompt_format = make_format()
+    prompts = [prompt_format.make_prompt(example(3, seed=seed)) for seed in range(20)]
+    task = evaluated_task(prompt_format, prompts)
+    measures = task.measure([prompt_format.format_reply(np.ones(3), "")] * 15 + ["?"] * 5)
     table = summarize(measures)
     assert table["valid_rate"]["mean"] == 0.75 and table["valid_rate"]["n"] == 20
     assert table["score"]["mean"] == 0.75 and table["return"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 15}
     references = task.baselines(Seeds(1))
-    best = [max(question.shown, key=lambda trial: trial.value).vector for question in question_list]
+    best = [max(question.shown, key=lambda trial: trial.value).vector for question in prompts]
     assert np.allclose(references["incumbent"]["return"], [-np.abs(vector - 1).sum() for vector in best])
     assert references["incumbent"]["repeat_rate"].all() and references["random"]["in_bounds_rate"].all()
     assert not references["random"]["repeat_rate"].any()
     gain = difference(measures, references["random"])
     assert gain["return"]["n"] == 15 and gain["return"]["low"] > 0
     assert gain["valid_rate"]["mean"] == -0.25
-    empty = summarize(evaluated_task(prompt_format, question_list[:2]).measure(["?", "?"]))
+    empty = summarize(evaluated_task(prompt_format, prompts[:2]).measure(["?", "?"]))
     assert empty["return"] == {"mean": None, "low": None, "high": None, "n": 0}
     assert empty["score"]["mean"] == 0.0 and empty["valid_rate"]["high"] < 1
 
 
-def test_model_receives_questions_unchanged():
+def test_model_receives_prompts_unchanged():
     class Says(Windowed):
         def complete(self, requests):
             self.seen = requests
             return [ChatReply("params: [1, 2, 3]") for _ in requests]
 
-    prompt_format = questions()
+    prompt_format = make_format()
     provider = Says(100_000)
     provider.remote = False
-    question_list = [prompt_format.ask(example(3, seed=seed)) for seed in range(3)]
-    replies = ChatClient(provider).chat(evaluated_task(prompt_format, question_list).requests())
+    prompts = [prompt_format.make_prompt(example(3, seed=seed)) for seed in range(3)]
+    replies = ChatClient(provider).chat(evaluated_task(prompt_format, prompts).requests())
     assert [reply.text for reply in replies] == ["params: [1, 2, 3]"] * 3
-    for request, question in zip(provider.seen, question_list, strict=True):
+    for request, question in zip(provider.seen, prompts, strict=True):
         assert request.messages == question.messages and request.prompt == "search/numeric"
         assert request.read(ChatReply("params: [1, 2, 3]")).tolist() == [1, 2, 3]
         with pytest.raises(InvalidReply):

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.finetuning.proposal_examples import make_examples, split
 from llmrl.finetuning.trials import (
-    CHUNK,
+    CHUNK_SIZE,
     ParameterTrial,
     Series,
     find_search_runs,
+    make_examples,
     random_trials,
     random_vectors,
     read_search_run,
-    task_of,
+    split_series,
+    task_identity,
     trials_folder,
 )
 from shipped import dataset
@@ -67,17 +68,17 @@ def test_kill_loses_only_last_chunk(tmp_path):
     plays, folder = Plays(), tmp_path / "trials"
 
     def stop_after(done):
-        if done >= CHUNK:
+        if done >= CHUNK_SIZE:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        random_trials(plays, PLANE, Seeds(0), CHUNK + 10, 3, folder, before_chunk=stop_after)
-    assert plays.played == 3 * CHUNK
-    trials = random_trials(plays, PLANE, Seeds(0), CHUNK + 10, 3, folder)
-    assert plays.played == 2 * 3 * CHUNK and len(trials.trials) == CHUNK + 10 and not trials.ordered
-    extended = random_trials(plays, PLANE, Seeds(0), 2 * CHUNK + 1, 3, folder)
-    assert plays.played == 3 * 3 * CHUNK and numbers(extended)[: CHUNK + 10] == numbers(trials)
-    anew = random_trials(Plays(), PLANE, Seeds(0), CHUNK + 10, 3, tmp_path / "other")
+        random_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder, before_chunk=stop_after)
+    assert plays.played == 3 * CHUNK_SIZE
+    trials = random_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder)
+    assert plays.played == 2 * 3 * CHUNK_SIZE and len(trials.trials) == CHUNK_SIZE + 10 and not trials.is_search
+    extended = random_trials(plays, PLANE, Seeds(0), 2 * CHUNK_SIZE + 1, 3, folder)
+    assert plays.played == 3 * 3 * CHUNK_SIZE and numbers(extended)[: CHUNK_SIZE + 10] == numbers(trials)
+    anew = random_trials(Plays(), PLANE, Seeds(0), CHUNK_SIZE + 10, 3, tmp_path / "other")
     assert numbers(anew) == numbers(trials)
     assert numbers(random_trials(Plays(), PLANE, Seeds(1), 10, 3, tmp_path / "seed")) != numbers(trials)[:10]
 
@@ -111,7 +112,7 @@ def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
     return folder
 
 
-TASK = task_of({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
+TASK = task_identity({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
 
 
 def test_search_run_reads_complete_lines_in_order(tmp_path):
@@ -119,7 +120,7 @@ def test_search_run_reads_complete_lines_in_order(tmp_path):
     with (folder / "proposals.jsonl").open("a") as file:
         file.write('{"iteration": 2, "vec')
     series = read_search_run(folder, PLANE, TASK)
-    assert series.ordered and series.episodes == 2
+    assert series.is_search and series.episodes == 2
     assert numbers(series) == [([1.0, 2.0], [1.0, 2.0]), ([3.0, 4.0], [3.0, 4.0])]
     assert [trial.value for trial in series.trials] == [1.5, 3.5]
 
@@ -155,22 +156,24 @@ def test_run_discovery_skips_duplicates(tmp_path):
     assert find_search_runs([str(tmp_path), str(runs[1])]) == sorted(runs)
 
 
-def make_series(n, ordered, start=0.0):
+def make_series(n, is_search, start=0.0):
     rng = np.random.default_rng(int(start))
     return Series(
-        tuple(ParameterTrial(rng.normal(size=2), np.array([start + rng.normal()])) for _ in range(n)), ordered
+        tuple(ParameterTrial(rng.normal(size=2), np.array([start + rng.normal()])) for _ in range(n)), is_search
     )
 
 
 @given(n=st.integers(2, 40), share=st.floats(0.01, 0.99), runs=st.integers(1, 4), seed=st.integers(0, 5))
 def test_holdout_is_excluded_from_training(n, share, runs, seed):
-    all_series = [make_series(n, ordered=True, start=i) for i in range(runs)] + [make_series(n, ordered=False, start=9)]
-    train, held_out = split(all_series, share, Seeds(seed))
+    all_series = [make_series(n, is_search=True, start=i) for i in range(runs)] + [
+        make_series(n, is_search=False, start=9)
+    ]
+    train, held_out = split_series(all_series, share, Seeds(seed))
     sets = [{id(trial) for series in part for trial in series.trials} for part in (train, held_out)]
     assert not sets[0] & sets[1] and len(sets[0] | sets[1]) == n * (runs + 1)
     assert all(sets)
     if runs > 1:  # whole runs
-        assert {len(series.trials) for part in (train, held_out) for series in part if series.ordered} == {n}
+        assert {len(series.trials) for part in (train, held_out) for series in part if series.is_search} == {n}
 
 
 @given(runs=st.integers(1, 3), values=st.integers(3, 6), seed=st.integers(0, 20))
@@ -178,11 +181,13 @@ def test_equal_parameters_share_split(runs, values, seed):
     """Whole numbers, which come again within a series and in others."""
     rng = np.random.default_rng(seed)
 
-    def make_series_list(ordered):
+    def make_series_list(is_search):
         vectors = rng.integers(0, values, (20, 1)).astype(float)
-        return Series(tuple(ParameterTrial(vector, rng.normal(size=1)) for vector in vectors), ordered)
+        return Series(tuple(ParameterTrial(vector, rng.normal(size=1)) for vector in vectors), is_search)
 
-    train, held_out = split([*(make_series_list(True) for _ in range(runs)), make_series_list(False)], 0.3, Seeds(seed))
+    train, held_out = split_series(
+        [*(make_series_list(True) for _ in range(runs)), make_series_list(False)], 0.3, Seeds(seed)
+    )
     sides = [{trial.vector[0] for series in part for trial in series.trials} for part in (train, held_out)]
     assert sides[1] and not sides[0] & sides[1]
 
@@ -206,7 +211,7 @@ def test_targets_are_valid_unseen_parameters():
 
 
 def test_search_histories_precede_better_targets():
-    all_series = [make_series(30, ordered=True), make_series(50, ordered=False, start=1)]
+    all_series = [make_series(30, is_search=True), make_series(50, is_search=False, start=1)]
     place = {id(trial): i for i, trial in enumerate(all_series[0].trials)}
     pool = [trial.value for series in all_series for trial in series.trials]
     latest = set()
@@ -250,4 +255,4 @@ def test_prompts_state_search_episodes():
 
 def test_small_dataset_raises():
     with pytest.raises(ConfigError, match=r"dataset\.examples=5 .* at most 4 held out"):
-        make_examples([make_series(4, ordered=False)], 1, 1, 5, Seeds(0), "held out")
+        make_examples([make_series(4, is_search=False)], 1, 1, 5, Seeds(0), "held out")

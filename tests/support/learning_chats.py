@@ -5,8 +5,8 @@ import numpy as np
 from llmrl.chat_learning.grpo import GRPO
 from llmrl.core.option_files import option
 from llmrl.core.records import ChatRequest
+from llmrl.llms.local.learning import Trajectory, Turn
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.trajectories import Trajectory, Turn
 
 SYSTEM = "Choose left or right.\nReply with JSON, for example the following:\n" + "".join(
     f"Rule {i}.\n" for i in range(12)

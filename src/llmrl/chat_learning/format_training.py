@@ -16,8 +16,6 @@ from llmrl.llms import schema_draw
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.structured import read
 
-BATCH = 32
-"""Number of replies per training step."""
 _MAX_DRAWS = 200
 """Maximum number of draws until a reply is legal."""
 
@@ -32,7 +30,7 @@ class RandomLegalChat:
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
-        self._numbers = itertools.count()
+        self._draws = itertools.count()
 
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return a legal reply to each request."""
@@ -43,7 +41,7 @@ class RandomLegalChat:
     def _legal_reply(self, request: ChatRequest) -> str:
         assert request.schema is not None
         for _ in range(_MAX_DRAWS):
-            reply = schema_draw.reply(request.schema, str(next(self._numbers)))
+            reply = schema_draw.reply(request.schema, str(next(self._draws)))
             try:
                 if request.read is not None:
                     read(ChatReply(reply), request.read)
@@ -111,8 +109,9 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
 
     from llmrl.chat_learning.token_network import TokenNetwork
     from llmrl.core.processes import ProcessGroup
+    from llmrl.llms.local.learning import TokenSequence
     from llmrl.llms.local.loading import load_model, load_tokenizer
-    from llmrl.llms.local.trajectories import TokenSequence
+    from llmrl.llms.local.small import BATCH_SIZE, single_thread
 
     tokenizer = load_tokenizer(str(folder), None)
 
@@ -126,10 +125,7 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
         return TokenSequence((*prompt_ids, *ids), positions, np.zeros_like(positions), np.zeros(len(ids), np.float32))
 
     sequences = [encode(exchange) for exchange in exchanges]
-    threads = torch.get_num_threads()
-    # The order of sums depends on the number of threads, and the model should depend on its seed only.
-    torch.set_num_threads(1)
-    try:
+    with single_thread():
         model: Any = load_model("causal", str(folder), None, "cpu", "float32")
         network = TokenNetwork(model.requires_grad_(True), 1.0, 10**9, "float32", True, False, ProcessGroup())
         optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
@@ -137,13 +133,11 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
         for step in range(steps):
             # A constant rate would leave a preference for some replies, which learning by reward starts from.
             optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
-            batch = [sequences[i] for i in rng.integers(len(sequences), size=min(BATCH, len(sequences)))]
+            batch = [sequences[i] for i in rng.integers(len(sequences), size=min(BATCH_SIZE, len(sequences)))]
             targets = torch.tensor([token for s in batch for token in np.array(s.tokens)[s.positions]])
             loss = torch.nn.functional.nll_loss(network(batch), targets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         model.save_pretrained(folder)
-    finally:
-        torch.set_num_threads(threads)
     return float(loss.detach())

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,21 +14,21 @@ import numpy as np
 import torch
 
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record
-from llmrl.chat_learning import advantages, losses
+from llmrl.chat_learning import objective
 from llmrl.chat_learning.token_network import Precision, TokenNetwork
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.adapter import adapters_off, write_adapter
 from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.chat_learner import Sharing
-from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
-from llmrl.llms.local.lora import AdapterSet, Lora
-from llmrl.llms.local.trajectories import TokenSequence, Trajectory, TrajectoryBuffer, Turn, token_sequences
+from llmrl.llms.local.learning import Sharing, TokenSequence, Trajectory, Turn, token_sequences
+from llmrl.llms.local.loading import check_unchanged, copy_weights, enable_recomputation, folder_fingerprint
+from llmrl.llms.local.lora import AdapterSet, Lora, adapters_off, write_adapter
 
 Advantage = Literal["episode", "turn", "anchor", "replay"]
+_WEIGHT_OPTIONS = "llm=, llm.model, llm.learn.tune and llm.learn.lora"
+"""Options that determine the names and shapes of the trained weights."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class GRPO:
     continuations: PositiveInt
     scale: Literal["batch", "group", "none"]
     invalid_reward: float
-    loss: losses.Aggregation
-    ratio: losses.RatioLevel
+    loss: objective.Aggregation
+    ratio: objective.RatioLevel
     clip: PositiveFloat
     clip_high: PositiveFloat | None
     kl: NonNegativeFloat
@@ -111,11 +112,6 @@ class GRPOLearners:
         self.n_continuations = settings.continuations if settings.advantage == "replay" else 0
         self._learners: dict[str, ChatGRPO] = {}
         self._reply_seeds: dict[str, Seeds] = {}
-        self._adapters: AdapterSet | None = None
-
-    def recorder(self, n_envs: int, n_agents: int) -> TrajectoryBuffer:
-        """Return an empty buffer of trajectories for `ChatGRPO.update`."""
-        return TrajectoryBuffer(n_envs, n_agents)
 
     def learner(self, adapter: str, seeds: Seeds | None = None) -> ChatGRPO:
         """Return the learner of an adapter; raise ConfigError for a second one of all weights."""
@@ -133,18 +129,16 @@ class GRPOLearners:
         """Return the seed tree of the replies with an adapter."""
         return self._reply_seeds.get(adapter, self._seeds)
 
-    def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+    def use_adapters(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
         """Return a context in which sequence i of a batch uses `adapters[i]`."""
-        return nullcontext() if self.settings.tune == "full" else self.adapters.using(adapters)
+        return nullcontext() if self.settings.tune == "full" else self.adapters.use_adapters(adapters)
 
-    @property
+    @cached_property
     def adapters(self) -> AdapterSet:
         """Adapters of the model."""
-        if self._adapters is None:
-            self._adapters = AdapterSet(self.chat.module, self.settings.lora, self._seeds.integer("adapter"))
-            if self.settings.recompute:
-                enable_recomputation(self.chat.module, "llm.learn.recompute=true")
-        return self._adapters
+        if self.settings.recompute:
+            enable_recomputation(self.chat.module, "llm.learn.recompute=true")
+        return AdapterSet(self.chat.module, self.settings.lora, self._seeds.integer("adapter"))
 
 
 class ChatGRPO:
@@ -227,17 +221,17 @@ class ChatGRPO:
         index, group = np.repeat(np.arange(len(lengths)), lengths), np.repeat(np.array(groups), lengths)
         reward = np.array([self.reward(turn) for turn in turns])
         if settings.advantage == "episode":
-            advantage = advantages.episode_advantages(reward, index, group)
+            advantage = objective.episode_advantages(reward, index, group)
         elif settings.advantage == "turn":
-            advantage = advantages.turn_advantages(reward, index, group, settings.gamma)
+            advantage = objective.turn_advantages(reward, index, group, settings.gamma)
         elif settings.advantage == "replay":
             values = np.array([turn.value for turn in turns])
-            advantage = advantages.replay_advantages(reward, index, values, settings.gamma)
+            advantage = objective.replay_advantages(reward, index, values, settings.gamma)
         else:
             observations = [turn.observation for turn in turns]
             weight = settings.anchor_weight
-            advantage = advantages.anchor_advantages(reward, index, group, observations, settings.gamma, weight)
-        return advantages.scale_advantages(advantage, group, settings.scale)
+            advantage = objective.anchor_advantages(reward, index, group, observations, settings.gamma, weight)
+        return objective.scale_advantages(advantage, group, settings.scale)
 
     def reward(self, turn: Turn) -> float:
         """Return the reward of a turn, which includes that of an invalid reply."""
@@ -246,9 +240,7 @@ class ChatGRPO:
     def reset(self) -> None:
         """Restore the initial weights and forget the state of the optimizer."""
         if self._network is not None:
-            with torch.no_grad():
-                for name, parameter in self._trained().items():
-                    parameter.copy_(self._initial[name])
+            copy_weights(self._initial, self._trained(), "the initial model", _WEIGHT_OPTIONS)
             self._step = None
         self.updates = 0
         self.chat.weights_changed()
@@ -281,21 +273,8 @@ class ChatGRPO:
 
     def load_state_dict(self, state: State) -> None:
         """Restore weights and optimizer; raise ConfigError if the model's files or the shapes differ."""
-        fingerprint, trained = self._fingerprint(), self._trained()
-        if None not in (state["model"], fingerprint) and state["model"] != fingerprint:
-            raise ConfigError(
-                f"the files of llm.model={self.chat.model} have changed since this run was created; restore them, or "
-                "restart the run with resume=false (rerun=true if it is finished)"
-            )
-        weights = state["weights"]
-        if {n: x.shape for n, x in weights.items()} != {n: p.shape for n, p in trained.items()}:
-            raise ConfigError(
-                "the trained weights of the checkpoint do not fit the model; use the same llm=, llm.model, "
-                "llm.learn.tune and llm.learn.lora"
-            )
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(weights[name])
+        check_unchanged(self.chat.model, state["model"], self._fingerprint())
+        copy_weights(state["weights"], self._trained(), "the checkpoint", _WEIGHT_OPTIONS)
         self._optimizer_step().load_state_dict(state["optimizer"])
         self.updates = state["updates"]
         self.chat.weights_changed()
@@ -306,35 +285,35 @@ class ChatGRPO:
         log_probs = network(sequences)
         device = log_probs.device
 
-        def joined(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+        def concatenate(arrays: Sequence[np.ndarray]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(arrays)).to(device)
 
-        tokens = joined([np.array(s.tokens)[s.positions] for s in sequences])
-        replies, sampling = joined([s.replies for s in sequences]), joined([s.log_probs for s in sequences])
-        old = joined([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
+        tokens = concatenate([np.array(s.tokens)[s.positions] for s in sequences])
+        replies, sampling = concatenate([s.replies for s in sequences]), concatenate([s.log_probs for s in sequences])
+        old = concatenate([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
         log_prob = log_probs.gather(1, tokens[:, None]).squeeze(1)
         n_replies, n_tokens = batch["n_replies"], batch["n_tokens"]
-        weights = losses.token_weights(replies, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens)
-        log_ratio = losses.log_ratios(log_prob, old, replies, settings.ratio)
+        weights = objective.token_weights(replies, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens)
+        log_ratio = objective.log_ratios(log_prob, old, replies, settings.ratio)
         advantage = batch["advantage"].to(device)[replies]
-        token_loss, is_clipped = losses.policy_loss(log_ratio, advantage, settings.clip, settings.clip_high)
-        entropy = losses.entropy(log_probs)
+        token_loss, is_clipped = objective.policy_loss(log_ratio, advantage, settings.clip, settings.clip_high)
+        entropy = objective.entropy(log_probs)
         record = {
             "entropy": entropy.detach().sum() / n_replies,
             "clip_fraction": is_clipped.float().sum() / n_tokens,
             "log_prob_error": (log_prob.detach() - sampling).abs().sum() / n_tokens,
         }
         if (sampler := self.chat.settings.sampler) is not None:
-            importance = losses.importance_weights(old, sampling, sampler.max_importance)
+            importance = objective.importance_weights(old, sampling, sampler.max_importance)
             token_loss = importance * token_loss
             record["importance"] = importance.sum() / n_tokens
         token_loss = token_loss - settings.entropy * entropy
         if batch["kl"]:
             reference = self._reference_log_probs(sequences)
             if settings.kl_estimator == "exact":
-                kl = losses.exact_kl(log_probs, reference)
+                kl = objective.exact_kl(log_probs, reference)
             else:
-                kl = losses.sampled_kl(log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
+                kl = objective.sampled_kl(log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
             token_loss = token_loss + batch["kl"] * kl
             record["kl"] = kl.detach().sum() / n_replies
         return (weights * token_loss).sum(), record
@@ -369,12 +348,12 @@ class ChatGRPO:
         # Read only here, so that no gradient step waits for the device.
         averages = {name: float(torch.stack([record[name] for record in records]).mean()) for name in records[0]}
         averages["log_prob_error"] = float(records[0]["log_prob_error"])
-        tokens, network.tokens = float(sum(self._processes.all_gather_object(network.tokens))), 0
+        n_computed, network.tokens = float(sum(self._processes.all_gather_object(network.tokens))), 0
         return {f"learn/{name}": x for name, x in averages.items()} | {
             "learn/reward": float(np.mean([sum(self.reward(turn) for turn in t.turns) for t in trajectories])),
             "learn/invalid": float(np.mean([not turn.is_valid for turn in turns])),
             "learn/reply_tokens": float(np.mean([len(turn.sample.tokens) for turn in turns])),
-            "learn/tokens": tokens,
+            "learn/tokens": n_computed,
         }
 
     def _token_network(self) -> TokenNetwork:

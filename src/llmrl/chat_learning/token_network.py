@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.processes import ProcessGroup
-from llmrl.llms.local.batching import plan_batches
+from llmrl.llms.local.generation import plan_batches
+from llmrl.llms.local.learning import TokenSequence
 from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
-from llmrl.llms.local.trajectories import TokenSequence
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -57,16 +58,13 @@ class TokenNetwork(nn.Module):
         # The logits that predict the first sampled token belong to the token before it, which is outside the prefix.
         length = min(common_length([sequence.tokens for sequence in sequences]), first - 1) if self.reuse_prefix else 0
         length = length if length >= MIN_LENGTH and len(sequences) > 1 else 0
-        width = max(len(sequence.tokens) for sequence in sequences)
-        ids = torch.zeros(len(sequences), width, dtype=torch.int64)
-        mask = torch.zeros(len(sequences), width, dtype=torch.int64)
-        for i, sequence in enumerate(sequences):
-            ids[i, : len(sequence.tokens)] = torch.tensor(sequence.tokens)
-            mask[i, : len(sequence.tokens)] = 1
-        ids, mask = ids.to(device), mask.to(device)
+        tokens = [torch.tensor(sequence.tokens) for sequence in sequences]
+        ids = pad_sequence(tokens, batch_first=True).to(device)
+        mask = pad_sequence([torch.ones_like(x) for x in tokens], batch_first=True).to(device)
+        width = ids.shape[1]
         row = torch.cat([torch.full((len(s.positions),), i) for i, s in enumerate(sequences)]).to(device)
         column = torch.cat([torch.from_numpy(s.positions) for s in sequences]).to(device) - 1
-        kept, index = torch.unique(column, return_inverse=True)
+        columns, column_index = torch.unique(column, return_inverse=True)
         model: Any = self.language
         model.train(self.recompute and torch.is_grad_enabled())  # layers recompute in training mode only
         with self._autocast():
@@ -80,12 +78,12 @@ class TokenNetwork(nn.Module):
                 input_ids=ids[:, length:],
                 attention_mask=mask,
                 position_ids=positions,
-                logits_to_keep=kept - length,
+                logits_to_keep=columns - length,
                 **options,
             ).logits
         self.tokens += length + ids[:, length:].numel()
         model.eval()
-        return torch.log_softmax(logits[row, index].float() / self.temperature, dim=-1)
+        return torch.log_softmax(logits[row, column_index].float() / self.temperature, dim=-1)
 
     @torch.no_grad()
     def sampled_log_probs(self, sequences: Sequence[TokenSequence]) -> list[np.ndarray]:
@@ -94,10 +92,10 @@ class TokenNetwork(nn.Module):
         for indices in plan_batches([len(s.tokens) for s in sequences], 0, self.piece_tokens):
             piece = [sequences[i] for i in indices]
             tokens = torch.from_numpy(np.concatenate([np.array(s.tokens)[s.positions] for s in piece]))
-            chosen = self.forward(piece).cpu().gather(1, tokens[:, None]).squeeze(1).numpy()
-            parts = np.split(chosen, np.cumsum([len(s.positions) for s in piece])[:-1])
-            for i, part in zip(indices, parts, strict=True):
-                log_probs[i] = part
+            sampled = self.forward(piece).cpu().gather(1, tokens[:, None]).squeeze(1).numpy()
+            ends = np.cumsum([len(s.positions) for s in piece])[:-1]
+            for i, sequence_log_probs in zip(indices, np.split(sampled, ends), strict=True):
+                log_probs[i] = sequence_log_probs
         return log_probs
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
@@ -114,5 +112,5 @@ class TokenNetwork(nn.Module):
             yield pieces[0], 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        kind = next(self.language.parameters()).device.type
-        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
+        device_type = next(self.language.parameters()).device.type
+        return torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")

@@ -111,7 +111,7 @@ def _digest(key: str, path: Path) -> str:
         return folder_digest(path)
     if key == "adapter_digest":
         from llmrl.core.errors import LLMError
-        from llmrl.llms.local.adapter import adapter_fingerprint
+        from llmrl.llms.local.lora import adapter_fingerprint
 
         try:
             return adapter_fingerprint(str(path))[:12]

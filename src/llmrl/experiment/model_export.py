@@ -10,10 +10,10 @@ from typing import Any
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
-from llmrl.llms.local.adapter import merge_adapter
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import Kind, load_model, load_tokenizer
+from llmrl.llms.local.lora import merge_adapter
 from llmrl.run.artifacts import ADAPTER, read_config, saved_state
 
 

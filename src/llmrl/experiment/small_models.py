@@ -19,8 +19,7 @@ from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices, TeacherServices
-from llmrl.llms.local.small import SmallModel
-from llmrl.llms.local.small_chat import SmallChat
+from llmrl.llms.local.small import SmallChat, SmallModel
 
 if TYPE_CHECKING:
     from llmrl.chat_learning.format_training import Exchange, RandomLegalChat
@@ -80,7 +79,7 @@ class SmallModels:
 
     def _make(self, folder: Path, kind: SmallKind, model: SmallModel | SmallChat) -> None:
         """Make the model in a temporary folder and move it to `folder`."""
-        log.info("making a small model that %s: %s", model.told, folder)
+        log.info("making %s: %s", model.label, folder)
         # Not by `tempfile`, whose folders have other permissions than folders of runs.
         scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
         scratch.mkdir(parents=True)
@@ -156,7 +155,7 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
     """
     from llmrl.chat_learning.format_training import train_format
     from llmrl.experiment.build_env import build_env
-    from llmrl.llms.local.small_chat import make_small_chat
+    from llmrl.llms.local.small import make_small_chat
 
     shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])

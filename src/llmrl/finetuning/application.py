@@ -1,10 +1,11 @@
-"""The application for fine-tuning runs: their parts, built from a resolved config, and checks of combinations."""
+"""Application for fine-tuning runs: their parts, built from a resolved config, checks of combinations, and results."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from llmrl.config.loop_sections import agent_loop
 from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
+from llmrl.core.typed_values import format_override
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_distributed
@@ -36,6 +38,8 @@ Config = Mapping[str, Any]
 PACKAGES = ("transformers", "trl", "peft", "datasets")
 _PROPOSER = "llmrl.principals.llm_factory.llm_principal"
 _LOCAL_CHAT = "llmrl.llms.local.chat.LocalChat"
+_COLUMNS = ("before", "after", "difference", "random", "incumbent")
+"""Columns of the printed results."""
 
 
 class FinetuneApplication(Application):
@@ -47,10 +51,35 @@ class FinetuneApplication(Application):
         return ["method"]  # the name of a run shows the method, even if it is the default
 
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        return with_digests(config)
+        """Return the resolved config with digests of the files that affect results.
+
+        They are those of `llmrl-train`, and `runs_digest` of the proposals of the search runs, if there are any.
+
+        Raises:
+            ConfigError: there are no such runs, or their proposals have changed since the run was submitted.
+        """
+        from llmrl.finetuning.trials import find_search_runs
+        from llmrl.run.proposals import FILE_NAME
+
+        config = outside_digests(config)
+        if not config["dataset"].get("runs"):
+            return config
+        digest = hashlib.sha256()
+        for folder in find_search_runs(config["dataset"]["runs"]):
+            digest.update((folder / FILE_NAME).read_bytes() + b"\0")
+        digest_text = digest.hexdigest()[:12]
+        if config.get("runs_digest", digest_text) != digest_text:
+            raise ConfigError(
+                "the proposals in dataset.runs have changed since this run was submitted; repeat its command, which "
+                "starts a new run"
+            )
+        return {**config, "runs_digest": digest_text}
 
     def check_values(self, config: Config, resources: RunResources) -> None:
-        check_installed()
+        if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+            raise ConfigError(f"llmrl-finetune needs {', '.join(missing)}: pip install 'llmrl[finetune]'")
+        # The library reads this at import; a value that the user has set stays.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         check_values(config, resources)
 
     def make_model(self, resources: RunResources) -> Model:
@@ -70,43 +99,40 @@ class FinetuneApplication(Application):
             run.result = serve(loop.requests(run), run)
 
     def print_end(self, run: Run) -> None:
-        from llmrl.finetuning.summary import print_finished
+        """Print the results of a fine-tuning run, and the options that use its adapter."""
+        from llmrl.display.console import print_line, print_rows, print_table
+        from llmrl.display.results import print_validity_warning
+        from llmrl.finetuning.proposer_evaluation import read_results
 
-        print_finished(run)
+        for name, task_results in (read_results(run.folder) or {}).items():
+            rows = [
+                [measure.replace("_", " "), *(_format_cell(task_results[column][measure]) for column in _COLUMNS)]
+                for measure in task_results["after"]
+            ]
+            title = f"{task_results['task']} ({name.replace('_', ' ')}), {task_results['prompts']} prompts"
+            header = ["", *(column.replace("_", " ") for column in _COLUMNS)]
+            print_table(f"{title}, 95 % intervals", header, rows, sides="l")
+        scalars = {k.replace("_", " "): v for k, v in run.summary.items() if isinstance(v, int | float | str)}
+        print_rows(str(run.folder), [(k, f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in scalars.items()])
+        print_validity_warning(run.summary)
+        options = adapter_options(run.config["llm"]["model"], run.summary["adapter"])
+        print_line(f"Use it in llmrl-train, with the same env=, agent= and principal.*: {options}")
 
 
-def check_installed() -> None:
-    """Raise ConfigError if a package that training needs is missing; disable usage reports of these packages."""
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"llmrl-finetune needs {', '.join(missing)}: pip install 'llmrl[finetune]'")
-    # The library reads this at import; a value that the user has set stays.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+def adapter_options(model: str, adapter: str) -> str:
+    """Return the options of a policy search with an adapter, quoted for a shell."""
+    values = {"llm.model": model, "llm.adapter": adapter}
+    return shlex.join(
+        ["principal=llm", "llm=local_chat", *(format_override(key, value) for key, value in values.items())]
+    )
 
 
-def with_digests(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved config with digests of the files that affect results.
-
-    They are those of `llmrl-train`, and `runs_digest` of the proposals of the search runs, if there are any.
-
-    Raises:
-        ConfigError: there are no such runs, or their proposals have changed since the run was submitted.
-    """
-    from llmrl.finetuning.trials import find_search_runs
-    from llmrl.run.proposals import FILE_NAME
-
-    config = outside_digests(config)
-    if not config["dataset"].get("runs"):
-        return config
-    digest = hashlib.sha256()
-    for folder in find_search_runs(config["dataset"]["runs"]):
-        digest.update((folder / FILE_NAME).read_bytes() + b"\0")
-    digest_text = digest.hexdigest()[:12]
-    if config.get("runs_digest", digest_text) != digest_text:
-        raise ConfigError(
-            "the proposals in dataset.runs have changed since this run was submitted; repeat its command, which starts "
-            "a new run"
-        )
-    return {**config, "runs_digest": digest_text}
+def _format_cell(statistics: dict[str, Any]) -> str:
+    """Return a mean with the bounds of its interval; "-" if there is none."""
+    if statistics["mean"] is None:
+        return "-"
+    interval = "" if statistics["low"] is None else f" [{statistics['low']:.3g}, {statistics['high']:.3g}]"
+    return f"{statistics['mean']:.3g}{interval}"
 
 
 def check_values(config: Config, resources: RunResources | None = None) -> None:
@@ -214,7 +240,7 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         assert isinstance(model, ChatClient)
         return model
 
-    def tuned(adapter: Path) -> ChatClient:
+    def load_tuned(adapter: Path) -> ChatClient:
         node = {**config["llm"], "adapter": str(adapter)}
         return join_run(RunResources(config, lambda model_resources: build_model(model_resources, node)))
 
@@ -235,7 +261,7 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
             transfer=transfer,
             settings=FinetuneSettings(**settings),
             client=client,
-            tuned=tuned,
+            load_tuned=load_tuned,
             store=Path(config["trials_dir"]).expanduser(),
             seeds=Seeds(config["seed"]).child("finetune"),
         )
@@ -256,7 +282,7 @@ def _build_task(
     """
     from llmrl.finetuning.prompt_format import PromptFormat
     from llmrl.finetuning.search_task import SearchTask
-    from llmrl.finetuning.trials import task_of
+    from llmrl.finetuning.trials import task_identity
 
     builder, seeds, prefix = resources.builder, Seeds(config["seed"]), f"transfer.{name}." if name else ""
     nodes = {group: _part_node(task_config[group], group) for group in ("env", "agent")}
@@ -278,7 +304,7 @@ def _build_task(
         return returns
 
     needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
-    identity = task_of({**nodes, "seed": config["seed"]}, needs_seeds)
+    identity = task_identity({**nodes, "seed": config["seed"]}, needs_seeds)
     limits = _limits(task_config, name) if name else (None, None)
     return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), limits)
 

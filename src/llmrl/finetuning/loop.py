@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,16 @@ import numpy as np
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.proposal_examples import ProposalExample
+from llmrl.core.state_fields import StateFields
 from llmrl.finetuning.proposer_evaluation import RESULTS, EvaluatedTask, ProposerEvaluation, difference, summarize
-from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
-from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
-from llmrl.finetuning.sft import check_replies
-from llmrl.finetuning.training_method import TrainingJob, TrainingMethod
-from llmrl.finetuning.trials import ParameterTrial
+from llmrl.finetuning.rewards import ReplyEvaluator, Rewards, Scale
+from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_prompts
+from llmrl.finetuning.training_methods import TrainingJob, TrainingMethod, check_replies
+from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.client import ChatClient
-from llmrl.llms.local.adapter import save_adapter
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
+from llmrl.llms.local.lora import save_adapter
 from llmrl.llms.validity import Validity
 from llmrl.loops.compute_requests import Call, Delegate, Log, Request, Requests, SafePoint
 from llmrl.run.artifacts import ADAPTER
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 HELD_OUT = "held_out"
 """Name in results of the task that is trained on; other tasks have their own names."""
-WEIGHTS = "trainer"
+TRAINER_FOLDER = "trainer"
 """Folder of the trainer's checkpoints in the run folder."""
 
 
@@ -57,7 +56,7 @@ class FinetuneSettings:
     evaluation: ProposerEvaluation
 
 
-class FinetuneLoop:
+class FinetuneLoop(StateFields):
     """Trains an adapter for the language model that proposes policy parameters.
 
     A checkpoint of the run holds the measurements and the step of the trainer's checkpoint that belongs to it. Training
@@ -68,10 +67,18 @@ class FinetuneLoop:
         transfer: other tasks, which are only evaluated.
         settings: settings of fine-tuning.
         client: client of the model.
-        tuned: function that returns the client of the model with the adapter in a folder.
+        load_tuned: function that returns the client of the model with the adapter in a folder.
         store: folder of stored trials.
         seeds: root of the loop's random numbers.
+
+    Attributes:
+        measurements: measures of each task by phase, `before` and `after` training.
+        client_states: state of the client in each phase.
+        step: step of the trainer's checkpoint that belongs to the run's.
+        is_trained: whether the training has finished.
     """
+
+    _state_fields = ("measurements", "client_states", "step", "is_trained")
 
     def __init__(
         self,
@@ -79,18 +86,18 @@ class FinetuneLoop:
         transfer: Sequence[SearchTask],
         settings: FinetuneSettings,
         client: ChatClient,
-        tuned: Callable[[Path], ChatClient],
+        load_tuned: Callable[[Path], ChatClient],
         store: Path,
         seeds: Seeds,
     ) -> None:
         self.task, self.transfer = task, list(transfer)
         self.dataset, self.rewards = settings.dataset, settings.rewards
         self.method, self.evaluation = settings.method, settings.evaluation
-        self.client, self.tuned, self.store, self.seeds = client, tuned, store, seeds
+        self.client, self.load_tuned, self.store, self.seeds = client, load_tuned, store, seeds
         self.measurements: dict[str, dict[str, State]] = {"before": {}, "after": {}}
-        self.meters: dict[str, State] = {}  # of the model before and after
+        self.client_states: dict[str, State] = {}
         self.step = 0
-        self.trained = False
+        self.is_trained = False
 
     def plan(self) -> list[tuple[str, str]]:
         """Return (subject, description) pairs of the complete run."""
@@ -98,7 +105,7 @@ class FinetuneLoop:
         n_questions = d.held_out * (1 + len(self.transfer))
         episodes = d.trials * d.episodes + len(self.transfer) * self.evaluation.transfer_trials * d.episodes
         space = self.task.space
-        rows = [
+        return [
             ("env", self.task.spec.name),
             ("policy", f"{space.name}, {space.dim} numbers from {space.low.min():g} to {space.high.max():g}"),
             ("model", self.client.label),
@@ -117,8 +124,8 @@ class FinetuneLoop:
                 "evaluation",
                 f"{n_questions:,} questions before and after; {self.evaluation.rollouts} episodes a proposal",
             ),
+            ("  other tasks", ", ".join(task.name for task in self.transfer) or "none"),
         ]
-        return [*rows, ("  other tasks", ", ".join(task.name for task in self.transfer) or "none")]
 
     def requests(self, run: Run) -> Requests[float]:
         """Continue from the state of `run`; return the mean score of the trained proposer on held-out prompts.
@@ -129,52 +136,39 @@ class FinetuneLoop:
             ConfigError: the training examples cannot be used, or the model has no layers of the given names.
             Stopped: a signal requested it; everything is saved.
         """
-        self._restore(run)
+        if run.restored is not None:
+            self.load_state_dict(run.restored)
         chat = self.client.provider
         assert isinstance(chat, LocalChat)
         self._check_model(chat)
         tasks, data = yield Delegate(lambda ask: self._tasks(run, ask))
-        replies = [self.task.questions.reply(question) for question in data.train]
+        replies = [self.task.prompt_format.target_reply(prompt) for prompt in data.train]
         self.method.check(sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train))
         if self.method.needs_replies:
             check_replies(chat, data.train, replies)
         if run.iteration == 0 and not self.measurements["before"]:
-            write_questions(run.folder / "train.jsonl", data.train, replies)
-            held_out = [self.task.questions.reply(question) for question in data.held_out]
-            write_questions(run.folder / "held_out.jsonl", data.held_out, held_out)
+            write_prompts(run.folder / "train.jsonl", data.train, replies)
+            held_out = [self.task.prompt_format.target_reply(prompt) for prompt in data.held_out]
+            write_prompts(run.folder / "held_out.jsonl", data.held_out, held_out)
         yield from self._evaluate(run, "before", self.client, tasks, 0, data.metrics())
         self.client.close()
         adapter = run.folder / ADAPTER
         first = len(tasks)  # number of the checkpoint before training; those of its steps follow
-        if not self.trained:
+        if not self.is_trained:
             scale = tasks[HELD_OUT].scale
             yield Delegate(lambda ask: self._train(run, ask, chat, data, replies, scale, adapter, first))
             if run.stop.requested:
                 yield SafePoint(first + self.method.optimizer.steps + 1, self.state_dict)
-        tuned = self.tuned(adapter)
+        tuned = self.load_tuned(adapter)
         run.status.llm = tuned.label
         yield from self._evaluate(run, "after", tuned, tasks, first + self.method.optimizer.steps + 1, {})
         tuned.close()
         return self._conclude(run, tasks)
 
-    def state_dict(self) -> State:
-        """Return the measurements and the progress of the training."""
-        return {
-            "measured": {phase: dict(tasks) for phase, tasks in self.measurements.items()},
-            "meters": dict(self.meters),
-            "step": self.step,
-            "trained": self.trained,
-        }
-
-    def _restore(self, run: Run) -> None:
-        if run.restored is not None:
-            self.measurements, self.meters = run.restored["measured"], run.restored["meters"]
-            self.step, self.trained = run.restored["step"], run.restored["trained"]
-
     def _tasks(self, run: Run, ask: Callable[[Request], Any]) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
-        """Return every task with its questions, by name, and the dataset of the task that is trained on."""
+        """Return every task with its prompts, by name, and the dataset of the task that is trained on."""
 
-        def prepared(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
+        def prepare(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
             n = dataset.trials
             with run.progress(n, "trials", f"trials of {task.name}") as progress:
 
@@ -185,32 +179,32 @@ class FinetuneLoop:
 
                 return dataset.prepare(task, self.store, seeds, on_chunk)
 
-        data = prepared(self.task, self.dataset, self.seeds.child("data"))
+        data = prepare(self.task, self.dataset, self.seeds.child("data"))
         tasks = {HELD_OUT: self._evaluated_task(self.task, data, self.rewards)}
         for task in self.transfer:
-            transfer_prompts = prepared(
-                task, self.dataset.for_transfer(self.evaluation.transfer_trials), self.seeds.child("transfer")
-            )
-            tasks[task.name] = self._evaluated_task(task, transfer_prompts, self.rewards.scaled(task.limits))
+            dataset = self.dataset.for_transfer(self.evaluation.transfer_trials)
+            transfer_prompts = prepare(task, dataset, self.seeds.child("transfer"))
+            rewards = replace(self.rewards, low=task.limits[0], high=task.limits[1])
+            tasks[task.name] = self._evaluated_task(task, transfer_prompts, rewards)
         return tasks, data
 
     def _evaluated_task(self, task: SearchTask, data: PromptDataset, rewards: Rewards) -> EvaluatedTask:
-        judge = RewardFunction(
-            task.questions, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}")
+        evaluator = ReplyEvaluator(
+            task.prompt_format, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}")
         )
         try:
             scale = rewards.scale(data.train_values)
         except ConfigError as error:
             raise ConfigError(f"{task.name}: {error}") from error
-        return EvaluatedTask(task.name, data.held_out, judge, rewards, scale)
+        return EvaluatedTask(task.name, data.held_out, evaluator, rewards, scale)
 
     def _check_model(self, chat: LocalChat) -> None:
         """Check, before anything is played, that the model can reply in full and can be trained."""
-        questions, space = self.task.questions, self.task.questions.space
+        prompt_format, space = self.task.prompt_format, self.task.space
         middle = space.rounded((space.low + space.high) / 2)
         # The shortest possible prompt.
-        question = questions.ask(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
-        tokens = len(chat.encode_reply(question.messages, questions.write(middle, "")))
+        prompt = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
+        tokens = len(chat.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
         if tokens > chat.settings.max_tokens:
             raise ConfigError(
                 f"llm.max_tokens={chat.settings.max_tokens} is too small for a valid reply: {space.dim} numbers "
@@ -232,8 +226,8 @@ class FinetuneLoop:
         done = self.measurements[phase]
         if len(done) == len(tasks):
             return
-        if phase in self.meters:
-            client.load_state_dict(self.meters[phase])
+        if phase in self.client_states:
+            client.load_state_dict(self.client_states[phase])
         for number, (name, task) in enumerate(tasks.items()):
             if name in done:
                 continue
@@ -242,14 +236,15 @@ class FinetuneLoop:
                 replies = yield Call(partial(client.chat, task.requests()), is_long=True)
             # The same seeds before and after training.
             done[name] = task.measure([reply.text for reply in replies])
-            self.meters[phase] = client.state_dict()
+            self.client_states[phase] = client.state_dict()
             if len(done) < len(tasks):
                 yield SafePoint(iteration + number + 1, self.state_dict)
         metrics = dict(extra_metrics)
         for name, measures in done.items():
-            for measure_name, row in summarize(measures).items():
-                if row["mean"] is not None:
-                    metrics[f"{_tag(name)}/{measure_name}"] = row["mean"]
+            prefix = name if name == HELD_OUT else f"transfer_{name}"
+            for measure_name, statistics in summarize(measures).items():
+                if statistics["mean"] is not None:
+                    metrics[f"{prefix}/{measure_name}"] = statistics["mean"]
         updates = 0 if phase == "before" else self.method.optimizer.steps
         yield Log("evaluation", "updates", metrics | client.metrics(), {"updates": updates})
         yield SafePoint(iteration + len(tasks), self.state_dict, always=True)
@@ -265,10 +260,12 @@ class FinetuneLoop:
         adapter: Path,
         first: int,
     ) -> None:
-        folder = run.folder / WEIGHTS
-        resume = self._resume(folder)
+        folder = run.folder / TRAINER_FOLDER
+        checkpoint = self._find_checkpoint(folder)
         module = load_model("causal", chat.model, chat.settings.revision, chat.device, chat.settings.dtype)
-        judge = RewardFunction(self.task.questions, self.task.play, self.rewards.rollouts, self.seeds.child("rewards"))
+        evaluator = ReplyEvaluator(
+            self.task.prompt_format, self.task.play, self.rewards.rollouts, self.seeds.child("rewards")
+        )
 
         def save(step: int) -> None:
             self.step = step
@@ -276,15 +273,15 @@ class FinetuneLoop:
 
         seeds = self.seeds.child("method")
         job = TrainingJob(
-            run, chat, module, data.train, replies, judge, self.rewards, scale, seeds, folder, resume, save
+            run, chat, module, data.train, replies, evaluator, self.rewards, scale, seeds, folder, checkpoint, save
         )
         model = self.method.train(job)
         save_adapter(model.save_pretrained, adapter, chat.model, chat.settings.revision, chat.identity["files"])
-        self.trained = True
+        self.is_trained = True
         save(self.method.optimizer.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _resume(self, folder: Path) -> Path | None:
+    def _find_checkpoint(self, folder: Path) -> Path | None:
         """Return the trainer's checkpoint that the run's checkpoint names; remove later ones."""
         checkpoint = folder / f"checkpoint-{self.step}"
         for path in folder.glob("checkpoint-*"):
@@ -324,11 +321,7 @@ class FinetuneLoop:
             for phase in ("before", "after"):
                 run.summary[f"{measure_name}_{phase}"] = main_results[phase][measure_name]["mean"]
         validity = Validity()
-        for meter in self.meters.values():
-            validity.add_all(meter["validity"])
+        for client_state in self.client_states.values():
+            validity.add_all(client_state["validity"])
         run.summary |= {name.replace("/", "_"): value for name, value in validity.metrics().items()}
         return float(main_results["after"]["score"]["mean"])
-
-
-def _tag(name: str) -> str:
-    return name if name == HELD_OUT else f"transfer_{name}"

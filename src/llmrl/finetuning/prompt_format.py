@@ -12,8 +12,7 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import ParameterSpace
-from llmrl.finetuning.proposal_examples import ProposalExample
-from llmrl.finetuning.trials import ParameterTrial
+from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.principals.history import History
 from llmrl.principals.llm_principal import LLMPrincipal
@@ -30,14 +29,14 @@ class ProposalPrompt:
         messages: messages to a chat model.
         shown: trials in the prompt, possibly fewer than in the example; trials of equal parameters are one if the
             prompt pools them.
-        left_out: number of trials of the example that are not in the prompt.
+        n_omitted: number of trials of the example that are not in the prompt.
         name, hash: name and hash of the prompt's file, for call logs.
     """
 
     example: ProposalExample
     messages: tuple[dict[str, str], ...]
     shown: tuple[ParameterTrial, ...]
-    left_out: int
+    n_omitted: int
     name: str
     hash: str
 
@@ -48,7 +47,7 @@ class ProposalPrompt:
 
 
 class PromptFormat:
-    """Format of the proposer's prompts and replies: writes prompts and target replies, and parses replies.
+    """Format of the proposer's prompts and replies: makes prompts and target replies, and parses replies.
 
     Args:
         proposer: `principal=llm` as `llmrl-train` builds it, with the chat model that will be asked.
@@ -68,7 +67,7 @@ class PromptFormat:
         self.proposer = proposer
         self.space: ParameterSpace = proposer.space
 
-    def ask(self, example: ProposalExample) -> ProposalPrompt:
+    def make_prompt(self, example: ProposalExample) -> ProposalPrompt:
         """Return the prompt that follows on the trials of an example, each of which counts as one iteration.
 
         If the prompt and the longest reply exceed the context window, whole trials are left out, as the proposer
@@ -81,7 +80,8 @@ class PromptFormat:
         proposer = copy.copy(self.proposer)
         proposer.history = History(proposer.spec, proposer.history.pooled)
         for trial in example.history:
-            proposer.history.add([_to_outcome(trial)])
+            error = standard_error_of_mean(trial.returns)
+            proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, error)])
         proposer.iteration = len(example.history)
         prompt = proposer.question(None)
         records = proposer.history.trim(proposer.select(), proposer.settings.history, proposer.n_shown)
@@ -97,22 +97,22 @@ class PromptFormat:
         messages = ({"role": "user", "content": prompt.text},)
         return ProposalPrompt(example, messages, prompt_trials, n_omitted, prompt.name, prompt.hash)
 
-    def reply(self, question: ProposalPrompt) -> str | None:
-        """Return the reply that proposes the target of the question's example; None if it has no target."""
-        target = question.example.target
+    def target_reply(self, prompt: ProposalPrompt) -> str | None:
+        """Return the reply that proposes the target of the prompt's example; None if it has no target."""
+        target = prompt.example.target
         if target is None:
             return None
-        best = max(trial.value for trial in question.shown)
-        return self.write(target.vector, f"The best so far gave {best:.2f}; this is another place to look.")
+        best = max(trial.value for trial in prompt.shown)
+        return self.format_reply(target.vector, f"The best so far gave {best:.2f}; this is another place to look.")
 
-    def write(self, vector: np.ndarray, reasoning: str) -> str:
+    def format_reply(self, vector: np.ndarray, reasoning: str) -> str:
         """Return a reply with `vector` [d] and `reasoning` in the form that the prompt requests."""
         numbers = [_format_number(value) for value in vector.tolist()]
         if self.proposer.settings.reply == "lines":
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
 
-    def read(self, text: str, cut: bool = False) -> np.ndarray:
+    def parse_reply(self, text: str, cut: bool = False) -> np.ndarray:
         """Return the numbers [d] in a reply, even if out of bounds; `cut` says that the reply was cut off.
 
         Raises:
@@ -127,7 +127,7 @@ class PromptFormat:
             return None
         return self.space.rounded(vector, clip=self.proposer.settings.out_of_range != "accept")
 
-    def proposable(self, vector: np.ndarray) -> bool:
+    def is_proposable(self, vector: np.ndarray) -> bool:
         """Return whether the search would try a proposed vector unchanged."""
         rounded = self.usable(vector)
         return rounded is not None and np.array_equal(rounded, vector)
@@ -142,11 +142,6 @@ def _merge_trials(repeats: Sequence[ParameterTrial]) -> ParameterTrial:
     if len(repeats) == 1:
         return repeats[0]
     return ParameterTrial(repeats[0].vector, np.concatenate([trial.returns for trial in repeats]))
-
-
-def _to_outcome(trial: ParameterTrial) -> Outcome:
-    """Convert a trial to an outcome in the proposer's history."""
-    return Outcome(trial.vector, trial.value, trial.returns, standard_error_of_mean(trial.returns))
 
 
 def _format_number(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.rewards import REWARDS, Attempt, RewardFunction, Rewards, Scale
+from llmrl.finetuning.rewards import REWARDS, Attempt, ReplyEvaluator, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
 from llmrl.statistics.estimators import wilson
 from llmrl.statistics.intervals import mean_interval
@@ -26,9 +26,6 @@ MEASURES = (*RATES, "return", "score", "rank", "reward")
 """All measures of a reply, see `measure`."""
 RESULTS = "evaluation.json"
 """File of the results in the run folder."""
-
-Interval = Callable[[np.ndarray], tuple[float | None, float | None]]
-"""Function that returns the bounds of an interval of the mean of scores [n]."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,12 @@ class EvaluatedTask:
     Attributes:
         name: name of the task.
         prompts: held-out prompts.
-        judge, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
+        evaluator, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
     """
 
     name: str
     prompts: Sequence[ProposalPrompt]
-    judge: RewardFunction
+    evaluator: ReplyEvaluator
     rewards: Rewards
     scale: Scale
 
@@ -67,13 +64,13 @@ class EvaluatedTask:
         """
 
         def read(reply: ChatReply) -> np.ndarray:
-            return self.judge.questions.read(reply.text, reply.cut)
+            return self.evaluator.prompt_format.parse_reply(reply.text, reply.cut)
 
         return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in self.prompts]
 
     def measure(self, replies: Sequence[str]) -> State:
         """Return the measures of the reply to each prompt (`_measures`)."""
-        return self._measures(self.judge(self.prompts, replies, "evaluation"))
+        return self._measures(self.evaluator(self.prompts, replies, "evaluation"))
 
     def baselines(self, seeds: Seeds) -> dict[str, State]:
         """Return the measures of two baselines without a model for the same prompts.
@@ -81,11 +78,11 @@ class EvaluatedTask:
         `random` draws parameters within the bounds. `incumbent` proposes the best of the history again, which shows how
         much of its value was luck.
         """
-        vectors = random_vectors(self.judge.questions.space, seeds.child("random"), range(len(self.prompts)))
-        best = np.stack([max(question.shown, key=lambda trial: trial.value).vector for question in self.prompts])
+        vectors = random_vectors(self.evaluator.prompt_format.space, seeds.child("random"), range(len(self.prompts)))
+        best = np.stack([max(prompt.shown, key=lambda trial: trial.value).vector for prompt in self.prompts])
         return {
-            "random": self._measures(self.judge.of_vectors(self.prompts, vectors, "evaluation")),
-            "incumbent": self._measures(self.judge.of_vectors(self.prompts, best, "evaluation")),
+            "random": self._measures(self.evaluator.evaluate_vectors(self.prompts, vectors, "evaluation")),
+            "incumbent": self._measures(self.evaluator.evaluate_vectors(self.prompts, best, "evaluation")),
         }
 
     def _measures(self, attempts: Sequence[Attempt]) -> State:
@@ -118,12 +115,12 @@ def summarize(measures: State) -> dict[str, dict[str, Any]]:
     These are the `mean`, the bounds `low` and `high` of its 95 % interval, and the number `n` of replies with this
     measure.
     """
-    return {name: _summary(measures[name], _wilson_interval if name in RATES else _t_interval) for name in MEASURES}
+    return {name: _summary(measures[name], is_rate=name in RATES) for name in MEASURES}
 
 
 def difference(after: State, before: State) -> dict[str, dict[str, Any]]:
     """Return the paired differences `after` - `before` with t intervals, over prompts with both measures."""
-    return {name: _summary(np.asarray(after[name]) - np.asarray(before[name]), _t_interval) for name in MEASURES}
+    return {name: _summary(np.asarray(after[name]) - np.asarray(before[name]), is_rate=False) for name in MEASURES}
 
 
 def read_results(run: Path) -> dict[str, Any] | None:
@@ -140,21 +137,16 @@ def read_results(run: Path) -> dict[str, Any] | None:
         raise RunFolderError(f"{run / RESULTS} cannot be read: {error}") from error
 
 
-def _summary(values: np.ndarray, interval: Interval) -> dict[str, Any]:
-    """Return the statistics of the finite ones among `values` [n]."""
+def _summary(values: np.ndarray, is_rate: bool) -> dict[str, Any]:
+    """Return the statistics of the finite ones among `values` [n], with a Wilson interval for rates, else a t one."""
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     if not len(finite):
         return {"mean": None, "low": None, "high": None, "n": 0}
-    low, high = interval(finite)
-    return {"mean": float(finite.mean()), "low": low, "high": high, "n": len(finite)}
-
-
-def _t_interval(scores: np.ndarray) -> tuple[float | None, float | None]:
-    band = mean_interval(scores)
-    return (float(band.low), float(band.high)) if np.isfinite(band.low) else (None, None)
-
-
-def _wilson_interval(scores: np.ndarray) -> tuple[float, float]:
-    low, high = wilson(scores.mean(), len(scores))
-    return float(low), float(high)
+    if is_rate:
+        low, high = wilson(finite.mean(), len(finite))
+    else:
+        interval = mean_interval(finite)
+        low, high = interval.low, interval.high
+    bounds = {"low": float(low), "high": float(high)} if np.isfinite(low) else {"low": None, "high": None}
+    return {"mean": float(finite.mean()), **bounds, "n": len(finite)}

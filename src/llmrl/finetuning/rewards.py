@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import Key, key_of
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 from llmrl.core.records import ChatReply
 from llmrl.core.seeding import Seeds
@@ -118,13 +119,9 @@ def repeat(attempt: Attempt, scale: Scale) -> float:
 Reward = Callable[[Attempt, Scale], float]
 
 REWARDS: Mapping[str, Reward] = {
-    "valid": valid,
-    "in_bounds": in_bounds,
-    "scaled_return": scaled_return,
-    "improvement": improvement,
-    "rank": rank,
-    "repeat": repeat,
+    reward.__name__: reward for reward in (valid, in_bounds, scaled_return, improvement, rank, repeat)
 }
+"""Rewards by their names, which are options."""
 
 
 @dataclass(frozen=True)
@@ -176,47 +173,41 @@ class Rewards:
         high = float(values.max()) if self.high is None else self.high
         return Scale(low, high, self.parity)
 
-    def scaled(self, limits: tuple[float | None, float | None]) -> Rewards:
-        """Return the same rewards for another task, with `limits` as `low` and `high`."""
-        low, high = limits
-        return replace(self, low=low, high=high)
-
     def __call__(self, attempt: Attempt, scale: Scale) -> float:
         """Return the weighted sum."""
         return sum(weight * REWARDS[name](attempt, scale) for name, weight in self.weights.items())
 
 
-class RewardFunction:
+class ReplyEvaluator:
     """Function from replies to attempts: their parameters and returns.
 
-    Replies that are judged together are played under the same seeds (common random numbers). Equal parameters are
+    Replies that are evaluated together are played under the same seeds (common random numbers). Equal parameters are
     played once.
 
     Args:
-        questions: format that parses replies.
+        prompt_format: format that parses replies.
         play: function that plays parameters.
         rollouts: episodes per vector of parameters.
         seeds: node of the seed tree.
     """
 
-    def __init__(self, questions: PromptFormat, play: Play, rollouts: int, seeds: Seeds) -> None:
-        self.questions, self.play, self.rollouts, self.seeds = questions, play, rollouts, seeds
+    def __init__(self, prompt_format: PromptFormat, play: Play, rollouts: int, seeds: Seeds) -> None:
+        self.prompt_format, self.play, self.rollouts, self.seeds = prompt_format, play, rollouts, seeds
         self._last: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], list[Attempt]] | None = None
 
-    def __call__(self, questions: Sequence[ProposalPrompt], replies: Sequence[str], when: str) -> list[Attempt]:
-        """Return the attempt of each reply to its question; `when` names the stream of the episodes' seeds.
+    def __call__(self, prompts: Sequence[ProposalPrompt], replies: Sequence[str], stream: str) -> list[Attempt]:
+        """Return the attempt of each reply to its prompt; `stream` names the stream of the episodes' seeds.
 
         A repetition of the last call returns its result without playing.
         """
-        key = (when, tuple(replies), tuple(id(question) for question in questions))
+        key = (stream, tuple(replies), tuple(id(prompt) for prompt in prompts))
         if self._last is None or self._last[0] != key:
-            parsed_replies = [self._read(reply) for reply in replies]
-            self._last = (key, self._attempts(questions, parsed_replies, when))
+            self._last = (key, self._evaluate(prompts, [self._parse(reply) for reply in replies], stream))
         return self._last[1]
 
-    def of_vectors(self, questions: Sequence[ProposalPrompt], vectors: np.ndarray, when: str) -> list[Attempt]:
+    def evaluate_vectors(self, prompts: Sequence[ProposalPrompt], vectors: np.ndarray, stream: str) -> list[Attempt]:
         """Return attempts for proposals `vectors` [n, d] instead of replies."""
-        return self._attempts(questions, [(vector, "") for vector in vectors], when)
+        return self._evaluate(prompts, [(vector, "") for vector in vectors], stream)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the last replies.
@@ -239,43 +230,36 @@ class RewardFunction:
         }
         return rates | ({"train/return": float(np.mean(returns))} if returns else {})
 
-    def _read(self, reply: str) -> tuple[np.ndarray | None, str]:
+    def _parse(self, reply: str) -> tuple[np.ndarray | None, str]:
         """Return the numbers in a reply and ""; or None and what is wrong with the reply."""
         try:
-            return read(ChatReply(reply), lambda chat_reply: self.questions.read(chat_reply.text)), ""
+            return read(ChatReply(reply), lambda chat_reply: self.prompt_format.parse_reply(chat_reply.text)), ""
         except InvalidReply as error:
             return None, str(error)
 
-    def _attempts(
-        self, questions: Sequence[ProposalPrompt], parsed_replies: Sequence[tuple[np.ndarray | None, str]], purpose: str
+    def _evaluate(
+        self, prompts: Sequence[ProposalPrompt], parsed_replies: Sequence[tuple[np.ndarray | None, str]], stream: str
     ) -> list[Attempt]:
         """Return the attempts of parsed replies; each distinct vector is played once."""
-        usable_vectors = [None if vector is None else self.questions.usable(vector) for vector, _ in parsed_replies]
-        vector_indices: dict[bytes, int] = {}
-        for vector in usable_vectors:
-            if vector is not None:
-                vector_indices.setdefault(_key(vector), len(vector_indices))
-        returns = np.zeros((0, self.rollouts))
-        if vector_indices:
-            vectors = np.stack([np.frombuffer(key, dtype=np.float64) for key in vector_indices])
-            returns = self.play(vectors, episode_seeds(self.seeds.child(purpose), self.rollouts))
+        usable_vectors = [None if vector is None else self.prompt_format.usable(vector) for vector, _ in parsed_replies]
+        keys = [None if vector is None else key_of(vector) for vector in usable_vectors]
+        distinct_keys = [key for key in dict.fromkeys(keys) if key is not None]
+        returns: dict[Key, np.ndarray] = {}
+        if distinct_keys:
+            seeds = episode_seeds(self.seeds.child(stream), self.rollouts)
+            returns = dict(zip(distinct_keys, self.play(np.array(distinct_keys), seeds), strict=True))
         attempts = []
-        for question, (vector, error), parameters in zip(questions, parsed_replies, usable_vectors, strict=True):
-            episode_returns = np.zeros(0) if parameters is None else returns[vector_indices[_key(parameters)]]
+        for prompt, (vector, error), key in zip(prompts, parsed_replies, keys, strict=True):
+            episode_returns = np.zeros(0) if key is None else returns[key]
             attempts.append(
                 Attempt(
                     vector,
-                    in_bounds=vector is not None and self.questions.in_bounds(vector),
+                    in_bounds=vector is not None and self.prompt_format.in_bounds(vector),
                     # Parameters so large that the environment returns NaN or infinity have no value.
                     returns=episode_returns if np.isfinite(episode_returns).all() else np.zeros(0),
-                    history=np.array([trial.value for trial in question.shown]),
-                    repeats=parameters is not None
-                    and _key(parameters) in {_key(trial.vector) for trial in question.shown},
+                    history=np.array([trial.value for trial in prompt.shown]),
+                    repeats=key is not None and key in {key_of(trial.vector) for trial in prompt.shown},
                     error=error,
                 )
             )
         return attempts
-
-
-def _key(vector: np.ndarray) -> bytes:
-    return (np.asarray(vector, dtype=np.float64) + 0.0).tobytes()

@@ -17,14 +17,16 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
-from llmrl.finetuning.proposal_examples import held_out_of, make_examples, split
 from llmrl.finetuning.trials import (
     Bounds,
     Play,
     Series,
     find_search_runs,
+    held_out_size,
+    make_examples,
     random_trials,
     read_search_run,
+    split_series,
     trials_folder,
 )
 from llmrl.run.files import write_atomic
@@ -40,9 +42,9 @@ class SearchTask:
     Attributes:
         name: name of the task in results.
         spec: spec of the environment.
-        identity: description that distinguishes the task from others, see `task_of`.
+        identity: description that distinguishes the task from others, see `task_identity`.
         play: function that plays parameters of the policy.
-        questions: format of the proposer's prompts in this task.
+        prompt_format: format of the proposer's prompts in this task.
         limits: returns that are scaled to 0 and to 1; None: the lowest and the highest among its trials.
     """
 
@@ -50,13 +52,13 @@ class SearchTask:
     spec: EnvSpec
     identity: Mapping[str, Any]
     play: Play
-    questions: PromptFormat
+    prompt_format: PromptFormat
     limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def space(self) -> ParameterSpace:
         """Parameter space of the policy."""
-        return self.questions.space
+        return self.prompt_format.space
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class PromptDataset:
             "data/held_out_prompts": float(len(self.held_out)),
             "data/prompts_with_target": float(sum(q.example.target is not None for q in self.train)),
             "data/trials_shown": float(np.mean([len(q.shown) for q in prompts])),
-            "data/trials_excluded": float(sum(q.left_out for q in prompts)),
+            "data/trials_excluded": float(sum(q.n_omitted for q in prompts)),
         }
 
 
@@ -154,7 +156,7 @@ class Dataset:
         """
         search_series = self._search_series(task)
         self._episodes_per_proposal(search_series)
-        n_held_out = held_out_of(self.trials, self.share)
+        n_held_out = held_out_size(self.trials, self.share)
         if not search_series and min(n_held_out, self.trials - n_held_out) < self.examples:
             raise ConfigError(
                 f"dataset.examples={self.examples} trials per prompt are needed, but of dataset.trials={self.trials} "
@@ -190,8 +192,8 @@ class Dataset:
             folder = trials_folder(store, identity)
             trial_seeds, n, episodes = seeds.child("trials"), self.trials, self.episodes
             series.append(random_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, before_chunk))
-        task.questions.proposer.on_search_start(self.iterations, self._episodes_per_proposal(series))
-        train, holdout = split(series, self.share, seeds.child("split"))
+        task.prompt_format.proposer.on_search_start(self.iterations, self._episodes_per_proposal(series))
+        train, holdout = split_series(series, self.share, seeds.child("split"))
         values, train_values = (
             np.array([trial.value for source in part for trial in source.trials]) for part in (series, train)
         )
@@ -229,18 +231,20 @@ class Dataset:
         self, task: SearchTask, series: Sequence[Series], n: int, seeds: Seeds, purpose: str
     ) -> list[ProposalPrompt]:
         """Return `n` prompts made from the trials of `series`."""
-        examples = make_examples(series, n, self.min_examples, self.examples, seeds, purpose, task.questions.proposable)
-        return [task.questions.ask(example) for example in examples]
+        examples = make_examples(
+            series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_proposable
+        )
+        return [task.prompt_format.make_prompt(example) for example in examples]
 
 
 def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in _VERSIONS if importlib.util.find_spec(name) is not None}
 
 
-def write_questions(path: Path, questions: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
+def write_prompts(path: Path, prompts: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
     """Write one JSON object per line: prompt, number of trials shown, their best value, and target reply."""
     lines = [
         {"prompt": q.text, "shown": len(q.shown), "best": max(trial.value for trial in q.shown), "reply": reply}
-        for q, reply in zip(questions, replies, strict=True)
+        for q, reply in zip(prompts, replies, strict=True)
     ]
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))

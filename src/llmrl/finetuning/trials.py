@@ -1,4 +1,7 @@
-"""Trials of a task before training: parameters and the returns of their episodes."""
+"""Trials of a task before training: parameters and the returns of their episodes, and examples made from them.
+
+An example is a history to show, and better parameters as the target.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import PooledEstimates, key_of
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
@@ -21,10 +25,11 @@ from llmrl.run.artifacts import read_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import unwritable
 from llmrl.run.proposals import FILE_NAME, read_proposals
+from llmrl.statistics.estimators import standard_error_of_mean
 
 log = logging.getLogger(__name__)
 
-CHUNK = 64
+CHUNK_SIZE = 64
 """Number of random trials that are played and written together; a kill loses at most so many."""
 _FORMAT = 1
 _IRRELEVANT_FIELDS = ("n_envs", "name", "render", "engine", "text", "success", "success_threshold")
@@ -56,12 +61,12 @@ class Series:
 
     Attributes:
         trials: trials of a search run in the order of its proposals, or random trials.
-        ordered: whether the trials are those of a search run.
+        is_search: whether the trials are those of a search run.
         episodes: episodes of each proposal, as in the search's config; trials before its first question may differ.
     """
 
     trials: tuple[ParameterTrial, ...]
-    ordered: bool
+    is_search: bool
     episodes: int | None = None
 
 
@@ -121,13 +126,13 @@ def random_trials(
     except OSError as error:
         raise unwritable(folder, error) from error
     trials: list[ParameterTrial] = []
-    for start in range(0, n, CHUNK):
+    for start in range(0, n, CHUNK_SIZE):
         path = folder / f"trials_{start:06d}.json"
         chunk = _read_chunk(path, space.dim, episodes)
         if chunk is None:
             before_chunk(start)
             # Chunks are always complete, so that the files do not depend on the first requested n.
-            indices = range(start, start + CHUNK)
+            indices = range(start, start + CHUNK_SIZE)
             vectors = random_vectors(space, seeds.child("vectors"), indices, bounds)
             returns = play(vectors, episode_seeds(seeds.child("episodes").child(start), episodes))
             chunk = [ParameterTrial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
@@ -150,7 +155,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
     Args:
         folder: the run folder.
         space: parameter space of the policy.
-        task: required description of the task, see `task_of`.
+        task: required description of the task, see `task_identity`.
 
     Raises:
         ConfigError: the folder is not a search run, has no or invalid proposals, or belongs to another task.
@@ -162,7 +167,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
             "outputs/cartpole/<run>/s0, or a folder that contains such folders"
         )
     config = read_config(folder, ())
-    run_task = task_of(config, seeded="seed" in task)
+    run_task = task_identity(config, seeded="seed" in task)
     differing_keys = sorted(key for key in {*task, *run_task} if task.get(key) != run_task.get(key))
     if differing_keys:
         summary = "; ".join(f"{key}={run_task.get(key)} instead of {task.get(key)}" for key in differing_keys)
@@ -205,7 +210,7 @@ def find_search_runs(paths: Sequence[str]) -> list[Path]:
     return sorted(run_folders)
 
 
-def task_of(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
+def task_identity(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
     """Return the entries of a resolved config that define the task.
 
     These are environment and agent, without fields that do not affect returns. `seeded` adds the seed, because
@@ -227,7 +232,142 @@ def _read_chunk(path: Path, dim: int, episodes: int) -> list[ParameterTrial] | N
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s cannot be read (%r); its trials are played again", path, error)
         return None
-    is_complete = len(trials) == CHUNK and all(
+    is_complete = len(trials) == CHUNK_SIZE and all(
         t.vector.shape == (dim,) and t.returns.shape == (episodes,) for t in trials
     )
     return trials if is_complete else None
+
+
+@dataclass(frozen=True, eq=False)
+class ProposalExample:
+    """Example of a proposer's task.
+
+    Attributes:
+        index: number of the example, which names its random streams.
+        history: trials to show, in order, at least one.
+        target: trial of other parameters that is better than all of the history; None if none is known.
+    """
+
+    index: int
+    history: tuple[ParameterTrial, ...]
+    target: ParameterTrial | None
+
+    @property
+    def best(self) -> float:
+        """Highest value of the history."""
+        return max(trial.value for trial in self.history)
+
+
+def split_series(series: Sequence[Series], share: float, seeds: Seeds) -> tuple[list[Series], list[Series]]:
+    """Split `series` into (training, held out) without common parameters.
+
+    If there are several search runs, complete runs are held out. Otherwise, parameters with all their trials are held
+    out. At least one is held out and one remains. Trials of held-out parameters are removed from all training series.
+
+    Args:
+        series: series of one task.
+        share: share of trials or runs to hold out, in (0, 1).
+        seeds: seed tree of the selection.
+    """
+    runs = [source for source in series if source.is_search]
+    train: list[Series] = []
+    holdout: list[Series] = []
+    if len(runs) > 1:
+        holdout_indices = _sample_indices(len(runs), share, seeds.numpy("runs"))
+        for i, run in enumerate(runs):
+            (holdout if i in holdout_indices else train).append(run)
+    for i, source in enumerate(series):
+        if source.is_search and len(runs) > 1:
+            continue
+        vectors = list(dict.fromkeys(key_of(trial.vector) for trial in source.trials))
+        holdout_keys = {vectors[j] for j in _sample_indices(len(vectors), share, seeds.numpy(f"trials {i}"))}
+        holdout.append(replace(source, trials=tuple(t for t in source.trials if key_of(t.vector) in holdout_keys)))
+        train.append(source)
+    excluded = {key_of(trial.vector) for source in holdout for trial in source.trials}
+    return [
+        replace(source, trials=tuple(t for t in source.trials if key_of(t.vector) not in excluded)) for source in train
+    ], holdout
+
+
+def make_examples(
+    series: Sequence[Series],
+    n: int,
+    min_trials: int,
+    max_trials: int,
+    seeds: Seeds,
+    purpose: str,
+    is_proposable: Callable[[np.ndarray], bool] = lambda vector: True,
+) -> list[ProposalExample]:
+    """Return `n` examples, of which number i is a function of (series, seeds, i).
+
+    A history consists of random trials of one series. Trials of a search run are drawn from those before a random
+    moment, and are shown in chronological order. The target is a random one of all trials whose parameters have a
+    higher mean value than the history's best trial.
+
+    Args:
+        series: series of trials, drawn with probability proportional to their length.
+        n: number of examples.
+        min_trials: lower bound of the uniformly drawn number of trials in a history.
+        max_trials: upper bound of this number.
+        seeds: node of the seed tree.
+        purpose: name of the trials in error messages.
+        is_proposable: function that says whether parameters could be proposed unchanged; others are shown, but never a
+            target.
+
+    Raises:
+        ConfigError: no series has `max_trials` trials.
+    """
+    usable = [source for source in series if len(source.trials) >= max_trials]
+    if not usable:
+        max_length = max((len(source.trials) for source in series), default=0)
+        raise ConfigError(
+            f"dataset.examples={max_trials} trials per prompt are needed, but there are at most {max_length} "
+            f"{purpose}; increase dataset.trials, add dataset.runs, or decrease dataset.examples"
+        )
+    sizes = np.array([len(source.trials) for source in usable], dtype=np.float64)
+    candidates = [trial for source in series for trial in source.trials]
+    pool = PooledEstimates()
+    for trial in candidates:
+        n_episodes = len(trial.returns)
+        pool.add(trial.vector, trial.value, standard_error_of_mean(trial.returns), n_episodes, n_episodes)
+    values = np.array([pool.of(trial.vector).value for trial in candidates])
+    has_target_vector = np.array([is_proposable(trial.vector) for trial in candidates])
+    examples = []
+    for i in range(n):
+        rng = seeds.numpy(i)
+        source = usable[int(rng.choice(len(usable), p=sizes / sizes.sum()))]
+        size = int(rng.integers(min_trials, max_trials + 1))
+        end = int(rng.integers(size, len(source.trials) + 1)) if source.is_search else len(source.trials)
+        indices = rng.choice(end, size=size, replace=False)
+        history = tuple(source.trials[j] for j in (np.sort(indices) if source.is_search else indices))
+        draw = int(rng.integers(2**31))
+        examples.append(ProposalExample(i, history, _target(history, candidates, values, has_target_vector, draw)))
+    return examples
+
+
+def _target(
+    history: Sequence[ParameterTrial],
+    candidates: Sequence[ParameterTrial],
+    values: np.ndarray,
+    is_proposable: np.ndarray,
+    draw: int,
+) -> ParameterTrial | None:
+    """Return a candidate that is better than all of `history`, selected by `draw`; None if there is none.
+
+    `values` [n] are the candidates' values, `is_proposable` [n] tells whether they may be targets.
+    """
+    best = max(trial.value for trial in history)
+    history_keys = {key_of(trial.vector) for trial in history}
+    indices = np.flatnonzero(is_proposable & (values > best)).tolist()
+    better = [candidates[j] for j in indices if key_of(candidates[j].vector) not in history_keys]
+    return better[draw % len(better)] if better else None
+
+
+def held_out_size(n: int, share: float) -> int:
+    """Return about `share` of `n`, at least 1 and, for n > 1, at most n - 1."""
+    return int(np.clip(round(share * n), 1, max(n - 1, 1)))
+
+
+def _sample_indices(n: int, share: float, rng: np.random.Generator) -> set[int]:
+    """Draw the indices to hold out of `n`, about `share` of them."""
+    return set(rng.permutation(n)[: held_out_size(n, share)].tolist())

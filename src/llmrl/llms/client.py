@@ -18,7 +18,7 @@ from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.call_log import FILE_NAME, Call, CallLog
 from llmrl.llms.endpoint import Endpoint, Terms
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.local.chat_learner import ChatLearners
+from llmrl.llms.local.learning import ChatLearners
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import RepeatCounter, request_key

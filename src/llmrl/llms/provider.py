@@ -11,7 +11,7 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.images import count_image_tokens
 
 if TYPE_CHECKING:
-    from llmrl.llms.local.chat_learner import ChatLearners
+    from llmrl.llms.local.learning import ChatLearners
 
 MESSAGE_TOKENS = 4
 """Approximate tokens that a chat format adds around each message."""
@@ -32,6 +32,7 @@ class Provider(ABC):
         max_tokens: maximum number of tokens of an answer; None: the provider's default.
         thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
         include_reasoning: whether a reply shown back to the model includes its thoughts.
+        learners: learners that train the model from its replies; None if the model does not learn.
         stopping: function that returns whether the run is to stop, which the client sets. A model in this process that
             waits for a server then raises `Interrupted`.
         input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
@@ -42,16 +43,12 @@ class Provider(ABC):
     label: str
     remote = True
     include_reasoning = False
+    learners: ChatLearners | None = None
 
     @property
     def sees(self) -> bool:
         """True if messages may contain images."""
         return False
-
-    @property
-    def learners(self) -> ChatLearners | None:
-        """Learners that train the model from its replies; None if the model does not learn."""
-        return None
 
     @property
     def quota(self) -> str | None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import State, TokenSample
+from llmrl.core.records import TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
-from llmrl.llms.local.chat_learner import ChatLearners
+from llmrl.llms.local.learning import ChatLearners, TrajectoryBuffer
 
 
 class ProposalLearning(StateFields):
@@ -29,7 +29,7 @@ class ProposalLearning(StateFields):
         ConfigError: the learner needs values of states.
     """
 
-    _state_fields = ("_learner", "_recorder", "_n_proposals", "_values", "_updates")
+    _state_fields = ("_learner", "_recorder", "_values", "_updates")
 
     def __init__(self, learners: ChatLearners, seeds: Seeds) -> None:
         if learners.n_continuations:
@@ -38,8 +38,7 @@ class ProposalLearning(StateFields):
                 "episode, turn or anchor"
             )
         self._learners, self._learner, self._seeds = learners, learners.learner(""), seeds
-        self._n_proposals = 0
-        self._recorder = learners.recorder(0, 1)  # replies of the last step
+        self._recorder = TrajectoryBuffer()  # replies of the last step
         self._values: list[float] = []
         self._updates = 0
 
@@ -53,8 +52,7 @@ class ProposalLearning(StateFields):
 
     def record(self, replies: Sequence[Sequence[tuple[TokenSample, bool]]]) -> None:
         """Record the sampled replies of each proposal of a step, each with whether it was valid."""
-        self._n_proposals = len(replies)
-        self._recorder = self._learners.recorder(self._n_proposals, 1)
+        self._recorder = TrajectoryBuffer()
         for i, samples in enumerate(replies):
             for turn, (sample, is_valid) in enumerate(samples):
                 self._recorder.add_reply(i, 0, sample, f"turn {turn}", is_valid, turn)
@@ -81,7 +79,3 @@ class ProposalLearning(StateFields):
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
         self._learner.write_adapter(folder)
-
-    def load_state_dict(self, state: State) -> None:
-        self._recorder = self._learners.recorder(state["n_proposals"], 1)
-        super().load_state_dict(state)

@@ -16,8 +16,7 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.text_array import TextArray
-from llmrl.llms.local.adapter import adapters_off
-from llmrl.llms.local.lora import Lora
+from llmrl.llms.local.lora import Lora, adapters_off
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
 from models import causal_scorer, seq2seq_scorer

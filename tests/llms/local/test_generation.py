@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.local.batching import plan_batches
-from llmrl.llms.local.generation import FinishedReplies
+from llmrl.llms.local.generation import FinishedReplies, plan_batches
 from tiny_models import make_tiny_causal
 
 MAX_TOKENS, ROWS = 60, 4
@@ -76,7 +75,7 @@ def test_replies_match_single_batch(name, request):
     separate = build(folder, limit(together, requests))
     expected = together.complete(requests)
     assert separate.complete(requests) == expected
-    assert separate._generator._is_divisible is (name == "llama")
+    assert separate._generator._can_join_batches is (name == "llama")
     assert len({reply.completion_tokens for reply in expected}) > 5
 
 

@@ -12,8 +12,8 @@ from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.local.adapter import BASE, adapter_fingerprint, write_base
 from llmrl.llms.local.loading import folder_fingerprint
+from llmrl.llms.local.lora import BASE, adapter_fingerprint, write_base
 from llmrl.llms.request_key import request_key
 from tiny_models import make_tiny_causal
 

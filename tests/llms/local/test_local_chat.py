@@ -14,8 +14,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.local.batching import pad_left, plan_batches
-from llmrl.llms.local.token_sampling import GumbelNoise
+from llmrl.llms.local.generation import GumbelNoise, pad_left, plan_batches
 from tiny_models import CHAT_TEMPLATE, make_tiny_causal, make_tiny_tokenizer
 
 QUESTIONS = ["Hi", "What tax rate do you propose for the next year?", "0.1 0.2 0.3 " * 12, "Why?", "é ü 漢字"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.core.records import TokenSample
-from llmrl.llms.local.trajectories import TrajectoryBuffer, merge_turns, token_sequences
+from llmrl.llms.local.learning import TrajectoryBuffer, merge_turns, token_sequences
 
 
 def sample(prompt, tokens):
@@ -38,7 +38,7 @@ def test_merged_sequences_contain_each_reply(turns):
 
 
 def test_buffer():
-    buffer = TrajectoryBuffer(2, 1)
+    buffer = TrajectoryBuffer()
     buffer.add_reward(0, 0, 5.0)  # before any reply
     add(buffer, 1)
     add(buffer, 0)
@@ -48,7 +48,7 @@ def test_buffer():
     buffer.end(1)
     assert [t.game for t in buffer.take()] == [1]
     buffer.end(0)
-    restored = TrajectoryBuffer(2, 1)
+    restored = TrajectoryBuffer()
     add(restored, 1)
     restored.load_state_dict(buffer.state_dict())
     for each in (buffer, restored):

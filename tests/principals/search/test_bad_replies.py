@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
-from llmrl.finetuning.rewards import RewardFunction
+from llmrl.finetuning.rewards import ReplyEvaluator
 from llmrl.finetuning.search_task import SearchTask
 from llmrl.llms.call_log import FILE_NAME as LEDGER
 from llmrl.llms.call_log import read_calls
@@ -191,14 +191,14 @@ def test_huge_numbers_are_not_rounded():
         principal.read(str([1e308] * 7 + [float("inf")]))
 
 
-def test_non_finite_judgment_has_no_value():
+def test_non_finite_return_has_no_value():
     prompt_format = PromptFormat(searcher(POLE, out_of_range="accept"))
 
-    class StubQuestion:
+    class StubPrompt:
         shown = ()
 
-    judge = RewardFunction(
+    evaluator = ReplyEvaluator(
         prompt_format, lambda vectors, seeds: np.where(np.abs(vectors[:, :1]) > 1e30, -np.inf, 1.0), 1, Seeds(0)
     )
-    attempts = judge([StubQuestion(), StubQuestion()], [str([1e40] * 8), str([7.0] * 8)], "now")
+    attempts = evaluator([StubPrompt(), StubPrompt()], [str([1e40] * 8), str([7.0] * 8)], "now")
     assert [attempt.value for attempt in attempts] == [None, 1.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.agents.llm_player.conversation import PlayerConversation
 from llmrl.agents.llm_player.lessons import LESSON_TURNS
-from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
+from llmrl.agents.llm_player.player_prompts import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
@@ -21,8 +21,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.images import image_tokens
-from llmrl.llms.local.chat_learner import ChatLearner, Sharing
-from llmrl.llms.local.trajectories import TrajectoryBuffer
+from llmrl.llms.local.learning import ChatLearner, Sharing, TrajectoryBuffer
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from llmrl.core.rollouts import Rollout
 
-EXAMPLE = "?" * 200
+PLACEHOLDER = "?" * 200
 """Placeholder of an observation in estimates of prompts."""
 REPLY_TOKENS = 80
 """Approximate tokens of a reply with a reflection."""
@@ -104,7 +103,7 @@ class LLMPlayer:
         learners = llm.learners if isinstance(llm, ChatClient) else None
         self.learns = learners is not None
         self._learners: dict[str, ChatLearner] = {}
-        self._recorder: TrajectoryBuffer | None = None
+        self._recorder = TrajectoryBuffer()
         self.group_size: int | None = None
         self.n_continuations, self.gamma = 0, 1.0
         adapters: list[str] = []
@@ -124,24 +123,21 @@ class LLMPlayer:
             adapters = adapter_names(learners.sharing, spec, society_index if has_principal else None, member)
             reply_seeds = seeds.child("replies") if has_principal and seeds is not None else None
             self._learners = {name: learners.learner(name, reply_seeds) for name in adapters}
-            self._recorder = learners.recorder(spec.n_envs, spec.n_agents)
-        self.policy = LLMPolicy(spec, llm, settings, content, self._recorder, adapters)
+        self.policy = LLMPolicy(spec, llm, settings, content, self._recorder if self.learns else None, adapters)
         self.carried = self.policy.carried
 
     def unrecorded(self) -> AbstractContextManager[None]:
         """Return a context in which replies are not recorded for training, e.g. that of an evaluation."""
-        return nullcontext() if self._recorder is None else self._recorder.paused()
+        return self._recorder.paused()
 
     def end_episodes(self) -> None:
         """Truncate the recorded episodes that are still in progress."""
-        if self._recorder is not None:
-            for game in range(self.policy.spec.n_envs):
-                self._recorder.end(game)
+        for game in range(self.policy.spec.n_envs):
+            self._recorder.end(game)
 
     def set_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
-        if self._recorder is not None:
-            self._recorder.set_values(values)
+        self._recorder.set_values(values)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics.
@@ -149,13 +145,13 @@ class LLMPlayer:
         The metrics (`learn/...`, under a principal `player/learn/...`) are means over the adapters of the players.
         `learn/diversity` tells how much the players' actions differ (`action_diversity`).
         """
-        if self._recorder is None:
+        if not self.learns:
             return {}
         trajectories = self._recorder.take()
-        updates = []
-        for name, learner in self._learners.items():
-            adapter_trajectories = [t for t in trajectories if self.policy.adapters[t.agent] == name]
-            updates.append(learner.update(adapter_trajectories, generator))
+        updates = [
+            learner.update([t for t in trajectories if self.policy.adapters[t.agent] == name], generator)
+            for name, learner in self._learners.items()
+        ]
         names = dict.fromkeys(name for metrics in updates for name in metrics)
         means = {name: statistics.fmean(metrics[name] for metrics in updates if name in metrics) for name in names}
         if self.policy.spec.n_agents > 1 and self.policy.spec.continuous_actions is None:
@@ -206,8 +202,8 @@ class LLMPlayer:
             2 * system_tokens + shown_lesson_tokens + min(decisions, LESSON_TURNS) * (turn_tokens + reply_tokens)
         )
         n_agents = spec.n_agents
-        n_messages = 0 if policy.talk is None else -(-steps // policy.talk.every) * n
-        message_tokens = 0 if policy.talk is None else policy.talk.length // 4 + MESSAGE_TOKENS
+        n_messages = 0 if policy.talk is None else -(-steps // policy.talk.interval) * n
+        message_tokens = 0 if policy.talk is None else policy.talk.max_length // 4 + MESSAGE_TOKENS
         calls = (decisions * n + n_lessons + n_messages) * n_agents
         # The others read a message with their next question, and in the turns that are shown later.
         message_prompt_tokens = episode_tokens // decisions + n_agents * message_tokens
@@ -232,10 +228,10 @@ class LLMPlayer:
     def _turn_tokens(self, steps: int, n_observations: int) -> int:
         """Estimate the tokens of a question with `n_observations` observations and all their extras."""
         policy = self.policy
-        conversation = PlayerConversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
+        conversation = PlayerConversation(steps=steps, episode_return=-float(steps) - 0.1, reward=-float(steps) - 0.1)
         has_mask = "action_mask" in policy.channels
         legal = policy.answers.legal_answers([True] * policy.spec.n_actions) if has_mask else None
-        example_text = (policy.text.example or EXAMPLE) if policy.settings.show_text else None
+        example_text = (policy.text.example or PLACEHOLDER) if policy.settings.show_text else None
         for _ in range(n_observations):
             conversation.add_observation(example_text, legal, policy.settings.observation_extras)
         return estimate_tokens(conversation.question()) + MESSAGE_TOKENS
@@ -253,33 +249,24 @@ class LLMPlayer:
             "action every": f"{settings.action_interval} steps",
             "pictures": f"the newest {settings.show_frames}" if settings.show_frames else "none",
             "lessons": settings.lessons or "none",
-            **(
-                {"talk": f"every {settings.message_interval} steps, to {settings.message_recipients}"}
-                if settings.message_interval
-                else {}
-            ),
+            **({} if policy.talk is None else {"talk": f"every {policy.talk.interval} steps, to {policy.talk.to}"}),
             **({"personas": len(content.personas)} if content.personas else {}),
-            **self._describe_learners(),
+            **(next(iter(self._learners.values())).describe() if self.learns else {}),
+            **({"adapters": len(self._learners)} if len(self._learners) > 1 else {}),
             "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.prompts.system(0, ()).text):,} tokens",
         }
 
-    def _describe_learners(self) -> dict[str, Any]:
-        """Return the description of a learner, and the number of adapters if there are several."""
-        learners = list(self._learners.values())
-        adapters = {"adapters": len(learners)} if len(learners) > 1 else {}
-        return {**learners[0].describe(), **adapters} if learners else {}
-
     def state_dict(self) -> State:
         state = self.policy.state_dict()
-        if self._recorder is None:
-            return state
-        learners = [learner.state_dict() for learner in self._learners.values()]
-        return state | {"learners": learners, "trajectories": self._recorder.state_dict()}
+        if self.learns:
+            state["learners"] = [learner.state_dict() for learner in self._learners.values()]
+            state["trajectories"] = self._recorder.state_dict()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         self.policy.load_state_dict(state)
-        if self._recorder is not None:
+        if self.learns:
             for learner, learner_state in zip(self._learners.values(), state["learners"], strict=True):
                 learner.load_state_dict(learner_state)
             self._recorder.load_state_dict(state["trajectories"])
@@ -291,8 +278,8 @@ def action_diversity(rollout: Rollout, n_actions: int) -> float:
     It is the entropy of the mean distribution minus the mean entropy: 0 if all players have the same distribution, at
     most the logarithm of the number of players. Steps after the end of an episode are left out.
     """
-    ended = (rollout.terminated | rollout.truncated).cpu().numpy()
-    is_played = np.cumsum(ended, axis=0) - ended == 0  # [T, n_envs]
+    is_done = (rollout.terminated | rollout.truncated).cpu().numpy()
+    is_played = np.cumsum(is_done, axis=0) - is_done == 0  # [T, n_envs]
     actions = rollout.action.cpu().numpy()[is_played]  # [n, n_agents]
     counts = np.stack([np.bincount(column, minlength=n_actions) for column in actions.T])
     from scipy.stats import entropy  # lazy: importing it takes longer than most commands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -51,54 +52,54 @@ def make_answer_format(spec: EnvSpec, action_format: AnswerWith, decimals: int) 
         )
     if spec.text.amount:
         return AmountAnswer(actions, spec.text.amount)
-    return DiscreteAnswer(actions, numbered=action_format == "number")
+    return DiscreteAnswer(actions, is_numbered=action_format == "number")
 
 
 class DiscreteAnswer:
-    """Format of discrete actions, answered by name or, if `numbered`, by number from 0; parsing accepts both.
+    """Format of discrete actions, answered by name or, if `is_numbered`, by number from 0; parsing accepts both.
 
     Attributes:
-        question: parser of the answer in a reply.
+        parser: parser of the answer in a reply.
         descriptions: pairs (answer, description of its effect).
-        numbered: whether actions are answered by their number.
+        is_numbered: whether actions are answered by their number.
     """
 
-    def __init__(self, descriptions: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
-        self.question: AnswerParser[Any] = ChoiceParser(
-            [name for name, _ in descriptions], [description for _, description in descriptions], numbered
+    def __init__(self, descriptions: tuple[tuple[str, str], ...], is_numbered: bool = False) -> None:
+        self.parser: AnswerParser[Any] = ChoiceParser(
+            [name for name, _ in descriptions], [description for _, description in descriptions], is_numbered
         )
         self.descriptions: tuple[tuple[str, str], ...] = (
-            tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(descriptions)) if numbered else descriptions
+            tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(descriptions)) if is_numbered else descriptions
         )
         self.names = [name for name, _ in self.descriptions]
-        self.numbered = all(name.isdigit() for name in self.names)
+        self.is_numbered = all(name.isdigit() for name in self.names)
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the reply's `action`.
 
         It is the same in every state, whatever is legal, because providers cache it together with the prompt.
         """
-        if self.numbered:
+        if self.is_numbered:
             return {"type": "integer", "enum": [int(name) for name in self.names]}
         return {"type": "string", "enum": self.names}
 
-    def examples(self) -> list[Action]:
+    def example_actions(self) -> list[Action]:
         """Return one or two actions for examples in prompts, which are not always the first actions."""
         n = len(self.names)
         first = int.from_bytes(hashlib.sha256("|".join(self.names).encode()).digest()[:4], "big") % n
         return [first] if n == 1 else [first, (first + 1 + n // 2) % n if n > 2 else 1 - first]
 
-    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+    def to_action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
         """Return the action of a parsed answer; raise InvalidReply if it is illegal or out of bounds."""
         if legal is not None and not legal[answer]:
-            raise InvalidReply(f"the action {self.names[answer]!r} is not legal now")
+            raise InvalidReply(f"the action {self.as_json(answer)!r} is not legal now")
         return int(answer)
 
-    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
+    def describe_accepted(self, legal: Sequence[bool] | None) -> str:
         """Return a phrase that names the accepted answers, for error messages."""
-        return "choose one of " + ", ".join(
-            f'"{name}"' if not self.numbered else name for name in self._legal_names(legal)
-        )
+        is_accepted = legal if legal is not None and any(legal) else [True] * len(self.names)
+        names = itertools.compress(self.names, is_accepted)
+        return "choose one of " + ", ".join(name if self.is_numbered else f'"{name}"' for name in names)
 
     def legal_answers(self, legal: Sequence[bool]) -> Any:
         """Return the legal answers as they are shown to players, as a JSON-compatible value."""
@@ -107,19 +108,14 @@ class DiscreteAnswer:
     def as_json(self, action: Action) -> Any:
         """Return the answer that means `action`, as a JSON-compatible value."""
         assert isinstance(action, int)
-        return int(self.names[action]) if self.numbered else self.names[action]
+        return int(self.names[action]) if self.is_numbered else self.names[action]
 
     def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
         """Return the action that replaces a missing answer: the last action if legal, else the first legal one."""
         if isinstance(last, int) and (legal is None or legal[last]):
             return last
         # If no action is legal, the environment decides what happens.
-        return 0 if legal is None or not any(legal) else next(i for i, is_legal in enumerate(legal) if is_legal)
-
-    def _legal_names(self, legal: Sequence[bool] | None) -> list[str]:
-        if legal is None or not any(legal):
-            return self.names
-        return [name for name, is_legal in zip(self.names, legal, strict=True) if is_legal]
+        return next((i for i, is_legal in enumerate(legal or ()) if is_legal), 0)
 
 
 class AmountAnswer(DiscreteAnswer):
@@ -137,12 +133,7 @@ class AmountAnswer(DiscreteAnswer):
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": 0, "maximum": len(self.names) - 1}
 
-    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
-        if legal is not None and not legal[answer]:
-            raise InvalidReply(f"{answer} is not possible now")
-        return int(answer)
-
-    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
+    def describe_accepted(self, legal: Sequence[bool] | None) -> str:
         possible = self.legal_answers(legal if legal is not None and any(legal) else [True] * len(self.names))
         return f"the action is a whole number: {possible}"
 
@@ -162,7 +153,7 @@ class ContinuousAnswer:
     Methods are as in `DiscreteAnswer`; a missing answer is replaced by the last action, else by 0 within the bounds.
     """
 
-    numbered = False
+    is_numbered = False
 
     def __init__(
         self, numbers: ContinuousActions, descriptions: tuple[tuple[str, str], ...], decimals: int, name: str
@@ -177,16 +168,16 @@ class ContinuousAnswer:
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ConfigError(f"an action of env={name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
-        self.question: AnswerParser[Any] = VectorParser(self.names, bounds=bounds, answer_name="action")
-        self.whole, self.decimals = np.array(numbers.whole), decimals
-        kinds = ["a whole number " if is_integer else "" for is_integer in numbers.whole]
+        self.parser: AnswerParser[Any] = VectorParser(self.names, bounds=bounds, answer_name="action")
+        self.is_integer, self.decimals = np.array(numbers.whole), decimals
         self.descriptions = tuple(
-            (key, f"{description} ({kinds[i]}{self._bounds(i)})") for i, (key, description) in enumerate(descriptions)
+            (key, f"{description} ({'a whole number ' if numbers.whole[i] else ''}{self._bounds(i)})")
+            for i, (key, description) in enumerate(descriptions)
         )
 
-    def examples(self) -> list[Action]:
-        points = [self.low + share * (self.high - self.low) for share in (0.75, 0.25)]
-        return [self.action(np.where(self.whole, np.round(point), point), None) for point in points]
+    def example_actions(self) -> list[Action]:
+        points = [self.low + fraction * (self.high - self.low) for fraction in (0.75, 0.25)]
+        return [self.to_action(np.where(self.is_integer, np.round(point), point), None) for point in points]
 
     def schema(self) -> dict[str, Any]:
         properties = {
@@ -195,22 +186,22 @@ class ContinuousAnswer:
                 "minimum": _plain_number(low),
                 "maximum": _plain_number(high),
             }
-            for name, low, high, is_integer in zip(self.names, self.low, self.high, self.whole, strict=True)
+            for name, low, high, is_integer in zip(self.names, self.low, self.high, self.is_integer, strict=True)
         }
-        return {"type": "object", "properties": properties, "required": self.names, "additionalProperties": False}
+        return object_schema(properties)
 
-    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+    def to_action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
         values = np.asarray(answer, dtype=np.float64).reshape(-1)
         tolerance = 1e-6 * (self.high - self.low)
         for i in np.flatnonzero((values < self.low - tolerance) | (values > self.high + tolerance)):
             raise InvalidReply(f"{self.names[i]} must be {self._bounds(i)}, got {values[i]:g}")
-        for i in np.flatnonzero(self.whole & (values != np.round(values))):
+        for i in np.flatnonzero(self.is_integer & (values != np.round(values))):
             raise InvalidReply(f"{self.names[i]} must be a whole number {self._bounds(i)}, got {values[i]:g}")
         # Rounding may leave the bounds.
         rounded = np.clip(np.round(values, self.decimals), self.low, self.high)
         return [float(value) + 0.0 for value in rounded]
 
-    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
+    def describe_accepted(self, legal: Sequence[bool] | None) -> str:
         return "the action has " + ", ".join(f"{name} ({self._bounds(i)})" for i, name in enumerate(self.names))
 
     def legal_answers(self, legal: Sequence[bool]) -> Any:
@@ -235,14 +226,13 @@ AnswerFormat = DiscreteAnswer | ContinuousAnswer
 
 def reply_schema(answers: AnswerFormat, reflect: bool) -> dict[str, Any]:
     """Return the JSON schema of a complete reply; the reflection comes first, so that the action follows from it."""
-    properties: dict[str, Any] = {"reflection": {"type": "string"}} if reflect else {}
-    properties["action"] = answers.schema()
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    reflection = {"reflection": {"type": "string"}} if reflect else {}
+    return object_schema({**reflection, "action": answers.schema()})
+
+
+def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of an object whose properties are all required."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def read_reply(
@@ -254,10 +244,10 @@ def read_reply(
         InvalidReply: the reply holds no legal action or, with `reflect`, no reflection.
     """
     try:
-        answer = parse_answer(text, answers.question, cut)
-        action = answers.action(answer.answer, legal)
+        answer = parse_answer(text, answers.parser, cut)
+        action = answers.to_action(answer.answer, legal)
     except InvalidReply as error:
-        raise InvalidReply(f"{error}; {answers.accepted_answers(legal)}") from None
+        raise InvalidReply(f"{error}; {answers.describe_accepted(legal)}") from None
     reflection = " ".join(answer.reasons.split())
     if reflect and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")

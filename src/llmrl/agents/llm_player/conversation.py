@@ -13,26 +13,26 @@ from llmrl.agents.llm_player.answer_format import Action
 from llmrl.core.records import State, parse_if_json
 from llmrl.llms.images import IMAGES
 
-Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
+Extra = Literal["step", "reward", "return", "legal_actions", "last_episode"]
 """Additions to an observation."""
 MAX_ENTRY_LENGTH = 120
 """Maximum number of characters of an entry of an observation between two decisions."""
-DEFAULT_EXTRAS: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
+DEFAULT_EXTRAS: tuple[Extra, ...] = ("step", "reward", "return", "legal_actions")
 """Default additions, which only concern the present episode."""
 
 Message = dict[str, Any]
 
 
-def shorten_observation(frame: Mapping[str, Any]) -> dict[str, Any]:
+def shorten_observation(observation: Mapping[str, Any]) -> dict[str, Any]:
     """Return an observation between two decisions without long entries, such as maps.
 
     The newest observation repeats these entries.
     """
-    observation = frame.get("observation")
-    if not isinstance(observation, Mapping):
-        return dict(frame)
-    short = {name: value for name, value in observation.items() if len(to_json(value)) <= MAX_ENTRY_LENGTH}
-    return {**frame, "observation": short}
+    content = observation.get("observation")
+    if not isinstance(content, Mapping):
+        return dict(observation)
+    short = {name: value for name, value in content.items() if len(to_json(value)) <= MAX_ENTRY_LENGTH}
+    return {**observation, "observation": short}
 
 
 @dataclass
@@ -44,156 +44,159 @@ class PlayerConversation:
 
     Attributes:
         turns: (user's turn, player's answer) of the newest questions, oldest first.
-        frames: observations since the last answer, oldest first; the last one is the present one.
-        pictures: newest frames of the episode as data URLs, oldest first; the last one shows the present.
+        observations: observations since the last answer, oldest first; the last one is the present one.
+        images: newest frames of the episode as data URLs, oldest first; the last one shows the present.
         action: last action; None before the first one of an episode.
         steps: number of steps of the episode.
-        total: sum of the episode's rewards; NaN if one of them is unknown.
+        episode_return: sum of the episode's rewards; NaN if one of them is unknown.
         reward: sum of the rewards since the last observation, or since the start of the episode; None without a step
             since.
-        since: number of steps since the last answer.
+        steps_since_answer: number of steps since the last answer.
         last_episode: result of the previous episode, until the first observation of this one; empty if unknown.
-        decided: number of answers in the episode.
-        shown_from: index of the first answer that is still shown.
-        replaced: description of the last action if it replaced an invalid reply; else "".
+        n_answers: number of answers in the episode.
+        first_shown_answer: index of the first answer that is still shown.
+        replacement_notice: description of the last action if it replaced an invalid reply; else "".
         lessons: newest lessons of earlier episodes, oldest first.
-        unlearnt: whether an episode has ended from which no lesson has been drawn yet.
-        before: number of answers in the last completed episode.
-        asked_to_talk: whether the present question is for a message instead of an action.
+        needs_lesson: whether an episode has ended from which no lesson has been drawn yet.
+        n_previous_answers: number of answers in the last completed episode.
+        is_talking: whether the present question is for a message instead of an action.
     """
 
     turns: list[tuple[str, str]] = field(default_factory=list)
-    frames: list[dict[str, Any]] = field(default_factory=list)
-    pictures: list[str] = field(default_factory=list)
+    observations: list[dict[str, Any]] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     action: Action | None = None
     steps: int = 0
-    total: float = 0.0
+    episode_return: float = 0.0
     reward: float | None = None
-    since: int = 0
+    steps_since_answer: int = 0
     last_episode: dict[str, Any] = field(default_factory=dict)
-    decided: int = 0
-    shown_from: int = 0
-    replaced: str = ""
+    n_answers: int = 0
+    first_shown_answer: int = 0
+    replacement_notice: str = ""
     lessons: list[str] = field(default_factory=list)
-    unlearnt: bool = False
-    before: int = 0
-    asked_to_talk: bool = False
+    needs_lesson: bool = False
+    n_previous_answers: int = 0
+    is_talking: bool = False
 
     def begin(self) -> None:
         """Start a new episode. Turns of the last one stay until a lesson has been drawn from them."""
-        if not self.unlearnt:
+        if not self.needs_lesson:
             self.turns = []
-        self.frames, self.action, self.steps, self.total, self.reward = [], None, 0, 0.0, None
-        self.pictures = []
-        self.since, self.decided, self.shown_from, self.replaced = 0, 0, 0, ""
+        self.observations, self.action, self.steps, self.episode_return, self.reward = [], None, 0, 0.0, None
+        self.images = []
+        self.steps_since_answer, self.n_answers, self.first_shown_answer, self.replacement_notice = 0, 0, 0, ""
 
-    def add_observation(self, observation: str | None, legal: Any, show: Sequence[Show]) -> None:
-        """Add the present observation, with the additions in `show`.
+    def add_observation(self, text: str | None, legal: Any, extras: Sequence[Extra]) -> None:
+        """Add the present observation, with some additions.
 
         Args:
-            observation: observation in words; None: there is none.
+            text: observation in words; None: there is none.
             legal: legal answers as they are shown (`AnswerFormat.legal_answers`); None: all are legal.
-            show: additions to the observation.
+            extras: additions to the observation.
         """
-        frame: dict[str, Any] = {} if observation is None else {"observation": parse_if_json(observation)}
+        observation: dict[str, Any] = {} if text is None else {"observation": parse_if_json(text)}
         # If players take turns, the first observation may come after the first step.
-        if self.decided == 0 and not self.frames:
-            frame["start"] = True
-            if "last_episode" in show and self.last_episode:
-                frame["last_episode"] = self.last_episode
+        if self.n_answers == 0 and not self.observations:
+            observation["start"] = True
+            if "last_episode" in extras and self.last_episode:
+                observation["last_episode"] = self.last_episode
             self.last_episode = {}
-        if "step" in show:
-            frame["step"] = self.steps
-        if "reward" in show and self.reward is not None and not math.isnan(self.reward):
-            frame["reward"] = round_reward(self.reward)
-        if "return" in show and not math.isnan(self.total):
-            frame["return"] = round_reward(self.total)
-        if "legal_actions" in show and legal is not None:
-            frame["legal_actions"] = legal
-        self.frames.append(frame)
+        if "step" in extras:
+            observation["step"] = self.steps
+        if "reward" in extras and self.reward is not None and not math.isnan(self.reward):
+            observation["reward"] = round_reward(self.reward)
+        if "return" in extras and not math.isnan(self.episode_return):
+            observation["return"] = round_reward(self.episode_return)
+        if "legal_actions" in extras and legal is not None:
+            observation["legal_actions"] = legal
+        self.observations.append(observation)
         self.reward = None
 
-    def add_frame(self, picture: str, keep: int) -> None:
-        """Add a frame of the present state; the newest `keep` frames remain."""
-        self.pictures = [*self.pictures, picture][-keep:]
+    def add_image(self, image: str, max_images: int) -> None:
+        """Add a frame of the present state; the newest `max_images` frames remain."""
+        self.images = [*self.images, image][-max_images:]
 
-    def hear(self, message: str, to: str, heard: Sequence[dict[str, str]]) -> None:
+    def add_messages(self, sent: str, recipient: str, received: Sequence[dict[str, str]]) -> None:
         """Add a round of talk: the player's own message, its recipient, and the messages from others."""
-        own_message = {"to": to, "message": message} if to else message
-        self.frames[-1] |= ({"you_said": own_message} if message else {}) | ({"heard": list(heard)} if heard else {})
+        if sent:
+            self.observations[-1]["you_said"] = {"to": recipient, "message": sent} if recipient else sent
+        if received:
+            self.observations[-1]["heard"] = list(received)
 
     def question(self) -> str:
         """Return the user's present turn."""
-        *earlier, latest = self.frames
-        notice = {"no_usable_reply": self.replaced} if self.replaced else {}
-        talk = {"talk": True} if self.asked_to_talk else {}
-        intermediate = [shorten_observation(frame) for frame in earlier]
+        *earlier, latest = self.observations
+        notice = {"no_usable_reply": self.replacement_notice} if self.replacement_notice else {}
+        talk = {"talk": True} if self.is_talking else {}
+        intermediate = [shorten_observation(observation) for observation in earlier]
         return to_json(
             {**notice, **({"since_your_last_action": intermediate} if intermediate else {}), **latest, **talk}
         )
 
-    def window(self, history: int, sliding: bool) -> int:
+    def n_shown_turns(self, history: int, sliding: bool) -> int:
         """Return the number of earlier turns to show.
 
         With `sliding` these are the newest `history` turns. Otherwise their number grows to less than twice as many and
         is then cut to `history`, so that most prompts begin like the previous one.
         """
-        n_turns = self.decided - self.shown_from
+        n_turns = self.n_answers - self.first_shown_answer
         if sliding or n_turns >= 2 * history:
             n_turns = min(n_turns, history)
         return min(n_turns, len(self.turns))
 
-    def messages(self, system: str, shown: int) -> tuple[Message, ...]:
-        """Return the system message, `shown` earlier turns, and the question."""
-        earlier = self.turns[len(self.turns) - shown :]
+    def messages(self, system: str, n_turns: int) -> tuple[Message, ...]:
+        """Return the system message, `n_turns` earlier turns, and the question."""
+        earlier = self.turns[len(self.turns) - n_turns :]
         turns = [m for question, answer in earlier for m in (message("user", question), message("assistant", answer))]
-        images = {IMAGES: list(self.pictures)} if self.pictures else {}
+        images = {IMAGES: list(self.images)} if self.images else {}
         return (message("system", system), *turns, message("user", self.question()) | images)
 
-    def answer(self, reply: str, action: Action, keep: int, replaced: str = "") -> None:
-        """Add a decision, and keep the newest `keep` turns.
+    def add_answer(self, reply: str, action: Action, max_turns: int, replacement_notice: str = "") -> None:
+        """Add a decision, and keep the newest `max_turns` turns.
 
         Args:
             reply: the player's answer as it is shown later.
             action: chosen action.
-            keep: number of turns to keep.
-            replaced: description of the action if it replaced an invalid reply.
+            max_turns: number of turns to keep.
+            replacement_notice: description of the action if it replaced an invalid reply.
         """
-        self.turns = [*self.turns, (self.question(), reply)][-keep:] if keep else []
-        self.frames, self.action, self.since, self.replaced = [], action, 0, replaced
-        self.decided += 1
+        self.turns = [*self.turns, (self.question(), reply)][-max_turns:] if max_turns else []
+        self.observations, self.action, self.steps_since_answer = [], action, 0
+        self.replacement_notice = replacement_notice
+        self.n_answers += 1
 
     def add_reward(self, reward: float) -> None:
         """Add the reward of a step; NaN: unknown."""
         self.reward = reward if self.reward is None else self.reward + reward
-        self.total += reward
+        self.episode_return += reward
         self.steps += 1
-        self.since += 1
+        self.steps_since_answer += 1
 
-    def end(self, terminated: bool, learn: bool) -> None:
-        """End the episode; `learn` says whether a lesson will be drawn from it."""
-        score = {} if math.isnan(self.total) else {"return": round_reward(self.total)}
+    def end(self, terminated: bool, needs_lesson: bool) -> None:
+        """End the episode; `needs_lesson` says whether a lesson will be drawn from it."""
+        score = {} if math.isnan(self.episode_return) else {"return": round_reward(self.episode_return)}
         self.last_episode = {
             **score,
             "steps": self.steps,
             "end": "the game was over" if terminated else "the time was up",
         }
-        self.unlearnt, self.before = learn, self.decided
+        self.needs_lesson, self.n_previous_answers = needs_lesson, self.n_answers
 
     def state_dict(self) -> State:
         """Return a copy of the conversation as plain data."""
         state = {field.name: copy.deepcopy(getattr(self, field.name)) for field in fields(self)}
         return state | {
             "turns": [list(turn) for turn in self.turns],
-            "frames": [to_json(frame) for frame in self.frames],
+            "observations": [to_json(observation) for observation in self.observations],
         }
 
     @classmethod
     def from_state(cls, state: State) -> PlayerConversation:
         """Return the conversation of a `state_dict`."""
         turns = [(question, answer) for question, answer in state["turns"]]
-        frames = [json.loads(frame) for frame in state["frames"]]
-        return cls(**copy.deepcopy(state) | {"turns": turns, "frames": frames})
+        observations = [json.loads(observation) for observation in state["observations"]]
+        return cls(**copy.deepcopy(state) | {"turns": turns, "observations": observations})
 
 
 def message(role: str, content: str) -> Message:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
+from llmrl.agents.llm_player.player_prompts import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
@@ -141,10 +141,13 @@ def make_player(
             match, or the model does not exist.
         LLMError: the model cannot answer.
     """
-    _check(
-        env,
-        {"text": text, "success": success, "success_threshold": success_threshold, "prompts": prompts, "seed": seed},
-    )
+    if not hasattr(env, "action_space") or not hasattr(env, "observation_space"):
+        remedy = f"gymnasium.make({env!r})" if isinstance(env, str) else "the result of gymnasium.make(id)"
+        raise ConfigError(f"make_player needs an environment, got {env!r}; pass {remedy}")
+    hints = type_hints_of(make_player)
+    arguments = {"text": text, "success": success, "success_threshold": success_threshold, "prompts": prompts}
+    for name, value in (arguments | {"seed": seed}).items():
+        checked(value, hints[name], name)
     fields = type_hints_of(PlayerSettings)
     values = {name: value for name, value in option("agent", "llm_player").items() if name in fields}
     values |= {name: value for name, value in options.items() if name in fields and name not in _NEEDS_RUN}
@@ -162,16 +165,6 @@ def make_player(
     describer = describer_of(text, env, SuccessCriterion.from_options(success, success_threshold))
     spec = _spec(env, describer.game)
     return Player(env, describer, LLMPolicy(spec, model, settings, PlayerContent(prompts)))
-
-
-def _check(env: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError for invalid arguments of `make_player`, given by name."""
-    if not hasattr(env, "action_space") or not hasattr(env, "observation_space"):
-        remedy = f"gymnasium.make({env!r})" if isinstance(env, str) else "the result of gymnasium.make(id)"
-        raise ConfigError(f"make_player needs an environment, got {env!r}; pass {remedy}")
-    hints = type_hints_of(make_player)
-    for name, value in arguments.items():
-        checked(value, hints[name], name)
 
 
 def _spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:

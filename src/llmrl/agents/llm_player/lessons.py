@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
@@ -23,8 +23,6 @@ _LESSON = TextParser("lesson", MAX_LESSON_LENGTH)
 
 Pupil = tuple[PlayerConversation, int, str, str, str]
 """Player with a completed episode: its conversation, index, model and adapter, and the place of the question."""
-DrawnLesson = tuple[PlayerConversation, str | None, QueryStats]
-"""Player's conversation, its lesson (None: no valid one), and the statistics of the question."""
 
 
 class Lesson(BaseModel):
@@ -45,38 +43,35 @@ class Lessons:
 
     def __init__(self, llm: ChatModel, prompts: PlayerPrompts, max_lessons: int, repair_turns: int) -> None:
         self._llm, self._prompts, self.max_lessons = llm, prompts, max_lessons
-        self.structured_query: StructuredQuery[str] = StructuredQuery(
-            llm,
-            "lesson",
-            lambda reply: read_lesson(reply.text, reply.cut),
-            prompts.repair,
-            json_schema(Lesson),
-            repair_turns,
+        self.structured_query = StructuredQuery(
+            llm, "lesson", lambda x: read_lesson(x.text, x.cut), prompts.repair, json_schema(Lesson), repair_turns
         )
         self.question(PlayerConversation(turns=[("{}", "{}")]), 0, "", "", "")  # raises early if the prompt is wrong
 
-    def draw(self, pupils: Sequence[Pupil]) -> ConversationGenerator[Iterator[DrawnLesson]]:
-        """Request a lesson from each completed episode; the players keep them."""
-        lessons = (
-            (yield from self.structured_query.ask_generator([self.question(*pupil) for pupil in pupils]))
-            if pupils
-            else []
-        )
-        for (seat, *_), lesson in zip(pupils, lessons, strict=False):
-            if lesson is not None:
-                seat.lessons = [*seat.lessons, lesson][-self.max_lessons :]
-            seat.turns, seat.unlearnt = [], False
-        return zip([seat for seat, *_ in pupils], lessons, self.structured_query.query_stats, strict=False)
+    def draw(self, pupils: Sequence[Pupil]) -> ConversationGenerator[list[tuple[str | None, QueryStats]]]:
+        """Request a lesson from each completed episode, and add it to the conversation of the player.
 
-    def question(self, seat: PlayerConversation, agent: int, model: str, adapter: str, place: str) -> Query:
+        Returns:
+            Lesson of each player (None: no valid one), and the statistics of the question.
+        """
+        if not pupils:
+            return []
+        lessons = yield from self.structured_query.ask_generator([self.question(*pupil) for pupil in pupils])
+        for (conversation, *_), lesson in zip(pupils, lessons, strict=True):
+            if lesson is not None:
+                conversation.lessons = [*conversation.lessons, lesson][-self.max_lessons :]
+            conversation.turns, conversation.needs_lesson = [], False
+        return list(zip(lessons, self.structured_query.query_stats, strict=True))
+
+    def question(self, conversation: PlayerConversation, agent: int, model: str, adapter: str, place: str) -> Query:
         """Return the question for a lesson, with as much of the episode as the model's context window allows."""
-        system = self._prompts.system(agent, tuple(seat.lessons))
+        system = self._prompts.system(agent, tuple(conversation.lessons))
 
         def render(n_turns: int) -> tuple[Prompt, tuple[Message, ...]]:
-            prompt = self._prompts.lesson(seat, n_turns)
+            prompt = self._prompts.lesson(conversation, n_turns)
             return prompt, (message("system", system.text), message("user", prompt.text))
 
-        max_turns = min(len(seat.turns), LESSON_TURNS)
+        max_turns = min(len(conversation.turns), LESSON_TURNS)
         n_turns = max_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
         prompt, messages = render(max(n_turns, 0))
         return Query(messages, prompt.name, prompt.hash, place=place, model=model, adapter=adapter)

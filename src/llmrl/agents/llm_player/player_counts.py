@@ -18,16 +18,11 @@ class PlayerCounts:
         models: model of each agent, by the run's name of the model.
 
     Attributes:
-        of_model: counters by model.
+        of_model: counters by model, which may be changed in place.
     """
 
     def __init__(self, models: Sequence[str]) -> None:
         self.of_model = {model: dict.fromkeys(COUNTERS, 0) for model in dict.fromkeys(models)}
-
-    @property
-    def counters(self) -> tuple[dict[str, int], ...]:
-        """Counters of all models, which may be changed in place."""
-        return tuple(self.of_model.values())
 
     def count(self, model: str, stats: QueryStats | None = None, **counts: int) -> None:
         """Add to the counters of a model; `stats` are those of a question to it."""
@@ -36,20 +31,20 @@ class PlayerCounts:
         for name, n in counts.items():
             self.of_model[model][name] += n
 
-    def metrics(self, lessons: bool, per_model: bool, talk: bool = False) -> dict[str, float]:
+    def metrics(self, has_lessons: bool, has_talk: bool, per_model: bool) -> dict[str, float]:
         """Return the `player/...` metrics that `LLMPolicy.metrics` describes.
 
         Args:
-            lessons: whether players draw lessons.
+            has_lessons: whether players draw lessons.
+            has_talk: whether players talk.
             per_model: whether to add the rates of each model.
-            talk: whether players talk.
         """
         total = {name: sum(counts[name] for counts in self.of_model.values()) for name in COUNTERS}
         metrics = {"player/decisions": float(total["decisions"]), "player/failed_calls": float(total["failed"])}
         metrics |= _rates("player", total)
-        if lessons:
+        if has_lessons:
             metrics["player/lessons"] = float(total["lessons"])
-        if talk:
+        if has_talk:
             metrics["player/messages"] = float(total["messages"])
         for model, counts in self.of_model.items() if per_model else ():
             metrics |= _rates(f"player/{model}", counts)

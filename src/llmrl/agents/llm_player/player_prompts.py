@@ -1,22 +1,92 @@
-"""Prompts of a language player: rules of the game, questions, and request to correct a reply."""
+"""Settings and prompts of a language player: rules of the game, questions, and requests to correct a reply."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl.agents.llm_player.answer_format import AnswerFormat
-from llmrl.agents.llm_player.conversation import PlayerConversation, to_json
-from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
-from llmrl.agents.llm_player.talk import Talk
+from llmrl.agents.llm_player.answer_format import AnswerFormat, AnswerWith
+from llmrl.agents.llm_player.conversation import DEFAULT_EXTRAS, Extra, PlayerConversation, to_json
+from llmrl.agents.llm_player.talk import Talk, TalkTo
 from llmrl.core.errors import LLMError
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.structured_query import Query, StructuredQuery, max_fitting
 
 PROMPTS = Path(__file__).with_name("prompts")
+
+
+@dataclass(frozen=True)
+class PlayerSettings:
+    """Options of `LLMPlayer`: prompts and answers. Ranges are in `conf/agent/llm_player.yaml`.
+
+    Attributes:
+        history: minimum number of earlier turns (question and answer) in a prompt, once there are so many.
+        sliding_history: whether exactly the newest `history` turns are shown, so that each prompt begins differently;
+            otherwise their number grows to less than twice as many and is then cut to `history`.
+        action_interval: number of steps for which an action is repeated, as long as it is legal.
+        reflection: whether replies begin with a reflection.
+        require_reflection: whether a reply without the requested reflection is invalid.
+        show: additions to an observation; None: `DEFAULT_EXTRAS`.
+        show_frames: number of newest frames in a prompt; 0: none.
+        frame_size: maximum pixels of the longer side of a frame.
+        players: model of each player: number of players by model name, in the order of players, or one name for each
+            player; `llm` is the chosen model. None: the chosen model for all.
+        show_text: whether observations are given in words.
+        lessons: number of lessons from earlier episodes in a prompt; 0: none are drawn.
+        action_format: whether choices are answered by name or by number.
+        require_legal: whether an answer must be legal, where the environment reports legal actions.
+        decimals: digits after the point of real-valued actions.
+        repair_turns: maximum number of requests to correct an invalid reply.
+        message_interval: number of steps between rounds in which players send a message before they act; 0: never.
+        message_recipients: recipients of a message.
+        max_message_length: maximum characters of a message.
+        personas: YAML file with a list of texts that describe the players; player k has text k, modulo their number.
+    """
+
+    history: NonNegativeInt
+    sliding_history: bool
+    action_interval: PositiveInt
+    reflection: bool
+    require_reflection: bool
+    show: list[Extra] | None
+    show_frames: NonNegativeInt
+    frame_size: PositiveInt
+    players: dict[str, PositiveInt] | list[str] | None
+    show_text: bool
+    lessons: NonNegativeInt
+    action_format: AnswerWith
+    require_legal: bool
+    decimals: NonNegativeInt
+    repair_turns: NonNegativeInt
+    message_interval: NonNegativeInt
+    message_recipients: TalkTo
+    max_message_length: PositiveInt
+    personas: str | None
+
+    @property
+    def observation_extras(self) -> Sequence[Extra]:
+        """Additions to an observation."""
+        return DEFAULT_EXTRAS if self.show is None else self.show
+
+
+@dataclass(frozen=True)
+class PlayerContent:
+    """Content of prompts that a player's settings name.
+
+    Attributes:
+        prompt_folder: folder of the user's prompts, `player/<name>.j2` in it; None: there are none.
+        models: model of each player, by the run's name of the model; (): the chosen one for all.
+        personas: texts that describe the players; (): there are none.
+    """
+
+    prompt_folder: Path | None = None
+    models: Sequence[str] = ()
+    personas: Sequence[str] = ()
 
 
 class PlayerPrompts:
@@ -46,7 +116,7 @@ class PlayerPrompts:
         talk: Talk | None,
     ) -> None:
         self._spec, self._settings, self._content, self._answers, self._talk = spec, settings, content, answers, talk
-        self._decimals, self._masked = decimals, "action_mask" in channels
+        self._decimals, self._has_mask = decimals, "action_mask" in channels
         self._files = PromptFamily("player", PROMPTS, content.prompt_folder)
         self.system = functools.lru_cache(maxsize=64)(self._render_system)
 
@@ -54,11 +124,8 @@ class PlayerPrompts:
         spec, settings, text = self._spec, self._settings, self._spec.text
         assert text is not None
         personas = self._content.personas
-        examples = [self._answers.as_json(action) for action in self._answers.examples()]
+        examples = [self._answers.as_json(action) for action in self._answers.example_actions()]
         preamble = {"reflection": "..."} if settings.reflection else {}
-        talk: dict[str, Any] | None = None
-        if self._talk is not None:
-            talk = {"every": self._talk.every, "to": self._talk.to, "length": self._talk.length}
         return self._files.render(
             "system",
             goal=text.goal,
@@ -69,21 +136,21 @@ class PlayerPrompts:
             n_agents=spec.n_players,
             agent=spec.player_names[agent],
             reflect=settings.reflection,
-            numbered=self._answers.numbered,
+            numbered=self._answers.is_numbered,
             frames=settings.show_frames,
             text=settings.show_text,
-            show=[name for name in settings.observation_extras if name != "legal_actions" or self._masked],
+            show=[name for name in settings.observation_extras if name != "legal_actions" or self._has_mask],
             action_interval=settings.action_interval,
             decimals=self._decimals,
             examples=[to_json({**preamble, "action": example}) for example in examples],
             lessons=lessons,
-            talk=talk,
+            talk=self._talk and {"every": self._talk.interval, "to": self._talk.to, "length": self._talk.max_length},
             persona=personas[agent % len(personas)] if personas else "",
         )
 
     def query(
         self,
-        seat: PlayerConversation,
+        conversation: PlayerConversation,
         agent: int,
         model: str,
         structured_query: StructuredQuery[Any],
@@ -95,7 +162,7 @@ class PlayerPrompts:
         It holds as many earlier turns as the model's context window allows.
 
         Args:
-            seat: conversation of the player.
+            conversation: conversation of the player.
             agent: index of the player.
             model: model of the player.
             structured_query: sender of the questions for actions, which counts shortened prompts.
@@ -105,10 +172,10 @@ class PlayerPrompts:
         Raises:
             LLMError: not even the observation fits into the context window.
         """
-        prompt = self.system(agent, tuple(seat.lessons))
+        prompt = self.system(agent, tuple(conversation.lessons))
         llm, settings = structured_query.llm, self._settings
-        max_turns = seat.window(settings.history, settings.sliding_history)
-        n_turns = max_fitting(lambda k: llm.fits(seat.messages(prompt.text, k), model), max_turns)
+        max_turns = conversation.n_shown_turns(settings.history, settings.sliding_history)
+        n_turns = max_fitting(lambda k: llm.fits(conversation.messages(prompt.text, k), model), max_turns)
         if n_turns < 0:
             raise LLMError(
                 f"the prompt {prompt.name} and one observation exceed the context window of {llm.label_of(model)}; "
@@ -117,17 +184,17 @@ class PlayerPrompts:
         structured_query.counters["trimmed_prompts"] += n_turns < max_turns
         if n_turns < max_turns and not settings.sliding_history:
             n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
-        seat.shown_from = seat.decided - n_turns
-        return Query(seat.messages(prompt.text, n_turns), prompt.name, prompt.hash, schema, place, model)
+        conversation.first_shown_answer = conversation.n_answers - n_turns
+        return Query(conversation.messages(prompt.text, n_turns), prompt.name, prompt.hash, schema, place, model)
 
-    def lesson(self, seat: PlayerConversation, kept: int) -> Prompt:
-        """Return the question for a lesson from the `kept` newest turns of a completed episode."""
+    def lesson(self, conversation: PlayerConversation, n_turns: int) -> Prompt:
+        """Return the question for a lesson from the `n_turns` newest turns of a completed episode."""
         return self._files.render(
             "lesson",
-            turns=seat.turns[len(seat.turns) - kept :],
-            left_out=max(seat.before - kept, 0),
-            end=to_json(seat.last_episode),
-            lessons=seat.lessons,
+            turns=conversation.turns[len(conversation.turns) - n_turns :],
+            left_out=max(conversation.n_previous_answers - n_turns, 0),
+            end=to_json(conversation.last_episode),
+            lessons=conversation.lessons,
         )
 
     def repair(self, reason: str) -> Prompt:

@@ -1,7 +1,8 @@
-"""Policy of a chat model that is shown observations in words, reflects, and answers with an action."""
+"""Policy of a chat model that reads observations in words, reflects, and answers with an action."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,7 @@ from llmrl.agents.llm_player.answer_format import (
 from llmrl.agents.llm_player.conversation import PlayerConversation, to_json
 from llmrl.agents.llm_player.lessons import LESSON_TURNS, Lessons
 from llmrl.agents.llm_player.player_counts import PlayerCounts
-from llmrl.agents.llm_player.player_prompts import PlayerPrompts
-from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
+from llmrl.agents.llm_player.player_prompts import PlayerContent, PlayerPrompts, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
@@ -30,7 +30,7 @@ from llmrl.core.protocols import Camera
 from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
-from llmrl.llms.local.trajectories import TrajectoryBuffer
+from llmrl.llms.local.learning import TrajectoryBuffer
 from llmrl.llms.structured_query import Query, QueryStats, StructuredQuery
 
 FALLBACK = "(no usable reply)"
@@ -51,22 +51,24 @@ class LLMPolicy:
     first legal action is taken (for continuous actions the last numbers, else 0), and this is counted. Therefore a
     reply never ends an experiment, only an unreachable model does.
 
-    With `lessons`, a player that starts another episode is first asked for a lesson from the last one, and is shown the
-    newest lessons from then on (Reflexion, arXiv 2303.11366).
+    With `lessons`, a player that starts another episode is first asked for a lesson from the last one. Its prompts
+    contain the newest lessons (Reflexion, arXiv 2303.11366).
 
     Args:
         spec: spec of the environment.
         llm: the model.
         settings: options of the players.
         content: models, personas and user's prompts; None: none of them.
-        recorder: recorder of sampled replies and their rewards for a learner; None: nothing is recorded.
+        recorder: buffer of sampled replies and their rewards for a learner; None: nothing is recorded.
         adapters: name of the adapter of each player (`ChatRequest.adapter`); (): there are none.
 
     Raises:
         ConfigError: the environment has no description in words, or a prompt is wrong.
 
     Attributes:
-        camera: function that renders the frames players are shown; None until a game is played.
+        camera: function that renders the frames in prompts; None until a game is played.
+        episodes: number of each game's present episode, which identifies questions by their position in an episode;
+            None: equal questions are distinguished by counting them.
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class LLMPolicy:
                 f"a language player needs observations in words, but env={spec.name} has none; set env.text (an "
                 "included text, a file, own, auto), or env.observe=[text] if the environment has that option",
             )
-        self.spec, self.text, self.llm, self._recorder = spec, spec.text, llm, recorder
+        self.spec, self.text, self.llm = spec, spec.text, llm
+        self._is_recorded, self._recorder = recorder is not None, recorder or TrajectoryBuffer(is_paused=True)
         self.camera: Camera | None = None
         self.channels: tuple[str, ...] = (
             "text",
             *(name for name in ("action_mask",) if settings.require_legal and name in spec.observation),
-            *(name for name in ("pixels",) if settings.show_frames and _is_picture(spec, name)),
+            *(name for name in ("pixels",) if settings.show_frames and _is_image(spec, name)),
         )
         self.settings, self.content, repair_turns = settings, content or PlayerContent(), settings.repair_turns
         self.must_reflect = settings.reflection and settings.require_reflection
@@ -103,21 +106,23 @@ class LLMPolicy:
         self.structured_query: StructuredQuery[PlayerReply] = StructuredQuery(
             llm, "player", self._read, self.prompts.repair, None, repair_turns
         )
-        self.speaker: StructuredQuery[TalkMessage] = StructuredQuery(
+        self.talk_query: StructuredQuery[TalkMessage] = StructuredQuery(
             llm, "talk", lambda reply: TalkMessage(reply.text), self.prompts.repair, None, repair_turns
         )
         self.lessons = Lessons(llm, self.prompts, settings.lessons, repair_turns)
+        # By their keys in the state of the policy.
+        self._queries: dict[str, StructuredQuery[Any]] = {
+            "structured_query": self.structured_query,
+            "pupil": self.lessons.structured_query,
+            "speaker": self.talk_query,
+        }
         # Number of turns to keep: as many as are shown, or are needed for a lesson.
         max_turns = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
-        self._keep = max(max_turns, LESSON_TURNS if settings.lessons else 0)
+        self._max_turns = max(max_turns, LESSON_TURNS if settings.lessons else 0)
         self._schema = reply_schema(self.answers, settings.reflection)
-        self.seats = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
+        self.conversations = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
-        """Numbers of the games' present episodes, which identify questions by their place in an episode.
-
-        None: equal questions are distinguished by counting them.
-        """
         self.models = tuple(self.content.models) or (CHOSEN,) * spec.n_agents
         self.adapters = tuple(adapters) or ("",) * spec.n_agents
         self.counts = PlayerCounts(self.models)
@@ -129,25 +134,24 @@ class LLMPolicy:
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """Start new episodes in `games`; games without an episode are inactive."""
         self.playing |= games
-        if self._recorder is not None:
-            self._recorder.begin(np.flatnonzero(games).tolist())
-        for game in np.flatnonzero(games):
-            for seat in self.seats[game]:
-                seat.begin()
+        game_indices = np.flatnonzero(games).tolist()
+        self._recorder.begin(game_indices)
+        for game in game_indices:
+            for conversation in self.conversations[game]:
+                conversation.begin()
 
     def on_step(self, transition: Transition) -> None:
         """Add the results of the last actions."""
         step, done = transition.step, transition.ended
         reward, terminated = on_host(step.reward), np.asarray(step.terminated)
-        for game in np.flatnonzero(self.playing):
-            for agent, seat in enumerate(self.seats[game]):
-                seat.add_reward(float(reward[game, agent]))
-                if self._recorder is not None:
-                    self._recorder.add_reward(int(game), agent, float(reward[game, agent]))
+        for game in np.flatnonzero(self.playing).tolist():
+            for agent, conversation in enumerate(self.conversations[game]):
+                conversation.add_reward(float(reward[game, agent]))
+                self._recorder.add_reward(game, agent, float(reward[game, agent]))
                 if done[game]:
-                    seat.end(bool(terminated[game]), self.settings.lessons > 0)
-            if self._recorder is not None and done[game]:
-                self._recorder.end(int(game))
+                    conversation.end(bool(terminated[game]), self.settings.lessons > 0)
+            if done[game]:
+                self._recorder.end(game)
         self.playing &= ~done
 
     def act(
@@ -172,54 +176,54 @@ class LLMPolicy:
         greedy: bool = False,
     ) -> ConversationGenerator[PolicyOutput]:
         """Do the same as `act` as a generator that yields requests, receives their replies, and returns the actions."""
-        notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.seats]
-        yield from self._learning(notes)
-        pending: list[tuple[int, int]] = []
-        legal: list[list[bool] | None] = []
+        notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.conversations]
+        yield from self._draw_lessons(notes)
+        pending: list[tuple[int, int, list[bool] | None]] = []
         observers: list[tuple[int, int]] = []
         for game in np.flatnonzero(self.playing).tolist():
-            views = self._frames(observation, game)
-            for agent, seat in enumerate(self.seats[game]):
+            images = self._images(observation, game)
+            for agent, conversation in enumerate(self.conversations[game]):
                 text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
-                if not text:
-                    # The player is asked as soon as it has something to decide again.
-                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_interval
-                    continue
-                frame_text = text if self.settings.show_text else None
-                legal_answers = None if mask is None else self.answers.legal_answers(mask)
-                seat.add_observation(frame_text, legal_answers, self.settings.observation_extras)
-                if views:
-                    seat.add_frame(views[agent], self.settings.show_frames)
-                observers.append((game, agent))
                 is_forced = mask is not None and sum(mask) == 1
-                if is_forced:
+                if is_forced or not text:
+                    conversation.action = self.answers.fallback(None, mask)
                     # The player is asked as soon as it has a choice again.
-                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_interval
-                    seat.frames = seat.frames[-MAX_UNASKED_STEPS:]
-                if not is_forced and self._must_ask(seat, mask):
-                    pending.append((game, agent))
-                    legal.append(mask)
-                else:
-                    assert seat.action is not None
-                    notes[game][agent] |= {"action": self.answers.as_json(seat.action), "asked": False}
-                    notes[game][agent] |= {"reflection": ""} if is_forced else {}
-                    notes[game][agent] |= self._speaker_fields(self.models[agent])
-        yield from self._talking(observers, observation["text"], notes)
-        questions = [
-            self._make_query(game, agent, self.seats[game][agent].decided, self._schema) for game, agent in pending
+                    conversation.steps_since_answer = self.settings.action_interval
+                if not text:
+                    continue
+                legal_answers = None if mask is None else self.answers.legal_answers(mask)
+                shown_text = text if self.settings.show_text else None
+                conversation.add_observation(shown_text, legal_answers, self.settings.observation_extras)
+                if images:
+                    conversation.add_image(images[agent], self.settings.show_frames)
+                observers.append((game, agent))
+                if is_forced:
+                    conversation.observations = conversation.observations[-MAX_UNASKED_STEPS:]
+                elif self._must_ask(conversation, mask):
+                    pending.append((game, agent, mask))
+                    continue
+                assert conversation.action is not None
+                notes[game][agent] |= {
+                    "action": self.answers.as_json(conversation.action),
+                    "asked": False,
+                    **({"reflection": ""} if is_forced else {}),
+                    **self._model_field(agent),
+                }
+        yield from self._exchange_messages(observers, observation["text"], notes)
+        queries = [
+            self._make_query(game, agent, self.conversations[game][agent].n_answers, self._schema)
+            for game, agent, _ in pending
         ]
-        parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
-        decisions = (yield from self.structured_query.ask_generator(questions, parsers)) if questions else []
-        for (game, agent), mask, decision, stats in zip(
-            pending, legal, decisions, self.structured_query.query_stats, strict=False
+        parsers = [functools.partial(self._read, legal=mask) for *_, mask in pending]
+        decisions = (yield from self.structured_query.ask_generator(queries, parsers)) if queries else []
+        for (game, agent, mask), decision, stats in zip(
+            pending, decisions, self.structured_query.query_stats, strict=False
         ):
             self._record(game, agent, str(observation["text"][game, agent]), stats)
-            notes[game][agent] |= self._apply_decision(
-                self.seats[game][agent], decision, mask, stats, self.models[agent]
-            )
+            notes[game][agent] |= self._apply_decision(game, agent, decision, mask, stats)
         actions = self._actions()
         # Rollouts of learners hold these; the learner of a chat model uses the log-probabilities of tokens instead.
-        zeros = None if self._recorder is None else torch.zeros(actions.shape[:2])
+        zeros = torch.zeros(actions.shape[:2]) if self._is_recorded else None
         return PolicyOutput(actions, log_prob=zeros, value=zeros, notes=notes)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -230,16 +234,14 @@ class LLMPolicy:
         """Return the players' counts and rates, and `llm/...` of `StructuredQuery.metrics` for all questions together.
 
         Counts: `player/decisions`, `player/lessons`, `player/messages` (non-empty ones), and `player/failed_calls`
-            (questions
-        without a reply). Rates: `player/invalid_rate` among all replies, and `player/fallback_rate`, decisions without
-        a valid reply. With several models, there are also both rates of each model, as `player/<model>/...`.
+        (questions without a reply). Rates: `player/invalid_rate` among all replies, and `player/fallback_rate`,
+        decisions without a valid reply. With several models, there are also both rates of each model, as
+        `player/<model>/...`.
         """
-        other_metrics = (self.lessons.structured_query.metrics(), self.speaker.metrics())
-        all_metrics = {
-            name: x + sum(other[name] for other in other_metrics) for name, x in self.structured_query.metrics().items()
-        }
-        return all_metrics | self.counts.metrics(
-            bool(self.settings.lessons), bool(self.content.models), talk=self.talk is not None
+        query_metrics = [query.metrics() for query in self._queries.values()]
+        totals = {name: sum(metrics[name] for metrics in query_metrics) for name in query_metrics[0]}
+        return totals | self.counts.metrics(
+            bool(self.settings.lessons), self.talk is not None, bool(self.content.models)
         )
 
     @property
@@ -248,8 +250,8 @@ class LLMPolicy:
 
         These are "last_episode" and "lessons", or nothing.
         """
-        episode_extras = ("last_episode",) if "last_episode" in self.settings.observation_extras else ()
-        return (*episode_extras, *(("lessons",) if self.settings.lessons else ()))
+        has_outcome = "last_episode" in self.settings.observation_extras
+        return (*["last_episode"] * has_outcome, *["lessons"] * bool(self.settings.lessons))
 
     def one_game(self) -> LLMPolicy:
         """Return the same player for a single game, with separate counters."""
@@ -270,47 +272,39 @@ class LLMPolicy:
     @property
     def _counters(self) -> tuple[dict[str, int], ...]:
         """All counters, which may be changed in place."""
-        return (
-            *self.counts.counters,
-            self.structured_query.counters,
-            self.lessons.structured_query.counters,
-            self.speaker.counters,
-        )
+        return (*self.counts.of_model.values(), *(query.counters for query in self._queries.values()))
 
     def state_dict(self) -> State:
         return {
-            "seats": [[seat.state_dict() for seat in players] for players in self.seats],
+            "seats": [[conversation.state_dict() for conversation in players] for players in self.conversations],
             "playing": self.playing.copy(),
             "counts": self.counts.state_dict(),
-            "structured_query": self.structured_query.state_dict(),
-            "pupil": self.lessons.structured_query.state_dict(),
-            "speaker": self.speaker.state_dict(),
+            **{name: query.state_dict() for name, query in self._queries.items()},
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.seats = [[PlayerConversation.from_state(seat) for seat in players] for players in state["seats"]]
+        self.conversations = [[PlayerConversation.from_state(x) for x in players] for players in state["seats"]]
         self.playing = np.array(state["playing"])
         self.counts.load_state_dict(state["counts"])
-        self.structured_query.load_state_dict(state["structured_query"])
-        self.lessons.structured_query.load_state_dict(state["pupil"])
-        self.speaker.load_state_dict(state["speaker"])
+        for name, query in self._queries.items():
+            query.load_state_dict(state[name])
 
-    def _must_ask(self, seat: PlayerConversation, mask: Sequence[bool] | None) -> bool:
+    def _must_ask(self, conversation: PlayerConversation, mask: Sequence[bool] | None) -> bool:
         """Return whether a player must be asked for an action now."""
-        if seat.action is None or seat.since >= self.settings.action_interval or seat.decided == 0:
+        action, n_steps = conversation.action, conversation.steps_since_answer
+        if action is None or n_steps >= self.settings.action_interval or conversation.n_answers == 0:
             return True
-        return isinstance(seat.action, int) and mask is not None and not mask[seat.action]
+        return isinstance(action, int) and mask is not None and not mask[action]
 
-    def _frames(self, observation: dict[str, Any], game: int) -> list[str]:
-        """Return what each player of a game is shown now, as PNG data URLs.
+    def _images(self, observation: dict[str, Any], game: int) -> list[str]:
+        """Return the frames for the prompts of a game's players, as PNG data URLs; [] if prompts have no frames.
 
-        These are its observations in pixels or, without such observations, the camera's frames; [] if players are shown
-        no frames.
+        These are observations in pixels or, without such observations, the camera's frames.
         """
         if not self.settings.show_frames:
             return []
         if "pixels" in self.channels:
-            frames = [np.asarray(on_host(view)) for view in observation["pixels"][game]]
+            frames = [np.asarray(on_host(pixels)) for pixels in observation["pixels"][game]]
         else:
             assert self.camera is not None
             frames = list(self.camera(game))
@@ -321,108 +315,95 @@ class LLMPolicy:
 
         `label` identifies the question within the episode.
         """
-        place = self._place(game, agent, label)
-        query = self.prompts.query(
-            self.seats[game][agent], agent, self.models[agent], self.structured_query, schema, place
-        )
+        place, conversation = self._place(game, agent, label), self.conversations[game][agent]
+        query = self.prompts.query(conversation, agent, self.models[agent], self.structured_query, schema, place)
         return replace(query, adapter=self.adapters[agent])
 
     def _place(self, game: int, agent: int, label: object) -> str:
-        """Return the place of a question in the run's episodes; "" if episodes are not numbered."""
+        """Return the position of a question in the run's episodes (`ChatRequest.place`); "" without numbers."""
         if self.episodes is None:
             return ""
         player = self.spec.seats[agent] if self.spec.seats else agent
         return f"episode {self.episodes[game]}, player {player}, {label}"
 
     def _apply_decision(
-        self,
-        seat: PlayerConversation,
-        decision: PlayerReply | None,
-        mask: Sequence[bool] | None,
-        stats: QueryStats,
-        model: str,
+        self, game: int, agent: int, decision: PlayerReply | None, mask: Sequence[bool] | None, stats: QueryStats
     ) -> dict[str, Any]:
         """Take the decision of a reply or its fallback, and return the note on it."""
-        reply = decision or PlayerReply(self.answers.fallback(seat.action, mask))
-        action_text = self.answers.as_json(reply.action)
+        conversation = self.conversations[game][agent]
+        reply = decision or PlayerReply(self.answers.fallback(conversation.action, mask))
+        answer = self.answers.as_json(reply.action)
         if decision is None:
-            notice = f"your last reply could not be used; done instead: {to_json(action_text)}"
-            seat.answer(FALLBACK, reply.action, self._keep, notice)
+            notice = f"your last reply could not be used; done instead: {to_json(answer)}"
+            conversation.add_answer(FALLBACK, reply.action, self._max_turns, notice)
         else:
             reflection = {"reflection": reply.reflection} if self.settings.reflection else {}
-            seat.answer(to_json({**reflection, "action": action_text}), reply.action, self._keep)
-        self.counts.count(model, stats, decisions=1, fallbacks=decision is None)
+            conversation.add_answer(to_json({**reflection, "action": answer}), reply.action, self._max_turns)
+        self.counts.count(self.models[agent], stats, decisions=1, fallbacks=decision is None)
         return {
             "reflection": reply.reflection,
-            "action": action_text,
+            "action": answer,
             "asked": True,
             "valid": decision is not None,
             "reply": stats.text,
-            **self._speaker_fields(model),
-            **_stats_row(stats),
+            **self._model_field(agent),
+            **_stats_fields(stats),
         }
 
     def _record(self, game: int, agent: int, observation: str, stats: QueryStats) -> None:
         """Add the replies to a question to the player's trajectory."""
-        if self._recorder is not None:
-            step = self.seats[game][agent].steps
-            for sample, is_valid in stats.samples:
-                self._recorder.add_reply(game, agent, sample, observation, is_valid, step)
+        for sample, is_valid in stats.samples:
+            step = self.conversations[game][agent].steps
+            self._recorder.add_reply(game, agent, sample, observation, is_valid, step)
 
-    def _talking(
+    def _exchange_messages(
         self, observers: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
     ) -> ConversationGenerator[None]:
         """Let the players in `observers`, pairs (game, agent), exchange messages if a round of talk is due."""
         talk = self.talk
         if talk is None:
             return
-        speaking = [(game, agent) for game, agent in observers if talk.due(self.seats[game][agent].steps)]
-        for game, agent in speaking:
-            self.seats[game][agent].asked_to_talk = True
-        questions = [
-            self._make_query(game, agent, f"talk {self.seats[game][agent].steps}", talk.schema())
-            for game, agent in speaking
-        ]
-        parsers = [lambda reply, agent=agent: talk.read(reply.text, agent, reply.cut) for _, agent in speaking]
-        replies = (yield from self.speaker.ask_generator(questions, parsers)) if questions else []
-        game_messages: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speaking}
-        for (game, agent), message, stats in zip(speaking, replies, self.speaker.query_stats, strict=False):
+        speakers = [(game, agent) for game, agent in observers if talk.is_due(self.conversations[game][agent].steps)]
+        queries = []
+        for game, agent in speakers:
+            conversation = self.conversations[game][agent]
+            conversation.is_talking = True
+            queries.append(self._make_query(game, agent, f"talk {conversation.steps}", talk.schema()))
+        parsers = [lambda reply, agent=agent: talk.read(reply.text, agent, reply.cut) for _, agent in speakers]
+        replies = (yield from self.talk_query.ask_generator(queries, parsers)) if queries else []
+        sent: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speakers}
+        for (game, agent), reply, stats in zip(speakers, replies, self.talk_query.query_stats, strict=False):
             self._record(game, agent, f"talk: {texts[game, agent]}", stats)
-            game_messages[game][agent] = message or TalkMessage("")
-            self.seats[game][agent].asked_to_talk = False
-            self.counts.count(self.models[agent], stats, messages=message is not None and bool(message.text))
-            notes[game][agent] |= {"said": (message or TalkMessage("")).text, "talk_took": _stats_row(stats)}
-        heard = yield from talk.exchange(game_messages)
-        for game, messages in game_messages.items():
-            for agent, heard_messages in enumerate(heard[game]):
-                if (utterance := messages[agent]) is not None:
-                    self.seats[game][agent].hear(utterance.text, utterance.to, heard_messages)
+            message = reply or TalkMessage("")
+            sent[game][agent] = message
+            self.conversations[game][agent].is_talking = False
+            self.counts.count(self.models[agent], stats, messages=bool(message.text))
+            notes[game][agent] |= {"said": message.text, "talk_took": _stats_fields(stats)}
+        received = yield from talk.exchange(sent)
+        for game, messages in sent.items():
+            for conversation, own, others in zip(self.conversations[game], messages, received[game], strict=True):
+                if own is not None:
+                    conversation.add_messages(own.text, own.to, others)
 
-    def _learning(self, notes: list[list[dict[str, Any]]]) -> ConversationGenerator[None]:
+    def _draw_lessons(self, notes: list[list[dict[str, Any]]]) -> ConversationGenerator[None]:
         """Draw a lesson from each completed episode of players that start another one."""
         if not self.settings.lessons:
             return
         pupils = [
             (game, agent)
             for game in np.flatnonzero(self.playing).tolist()
-            for agent, seat in enumerate(self.seats[game])
-            if seat.unlearnt
+            for agent, conversation in enumerate(self.conversations[game])
+            if conversation.needs_lesson
         ]
         lessons = yield from self.lessons.draw(
             [
-                (
-                    self.seats[game][agent],
-                    agent,
-                    self.models[agent],
-                    self.adapters[agent],
-                    self._place(game, agent, "lesson"),
-                )
-                for game, agent in pupils
+                (self.conversations[game][i], i, self.models[i], self.adapters[i], self._place(game, i, "lesson"))
+                for game, i in pupils
             ]
         )
-        for (game, agent), (_, lesson, stats) in zip(pupils, lessons, strict=False):
+        for (game, agent), (lesson, stats) in zip(pupils, lessons, strict=True):
             self.counts.count(self.models[agent], stats, lessons=lesson is not None)
-            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _stats_row(stats)}
+            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _stats_fields(stats)}
 
     def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> PlayerReply:
         return read_reply(reply.text, self.answers, legal, self.must_reflect, reply.cut)
@@ -437,25 +418,25 @@ class LLMPolicy:
 
     def _actions(self) -> torch.Tensor:
         """Return the actions of all games; those of inactive games are arbitrary."""
-        numbers = self.spec.continuous_actions
-        default_action: Action = 0 if numbers is None else self.answers.fallback(None, None)
+        is_discrete = self.spec.continuous_actions is None
+        default_action: Action = 0 if is_discrete else self.answers.fallback(None, None)
         actions = [
-            [default_action if seat.action is None else seat.action for seat in players] for players in self.seats
+            [default_action if x.action is None else x.action for x in players] for players in self.conversations
         ]
-        return torch.tensor(actions, dtype=torch.int64 if numbers is None else torch.float32)
+        return torch.tensor(actions, dtype=torch.int64 if is_discrete else torch.float32)
 
-    def _speaker_fields(self, model: str) -> dict[str, Any]:
-        """Return the label of the speaking model for a note; {} if all players are the same model."""
-        return {"model": self.llm.label_of(model)} if self.content.models else {}
+    def _model_field(self, agent: int) -> dict[str, Any]:
+        """Return the label of a player's model for a note; {} if all players are the same model."""
+        return {"model": self.llm.label_of(self.models[agent])} if self.content.models else {}
 
 
-def _is_picture(spec: EnvSpec, name: str) -> bool:
+def _is_image(spec: EnvSpec, name: str) -> bool:
     """Return whether a channel contains images that can be shown."""
     channel = spec.observation.get(name)
     return channel is not None and channel.dtype == "uint8" and len(channel.shape) == 3 and channel.shape[-1] == 3
 
 
-def _stats_row(stats: QueryStats) -> dict[str, Any]:
+def _stats_fields(stats: QueryStats) -> dict[str, Any]:
     """Return the statistics of a question for a note."""
     return {
         "replies": stats.replies,

@@ -23,7 +23,8 @@ _NO_RULE = "there is no rule for this game, and the player takes any legal actio
 _SIGNIFICANT_DIGITS = 3
 """Significant digits of numbers in observations, so that similar observations get the same answer."""
 
-Rule = Callable[[Mapping[str, Any]], str | None]
+Rule = Callable[[Mapping[str, Any]], str]
+"""Function from an observation to the name of an action."""
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
@@ -77,20 +78,27 @@ def _choice(
     legal_actions = frame.get("legal_actions", names)
     legal = _expand_range(legal_actions) if isinstance(legal_actions, str) else [str(name) for name in legal_actions]
     observation = frame.get("observation")  # None if players are only shown frames
-    has_rule = False
-    for rule in _RULES:
-        rule_action = rule(observation) if isinstance(observation, Mapping) else None
-        has_rule |= rule_action is not None
+    rule_actions = _apply_rules(observation) if isinstance(observation, Mapping) else []
+    for rule_action in rule_actions:
         # With numbered answers, the names of actions are in the descriptions.
         action = rule_action if rule_action in names else _action_number(rule_action, system)
-        if rule_action is not None and _AMOUNT in system:
+        if _AMOUNT in system:
             action = rule_action.removeprefix("take_")
-        if rule_action is not None and action in legal:
+        if action in legal:
             return "a rule for this game", _json_value(action)
-    if not has_rule:
+    if not rule_actions:
         note(_NO_RULE)
     digits = int.from_bytes(hashlib.sha256(_rounded_text(frame).encode()).digest()[:8], "big")
     return "any action that is legal", _json_value(legal[digits % len(legal)])
+
+
+def _apply_rules(observation: Mapping[str, Any]) -> list[str]:
+    """Return the actions of the rules for the game of an observation."""
+    return [
+        rule(observation)
+        for rule, fields, is_exact in _RULES
+        if (observation.keys() == fields if is_exact else observation.keys() >= fields)
+    ]
 
 
 def _message(names: Sequence[str], system: str, frame: Mapping[str, Any]) -> dict[str, str]:
@@ -122,9 +130,9 @@ def _json_value(name: str) -> Any:
     return int(name) if name.isdigit() else name
 
 
-def _action_number(name: str | None, system: str) -> str:
+def _action_number(name: str, system: str) -> str:
     """Return the number of an action in a prompt with numbered actions; "" if there is none."""
-    match = None if name is None else re.search(rf"^- (\d+): {re.escape(name)}: ", system, re.MULTILINE)
+    match = re.search(rf"^- (\d+): {re.escape(name)}: ", system, re.MULTILINE)
     return match.group(1) if match else ""
 
 
@@ -155,48 +163,36 @@ def _lesson(record: str) -> str:
     return f"By rule, not by thought: the episode ended like this: {end_match.group(1)}"
 
 
-def _blackjack(observation: Mapping[str, Any]) -> str | None:
+def _blackjack(observation: Mapping[str, Any]) -> str:
     """Play blackjack: hit below 17, or below 18 with a usable ace."""
-    if "player_sum" not in observation:
-        return None
     return "hit" if observation["player_sum"] < (18 if observation.get("usable_ace") == "yes" else 17) else "stick"
 
 
-def _cartpole(observation: Mapping[str, Any]) -> str | None:
+def _cartpole(observation: Mapping[str, Any]) -> str:
     """Push to the side to which the pole falls."""
-    if "pole_angle" not in observation:
-        return None
     return "right" if observation["pole_angle"] + 0.3 * observation["pole_speed"] > 0 else "left"
 
 
-def _mountain_car(observation: Mapping[str, Any]) -> str | None:
+def _mountain_car(observation: Mapping[str, Any]) -> str:
     """Accelerate in the direction of the speed."""
-    if set(observation) != {"position", "speed"}:
-        return None
     return "right" if observation["speed"] >= 0 else "left"
 
 
-def _cliff(observation: Mapping[str, Any]) -> str | None:
+def _cliff(observation: Mapping[str, Any]) -> str:
     """Walk along the cliff to the goal."""
-    if set(observation) != {"row", "column"}:
-        return None
     if observation["column"] == 11:
         return "down"
     return "up" if observation["row"] == 3 else "right"
 
 
-def _commons(observation: Mapping[str, Any]) -> str | None:
+def _commons(observation: Mapping[str, Any]) -> str:
     """Take an equal part of the complete stock, or the amount that the observation warns not to exceed."""
-    if not {"players", "stock", "months_played"} <= set(observation):
-        return None
     warning = re.search(r"more than (\d+)", str(observation.get("if_everybody", "")))
     return f"take_{warning[1] if warning else int(observation['stock']) // int(observation['players'])}"
 
 
-def _village(observation: Mapping[str, Any]) -> str | None:
+def _village(observation: Mapping[str, Any]) -> str:
     """Play Clean Up and Harvest: clean dirt ahead, else go to the nearest apple, else to dirt, else look around."""
-    if not {"map", "apples", "players"} <= set(observation):
-        return None
     dirt = observation.get("nearest_dirt")
     if dirt is not None and dirt["right"] == 0 and 1 <= dirt["ahead"] <= 3:
         return "clean"
@@ -208,21 +204,27 @@ def _village(observation: Mapping[str, Any]) -> str | None:
     return "step_right" if target["right"] > 0 else "step_left"
 
 
-def _room(observation: Mapping[str, Any]) -> str | None:
+def _escape_room(observation: Mapping[str, Any]) -> str:
     """Play the escape room: go to the working lever while fewer than two others are there, else to the door."""
-    if "working_lever" not in observation:
-        return None
     n_present = int(observation.get("others_at", {}).get(observation["working_lever"], 0))
     return "go_to_door" if n_present >= 2 else f"go_to_{observation['working_lever']}"
 
 
-def _tax_economy(observation: Mapping[str, Any]) -> str | None:
+def _tax_economy(observation: Mapping[str, Any]) -> str:
     """Work full time, less the tax rate of last year's income, rounded to ten hours."""
-    if "hourly_wage" not in observation:
-        return None
-    last = observation["last_year"] or {"income": 0, "tax_paid": 0}
-    tax_rate = last["tax_paid"] / last["income"] if last["income"] else 0.0
+    last_year = observation["last_year"] or {"income": 0, "tax_paid": 0}
+    tax_rate = last_year["tax_paid"] / last_year["income"] if last_year["income"] else 0.0
     return f"{10 * round(4 * (1 - tax_rate))}_hours"
 
 
-_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff, _commons, _village, _room, _tax_economy)
+_RULES: tuple[tuple[Rule, set[str], bool], ...] = (
+    (_blackjack, {"player_sum"}, False),
+    (_cartpole, {"pole_angle"}, False),
+    (_mountain_car, {"position", "speed"}, True),
+    (_cliff, {"row", "column"}, True),
+    (_commons, {"players", "stock", "months_played"}, False),
+    (_village, {"map", "apples", "players"}, False),
+    (_escape_room, {"working_lever"}, False),
+    (_tax_economy, {"hourly_wage"}, False),
+)
+"""Rules, the fields that identify an observation of the rule's game, and whether it has no other fields."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llmrl.agents.llm_player.answer_format import object_schema
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ConversationGenerator
 from llmrl.core.spaces import EnvSpec
@@ -17,12 +19,12 @@ from llmrl.llms.reading.object_parser import TextParser
 
 _MESSAGE = re.compile(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
 TalkTo = Literal["all", "one"]
-"""Recipients of a message: all players, or the one that it names."""
+"""Recipients of a message: all players, or the one that the message names."""
 
 
 @dataclass(frozen=True)
 class TalkMessage:
-    """Message of a player in a round; "" is silence. `to` is the name of the recipient; "": all who can hear it."""
+    """Message of a player in a round; "": the player sends none. `to` is the name of the recipient; "": all players."""
 
     text: str
     to: str = ""
@@ -40,9 +42,9 @@ class Talk:
 
     Args:
         spec: spec of the environment, or of the players of a member.
-        every: steps between two rounds, >= 1; the first is before the first action.
+        interval: steps between two rounds, >= 1; the first is before the first action.
         to: recipients of a message.
-        length: maximum number of characters of a message.
+        max_length: maximum number of characters of a message.
 
     Attributes:
         names: names of all players that talk.
@@ -51,36 +53,29 @@ class Talk:
         ConfigError: there is only one player.
     """
 
-    def __init__(self, spec: EnvSpec, every: int, to: TalkTo, length: int) -> None:
-        self.every, self.to, self.length = every, to, length
-        if spec.n_players < 2:
-            raise self.lone_player()
+    def __init__(self, spec: EnvSpec, interval: int, to: TalkTo, max_length: int) -> None:
+        self.interval, self.to, self.max_length = interval, to, max_length
+        self._check_n_players(spec.n_players)
         self.names: Sequence[str] = spec.player_names
         self._players: Sequence[int] = range(spec.n_agents)  # indices of this spec's players in `names`
         self._board: _Board | None = None
-        self._parser = TextParser("message", length)
+        self._parser = TextParser("message", max_length)
         self._parser.recipient_keys = ("to",)
 
-    def lone_player(self) -> ConfigError:
-        """Return the error of a player that has nobody to talk to."""
-        return ConfigError(f"agent.message_interval={self.every} needs at least two language players; set it to 0")
+    def _check_n_players(self, n_players: int) -> None:
+        if n_players < 2:
+            raise ConfigError(
+                f"agent.message_interval={self.interval} needs at least two language players; set it to 0"
+            )
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether there is a round before the action of a step, counted from 0."""
-        return step % self.every == 0
+        return step % self.interval == 0
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of a message."""
-        properties: dict[str, Any] = {}
-        if self.to == "one":
-            properties["to"] = {"type": "string", "enum": list(self.names)}
-        properties["message"] = {"type": "string"}
-        return {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        }
+        recipient = {"to": {"type": "string", "enum": list(self.names)}} if self.to == "one" else {}
+        return object_schema({**recipient, "message": {"type": "string"}})
 
     def read(self, text: str, speaker: int, cut: bool) -> TalkMessage:
         """Return the message in a reply; `cut` says that the reply was cut off because it grew too long.
@@ -88,10 +83,10 @@ class Talk:
         Raises:
             InvalidReply: there is no message, or its recipient is not another player.
         """
-        if silent(text):
+        if is_silent(text):
             return TalkMessage("")
         answer = parse_answer(text, self._parser, cut)
-        utterance = " ".join(answer.answer.split())[: self.length]
+        utterance = " ".join(answer.answer.split())[: self.max_length]
         if self.to != "one" or not utterance:
             return TalkMessage(utterance)
         candidates = [name for i, name in enumerate(self.names) if i != self._players[speaker]]
@@ -110,26 +105,25 @@ class Talk:
         Args:
             messages: messages of this spec's players, by game.
         """
-        member_messages: Sequence[RoundMessages] = [messages]
-        member_players: Sequence[Sequence[int]] = [self._players]
+        round_messages: Sequence[tuple[Talk, RoundMessages]] = [(self, messages)]
         if (board := self._board) is not None:
-            number = board.post(self, messages)
+            index = board.post(self, messages)
             yield ()  # at least once, so that all members continue at the same time
-            while not board.is_complete(number):
+            while not board.is_complete(index):
                 yield ()
-            member_messages, member_players = board.take(number), [talk._players for talk in board.talks]
-        heard = {}
+            round_messages = board.take(index)
+        received = {}
         for game in messages:
-            spoken: list[TalkMessage | None] = [None] * len(self.names)
-            for others, players in zip(member_messages, member_players, strict=True):
-                for player, message in zip(players, others.get(game, ()), strict=False):
-                    spoken[player] = message
-            inboxes = self.hear_round(spoken)
-            heard[game] = [inboxes[player] for player in self._players]
-        return heard
+            sent: list[TalkMessage | None] = [None] * len(self.names)
+            for talk, member_messages in round_messages:
+                for player, message in zip(talk._players, member_messages.get(game, ()), strict=False):
+                    sent[player] = message
+            inboxes = self.deliver(sent)
+            received[game] = [inboxes[player] for player in self._players]
+        return received
 
-    def hear_round(self, messages: Sequence[TalkMessage | None]) -> list[list[dict[str, str]]]:
-        """Return the messages that each player hears in a round, as entries for its observation.
+    def deliver(self, messages: Sequence[TalkMessage | None]) -> list[list[dict[str, str]]]:
+        """Return the messages that each player receives in a round, as entries for its observation.
 
         Args:
             messages: message of each player; None for players that did not take part.
@@ -149,30 +143,29 @@ class _Board:
     """Messages of the rounds in progress among several members of a society, each with its `Talk`."""
 
     def __init__(self, talks: Sequence[Talk]) -> None:
-        self.talks = talks
-        self._n_posts = [0] * len(talks)
-        self._n_taken: dict[int, int] = {}
-        self._rounds: dict[int, dict[int, RoundMessages]] = {}
+        self._talks = talks
+        self._n_posts: Counter[Talk] = Counter()  # number of rounds of each member
+        self._n_readers: Counter[int] = Counter()  # number of members that have taken the messages of a round
+        self._rounds: dict[int, dict[Talk, RoundMessages]] = defaultdict(dict)
 
     def post(self, talk: Talk, messages: RoundMessages) -> int:
-        """Add the messages of a member to its next round; return the number of the round."""
-        member = next(i for i, other in enumerate(self.talks) if other is talk)
-        number = self._n_posts[member]
-        self._n_posts[member] += 1
-        self._rounds.setdefault(number, {})[member] = messages
-        return number
+        """Add the messages of a member to its next round; return the index of the round."""
+        index = self._n_posts[talk]
+        self._n_posts[talk] += 1
+        self._rounds[index][talk] = messages
+        return index
 
-    def is_complete(self, number: int) -> bool:
+    def is_complete(self, index: int) -> bool:
         """Return whether all members have posted their messages of a round."""
-        return len(self._rounds[number]) == len(self.talks)
+        return len(self._rounds[index]) == len(self._talks)
 
-    def take(self, number: int) -> list[RoundMessages]:
+    def take(self, index: int) -> list[tuple[Talk, RoundMessages]]:
         """Return the messages of all members in a round; discard them when the last member has taken them."""
-        messages = self._rounds[number]
-        self._n_taken[number] = self._n_taken.get(number, 0) + 1
-        if self._n_taken[number] == len(self.talks):
-            del self._rounds[number], self._n_taken[number]
-        return [messages[member] for member in range(len(self.talks))]
+        messages = self._rounds[index]
+        self._n_readers[index] += 1
+        if self._n_readers[index] == len(self._talks):
+            del self._rounds[index], self._n_readers[index]
+        return [(talk, messages[talk]) for talk in self._talks]
 
 
 def connect_talks(talks: Sequence[Talk], seats: Sequence[Sequence[int]]) -> None:
@@ -186,24 +179,23 @@ def connect_talks(talks: Sequence[Talk], seats: Sequence[Sequence[int]]) -> None
         ConfigError: there is only one player, or the members' rounds differ.
     """
     order = sorted(seat for member_seats in seats for seat in member_seats)
-    if len(order) < 2:
-        raise talks[0].lone_player()
-    options = {(talk.every, talk.to, talk.length) for talk in talks}
+    talks[0]._check_n_players(len(order))
+    options = {(talk.interval, talk.to, talk.max_length) for talk in talks}
     if len(options) > 1:
         raise ConfigError(
             "members that talk need the same message_interval, message_recipients and max_message_length, got "
             + "; ".join(", ".join(map(str, values)) for values in sorted(options))
         )
-    name_of = {
-        seat: name for talk, part in zip(talks, seats, strict=True) for seat, name in zip(part, talk.names, strict=True)
-    }
+    name_of: dict[int, str] = {}
+    for talk, member_seats in zip(talks, seats, strict=True):
+        name_of |= zip(member_seats, talk.names, strict=True)
     board = _Board(talks)
     for talk, member_seats in zip(talks, seats, strict=True):
         talk.names, talk._board = [name_of[seat] for seat in order], board
         talk._players = [order.index(seat) for seat in member_seats]
 
 
-def silent(text: str) -> bool:
+def is_silent(text: str) -> bool:
     """Return whether a reply contains only empty messages."""
     messages = _MESSAGE.findall(text)
     return bool(messages) and not any(messages)

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings, LanguagePolicy
-from llmrl.agents.llm_ppo.reference_kl import ReferenceKL
+from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings, LanguagePolicy, ReferenceKL
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.model_protocols import Scorer
@@ -20,13 +19,14 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.local.adapter import write_adapter
 from llmrl.llms.local.candidate_scorer import LocalScorer
-from llmrl.llms.local.loading import folder_fingerprint
-from llmrl.llms.local.lora import AdapterSet, Lora
+from llmrl.llms.local.loading import check_unchanged, copy_weights, folder_fingerprint
+from llmrl.llms.local.lora import AdapterSet, Lora, write_adapter
 from llmrl.run.artifacts import saved_state
 
 Tune = Literal["full", "lora", "heads", "nothing"]
+_WEIGHT_OPTIONS = "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
+"""Options that determine the names and shapes of the trained weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +170,7 @@ class LanguagePPOAgent:
     def reset(self) -> None:
         """Restore the initial weights, which are stored if a principal governs the agent."""
         assert self._initial is not None
-        with torch.no_grad():
-            for name, parameter in self._trained.items():
-                parameter.copy_(self._initial[name])
+        copy_weights(self._initial, self._trained, "the initial model", _WEIGHT_OPTIONS)
         if self._ppo is not None:
             self._activate()
             self._ppo.reset()
@@ -201,7 +199,7 @@ class LanguagePPOAgent:
         learner = None if self._ppo is None else self._ppo.state_dict()
         network = self.policy.network
         return {
-            "policy": self._weights(),
+            "policy": {name: parameter.detach() for name, parameter in self._trained.items()},
             "model": self._files,
             "learner": learner,
             "tokens": sum(network.processes.all_gather_object(network.tokens)),
@@ -209,36 +207,12 @@ class LanguagePPOAgent:
 
     def load_state_dict(self, state: State) -> None:
         """Restore weights and learner; raise ConfigError if the model's files differ or weights do not fit."""
-        model_files = state.get("model")  # None for names on the hub
-        if None not in (model_files, self._files) and model_files != self._files:
-            raise ConfigError(
-                f"the files of llm.model={self._model} have changed since this run was created; restore them, or "
-                "restart the run with resume=false (rerun=true if it is finished)"
-            )
-        self._load(state["policy"], "the checkpoint")
+        check_unchanged(self._model, state.get("model"), self._files)
+        copy_weights(state["policy"], self._trained, "the checkpoint", _WEIGHT_OPTIONS)
         # The stored number is the sum over all processes, so only one process restores it.
         self.policy.network.tokens = state["tokens"] if self.policy.network.processes.is_main else 0
         if self._ppo is not None:
             self._ppo.load_state_dict(state["learner"])
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        """Return the trained weights."""
-        return {name: parameter.detach() for name, parameter in self._trained.items()}
-
-    def _load(self, weights: dict[str, torch.Tensor], source: str) -> None:
-        """Copy `weights` into the policy; raise ConfigError if names or shapes differ."""
-        own_weights = self._weights()
-        differences = sorted(set(own_weights) ^ set(weights)) or [
-            n for n, x in weights.items() if x.shape != own_weights[n].shape
-        ]
-        if differences:
-            raise ConfigError(
-                f"the weights of {source} do not fit this agent (first difference: {differences[0]}); use the same "
-                "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
-            )
-        with torch.no_grad():
-            for name, x in weights.items():
-                own_weights[name].copy_(x)
 
     def _load_initial_weights(self, run: Path) -> None:
         """Load the initial weights from the newest checkpoint of another run."""
@@ -254,7 +228,7 @@ class LanguagePPOAgent:
             raise ConfigError(
                 f"agent.init_from={run}: the agent of that run has no weights of a policy; use a run of agent=llm_ppo"
             )
-        self._load(weights, f"agent.init_from={run}")
+        copy_weights(weights, self._trained, f"agent.init_from={run}", _WEIGHT_OPTIONS)
 
 
 def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:

@@ -1,9 +1,11 @@
-"""Language model that scores the texts of actions, with a head for the value, and its policy."""
+"""Language model that scores the texts of actions, with a head for the value; its policy, and a penalty in training."""
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +17,12 @@ from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import PositiveFloat, PositiveInt
-from llmrl.core.records import PolicyOutput
+from llmrl.core.records import PolicyOutput, State
+from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.candidate_scorer import LocalScorer
+from llmrl.llms.local.lora import adapters_off
 from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
 from llmrl.networks.layers import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 from llmrl.networks.memo import Memo
@@ -130,10 +134,10 @@ class LanguageActorCritic(nn.Module):
         """Return logits, masked if the batch has an `action_mask`, and values; equal texts are computed once."""
         texts = batch[self.channel]
         assert isinstance(texts, TextArray)
-        prompts, places = texts.distinct()
+        prompts, prompt_index = texts.distinct()
         logits, value = self.read(prompts)
-        places = places.to(logits.device)
-        return mask_logits(logits[places], batch.get("action_mask")), value[places]
+        prompt_index = prompt_index.to(logits.device)
+        return mask_logits(logits[prompt_index], batch.get("action_mask")), value[prompt_index]
 
     def read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] float32 and values [n] float32 of distinct prompts.
@@ -156,36 +160,36 @@ class LanguageActorCritic(nn.Module):
         and at most `piece_tokens` tokens; a joint action with more is in a separate piece.
         """
         n, world = len(batch["action"]), self.processes.world_size
-        prompts, places = batch[self.channel].distinct()
+        prompts, prompt_index = batch[self.channel].distinct()
         lengths = self.scorer.lengths(prompts)
-        joint = batch.get("team_step", torch.arange(n)).to(places.device)
-        read: list[set[int]] = [set() for _ in range(int(joint.max()) + 1)]
-        for number, place in zip(joint.tolist(), places.tolist(), strict=True):
-            read[number].add(place)
+        joint = batch.get("team_step", torch.arange(n)).to(prompt_index.device)
+        joint_prompts: list[set[int]] = [set() for _ in range(int(joint.max()) + 1)]
+        for joint_index, i in zip(joint.tolist(), prompt_index.tolist(), strict=True):
+            joint_prompts[joint_index].add(i)
         # Joint actions with the same prompts are in one piece, so that few prompts are computed repeatedly.
-        members_by_prompts: dict[tuple[int, ...], list[int]] = {}
-        for number, indices in enumerate(read):
-            members_by_prompts.setdefault(tuple(sorted(indices, key=lambda i: (-lengths[i], i))), []).append(number)
+        joints_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for joint_index, indices in enumerate(joint_prompts):
+            joints_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
         groups: list[tuple[set[int], list[int]]] = []
         # Every process makes the same groups and computes one in `world`; the budget is such that each gets some.
         budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
         max_length = 0
-        for members in sorted(members_by_prompts, key=lambda members: [(-lengths[i], i) for i in members]):
-            if not groups or len(groups[-1][0] | set(members)) * max_length > budget:
+        for indices_key in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
+            if not groups or len(groups[-1][0] | set(indices_key)) * max_length > budget:
                 groups.append((set(), []))
-                max_length = lengths[members[0]]
-            groups[-1][0].update(members)
-            groups[-1][1].extend(members_by_prompts[members])
+                max_length = lengths[indices_key[0]]
+            groups[-1][0].update(indices_key)
+            groups[-1][1].extend(joints_by_prompts[indices_key])
         local_groups = groups[self.processes.rank :: world]
-        for _, numbers in local_groups:
-            rows = torch.isin(joint, torch.tensor(numbers, device=joint.device)).nonzero().squeeze(1)
+        for _, joint_indices in local_groups:
+            rows = torch.isin(joint, torch.tensor(joint_indices, device=joint.device)).nonzero().squeeze(1)
             yield _select(batch, rows), len(rows) / n
         if not local_groups:  # at least one piece
-            yield _select(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
+            yield _select(batch, torch.zeros(1, dtype=torch.int64, device=joint.device)), 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        kind = next(self.language.parameters()).device.type
-        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
+        device_type = next(self.language.parameters()).device.type
+        return torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
 
 
 def _select(batch: Batch, index: torch.Tensor) -> Batch:
@@ -276,10 +280,10 @@ class LanguagePolicy(nn.Module):
 
     def _compute(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] and values [n] of distinct prompts."""
-        return shared(self.network.processes, prompts, self.network.read)
+        return read_distributed(self.network.processes, prompts, self.network.read)
 
 
-def shared(processes: ProcessGroup, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+def read_distributed(processes: ProcessGroup, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs of `read` for all prompts, [n, ...]; each process computes its share of them."""
     if processes.world_size == 1:
         return read(prompts)
@@ -287,3 +291,68 @@ def shared(processes: ProcessGroup, prompts: Sequence[str], read: Read) -> tuple
     # A process without a share computes one prompt nevertheless, to know the shape of the outputs.
     logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in read(local_prompts or prompts[:1]))
     return logits, value
+
+
+class ReferenceKL:
+    """Additional PPO loss beta KL(pi || pi_0) over the actions (a `Teacher`).
+
+    pi_0 is the model without its adapters or, if all weights are trained, a copy of the initial model.
+
+    Args:
+        network: network whose actions are scores.
+        beta: weight of the divergence, > 0.
+        adapters: whether adapters are trained.
+    """
+
+    channels: tuple[str, ...] = ()
+    policy = None
+
+    def __init__(self, network: LanguageActorCritic, beta: float, adapters: bool) -> None:
+        self.network, self.beta = network, beta
+        self._frozen = None if adapters else _frozen_copy(network)
+
+    @torch.no_grad()
+    def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """Return the logits of pi_0, [T, n_envs, n_agents, n_actions]."""
+        prompts, prompt_index = rollout.observation[self.network.channel].distinct()
+        with adapters_off(self.network.language) if self._frozen is None else nullcontext():
+            logits, _ = read_distributed(self.network.processes, prompts, (self._frozen or self.network).read)
+        return {"reference": logits[prompt_index.to(logits.device)]}
+
+    def loss(
+        self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the weighted divergence, and as `loss/reference_kl` the divergence in nats."""
+        reference = minibatch["reference"]
+        # Forbidden actions have probability 0 under both policies.
+        mask = minibatch.get("action_mask")
+        log_probs, reference_log_probs = logits.log_softmax(-1), reference.log_softmax(-1)
+        if mask is not None:
+            reference_log_probs = reference.masked_fill(~mask.bool(), torch.finfo(reference.dtype).min).log_softmax(-1)
+        divergence = (log_probs.exp() * (log_probs - reference_log_probs)).sum(-1).mean()
+        return self.beta * divergence, {"loss/reference_kl": divergence.detach()}
+
+    def metrics(self) -> dict[str, float]:
+        """Return no metrics, because the loss records the divergence."""
+        return {}
+
+    def reset(self) -> None:
+        """Do nothing, because pi_0 never changes."""
+
+    def state_dict(self) -> State:
+        """Return no state, because pi_0 follows from the model's initial weights."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Do nothing, because there is no state."""
+
+
+def _frozen_copy(network: LanguageActorCritic) -> LanguageActorCritic:
+    """Return a copy of the network whose language model is frozen and not shared."""
+    clone = copy.copy(network)
+    scorer = copy.copy(network.scorer)
+    scorer.replace_module(copy.deepcopy(network.language).requires_grad_(False))
+    # Set directly, because the copy shares the dictionary of `nn.Module` with the original.
+    clone.__dict__["_modules"] = {**network._modules, "language": scorer.module}
+    clone.scorer = scorer
+    return clone

@@ -1,13 +1,15 @@
-"""Base of scorers of all architectures: queries, tokenization, batching, log-probabilities."""
+"""Base class of the scorers of candidate texts: queries, tokenization, batches, log-probabilities."""
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError, LLMError
@@ -50,18 +52,19 @@ def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequenc
     """
     if isinstance(candidates, str):
         raise ConfigError(f"candidates is one text ({candidates!r}); give a list of texts")
-    if all(isinstance(candidate, str) for candidate in candidates):
-        return [tuple(str(candidate) for candidate in candidates)] * n_prompts
-    if any(isinstance(candidate, str) for candidate in candidates):
+    texts = tuple(candidate for candidate in candidates if isinstance(candidate, str))
+    if len(texts) == len(candidates):
+        return [texts] * n_prompts
+    if texts:
         raise ConfigError("candidates mixes texts and lists of texts; give one list for all prompts, or one for each")
     if len(candidates) != n_prompts:
         raise ConfigError(
             f"there are {len(candidates)} lists of candidates for {n_prompts} prompts; give one list for each prompt"
         )
-    for i, texts in enumerate(candidates):
-        if not texts:
-            raise ConfigError(f"prompt {i} has no candidates; give at least one text")
-    return [tuple(texts) for texts in candidates]
+    lists = [tuple(prompt_candidates) for prompt_candidates in candidates]
+    if () in lists:
+        raise ConfigError(f"prompt {lists.index(())} has no candidates; give at least one text")
+    return lists
 
 
 def length_batches(queries: Sequence[ScoringQuery], budget: int) -> list[list[int]]:
@@ -91,7 +94,7 @@ class ScorerOutput:
         log_probs: log p(candidate | prompt), [n_prompts, n_candidates] float32, -inf for padding.
         state: hidden state of the prompt, [n_prompts, d], in the dtype of the weights, as input of a value head.
             Seq2seq: last decoder layer at decoder position 0. Causal: last layer at the last prompt token.
-        tokens: positions that the model computed, padding included.
+        tokens: number of positions that the model computed, padding included.
     """
 
     log_probs: torch.Tensor
@@ -170,7 +173,7 @@ class LocalScorer(ABC):
         self.model = find_model(settings.model, settings.make, self.kind, workshop)
         self._seed = seeds.integer("weights")
         suffixes = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
-        title = self.model if settings.make is None else f"a small model that {settings.make.told}"
+        title = self.model if settings.make is None else settings.make.label
         self.label = f"{title} (local scorer{suffixes[settings.weights]})"
         self._module: Any = None
         self._tokenizer: Any = None
@@ -264,15 +267,14 @@ class LocalScorer(ABC):
         queries, query_indices = self._queries(prompts, lists)
         n_candidates = max(len(texts) for texts in lists)
         batches = length_batches(queries, self.settings.batch_tokens)
-        results = [self._run([queries[i] for i in batch], n_candidates) for batch in batches]
-        positions = {query: positions for positions, query in enumerate(i for batch in batches for i in batch)}
-        order = torch.tensor(
-            [positions[query_index] for query_index in query_indices], device=results[0].log_probs.device
-        )
+        outputs = [self._run([queries[i] for i in batch], n_candidates) for batch in batches]
+        # Index of the row of each prompt's query among the rows of all batches.
+        rows = np.argsort(np.concatenate(batches))[query_indices]
+        order = torch.from_numpy(rows).to(outputs[0].log_probs.device)
         return ScorerOutput(
-            torch.cat([result.log_probs for result in results])[order],
-            torch.cat([result.state for result in results])[order],
-            sum(result.tokens for result in results),
+            torch.cat([output.log_probs for output in outputs])[order],
+            torch.cat([output.state for output in outputs])[order],
+            sum(output.tokens for output in outputs),
         )
 
     @abstractmethod
@@ -316,7 +318,7 @@ class LocalScorer(ABC):
         if self.settings.length_normalization == "tokens":
             log_probs = log_probs / trees.length.clamp(min=1)
         elif self.settings.length_normalization == "words":
-            words = [[query.words[i] if i < len(query.words) else 1 for i in range(n_candidates)] for query in queries]
+            words = [[*query.words, *[1] * (n_candidates - len(query.words))] for query in queries]
             log_probs = log_probs / torch.tensor(words, device=log_probs.device)
         return ScorerOutput(log_probs, result.state, result.tokens)
 
@@ -388,26 +390,27 @@ class LocalScorer(ABC):
         candidates = tuple(tuple(t % vocabulary for t in ids) for ids in ((31, 32, 33), (31, 34, 35), (36, 37), (38,)))
         tree = token_tree(candidates)
         trees = TreeBatch.stack([tree], len(candidates), self._module.device)
-        fast = trees.log_probs(self._pass(prompts, trees).logits)
-        query_indices = []
-        for prompt in prompts:
-            for ids in candidates:
-                target = torch.tensor(ids, device=fast.device)
-                logits = self._plain_logits(torch.tensor(prompt, device=fast.device), target)
-                query_indices.append(logits.float().log_softmax(-1).gather(1, target[:, None]).sum())
-        plain = torch.stack(query_indices).view_as(fast)
-        relative, absolute = (1e-3, 1e-2) if self.settings.dtype == "float32" else (0.05, 0.5)
-        if not torch.allclose(fast, plain, rtol=relative, atol=absolute):
+        tree_scores = trees.log_probs(self._pass(prompts, trees).logits)
+        scores = []
+        for prompt, ids in itertools.product(prompts, candidates):
+            target = torch.tensor(ids, device=tree_scores.device)
+            logits = self._plain_logits(torch.tensor(prompt, device=tree_scores.device), target)
+            scores.append(logits.float().log_softmax(-1).gather(1, target[:, None]).sum())
+        plain_scores = torch.stack(scores).view_as(tree_scores)
+        rtol, atol = (1e-3, 1e-2) if self.settings.dtype == "float32" else (0.05, 0.5)
+        if not torch.allclose(tree_scores, plain_scores, rtol=rtol, atol=atol):
             raise self._unsupported_error(
                 self._module,
                 "scores of all candidates in one pass differ from those of one pass per candidate (largest difference "
-                f"{float((fast - plain).abs().max()):.2g}), so it ignores masks or positions",
+                f"{float((tree_scores - plain_scores).abs().max()):.2g}), so it ignores masks or positions",
             )
 
     def _unsupported_error(self, module: Any, reason: str) -> LLMError:
-        works = "T5, Flan-T5, mT5" if self.kind == "seq2seq" else "Llama, Qwen, Mistral, GPT-2, Phi and most others"
-        name = type(module).__name__
-        return LLMError(f"{self.label}: {name} cannot be scored: {reason}. {self.kind} models that work: {works}")
+        supported = "T5, Flan-T5, mT5" if self.kind == "seq2seq" else "Llama, Qwen, Mistral, GPT-2, Phi and most others"
+        return LLMError(
+            f"{self.label}: {type(module).__name__} cannot be scored: {reason}. Use another {self.kind} model, "
+            f"e.g. {supported}"
+        )
 
 
 @contextmanager

@@ -14,12 +14,11 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.processes import ProcessGroup
-from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
-from llmrl.llms.local.chat_learner import ChatLearners, LearnerFactory
-from llmrl.llms.local.generation import Generator, Prompt, SamplingSettings
+from llmrl.llms.local.generation import Generator, Prompt, SamplingSettings, request_stream
+from llmrl.llms.local.learning import ChatLearners, LearnerFactory
 from llmrl.llms.local.loading import (
     Dtype,
     check_installed,
@@ -29,10 +28,9 @@ from llmrl.llms.local.loading import (
     load_model,
     load_tokenizer,
 )
+from llmrl.llms.local.lora import adapter_fingerprint, check_adapter, check_base, load_adapter
 from llmrl.llms.local.prefix_cache import PrefixCache
-from llmrl.llms.local.small import SmallModelFactory, find_model
-from llmrl.llms.local.small_chat import SmallChat
-from llmrl.llms.local.token_sampling import request_stream
+from llmrl.llms.local.small import SmallChat, SmallModelFactory, find_model
 from llmrl.llms.local.vllm_sampler import SamplingRequest, VLLMClient, VLLMSampler
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class LocalChatSettings:
+@dataclass(frozen=True, kw_only=True)
+class LocalChatSettings(SamplingSettings):
     """Options of `LocalChat`; meanings, units and ranges are in `conf/llm/local_chat.yaml` and `_local.yaml`.
 
     Attributes:
@@ -58,11 +56,7 @@ class LocalChatSettings:
     adapter: str | None
     dtype: Dtype
     chat_template: str | None
-    temperature: NonNegativeFloat
-    top_p: UnitInterval
-    max_tokens: PositiveInt
     context_window: PositiveInt | None
-    batch_tokens: PositiveInt
     prefix_cache_tokens: NonNegativeInt
     sampler: VLLMSampler | None
     learn: LearnerFactory | None
@@ -105,8 +99,7 @@ class LocalChat(Provider):
         # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
         has_adapter = adapter is not None and Path(adapter).expanduser().is_dir()
         self._adapter_files = adapter_fingerprint(str(adapter)) if has_adapter else None
-        title = self.model if settings.make is None else f"a small model that {settings.make.told}"
-        self.label = f"{title} (local chat)"
+        self.label = f"{self.model if settings.make is None else settings.make.label} (local chat)"
         if adapter is not None:
             self.label = f"{self.model} + adapter {(self._adapter_files or 'missing')[:8]} (local chat)"
         self._template = None if template is None else _read_template(template)
@@ -115,24 +108,17 @@ class LocalChat(Provider):
         self._model: Any = None
         self._generator: Generator | None = None
         self._prefix = PrefixCache(settings.prefix_cache_tokens)
-        self._learners: ChatLearners | None = (
-            None if settings.learn is None else settings.learn.learners(self, self._seeds)
-        )
+        learners = None if settings.learn is None else settings.learn.learners(self, self._seeds)
+        self.learners: ChatLearners | None = learners
         self._sampler: VLLMClient | None = None
         if settings.sampler is not None:
-            if self._learners is None:
+            if learners is None:
                 raise ConfigError(
                     "llm/sampler=vllm needs llm/learn; models that do not learn are served by llm=openai_compatible"
                 )
-            learners = self._learners
-            self._sampler = settings.sampler.connect(
-                self.model, lambda name, folder: learners.learner(name).write_adapter(folder)
+            self._sampler = VLLMClient(
+                settings.sampler, self.model, lambda name, folder: learners.learner(name).write_adapter(folder)
             )
-
-    @property
-    def learners(self) -> ChatLearners | None:
-        """Learners that train the model from its replies; None if it does not learn."""
-        return self._learners
 
     @property
     def module(self) -> torch.nn.Module:
@@ -209,7 +195,7 @@ class LocalChat(Provider):
         if self._sampler is not None:
             return self._sample_on_server(self._sampler, prompts, requests)
         # Processes that train a model together sample equal shares, and each learns from all replies.
-        processes = ProcessGroup() if self._learners is None else ProcessGroup.joined()
+        processes = ProcessGroup() if self.learners is None else ProcessGroup.joined()
         share = processes.share(len(requests))
         replies = processes.all_gather_object(self._generate(prompts[share], requests[share]))
         return list(chain.from_iterable(replies))
@@ -219,7 +205,7 @@ class LocalChat(Provider):
         self._prefix.clear()
         if self._sampler is not None:
             self._sampler.close()
-        if self._learners is None:
+        if self.learners is None:
             self._model = self._generator = None
         if self.device.startswith("cuda"):
             import torch
@@ -232,7 +218,9 @@ class LocalChat(Provider):
 
         model = self._load_model()
         if self._generator is None:
-            self._generator = self._make_generator(model)
+            learners = self.learners
+            use_adapters = (lambda _: nullcontext()) if learners is None else learners.use_adapters
+            self._generator = Generator(model, self.settings, self._prefix, use_adapters, learners is not None)
         streams: Sequence[np.random.Generator | None] = [None] * len(requests)
         if self.settings.temperature > 0:  # otherwise the most probable tokens
             streams = self._streams(requests)
@@ -261,16 +249,6 @@ class LocalChat(Provider):
             for prompt, reply in zip(prompts, replies, strict=True)
         ]
 
-    def _make_generator(self, model: Any) -> Generator:
-        settings, learners = self.settings, self._learners
-        return Generator(
-            model,
-            SamplingSettings(settings.temperature, settings.top_p, settings.max_tokens, settings.batch_tokens),
-            self._prefix,
-            (lambda _: nullcontext()) if learners is None else learners.using,
-            record=learners is not None,
-        )
-
     def _sample_on_server(
         self, sampler: VLLMClient, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]
     ) -> list[ChatReply]:
@@ -289,20 +267,17 @@ class LocalChat(Provider):
 
     def _streams(self, requests: Sequence[ChatRequest]) -> list[np.random.Generator]:
         """Return the random generator of each request."""
-        learners = self._learners
-        if learners is None:
-            return [request_stream(self._seeds, request_key({}, request)) for request in requests]
+        seeds = [self._seeds if self.learners is None else self.learners.seeds(x.adapter) for x in requests]
         # Equal requests of societies under different proposals get equal random numbers.
         keys = [request_key({}, replace(request, adapter="")) for request in requests]
-        seeds = [learners.seeds(request.adapter) for request in requests]
         return [request_stream(*pair) for pair in zip(seeds, keys, strict=True)]
 
     def _reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
         """Decode `tokens` up to the first end token; shorter sequences of a batch are padded."""
-        end = self._end(tokens)
+        end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
         text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         length = len(tokens) if end is None else end + 1
-        sample = None
+        sample: TokenSample | None = None
         if log_probs is not None:
             sample = TokenSample(tuple(prompt), tuple(tokens[:length]), log_probs[:length])
         return ChatReply(
@@ -312,10 +287,6 @@ class LocalChat(Provider):
             finish="length" if end is None else "stop",
             sample=sample,
         )
-
-    def _end(self, tokens: Sequence[int]) -> int | None:
-        """Return the index of the first end token; None without one."""
-        return next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
 
     @property
     def tokenizer(self) -> Any:
@@ -328,7 +299,7 @@ class LocalChat(Provider):
         Raises:
             LLMError: there is no chat template, or it does not accept these messages.
         """
-        return self._tokenize_rendered(self._render(messages, ask=True))
+        return self._tokenize_rendered(self._render(messages, start_reply=True))
 
     def encode_reply(self, messages: Sequence[Mapping[str, str]], reply: str) -> list[int]:
         """Return the token ids of `reply` as the model would generate them, including the end token.
@@ -336,8 +307,8 @@ class LocalChat(Provider):
         Raises:
             LLMError: as `encode`; or the tokenizer has no end token.
         """
-        prompt = self._render(messages, ask=True)
-        dialogue = self._render([*messages, {"role": "assistant", "content": reply}], ask=False)
+        prompt = self._render(messages, start_reply=True)
+        dialogue = self._render([*messages, {"role": "assistant", "content": reply}], start_reply=False)
         # Some templates do not render the prompt as a prefix of the complete dialogue.
         text = dialogue[len(prompt) :] if dialogue.startswith(prompt) else reply
         end = self.tokenizer.eos_token_id
@@ -346,14 +317,14 @@ class LocalChat(Provider):
         ids = self._tokenize_rendered(text)
         return [*ids[: ids.index(end)], int(end)] if end in ids else [*ids, int(end)]
 
-    def _render(self, messages: Sequence[Mapping[str, str]], ask: bool) -> str:
-        """Return the text of the chat template; `ask` adds the start of the reply."""
+    def _render(self, messages: Sequence[Mapping[str, str]], start_reply: bool) -> str:
+        """Return the text of the chat template; `start_reply` adds the start of the reply."""
         from jinja2 import TemplateError
 
         tokenizer = self._load_tokenizer()
         try:
             text: str = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=ask
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=start_reply
             )
             return text
         except TemplateError as error:
@@ -390,20 +361,16 @@ class LocalChat(Provider):
                     f"{self.model}: its tokenizer has no chat template, so it is not a chat model. Choose one that was "
                     "trained to follow instructions, or give the template in a file: llm.chat_template=<file.jinja>"
                 )
-            self._set_window(load_config(self.model, self.settings.revision).get_text_config())
+            config = load_config(self.model, self.settings.revision).get_text_config()
+            limit = getattr(config, "max_position_embeddings", None)
+            if self.context_window is not None and limit is not None and self.context_window > limit:
+                raise ConfigError(
+                    f"llm.context_window={self.context_window} is more than the {limit} tokens that {self.model} was "
+                    "made for (max_position_embeddings in its config.json); lower it"
+                )
+            self.context_window = limit if self.context_window is None else self.context_window
             self._tokenizer = tokenizer
         return self._tokenizer
-
-    def _set_window(self, config: Any) -> None:
-        """Set the context window from the model's config if none was given; raise ConfigError if it is too large."""
-        limit = getattr(config, "max_position_embeddings", None)
-        if self.context_window is None:
-            self.context_window = limit
-        elif limit is not None and self.context_window > limit:
-            raise ConfigError(
-                f"llm.context_window={self.context_window} is more than the {limit} tokens that {self.model} was made "
-                "for (max_position_embeddings in its config.json)"
-            )
 
     def _load_model(self) -> Any:
         if self._model is None:
@@ -417,10 +384,10 @@ class LocalChat(Provider):
                     f"{self.model}: neither model nor tokenizer has an end-of-sequence token; choose another model"
                 )
             # Padding is masked, so any token can serve.
-            self._pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+            pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
             # Replaced, not updated, because sampling settings stored with the weights would otherwise apply.
             model.generation_config = type(model.generation_config)(
-                do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=self._pad_token
+                do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=pad_token
             )
             self._model = model
         return self._model

@@ -1,7 +1,11 @@
-"""Generation of replies by a causal model in batches whose finished replies are replaced by waiting prompts."""
+"""Generation of replies by a causal model in batches whose finished replies are replaced by waiting prompts.
+
+`Generator` is the entry point. A logits processor (`GumbelNoise`) samples each reply from its own random stream.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -10,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.llms.local.batching import pad_left
+from llmrl.core.errors import LLMError
+from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
+from llmrl.core.seeding import Seeds
 from llmrl.llms.local.prefix_cache import PrefixCache, has_all_tokens
-from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan
 
 if TYPE_CHECKING:
     import torch
 
-FREED_SHARE = 0.25
-"""Share of a batch that has to be finished before waiting prompts join it; each change of a batch copies its cache."""
+MIN_FINISHED_FRACTION = 0.25
+"""Fraction of a batch that has to be finished before waiting prompts join it; each join copies the cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
     """Distribution and limits of sampled tokens.
 
@@ -32,10 +37,10 @@ class SamplingSettings:
         batch_tokens: maximum number of tokens of a batch with two or more prompts, replies of maximum length included.
     """
 
-    temperature: float
-    top_p: float
-    max_tokens: int
-    batch_tokens: int
+    temperature: NonNegativeFloat
+    top_p: UnitInterval
+    max_tokens: PositiveInt
+    batch_tokens: PositiveInt
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class SampledReply:
     """Reply under construction.
 
     Attributes:
-        tokens: token ids; the last one is an end token unless the reply is cut.
+        tokens: token ids; the last one is an end token unless the reply has the maximum length.
         log_probs: log-probabilities of the tokens, if they are recorded.
     """
 
@@ -85,18 +90,18 @@ class Batch:
     cache: Any
 
     def select(self, rows: Sequence[int]) -> Batch | None:
-        """Return the batch with some rows only, without columns that are padding in all of them; None without rows."""
+        """Return the batch of some rows, without columns that are padding in all of them; None without rows."""
         import torch
         from transformers import DynamicCache
 
         if not rows:
             return None
-        chosen = torch.tensor(rows, device=self.mask.device)
-        mask = self.mask[chosen]
+        row_indices = torch.tensor(rows, device=self.mask.device)
+        mask = self.mask[row_indices]
         start = int(mask.any(0).int().argmax())
-        layers = [(x.keys[chosen][:, :, start:], x.values[chosen][:, :, start:]) for x in self.cache.layers]
+        layers = [(x.keys[row_indices][:, :, start:], x.values[row_indices][:, :, start:]) for x in self.cache.layers]
         indices = [self.indices[row] for row in rows]
-        return Batch(indices, self.ids[chosen, start:], mask[:, start:], DynamicCache(layers))
+        return Batch(indices, self.ids[row_indices, start:], mask[:, start:], DynamicCache(layers))
 
     def join(self, other: Batch) -> Batch:
         """Return the rows of both batches; the narrower one is padded on the left."""
@@ -130,8 +135,8 @@ class Generator:
         model: causal language model, whose generation config has its end tokens.
         settings: distribution and limits.
         prefix: cache of the beginnings of prompts.
-        using: function that returns a context in which the rows of a batch use the adapters with given names.
-        record: whether log-probabilities are recorded.
+        use_adapters: function that returns a context in which the rows of a batch use the adapters with given names.
+        record_log_probs: whether the log-probabilities of the tokens are recorded.
     """
 
     def __init__(
@@ -139,14 +144,18 @@ class Generator:
         model: Any,
         settings: SamplingSettings,
         prefix: PrefixCache,
-        using: Callable[[Sequence[str]], AbstractContextManager[None]],
-        record: bool,
+        use_adapters: Callable[[Sequence[str]], AbstractContextManager[None]],
+        record_log_probs: bool,
     ) -> None:
+        import torch
+
         self._model, self._settings, self._prefix = model, settings, prefix
-        self._using, self._record = using, record
+        self._use_adapters, self._record_log_probs = use_adapters, record_log_probs
         config = model.generation_config
         self._end_tokens, self._pad_token = config.eos_token_id, config.pad_token_id
-        self._is_divisible = has_all_tokens(_cache_of_token(model, self._pad_token))
+        with torch.no_grad():
+            output = model(input_ids=torch.tensor([[self._pad_token]], device=model.device), use_cache=True)
+        self._can_join_batches = has_all_tokens(getattr(output, "past_key_values", None))
 
     def generate(self, prompts: Sequence[Prompt]) -> list[SampledReply]:
         """Return the replies in the order of `prompts`.
@@ -166,16 +175,16 @@ class Generator:
                 started = self._extend(self._begin(admitted, prompts), prompts, replies, n_tokens=1)
                 batch = batch if started is None else batch.join(started)
             n_finished = len(batch.indices)
-            if waiting and self._is_divisible:
-                n_finished = max(1, round(FREED_SHARE * n_finished))
+            if waiting and self._can_join_batches:
+                n_finished = max(1, round(MIN_FINISHED_FRACTION * n_finished))
             batch = self._extend(batch, prompts, replies, n_finished=n_finished)
         return replies
 
     def _admit(self, waiting: deque[int], prompts: Sequence[Prompt], batch: Batch | None) -> list[int]:
         """Remove the prompts that can join a batch from `waiting`; return their indices."""
+        if batch is not None and not self._can_join_batches:
+            return []
         admitted: list[int] = []
-        if batch is not None and not self._is_divisible:
-            return admitted
         n_rows, width = (0, 0) if batch is None else batch.ids.shape
         while waiting:
             width = max(width, len(prompts[waiting[0]].tokens))
@@ -188,11 +197,10 @@ class Generator:
     def _begin(self, indices: Sequence[int], prompts: Sequence[Prompt]) -> Batch:
         """Return a batch of prompts without replies."""
         tokens, adapters = [prompts[i].tokens for i in indices], [prompts[i].adapter for i in indices]
-        with self._using(adapters):
+        with self._use_adapters(adapters):
             cached = self._prefix.find(self._model, tokens, adapters)
         ids, mask = pad_left(tokens, self._pad_token, cached.lengths)
-        device = self._model.device
-        return Batch(indices, ids.to(device), mask.to(device), cached.cache)
+        return Batch(indices, ids.to(self._model.device), mask.to(self._model.device), cached.cache)
 
     def _extend(
         self,
@@ -215,55 +223,45 @@ class Generator:
         from transformers import StoppingCriteriaList
 
         limits = [self._settings.max_tokens - len(replies[i].tokens) for i in batch.indices]
-        noise = self._noise([prompts[i] for i in batch.indices])
-        n_finished = len(limits) if n_finished is None else n_finished
-        finished = FinishedReplies(limits, self._end_tokens, n_finished, self._model.device)
-        with self._using([prompts[i].adapter for i in batch.indices]):
+        streams = [stream for i in batch.indices if (stream := prompts[i].stream) is not None]
+        noise = GumbelNoise(streams, self._record_log_probs) if streams else None
+        finished = FinishedReplies(limits, self._end_tokens, n_finished or len(limits), self._model.device)
+        with self._use_adapters([prompts[i].adapter for i in batch.indices]):
             # `generate` derives the positions from the mask, so padding does not shift them.
             output = self._model.generate(
                 batch.ids,
                 attention_mask=batch.mask,
-                logits_processor=self._processors(noise),
+                logits_processor=self._logits_processors(noise),
                 stopping_criteria=StoppingCriteriaList([finished]),
                 max_new_tokens=max(limits) if n_tokens is None else n_tokens,
                 return_dict_in_generate=True,
                 **({} if batch.cache is None else {"past_key_values": batch.cache}),
             )
         new_tokens = output.sequences[:, batch.ids.shape[1] :]
-        log_probs = None
-        if noise is not None and noise.log_probs:
-            log_probs = torch.stack(noise.log_probs, dim=1).tolist()
-        rows = new_tokens.tolist()
-        lengths = finished.lengths.tolist()
+        log_probs = torch.stack(noise.log_probs, dim=1).tolist() if noise is not None and noise.log_probs else None
+        token_rows, lengths, is_finished = (x.tolist() for x in (new_tokens, finished.lengths, finished.is_finished))
         for row, (i, length) in enumerate(zip(batch.indices, lengths, strict=True)):
-            replies[i].tokens += rows[row][:length]
+            prompt, reply = prompts[i], replies[i]
+            reply.tokens += token_rows[row][:length]
             if log_probs is not None:
-                replies[i].log_probs += log_probs[row][:length]
-        is_finished = finished.is_finished.tolist()
-        for row, i in enumerate(batch.indices):
+                reply.log_probs += log_probs[row][:length]
             # Only conversations are stored: most requests with a single question are not continued.
-            if is_finished[row] and prompts[i].is_conversation:
+            if is_finished[row] and prompt.is_conversation:
                 # The cache has no keys and values of the last column.
-                n_unread = max(0, lengths[row] - (new_tokens.shape[1] - 1))
-                reply = replies[i].tokens
-                tokens = [*prompts[i].tokens, *reply[: len(reply) - n_unread]]
-                self._prefix.store(output.past_key_values, row, batch.mask[row], tokens, prompts[i].adapter)
+                n_unread = max(0, length - (new_tokens.shape[1] - 1))
+                tokens = [*prompt.tokens, *reply.tokens[: len(reply.tokens) - n_unread]]
+                self._prefix.store(output.past_key_values, row, batch.mask[row], tokens, prompt.adapter)
         if all(is_finished):
             return None
         mask = torch.cat([batch.mask, torch.ones_like(new_tokens)], dim=1)
         extended = replace(batch, ids=output.sequences, mask=mask, cache=output.past_key_values)
-        return extended.select([row for row, value in enumerate(is_finished) if not value])
+        return extended.select(np.flatnonzero(np.logical_not(is_finished)).tolist())
 
-    def _noise(self, prompts: Sequence[Prompt]) -> GumbelNoise | None:
-        """Return the noise that makes the most probable token a sample; None if the most probable one is taken."""
-        streams = [prompt.stream for prompt in prompts if prompt.stream is not None]
-        return GumbelNoise(streams, self._record) if streams else None
-
-    def _processors(self, noise: GumbelNoise | None) -> Any:
-        """Return the processors that turn logits into a sampled choice; `generate` itself takes the maximum."""
+    def _logits_processors(self, noise: GumbelNoise | None) -> Any:
+        """Return the processors of logits: `generate` takes the maximum, which `noise` makes a sample."""
         from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-        processors: list[Any] = [RefuseNan()]
+        processors: list[Any] = [NanCheck()]
         if noise is not None:
             processors.append(TemperatureLogitsWarper(float(self._settings.temperature)))
             if self._settings.top_p < 1:
@@ -306,10 +304,98 @@ class FinishedReplies:
         return self.is_finished | (self.is_finished.sum() >= self._n_finished)
 
 
-def _cache_of_token(model: Any, token: int) -> Any:
-    """Return the transformers cache of one token."""
+def request_stream(seeds: Seeds, key: str) -> np.random.Generator:
+    """Return the random generator of a request, seeded by all bits of the request's hexadecimal key."""
+    *chunks, last_chunk = (int(key[max(0, end - 8) : end], 16) for end in range(len(key), 0, -8))
+    return functools.reduce(Seeds.child, chunks, seeds).numpy(last_chunk)
+
+
+class GumbelNoise:
+    """Logits processor for `generate` that makes the greedy choice of sequence i a sample from stream i.
+
+    argmax(log p + G) with independent Gumbel(0, 1) noise G is a sample of p (the Gumbel-max trick; Gumbel 1954). In
+    contrast to inversion of the distribution function, a tiny change of log p changes the choice only if the two best
+    candidates are about equally good, so that replies hardly depend on rounding.
+
+    Args:
+        streams: one generator for each sequence of the batch; each step draws one number per token of the vocabulary.
+        record_log_probs: whether the log-probabilities of the choices are recorded.
+
+    Attributes:
+        log_probs: log p of the choices of each step, [batch] float32, if they are recorded.
+    """
+
+    def __init__(self, streams: Sequence[np.random.Generator], record_log_probs: bool = False) -> None:
+        self._streams, self._record_log_probs = list(streams), record_log_probs
+        self.log_probs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores plus noise, [batch, vocabulary]."""
+        import torch
+
+        # Drawn on the CPU, so that devices get the same numbers, and in float64, where zero practically never occurs.
+        draws = np.stack([stream.standard_exponential(scores.shape[1]) for stream in self._streams])
+        noise = -torch.from_numpy(draws).log_()
+        noisy = scores + noise.to(scores.device, scores.dtype)
+        if self._record_log_probs:
+            tokens = noisy.argmax(-1, keepdim=True)
+            self.log_probs.append(scores.float().log_softmax(-1).gather(-1, tokens).squeeze(-1))
+        return noisy
+
+
+class NanCheck:
+    """Logits processor that raises LLMError if scores are NaN; otherwise the greedy choice would be arbitrary."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if bool(scores.isnan().any()):
+            raise LLMError(
+                "the model's scores are NaN, probably because a model trained in bfloat16 overflows in float16. Set "
+                "llm.dtype=bfloat16 or llm.dtype=float32"
+            )
+        return scores
+
+
+def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -> list[list[int]]:
+    """Group the indices of prompts by length. A group of two or more has at most `batch_tokens` tokens.
+
+    A group of n takes n x (its longest prompt + reply_tokens) tokens. Prompts of similar length go together.
+
+    >>> plan_batches([5, 1, 5, 2], reply_tokens=1, batch_tokens=12)
+    [[1, 3], [0, 2]]
+    """
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        # Lengths are sorted, so the new prompt is the longest.
+        if batches and (len(batches[-1]) + 1) * (lengths[i] + reply_tokens) <= batch_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def pad_left(
+    prompts: Sequence[Sequence[int]], pad: int, n_cached: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids [n_prompts, width] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding.
+
+    Cached tokens at the beginning of prompts are padded separately, so that they end at the same position.
+
+    Args:
+        prompts: token ids, [n_prompts] of different lengths.
+        pad: token id of the padding.
+        n_cached: number of cached tokens of each prompt; None: none.
+
+    >>> pad_left([[1, 2, 3], [4, 5]], 0, [1, 0])[0].tolist()
+    [[1, 2, 3], [0, 4, 5]]
+    """
     import torch
 
-    with torch.no_grad():
-        output = model(input_ids=torch.tensor([[token]], device=model.device), use_cache=True)
-    return getattr(output, "past_key_values", None)
+    starts = [0] * len(prompts) if n_cached is None else n_cached
+    left = max(starts)
+    right = max(len(prompt) - start for prompt, start in zip(prompts, starts, strict=True))
+    ids, mask = [], []
+    for prompt, start in zip(prompts, starts, strict=True):
+        pads = left - start, right - len(prompt) + start
+        ids.append([*[pad] * pads[0], *prompt[:start], *[pad] * pads[1], *prompt[start:]])
+        mask.append([*[0] * pads[0], *[1] * start, *[0] * pads[1], *[1] * (len(prompt) - start)])
+    return torch.tensor(ids), torch.tensor(mask)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from llmrl.core.errors import LLMError
+from llmrl.core.errors import ConfigError, LLMError
 
 if TYPE_CHECKING:
     import torch
@@ -214,8 +215,6 @@ def _join_lines(error: Exception) -> str:
 
 SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".gguf"})
 """Suffixes of files that models and tokenizers are loaded from, in contrast to notes, logs and optimizer states."""
-
-
 _LARGE_BYTES, _N_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 16 << 10
 
 
@@ -254,6 +253,42 @@ def _sampled_hash(file: BinaryIO, size: int) -> str:
         file.seek((size - _SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
         digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def check_unchanged(model: str, stored: str | None, fingerprint: str | None) -> None:
+    """Raise ConfigError if the fingerprint of a model's folder differs from that of a checkpoint; None: unknown."""
+    if None not in (stored, fingerprint) and stored != fingerprint:
+        raise ConfigError(
+            f"the files of llm.model={model} have changed since this run was created; restore them, or restart the run "
+            "with resume=false (rerun=true if it is finished)"
+        )
+
+
+def copy_weights(
+    weights: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], source: str, options: str
+) -> None:
+    """Copy weights into the parameters of the same names.
+
+    Args:
+        weights: weights by name.
+        parameters: parameters by name.
+        source: origin of the weights, for the error message.
+        options: options that determine names and shapes, for the error message.
+
+    Raises:
+        ConfigError: names or shapes differ.
+    """
+    import torch
+
+    different_names = sorted(weights.keys() ^ parameters.keys())
+    different_shapes = [name for name, x in parameters.items() if name in weights and weights[name].shape != x.shape]
+    if differences := [*different_names, *different_shapes]:
+        raise ConfigError(
+            f"the weights of {source} do not fit the model (first difference: {differences[0]}); use the same {options}"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 def enable_recomputation(module: Any, source: str) -> None:

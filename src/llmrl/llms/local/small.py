@@ -1,16 +1,18 @@
 """Small language models that can be trained from scratch on a CPU, and their pretraining.
 
-A model has a tokenizer trained on the task's texts, and randomly initialized weights.
+A model has a tokenizer trained on the task's texts, and randomly initialized weights. Chat models (`SmallChat`) have
+learned the format of replies, but not the task.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -30,6 +32,19 @@ _PIECES: dict[Tokens, str] = {
 
 `phrases`: a distance with its direction, or words up to the next number or sign; `words`: a distance, a stock phrase,
 or a word; `messages`: a number, a quoted word, words, or keys and punctuation of JSON between these.
+"""
+
+
+ROLES = ("user", "assistant")
+CHAT_TEMPLATE = (
+    "{% for message in messages if message.role != 'system' %}<|{{ message.role }}|>{{ message.content }}"
+    f"{{% if message.role == 'assistant' %}}{END}{{% endif %}}{{% endfor %}}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Chat template in which a conversation begins with all its earlier prompts and replies, token for token.
+
+It omits system messages. These are equal in all prompts, and the model has not learned the language of their rules, but
+their tokens would dominate attention: training then moves the replies to all observations together.
 """
 
 
@@ -74,10 +89,26 @@ class SmallModel(SmallModelShape):
     seed: NonNegativeInt | None
 
     @property
-    def told(self) -> str:
-        """Phrase that names the pretraining texts."""
-        content = {"nothing": "nothing", "stories": "stories", "meaningless": "meaningless stories"}[self.reads]
-        return f"has read {content}"
+    def label(self) -> str:
+        """Description of the model, which names the pretraining texts."""
+        return f"a small model that has read {self.reads.replace('meaningless', 'meaningless stories')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallChat(SmallModelShape):
+    """Settings of a small chat model that is created when it is first needed.
+
+    Attributes:
+        format_steps: steps of supervised training on replies of a random legal player, each on 32 replies.
+        format_learning_rate: learning rate of Adam in these steps.
+        seed: seed of weights and training; None: the run's.
+    """
+
+    tokens: Literal["messages"] = "messages"
+    format_steps: PositiveInt
+    format_learning_rate: PositiveFloat
+    seed: NonNegativeInt | None
+    label: ClassVar[str] = "a small model that has learned the format of replies"
 
 
 class SmallModelFactory(Protocol):
@@ -134,6 +165,24 @@ def make_small_model(
     return save_small_model(folder, tokenizer, lambda: make(tokenizer, shape), seed)
 
 
+def make_small_chat(folder: Path, texts: Iterable[str], shape: SmallModelShape, seed: int) -> int:
+    """Write an untrained chat model with tokenizer and chat template; return the number of weights.
+
+    Args:
+        folder: folder to write to.
+        texts: samples of the messages that the model will read and write.
+        shape: sizes.
+        seed: seed of the weights.
+
+    Raises:
+        ConfigError: as `make_small_model`.
+    """
+    tokenizer = make_tokenizer(list(texts), shape)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{role}|>" for role in ROLES]})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return save_small_model(folder, tokenizer, lambda: make_llama(tokenizer, shape), seed)
+
+
 def save_small_model(folder: Path, tokenizer: Any, make: Callable[[], Any], seed: int) -> int:
     """Write a tokenizer, and the model that `make` returns with weights drawn from `seed`; return its size."""
     import torch
@@ -148,8 +197,12 @@ def save_small_model(folder: Path, tokenizer: Any, make: Callable[[], Any], seed
     return int(sum(p.numel() for p in model.parameters()))
 
 
-def _check_shape(shape: SmallModelShape) -> None:
-    """Raise ConfigError if transformers is not installed, or a model of this shape cannot be made."""
+def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
+    """Return a byte-level BPE tokenizer trained on texts.
+
+    Raises:
+        ConfigError: transformers is not installed, or a model of this shape cannot be made.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
     width, heads = shape.width, shape.heads
@@ -159,15 +212,6 @@ def _check_shape(shape: SmallModelShape) -> None:
         )
     if shape.vocabulary < 300:
         raise ConfigError(f"vocabulary={shape.vocabulary}: 256 bytes, special tokens and some words need at least 300")
-
-
-def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
-    """Return a byte-level BPE tokenizer trained on texts.
-
-    Raises:
-        ConfigError: transformers is not installed, or a model of this shape cannot be made.
-    """
-    _check_shape(shape)
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -235,8 +279,23 @@ def make_llama(tokenizer: Any, shape: SmallModelShape) -> Any:
     return LlamaForCausalLM(config)
 
 
-HELD_OUT = 0.1
-"""Share of the texts that are held out from training to measure the loss."""
+BATCH_SIZE = 32
+"""Number of texts per training step."""
+HELD_OUT_FRACTION = 0.1
+"""Fraction of the texts that are held out from training to measure the loss."""
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Use one thread of torch inside a `with` block, so that sums do not depend on the number of threads."""
+    import torch
+
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def read_texts(
@@ -244,7 +303,6 @@ def read_texts(
     texts: Sequence[str],
     steps: PositiveInt,
     seed: int,
-    batch: PositiveInt = 32,
     learning_rate: PositiveFloat = 1e-3,
 ) -> tuple[float, float]:
     """Train the causal model in `folder` on texts by next-token prediction, and save it there.
@@ -254,29 +312,13 @@ def read_texts(
     Args:
         folder: folder in the format of `save_pretrained`.
         texts: training texts; the last tenth is held out.
-        steps: number of training steps, each on `batch` texts.
+        steps: number of training steps, each on `BATCH_SIZE` texts.
         seed: seed of the order of texts.
-        batch: number of texts per step.
         learning_rate: peak learning rate.
 
     Returns:
         Mean loss on the held-out texts before and after training, in nats per token.
     """
-    import torch
-
-    quiet()
-    threads = torch.get_num_threads()
-    # The order of sums depends on the number of threads, and the model should depend on its seed only.
-    torch.set_num_threads(1)
-    try:
-        return _train(folder, texts, steps, seed, batch, learning_rate)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _train(
-    folder: Path, texts: Sequence[str], steps: int, seed: int, batch: int, learning_rate: float
-) -> tuple[float, float]:
     import torch
     from transformers import (
         AutoModelForCausalLM,
@@ -287,16 +329,17 @@ def _train(
     )
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+    quiet()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     examples = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts]
-    n_held_out = max(1, round(len(examples) * HELD_OUT))
-    with tempfile.TemporaryDirectory() as temporary_folder, torch.random.fork_rng(devices=[]):
+    n_held_out = max(1, round(len(examples) * HELD_OUT_FRACTION))
+    with single_thread(), tempfile.TemporaryDirectory() as temporary_folder, torch.random.fork_rng(devices=[]):
         arguments = TrainingArguments(
             temporary_folder,
             max_steps=steps,
-            per_device_train_batch_size=batch,
-            per_device_eval_batch_size=batch,
+            per_device_train_batch_size=BATCH_SIZE,
+            per_device_eval_batch_size=BATCH_SIZE,
             learning_rate=learning_rate,
             lr_scheduler_type="cosine",
             warmup_steps=min(50, steps // 10),

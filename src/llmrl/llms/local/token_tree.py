@@ -109,16 +109,13 @@ class TreeBatch:
                 row[tuple(slice(n) for n in array.shape)] = array
             return out
 
-        ancestors = pad([tree.ancestors for tree in trees], n_nodes, n_nodes) | np.eye(n_nodes, dtype=np.bool_)
-        arrays = (
-            pad([tree.token for tree in trees], n_nodes),
-            pad([tree.depth for tree in trees], n_nodes),
-            ancestors,
-            pad([tree.parent for tree in trees], n_candidates, max_length),
-            pad([tree.target for tree in trees], n_candidates, max_length),
-            pad([tree.length for tree in trees], n_candidates),
-        )
-        return TreeBatch(*(torch.from_numpy(array).to(device) for array in arrays))
+        shapes = {
+            **{"token": (n_nodes,), "depth": (n_nodes,), "ancestors": (n_nodes, n_nodes)},
+            **{"parent": (n_candidates, max_length), "target": (n_candidates, max_length), "length": (n_candidates,)},
+        }
+        arrays = {name: pad([getattr(tree, name) for tree in trees], *shape) for name, shape in shapes.items()}
+        arrays["ancestors"] |= np.eye(n_nodes, dtype=np.bool_)
+        return TreeBatch(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
 
     def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
         """Return log p of each candidate, [batch, n_candidates] float32; -inf for padding candidates.

@@ -44,15 +44,6 @@ class VLLMSampler:
     def __post_init__(self) -> None:
         check_transport(self.base_url, True, "llm.sampler.base_url")
 
-    def connect(self, model: str, write_adapter: Callable[[str, Path], None]) -> VLLMClient:
-        """Return a client of the server.
-
-        Args:
-            model: name or folder of the model.
-            write_adapter: function that writes the adapter of a name into a folder, in peft's format.
-        """
-        return VLLMClient(self, model, write_adapter)
-
 
 @dataclass(frozen=True)
 class SamplingRequest:
@@ -128,10 +119,10 @@ class VLLMClient:
         for name in sorted({request.adapter for request in requests}):
             self._load(name)
 
-        def ask(i: int, call: PendingCall) -> tuple[list[int], np.ndarray]:
+        def complete(i: int, call: PendingCall) -> tuple[list[int], np.ndarray]:
             return self._complete(requests[i], max_tokens)
 
-        batch = RequestBatch(ask, len(requests), self.settings.concurrency)
+        batch = RequestBatch(complete, len(requests), self.settings.concurrency)
         batch.wait(stopping)
         answers = [answer for answer in batch.answers if answer is not None]
         if len(answers) < len(requests):

@@ -1,14 +1,24 @@
-"""Trajectories of sampled replies with their rewards, and the token sequences that a model is trained on."""
+"""Training of a local chat model from its replies: trajectories, token sequences, and the interface of learners.
+
+`TrajectoryBuffer` records the replies of players, and a `ChatLearner` trains the model on complete trajectories.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.records import State, TokenSample
+from llmrl.core.seeding import Seeds
+from llmrl.core.state_fields import Stateful
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -53,57 +63,45 @@ class TrajectoryBuffer:
     A trajectory can be learned from when its episode has ended.
 
     Args:
-        n_envs, n_agents: numbers of games, and of players of each.
+        is_paused: whether nothing is recorded.
     """
 
-    def __init__(self, n_envs: int, n_agents: int) -> None:
-        self._shape = n_envs, n_agents
-        self._is_paused = False
-        self.clear()
+    def __init__(self, is_paused: bool = False) -> None:
+        self._is_paused = is_paused
+        self._open: dict[tuple[int, int], Trajectory] = {}  # by game and player, at least one reply each
+        self._complete: list[Trajectory] = []
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside a `with` block."""
-        self._is_paused = True
+        was_paused, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
-            self._is_paused = False
+            self._is_paused = was_paused
 
-    def clear(self) -> None:
-        """Discard all trajectories."""
-        n_envs, n_agents = self._shape
-        self._open = {(i, k): Trajectory([], i, k) for i in range(n_envs) for k in range(n_agents)}
-        self._complete: list[Trajectory] = []
-
-    def begin(self, games: Iterable[int]) -> None:
+    def begin(self, games: Collection[int]) -> None:
         """Discard the trajectories of unfinished episodes of `games`, which begin new ones."""
-        for game in () if self._is_paused else games:
-            for agent in range(self._shape[1]):
-                self._open[game, agent] = Trajectory([], game, agent)
+        if not self._is_paused:
+            self._open = {key: trajectory for key, trajectory in self._open.items() if key[0] not in games}
 
     def add_reply(
         self, game: int, agent: int, sample: TokenSample, observation: str, is_valid: bool, step: int
     ) -> None:
         """Append a reply to a player's trajectory (`Turn`)."""
         if not self._is_paused:
-            self._open[game, agent].turns.append(Turn(sample, observation, is_valid, step))
+            trajectory = self._open.setdefault((game, agent), Trajectory([], game, agent))
+            trajectory.turns.append(Turn(sample, observation, is_valid, step))
 
     def add_reward(self, game: int, agent: int, reward: float) -> None:
         """Add a reward to a player's newest reply; rewards before its first reply are not due to any reply."""
-        turns = self._open[game, agent].turns
-        if turns and not self._is_paused:
-            turns[-1].reward += reward
+        if (game, agent) in self._open and not self._is_paused:
+            self._open[game, agent].turns[-1].reward += reward
 
     def end(self, game: int) -> None:
         """Complete the trajectories of a game whose episode has ended."""
-        if self._is_paused:
-            return
-        for agent in range(self._shape[1]):
-            trajectory = self._open[game, agent]
-            if trajectory.turns:
-                self._complete.append(trajectory)
-            self._open[game, agent] = Trajectory([], game, agent)
+        if not self._is_paused:
+            self._complete += [self._open.pop(key) for key in sorted(self._open) if key[0] == game]
 
     def set_values(self, values: np.ndarray) -> None:
         """Set the values of the turns of complete trajectories from those of states, [n_steps, n_envs, n_agents]."""
@@ -117,42 +115,44 @@ class TrajectoryBuffer:
         return sorted(complete, key=lambda trajectory: (trajectory.game, trajectory.agent))
 
     def state_dict(self) -> State:
-        trajectories = [*self._complete, *(trajectory for trajectory in self._open.values() if trajectory.turns)]
-        return {"n_complete": len(self._complete), "trajectories": [_plain(trajectory) for trajectory in trajectories]}
+        trajectories = [*self._complete, *(self._open[key] for key in sorted(self._open))]
+        return {
+            "n_complete": len(self._complete),
+            "trajectories": [_to_state(trajectory) for trajectory in trajectories],
+        }
 
     def load_state_dict(self, state: State) -> None:
-        self.clear()
-        trajectories = [_trajectory(content) for content in state["trajectories"]]
+        trajectories = [_from_state(trajectory_state) for trajectory_state in state["trajectories"]]
         self._complete = trajectories[: state["n_complete"]]
-        self._open |= {(t.game, t.agent): t for t in trajectories[state["n_complete"] :]}
+        self._open = {(t.game, t.agent): t for t in trajectories[state["n_complete"] :]}
 
 
-def _plain(trajectory: Trajectory) -> State:
+_STORED_FIELDS = ("observation", "is_valid", "step", "reward")
+"""Fields of a turn that its state contains as they are."""
+
+
+def _to_state(trajectory: Trajectory) -> State:
     """Return a trajectory as arrays and plain data."""
     turns = [
         {
             "prompt": np.array(turn.sample.prompt),
             "tokens": np.array(turn.sample.tokens),
             "log_probs": turn.sample.log_probs.copy(),
-            "observation": turn.observation,
-            "is_valid": turn.is_valid,
-            "step": turn.step,
-            "reward": turn.reward,
+            **{name: getattr(turn, name) for name in _STORED_FIELDS},
         }
         for turn in trajectory.turns
     ]
     return {"game": trajectory.game, "agent": trajectory.agent, "turns": turns}
 
 
-def _trajectory(content: State) -> Trajectory:
-    """Invert `_plain`."""
-
-    def turn(fields: State) -> Turn:
-        prompt, tokens, log_probs = fields["prompt"].tolist(), fields["tokens"].tolist(), fields["log_probs"]
-        sample = TokenSample(tuple(prompt), tuple(tokens), np.array(log_probs, dtype=np.float32))
-        return Turn(sample, fields["observation"], fields["is_valid"], fields["step"], fields["reward"])
-
-    return Trajectory([turn(fields) for fields in content["turns"]], content["game"], content["agent"])
+def _from_state(state: State) -> Trajectory:
+    """Invert `_to_state`."""
+    turns = []
+    for turn in state["turns"]:
+        prompt, tokens = tuple(turn["prompt"].tolist()), tuple(turn["tokens"].tolist())
+        sample = TokenSample(prompt, tokens, np.array(turn["log_probs"], dtype=np.float32))
+        turns.append(Turn(sample, **{name: turn[name] for name in _STORED_FIELDS}))
+    return Trajectory(turns, state["game"], state["agent"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,3 +215,70 @@ def token_sequences(samples: Sequence[TokenSample], first_reply: int = 0) -> lis
             )
         )
     return sequences
+
+
+Sharing = Literal["shared", "per_player", "per_member"]
+"""Which players of a society have an adapter of their own: none, each of them, or each member of `agent=mixed`."""
+
+
+class ChatLearner(Stateful, Protocol):
+    """Learner of the weights, or of one adapter, of a local chat model."""
+
+    def update(self, trajectories: Sequence[Trajectory], generator: torch.Generator) -> dict[str, float]:
+        """Train on trajectories of replies with their rewards; return metrics."""
+        ...
+
+    def reset(self) -> None:
+        """Restore the initial weights and forget the state of the optimizer."""
+        ...
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the trained adapter in peft's format; do nothing if all weights are trained."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return a description of the learner for the summary of a run."""
+        ...
+
+
+class ChatLearners(Protocol):
+    """Learners of one local chat model: one for each adapter.
+
+    Attributes:
+        sharing: which players share an adapter.
+        group_size, n_continuations, gamma: see `llmrl.core.agent_interfaces.ComparesEpisodes`.
+    """
+
+    sharing: Sharing
+    group_size: int
+    n_continuations: int
+    gamma: float
+
+    def learner(self, adapter: str, seeds: Seeds | None = None) -> ChatLearner:
+        """Return the learner of an adapter, always the same one.
+
+        Args:
+            adapter: name of the adapter.
+            seeds: seed tree of the replies with this adapter; None: that of the model.
+
+        Raises:
+            ConfigError: all weights are trained, and there is another learner.
+        """
+        ...
+
+    def seeds(self, adapter: str) -> Seeds:
+        """Return the seed tree of the replies with an adapter."""
+        ...
+
+    def use_adapters(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+        """Return a context in which sequence i of a batch uses `adapters[i]`."""
+        ...
+
+
+@runtime_checkable
+class LearnerFactory(Protocol):
+    """Settings of learners, an option of `llm/learn`."""
+
+    def learners(self, chat: Any, seeds: Seeds) -> ChatLearners:
+        """Return learners of the weights of `chat`, a `LocalChat`."""
+        ...

@@ -1,0 +1,401 @@
+"""Training methods: supervised fine-tuning and group-relative policy optimization, by trainers of trl.
+
+`TrainingMethod` is their base, which runs a trainer under the control of a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from llmrl.core.seeding import Seeds
+from llmrl.finetuning.prompt_format import ProposalPrompt
+from llmrl.finetuning.rewards import REWARDS, ReplyEvaluator, Rewards, Scale
+from llmrl.llms.local.chat import LocalChat
+from llmrl.llms.local.lora import Lora
+from llmrl.run.run import Run
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Settings of AdamW and of the batch size.
+
+    Attributes:
+        steps: number of optimizer steps.
+        learning_rate: peak learning rate.
+        schedule: learning rate after the warm-up; `linear` and `cosine` end at 0.
+        warmup: fraction of the steps in which the learning rate rises from 0.
+        weight_decay: weight decay of AdamW.
+        max_grad_norm: norm to which larger gradients are scaled.
+        batch: number of texts per forward pass; the texts of a step are a multiple of it. Decrease it if memory runs
+            out.
+        recompute: recompute activations in the backward pass instead of storing them (gradient checkpointing); this
+            needs less memory and about a fifth more time.
+    """
+
+    steps: PositiveInt = 100
+    learning_rate: PositiveFloat = 1e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: UnitInterval = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    batch: PositiveInt = 4
+    recompute: bool = False
+
+    def check_step(self, texts: int, subject: str) -> None:
+        """Raise ConfigError unless a step of `texts` texts, described by `subject`, is a multiple of `batch`."""
+        if texts % self.batch:
+            raise ConfigError(
+                f"{subject} is {texts} texts per step, which must be a multiple of method.optimizer.batch={self.batch}"
+            )
+
+
+@dataclass
+class TrainingJob:
+    """Inputs of one training.
+
+    Attributes:
+        run: run that receives metrics and checkpoints.
+        chat: chat model to train, with the tokenizer, template, window and longest reply of its later use.
+        module: loaded weights of the model.
+        prompts: prompts to train on.
+        replies: target reply of each prompt; None where no better vector is known.
+        evaluator, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
+        seeds: seed tree of the method.
+        folder: folder of the checkpoints of weights.
+        resume: newest valid checkpoint in `folder`; None: there is none.
+        save: function that makes the checkpoint of a given step valid; raises RunFolderError.
+    """
+
+    run: Run
+    chat: LocalChat
+    module: torch.nn.Module
+    prompts: Sequence[ProposalPrompt]
+    replies: Sequence[str | None]
+    evaluator: ReplyEvaluator
+    rewards: Rewards
+    scale: Scale
+    seeds: Seeds
+    folder: Path
+    resume: Path | None
+    save: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class TrainingMethod(ABC):
+    """Base of training methods, the options of `method=`.
+
+    Attributes:
+        name: name of the method.
+        needs_replies: whether only prompts with a known better vector can be used.
+        lora: adapter whose weights are trained.
+        optimizer: settings of the optimizer.
+    """
+
+    name: ClassVar[str]
+    needs_replies: ClassVar[bool]
+    lora: Lora
+    optimizer: Optimizer
+
+    @property
+    def resume_interval(self) -> int:
+        """Number of steps between two points from which a training can resume exactly."""
+        return 1
+
+    @abstractmethod
+    def plan(self) -> list[tuple[str, str]]:
+        """Return rows (item, amount) that describe the planned training."""
+
+    @abstractmethod
+    def check(self, prompts: int) -> None:
+        """Raise ConfigError if this number of usable prompts is too small."""
+
+    @abstractmethod
+    def trainer(self, job: TrainingJob, **options: Any) -> Any:
+        """Return a trainer of trl, made with `options` that all methods share."""
+
+    def arguments(self, texts: int, job: TrainingJob) -> dict[str, Any]:
+        """Return keyword arguments of transformers' `TrainingArguments` for steps of `texts` texts.
+
+        Raises:
+            ConfigError: more than one GPU is visible.
+        """
+        import torch
+
+        optimizer, device = self.optimizer, job.chat.device
+        if device.startswith("cuda") and torch.cuda.device_count() > 1:
+            raise ConfigError(
+                f"{torch.cuda.device_count()} GPUs are visible, but a run trains on one; select it with "
+                "CUDA_VISIBLE_DEVICES, as hardware=gpu and hardware=slurm_finetune do for each run of a sweep"
+            )
+        schedules = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+        return {
+            "output_dir": str(job.folder),
+            "max_steps": optimizer.steps,
+            "per_device_train_batch_size": optimizer.batch,
+            "gradient_accumulation_steps": texts // optimizer.batch,
+            "learning_rate": optimizer.learning_rate,
+            "lr_scheduler_type": schedules[optimizer.schedule],
+            "warmup_steps": round(optimizer.warmup * optimizer.steps),
+            "weight_decay": optimizer.weight_decay,
+            "max_grad_norm": optimizer.max_grad_norm,
+            "gradient_checkpointing": optimizer.recompute,
+            "bf16": job.chat.settings.dtype == "bfloat16",
+            "use_cpu": device == "cpu",
+            "seed": job.seeds.integer("trainer"),
+            "data_seed": job.seeds.integer("order"),
+            # The run's callback saves and logs.
+            "save_strategy": "no",
+            "save_total_limit": 2,
+            "logging_strategy": "steps",
+            "logging_steps": 1,
+            "report_to": [],
+            "disable_tqdm": True,
+            "push_to_hub": False,
+        }
+
+    def train(self, job: TrainingJob) -> Any:
+        """Train to the last step, from `job.resume` if given, and return the trained `PeftModel`.
+
+        Raises:
+            ConfigError: more than one GPU is visible.
+            Stopped: a signal stopped the training; everything is saved.
+        """
+        from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+        from llmrl.finetuning.checkpoint_callback import CheckpointCallback
+
+        with _quiet():
+            trainer = self.trainer(
+                job, model=job.module, processing_class=job.chat.tokenizer, peft_config=self.lora.config()
+            )
+            for callback in (PrinterCallback, ProgressCallback):
+                trainer.remove_callback(callback)
+            step = 0 if job.resume is None else int(job.resume.name.rpartition("-")[2])
+            with job.run.progress(trainer.args.max_steps, "steps", "finetune", step) as progress:
+                metrics = job.evaluator.metrics
+                trainer.add_callback(CheckpointCallback(job.run, progress, job.save, metrics, self.resume_interval))
+                save_checkpoint = trainer._save_checkpoint
+
+                def save_uninterrupted(*arguments: Any, **options: Any) -> None:
+                    with job.run.saving():
+                        save_checkpoint(*arguments, **options)
+
+                trainer._save_checkpoint = save_uninterrupted
+                trainer.train(resume_from_checkpoint=None if job.resume is None else str(job.resume))
+        return trainer.model
+
+
+def trainer_class(base: type[Any]) -> type[Any]:
+    """Return a subclass of a trainer of trl that sends no telemetry and writes no model cards."""
+
+    class Trainer(base):  # type: ignore[misc]
+        def _send_telemetry(self) -> None: ...
+
+        def create_model_card(self, *_: Any, **__: Any) -> None: ...
+
+    return Trainer
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress messages of libraries about intended settings (old names of settings, aligned special tokens)."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "trl", "accelerate", "peft")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@dataclass(frozen=True)
+class SFT(TrainingMethod):
+    """Training by `method=sft`, which maximizes the likelihood of replies with better parameters (SFTTrainer of trl).
+
+    The loss is over the tokens of the reply, including its end token, and not over those of the prompt. Prompt and
+    reply are tokenized as by `llm=local_chat`.
+
+    Attributes:
+        lora, optimizer: see `TrainingMethod`.
+        texts: number of examples per step.
+
+    Raises:
+        ConfigError: `texts` is not a multiple of the optimizer's batch.
+    """
+
+    name = "sft"
+    needs_replies = True
+
+    texts: PositiveInt = 16
+
+    def __post_init__(self) -> None:
+        self.optimizer.check_step(self.texts, f"method.texts={self.texts}")
+
+    def plan(self) -> list[tuple[str, str]]:
+        return [("  steps", f"{self.optimizer.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
+
+    def check(self, prompts: int) -> None:
+        if prompts < self.texts:
+            raise ConfigError(
+                f"there are {prompts} prompts with known better parameters, but a step needs "
+                f"method.texts={self.texts}; increase dataset.prompts, or use trials with more improvements"
+            )
+
+    def trainer(self, job: TrainingJob, **options: Any) -> Any:
+        from datasets import Dataset
+        from trl import SFTConfig, SFTTrainer
+
+        examples = [
+            tokenize_example(job, prompt.messages, reply)
+            for prompt, reply in zip(job.prompts, job.replies, strict=True)
+            if reply is not None
+        ]
+        arguments = SFTConfig(**self.arguments(self.texts, job), max_length=None)
+        return trainer_class(SFTTrainer)(args=arguments, train_dataset=Dataset.from_list(examples), **options)
+
+
+def check_replies(chat: LocalChat, prompts: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
+    """Raise ConfigError if a target reply has more tokens than `llm.max_tokens`."""
+    max_tokens = chat.settings.max_tokens
+    for prompt, reply in zip(prompts, replies, strict=True):
+        if reply is not None and (tokens := len(chat.encode_reply(prompt.messages, reply))) > max_tokens:
+            raise ConfigError(
+                f"a target reply has {tokens} tokens of {chat.model}, more than llm.max_tokens={max_tokens}; increase "
+                "llm.max_tokens"
+            )
+
+
+def tokenize_example(job: TrainingJob, messages: tuple[dict[str, str], ...], reply: str) -> dict[str, list[int]]:
+    """Return `input_ids` and `labels` of one example: the prompt's tokens as in a request, then the reply's."""
+    prompt = job.chat.encode(messages)
+    answer = job.chat.encode_reply(messages, reply)
+    return {"input_ids": [*prompt, *answer], "labels": [-100] * len(prompt) + answer}
+
+
+@dataclass(frozen=True)
+class GRPO(TrainingMethod):
+    """Training by `method=grpo`: group-relative policy optimization (arXiv 2402.03300; GRPOTrainer of trl).
+
+    Replies are rewarded by playing their parameters, and the better replies to each prompt are made more likely. A step
+    samples `samples` replies to each of `prompts` prompts. A reply's advantage is its reward minus the mean of
+    its group and, with `scale_advantages`, divided by the group's standard deviation. The objective is PPO's clipped
+    one over the tokens of the replies.
+
+    Replies are sampled as with `llm=local_chat`, with `temperature` and `top_p` from here, up to `llm.max_tokens`.
+
+    Attributes:
+        lora, optimizer: see `TrainingMethod`.
+        prompts: number of prompts per step.
+        samples: number of replies to each prompt, G >= 2.
+        temperature, top_p: settings of sampling.
+        updates: passes over the replies of a step; each counts as an optimizer step.
+        clip: distance of probability ratios from 1 at which the objective is clipped.
+        clip_high: the same above 1; None: `clip`.
+        kl: weight of the divergence from the model without the adapter; 0: it is not computed.
+        loss: weights of tokens: `grpo`, equal for each reply, as published; `dapo`, equal for each token of the step;
+            `dr_grpo`, equal for each token, divided by the length of the longest reply.
+        scale_advantages: standard deviation that advantages are divided by, that of the `group` or the `batch`; `none`:
+            they are not divided.
+
+    Raises:
+        ConfigError: there are fewer than two samples, or a step is not a multiple of the optimizer's batch.
+    """
+
+    name = "grpo"
+    needs_replies = False
+
+    prompts: PositiveInt
+    samples: PositiveInt
+    temperature: PositiveFloat
+    top_p: UnitInterval
+    updates: PositiveInt
+    clip: PositiveFloat
+    clip_high: PositiveFloat | None
+    kl: NonNegativeFloat
+    loss: Literal["grpo", "dapo", "dr_grpo"]
+    scale_advantages: Literal["group", "batch", "none"]
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise ConfigError(
+                f"method.samples={self.samples} must be at least 2, because replies to the same prompt are compared"
+            )
+        if self.top_p == 0.0:
+            raise ConfigError("method.top_p=0 excludes all tokens; use a number in (0, 1]")
+        self.optimizer.check_step(
+            self.prompts * self.samples, f"method.prompts={self.prompts} x method.samples={self.samples}"
+        )
+
+    def plan(self) -> list[tuple[str, str]]:
+        steps = self.optimizer.steps
+        n_replies = -(-steps // self.updates) * self.prompts * self.samples
+        return [
+            ("  steps", f"{steps:,}, each of {self.prompts} prompts x {self.samples} replies"),
+            ("  replies", f"{n_replies:,}, {self.optimizer.batch} at once in training"),
+        ]
+
+    def check(self, prompts: int) -> None:
+        if prompts < self.prompts:
+            raise ConfigError(
+                f"there are {prompts} prompts, but a step needs method.prompts={self.prompts}; increase dataset.prompts"
+            )
+
+    @property
+    def resume_interval(self) -> int:
+        return self.updates  # the steps between share their replies
+
+    def trainer(self, job: TrainingJob, **options: Any) -> Any:
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        arguments = GRPOConfig(
+            **self.arguments(self.prompts * self.samples, job),
+            num_generations=self.samples,
+            max_completion_length=job.chat.settings.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            num_iterations=self.updates,
+            epsilon=self.clip,
+            epsilon_high=self.clip_high,
+            beta=self.kl,
+            loss_type=self.loss,
+            scale_rewards=self.scale_advantages,
+            reward_weights=list(job.rewards.weights.values()),
+        )
+        rows = [{"prompt": list(q.messages), "row": i} for i, q in enumerate(job.prompts)]
+        reward_functions = [_TrainerReward(name, job) for name in job.rewards.weights]
+        return trainer_class(GRPOTrainer)(
+            args=arguments, train_dataset=Dataset.from_list(rows), reward_funcs=reward_functions, **options
+        )
+
+
+class _TrainerReward:
+    """Reward function for the trainer. All reward functions share the evaluation of a batch of replies."""
+
+    def __init__(self, name: str, job: TrainingJob) -> None:
+        self.__name__ = name
+        self._reward, self._job = REWARDS[name], job
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], row: Sequence[int], trainer_state: Any, **_: Any
+    ) -> list[float]:
+        texts = [completion[0]["content"] for completion in completions]
+        batch_prompts = [self._job.prompts[i] for i in row]
+        attempts = self._job.evaluator(batch_prompts, texts, f"step {trainer_state.global_step}")
+        return [self._reward(attempt, self._job.scale) for attempt in attempts]
