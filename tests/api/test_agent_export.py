@@ -10,7 +10,7 @@ import pytest
 
 import llmrl
 from experiments import only_run_folder, run
-from llmrl.api.agent_export import export_agent
+from llmrl.api.trained_agents import export_agent
 from llmrl.cli.export import main
 from llmrl.core.errors import ConfigError
 from pages import agent_program

@@ -1,4 +1,4 @@
-"""Loading of the trained agent of a run, which then acts in any loop."""
+"""Loading of the trained agent of a run, which then acts in any loop, and its export to files for PyTorch alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from llmrl.api.environments import Interface, build, with_options
-from llmrl.core.errors import ConfigError
+from llmrl.config.builder import Builder
+from llmrl.core.errors import ConfigError, Incompatible
+from llmrl.core.observers import StepObserver
 from llmrl.core.records import on_host
+from llmrl.core.seeding import Seeds
+from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import Parts, build_parts
+from llmrl.llms.client import ChatClient
 
 if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
-    from llmrl.evaluation.saved_runs import SavedRun
-    from llmrl.experiment.parts import Parts
+
 
 Place = str | os.PathLike[str]
 _Form = Literal["vec", "games", "game", "agents"]
@@ -46,11 +52,6 @@ def load_agent(
         >>> agent.reset()  # doctest: +SKIP
         >>> env.step(agent.act(observation))  # doctest: +SKIP
     """
-    from llmrl.core.observers import StepObserver
-    from llmrl.evaluation.saved_runs import open_saved, with_budget, without_principal, without_teacher
-    from llmrl.experiment.models import build_llm
-    from llmrl.experiment.parts import build_parts
-
     saved = open_saved(Path(run).expanduser(), trusted)
     config = without_teacher(saved.config)
     config["env"] = with_options(config["env"], {"n_envs": n_envs})
@@ -86,8 +87,6 @@ class TrainedAgent:
     """
 
     def __init__(self, saved: SavedRun, parts: Parts, seed: int = 0) -> None:
-        from llmrl.core.seeding import Seeds
-
         self._saved, self._parts = saved, parts
         [self._agent] = parts.agents
         self.folder, self.iteration = saved.folder, saved.iteration
@@ -165,8 +164,6 @@ class TrainedAgent:
 
     def close(self) -> None:
         """Close the client of the language model, if there is one."""
-        from llmrl.llms.client import ChatClient
-
         if isinstance(self._parts.llm, ChatClient):
             self._parts.llm.close()
 
@@ -232,3 +229,84 @@ class TrainedAgent:
             texts[:] = values
             return texts
         return np.stack([np.asarray(value) for value in values]).astype(channel.dtype)
+
+
+FORMAT = 1
+"""Version of the description."""
+DESCRIPTION, WEIGHTS = "agent.json", "agent.safetensors"
+_ACCEPTED = (
+    "llmrl-export agent accepts the networks of PPO (agent=ppo, pg, ippo, mappo, gaussian_ppo, student_mlp, "
+    "student_lstm, cleanup_society, harvest_society) with discrete actions or real numbers"
+)
+
+
+def export_agent(run: Place, out: Path | None = None, trusted: Sequence[str] = ()) -> list[Path]:
+    """Write the trained agent of a run: `agent.json` and `agent.safetensors`.
+
+    Args:
+        run: run folder.
+        out: folder of the two files, which is created; None: `<run>/agent`.
+        trusted: packages outside llmrl that the run's config may name.
+
+    Returns:
+        The files.
+
+    Raises:
+        CheckpointError, RunFolderError: the folder is not a run folder, or has no intact checkpoint.
+        ConfigError: the agent is of another kind, its config names code that is not trusted, or safetensors is not
+            installed.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ConfigError(
+            f"llmrl-export agent needs safetensors, which cannot be imported ({error}): pip install 'llmrl[export]'"
+        ) from error
+    from llmrl.agents.ppo_agent import PPOAgent
+    from llmrl.networks.layer_export import ActorLayers
+    from llmrl.run.files import write_json
+
+    folder = Path(run).expanduser()
+    config = open_saved(folder, trusted).config
+    target = config["agent"]["_target_"]
+    agent_class = Builder(trusted=config["trusted_modules"]).locate(target, "agent")
+    if not (isinstance(agent_class, type) and issubclass(agent_class, PPOAgent)):
+        raise ConfigError(f"{folder} has an agent of the class {target}; {_ACCEPTED}")
+    agent = load_agent(folder, trusted=trusted)
+    policy, spec = agent.policy, agent.spec
+    try:
+        networks = [ActorLayers(network) for network in policy.members]
+    except Incompatible as error:
+        raise ConfigError(f"{folder}: {error}; {_ACCEPTED}") from error
+    identities = policy.identity.tolist() if spec.n_players > 1 else [[]] * spec.n_agents
+    numbers = spec.continuous_actions
+    description = {
+        "format": FORMAT,
+        "environment": spec.name,
+        "agents": {
+            name: {"prefix": f"{i % len(networks)}/", "identity": identity}
+            for i, (name, identity) in enumerate(zip(agent.names, identities, strict=True))
+        },
+        "observation": {
+            name: {"shape": list(spec.observation[name].shape), "dtype": spec.observation[name].dtype}
+            for name in policy.channels
+        },
+        "map": policy.members[0].image,
+        "layers": networks[0].layers,
+        "actions": list(spec.action_names)
+        if numbers is None
+        else [
+            {"name": name, "low": low, "high": high}
+            for name, low, high in zip(numbers.names, numbers.low, numbers.high, strict=True)
+        ],
+    }
+    out_folder = folder / "agent" if out is None else out
+    out_folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{i}/{name}": tensor.cpu().contiguous()
+        for i, layers in enumerate(networks)
+        for name, tensor in layers.tensors.items()
+    }
+    write_json(out_folder / DESCRIPTION, description)
+    save_file(tensors, out_folder / WEIGHTS)
+    return [out_folder / DESCRIPTION, out_folder / WEIGHTS]

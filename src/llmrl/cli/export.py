@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         print_line(f"model: {export_model(run, args.out, args.merge)}")
     else:
-        from llmrl.api.agent_export import export_agent
+        from llmrl.api.trained_agents import export_agent
 
         print_line(f"agent: {' and '.join(map(str, export_agent(run, args.out, args.trust)))}")
 

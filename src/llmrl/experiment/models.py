@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,21 @@ from llmrl.llms.rate_limit import RateLimit
 Config = Mapping[str, Any]
 
 
-def build_llm(
-    config: Config, folder: Path | None, check: bool = True, stopping: Callable[[], bool] = lambda: False
-) -> Model:
+def build_llm(config: Config, folder: Path | None, check: bool = True) -> Model:
     """Build the language model of a config, with its calls logged into `folder`; return None if no part uses one.
 
     Args:
         config: resolved config in plain containers.
         folder: run folder; None: calls are not logged.
-        check: whether to check now that the model can answer.
-        stopping: function that returns whether the run should stop, so that it does not wait for the end of an outage.
+        check: whether to check now that the model can answer; always with a run folder.
 
     Raises:
         ConfigError: a part needs a model, and none or one of the wrong kind was chosen.
         LLMError: the model cannot answer (missing key, server down).
     """
     resources = RunResources(config, build_used_model)
-    if folder is not None and isinstance(resources.model, ChatClient):
-        resources.model.join_run(folder, stopping)
+    if folder is not None:
+        return resources.join_run(folder, lambda: False)
     return resources.checked_model if check else resources.model
 
 

@@ -65,8 +65,7 @@ class Parts(LoopParts):
 def n_envs_per_society(config: Config) -> int:
     """Return the number of games that each society plays in one step of a principal."""
     design = config["design"]
-    games: int = config["env"]["n_envs"] // (design["candidates"] * design["replicates"])
-    return games
+    return int(config["env"]["n_envs"] // (design["candidates"] * design["replicates"]))
 
 
 def build_parts(
@@ -183,9 +182,7 @@ def _env_options(config: Config, render: bool | None) -> Mapping[str, Any]:
         render = True
     if any(node.get("show_frames") for node in agent_nodes(config.get("agent") or {})):
         render = True
-    if render is not None and "render" in options:
-        return {**options, "render": render}
-    return options
+    return {**options, "render": render} if render is not None and "render" in options else options
 
 
 def _build_agent(config: Config, services: AgentServices, builder: Builder) -> tuple[Any, Any]:

@@ -104,9 +104,7 @@ def folder_of(text: str | Path, root: Path) -> Path:
     reference = parse_reference(str(text))
     if reference is None:
         return Path(text)
-    if reference.seed is not None:
-        return run_folder_of(text, root)
-    return experiment_runs(reference, root)[0].parent
+    return experiment_runs(reference, root)[0].parent if reference.seed is None else run_folder_of(text, root)
 
 
 def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
