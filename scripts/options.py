@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.option_docs import Key, display_path, document_keys, entries, header, option_type, value_text
-from llmrl.core.option_files import chain, choosable, content, is_global, part_groups, root, subgroups, variants
+from llmrl.core.option_files import chain, content, is_choosable, is_global, part_groups, root, subgroups, variants
 
 _INTRODUCTION = """# Options
 
@@ -42,10 +42,10 @@ def page() -> str:
         paragraphs.append(f"## {group}\n")
         folder = root() / group
         file_names = {path.stem for path in folder.glob("*.yaml")}
-        for name in sorted(file_names | variants(folder).keys(), key=lambda name: (choosable(name), name)):
+        for name in sorted(file_names | variants(folder).keys(), key=lambda name: (is_choosable(name), name)):
             path = folder / f"{name}.yaml"
             if content(path):
-                paragraphs += _section(f"{group}{'=' if choosable(name) else ' '}{name}", path, chain(group, name))
+                paragraphs += _section(f"{group}{'=' if is_choosable(name) else ' '}{name}", path, chain(group, name))
     return "\n".join(paragraphs)
 
 
@@ -93,7 +93,7 @@ def _base(base: Any, path: Path) -> str | None:
     if path.parent == root():
         return f"[{_COMMANDS[reference]}](#{_COMMANDS[reference].replace(' ', '-')})"
     group, _, name = (reference[1:] if reference.startswith("/") else f"{path.parent.name}/{reference}").partition("/")
-    title = f"{group}={name}" if choosable(name) else f"{group} {name}"
+    title = f"{group}={name}" if is_choosable(name) else f"{group} {name}"
     anchor = title.replace("=", "").replace(" ", "-")
     return f"[{title}](#{anchor})" + (f" (as `{place}`)" if place else "")
 

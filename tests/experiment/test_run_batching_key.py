@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.experiment.batched_runs import LEARNING_NUMBERS, Alone, reason_to_run_alone, row_gb, row_key
+from llmrl.experiment.batched_runs import LEARNING_NUMBERS, UnsharedReason, reason_to_run_alone, row_gb, row_key
 from llmrl.experiment.experiment import Experiment
 
 ROOM = ("env=escape_room", "principal=ucb", "design.references=0")
@@ -96,17 +96,17 @@ def test_learning_numbers_are_shared(first, second):
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("principal=none", "agent=random"), Alone.LOOP),
-        (("principal=none", "agent.ppo.target_kl=0.1", "hardware.threads=2"), Alone.THREADS),
-        (("principal=metagrad",), Alone.METAGRAD),
-        (("agent=random",), Alone.AGENT),
-        (("agent.memory=8",), Alone.MEMORY),
-        (("agent.ppo.target_kl=0.1",), Alone.KL),
-        (("agent.ppo.scale_rewards=true",), Alone.SCALED),
-        (("env=cleanup", "env.engine=meltingpot"), Alone.GAMES),
-        (("principal=llm", "llm=local_chat"), Alone.MODEL),
-        (("hardware.device=cuda",), Alone.GPU),
-        (("hardware.threads=2",), Alone.THREADS),
+        (("principal=none", "agent=random"), UnsharedReason.LOOP),
+        (("principal=none", "agent.ppo.target_kl=0.1", "hardware.threads=2"), UnsharedReason.THREADS),
+        (("principal=metagrad",), UnsharedReason.METAGRAD),
+        (("agent=random",), UnsharedReason.AGENT),
+        (("agent.memory=8",), UnsharedReason.MEMORY),
+        (("agent.ppo.target_kl=0.1",), UnsharedReason.KL),
+        (("agent.ppo.scale_rewards=true",), UnsharedReason.SCALED),
+        (("env=cleanup", "env.engine=meltingpot"), UnsharedReason.GAMES),
+        (("principal=llm", "llm=local_chat"), UnsharedReason.MODEL),
+        (("hardware.device=cuda",), UnsharedReason.GPU),
+        (("hardware.threads=2",), UnsharedReason.THREADS),
     ],
 )
 def test_reasons_for_separate_run(overrides, reason):
@@ -128,7 +128,7 @@ LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuo
 def test_independent_runs_share_batch_on_request(overrides, batch_options):
     """Use any agents: nothing is computed as one batch."""
     candidate = config(*overrides)
-    assert reason_to_run_alone(candidate) is Alone.OWN and row_gb(candidate) is None
+    assert reason_to_run_alone(candidate) is UnsharedReason.OWN and row_gb(candidate) is None
     assert row_key(candidate) == row_key(config(*batch_options)) is not None
 
 
@@ -139,7 +139,7 @@ def test_language_model_searches_wait_jointly():
 
 def test_available_gpu_is_used(monkeypatch):
     candidate = config(*ROOM, "hardware=local")
-    for visible, reason in (("", None), ("0", Alone.GPU)):
+    for visible, reason in (("", None), ("0", UnsharedReason.GPU)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert reason_to_run_alone(candidate) is reason
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from llmrl.config.option_docs import header
 from llmrl.config.treatments import check_treatment, studies, treatments
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import choosable, comment_lines, content, existing_source, is_global, option_paths, root
+from llmrl.core.option_files import comment_lines, content, existing_source, is_choosable, is_global, option_paths, root
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from llmrl.results.groups import tasks_of
@@ -188,7 +188,7 @@ def test_command_raises_early(compose_config):
     )
     HydraConfig.instance().set_config(config)
     with pytest.raises(ConfigError, match="treatment=props"):
-        Experiment.of_hydra(config)
+        Experiment.from_hydra(config)
 
 
 class TestCommandLinePrecedence:
@@ -285,5 +285,5 @@ class TestThePage:
 
 
 def test_fragments_are_not_selectable():
-    assert all(map(choosable, [*studies(), *treatments()]))
+    assert all(map(is_choosable, [*studies(), *treatments()]))
     assert json.dumps(sorted(treatments())) == json.dumps(list(treatments()))

@@ -172,7 +172,7 @@ class LlmrlLauncher(Launcher):
         with read_write(config), open_dict(config):
             del config["hydra"]
         refers_to_seed = depends_on_seed(config)
-        run = Experiment.of_hydra(config)
+        run = Experiment.from_hydra(config)
         return run, refers_to_seed or RESOLVED in run.config
 
 

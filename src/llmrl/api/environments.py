@@ -148,8 +148,11 @@ def compose_env(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], l
     """Return the resolved option `env` of the group with some fields set, and the permissions that it needs."""
     from llmrl.experiment.experiment import Experiment
 
-    words = [format_override("env", env), *(format_override(f"env.{name}", value) for name, value in options.items())]
-    config = Experiment.compose(*words).config
+    overrides = [
+        format_override("env", env),
+        *(format_override(f"env.{name}", value) for name, value in options.items()),
+    ]
+    config = Experiment.compose(*overrides).config
     return config["env"], config["trusted_modules"]
 
 

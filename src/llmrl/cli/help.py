@@ -161,9 +161,11 @@ def options(group: str) -> list[str]:
 
 def families() -> dict[str, list[str]]:
     """Return the families of studies, each with the names of its studies."""
-    from llmrl.core.option_files import choosable, names, root
+    from llmrl.core.option_files import is_choosable, names, root
 
-    folders = sorted(path.name for path in (root() / "experiment").iterdir() if path.is_dir() and choosable(path.name))
+    folders = sorted(
+        path.name for path in (root() / "experiment").iterdir() if path.is_dir() and is_choosable(path.name)
+    )
     family_studies = {family: names(f"experiment/{family}") for family in folders}
     return {family: studies for family, studies in family_studies.items() if studies}
 

@@ -171,7 +171,7 @@ def run_trial(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, 
         ConfigError: an unknown model or family, an invalid budget, or a model that costs money without a budget.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.model_trial import PAGE, result_table, trial
+    from llmrl.experiment.model_trial import PAGE, result_table, run_families
 
     words = [word for word in overrides if not word.startswith(("budget=", "families="))]
     options = dict(word.split("=", 1) for word in overrides if word not in words)
@@ -183,7 +183,9 @@ def run_trial(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, 
         raise ConfigError(f"budget={options['budget']} must be 0 or more")
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))[:80]
     folder = Path("outputs/trials") / name if out is None else out
-    trial_result = trial(words, usd, folder, [family for family in options.get("families", "").split(",") if family])
+    trial_result = run_families(
+        words, usd, folder, [family for family in options.get("families", "").split(",") if family]
+    )
     columns, rows = result_table(trial_result)
     return folder / PAGE, columns, rows
 

@@ -32,7 +32,7 @@ def task(name: str, config: DictConfig) -> float | None:
     from llmrl.experiment.run_job import reporting, run_and_print
 
     with exit_on_error(name):
-        experiment = Experiment.of_hydra(config)
+        experiment = Experiment.from_hydra(config)
         end_composition()
         keep_private(experiment.config.get("private", True))
         experiment.check()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.config.run_options import HINTS
 from llmrl.core.arguments import signature_of
-from llmrl.core.hydra_composition import choices_of, without_tables
+from llmrl.core.hydra_composition import read_choices, resolve_table_key
 from llmrl.core.option_files import FREE_FORM, VARIANTS, comment_lines, content, existing_source, options, root, source
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def document_keys(
     sources: dict[str, list[tuple[Entry, str]]] = {}
     for path, package in files:
         for entry in entries(path):
-            if (relative_key := without_tables(entry.key, choices or {})) is None:
+            if (relative_key := resolve_table_key(entry.key, choices or {})) is None:
                 continue
             key = ".".join((*package, *relative_key))
             sources.setdefault(key, []).append((entry, f"{display_path(path)}:{entry.line}"))
@@ -213,7 +213,7 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
         path = next((path for folder in (root(), *folders) if source(path := folder / name) is not None), None)
         if path is not None and not package.startswith("hydra"):
             files.append((path, tuple(filter(None, package.split(".")))))
-    documents = document_keys(files, values, choices_of(defaults))
+    documents = document_keys(files, values, read_choices(defaults))
     override_keys = set(map(override_key, overrides))
     return {
         key: replace(document, set_in="typed") if key in override_keys else document
@@ -245,8 +245,8 @@ def option_type(key: str, targets: Mapping[str, str]) -> str:
         targets: `_target_` of each place of the config that has one. At other places, all classes that the shipped
             options have there are considered.
     """
-    words = (_schema_text(schema) for hint in _hints(key, targets) for schema in hint_schemas(hint))
-    return " | ".join(dict.fromkeys(word for word in words if word))
+    texts = (_schema_text(schema) for hint in _hints(key, targets) for schema in hint_schemas(hint))
+    return " | ".join(dict.fromkeys(text for text in texts if text))
 
 
 def _hints(key: str, targets: Mapping[str, str]) -> list[Any]:

@@ -65,12 +65,12 @@ def with_permissions(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, KEY: list(dict.fromkeys([*granted, *modules, *destinations(config), *shell]))}
 
 
-def check_permissions(config: Mapping[str, Any], whose: str = "the config") -> None:
+def check_permissions(config: Mapping[str, Any], source: str = "the config") -> None:
     """Check that a config names only code and hosts for keys that are granted in its `trusted_modules`.
 
     Args:
         config: plain data.
-        whose: file with the config, for the message.
+        source: file with the config, for the message.
 
     Raises:
         ConfigError: it names others; the message says how to grant them.
@@ -79,11 +79,11 @@ def check_permissions(config: Mapping[str, Any], whose: str = "the config") -> N
     untrusted_names = trust.outside(code_names(config))
     for name in untrusted_names:
         if is_never_trusted(name):
-            raise ConfigError(f"{whose}: {name} {trust.refusal(name)}")
+            raise ConfigError(f"{source}: {name} {trust.refusal(name)}")
     if untrusted_names:
         modules = dict.fromkeys(name.split(".")[0] for name in untrusted_names)
         raise ConfigError(
-            f"{whose} names code outside llmrl, which would run with your rights: {', '.join(untrusted_names)}. "
+            f"{source} names code outside llmrl, which would run with your rights: {', '.join(untrusted_names)}. "
             f"If you trust it, repeat the command with {how_to_trust(modules)}"
         )
     # Requests without a key may be sent to a host that gets a key.
@@ -91,7 +91,7 @@ def check_permissions(config: Mapping[str, Any], whose: str = "the config") -> N
     for destination in destinations(config):
         if destination not in granted:
             raise ConfigError(
-                f"{whose} would send requests to {destination.rpartition('@')[2]}, with the key in "
+                f"{source} would send requests to {destination.rpartition('@')[2]}, with the key in "
                 f"{destination.rpartition('@')[0] or 'no variable'}; this is not the key's provider. If you trust that "
                 f"host, repeat the command with {how_to_trust([destination])}"
             )

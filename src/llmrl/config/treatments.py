@@ -14,10 +14,10 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import (
-    choosable,
     comment_lines,
     content,
     existing_source,
+    is_choosable,
     names,
     nested_names,
     root,
@@ -39,7 +39,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     """
     treatment, study = choices.get("treatment"), choices.get("experiment")
     for group, option in (("experiment", study), ("treatment", treatment)):
-        if option is not None and not choosable(option):
+        if option is not None and not is_choosable(option):
             raise ConfigError(
                 f"{group}={option} is included by options but cannot be chosen; llmrl-train --list {group} shows the "
                 "options"

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import choosable
+from llmrl.core.option_files import is_choosable
 
 if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -44,13 +44,13 @@ TABLES: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
 _OPTION = re.compile(r"\$\{option:(\w+)\}")
 
 
-def without_tables(key: Sequence[str], choices: Mapping[str, str]) -> tuple[str, ...] | None:
+def resolve_table_key(key: Sequence[str], choices: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the key of a config that a key of an option file sets; None for a key in a row that does not apply.
 
-    >>> without_tables(("per_env", "maze", "env", "horizon"), {"env": "maze"})
+    >>> resolve_table_key(("per_env", "maze", "env", "horizon"), {"env": "maze"})
     ('env', 'horizon')
-    >>> without_tables(("per_env", "maze", "env", "horizon"), {"env": "nim"})
-    >>> without_tables(("env", "horizon"), {"env": "nim"})
+    >>> resolve_table_key(("per_env", "maze", "env", "horizon"), {"env": "nim"})
+    >>> resolve_table_key(("env", "horizon"), {"env": "nim"})
     ('env', 'horizon')
     """
     if key[0] not in TABLES:
@@ -58,7 +58,7 @@ def without_tables(key: Sequence[str], choices: Mapping[str, str]) -> tuple[str,
     return tuple(key[2:]) or None if key[1:2] == (choices.get(TABLES[key[0]]),) else None
 
 
-def choices_of(defaults: Sequence[ResultDefault]) -> dict[str, str]:
+def read_choices(defaults: Sequence[ResultDefault]) -> dict[str, str]:
     """Return the chosen option of each group in `TABLES` in a resolved defaults list."""
     choices = {}
     for default in defaults:
@@ -79,7 +79,7 @@ def merge_tables() -> None:
 
     @functools.wraps(compose)
     def with_rows(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        return compose(self, defaults, _RowRepository(repo, choices_of(defaults)))  # type: ignore[arg-type]
+        return compose(self, defaults, _RowRepository(repo, read_choices(defaults)))  # type: ignore[arg-type]
 
     with_rows.merges_tables = True  # type: ignore[attr-defined]
     ConfigLoaderImpl._compose_config_from_defaults_list = with_rows  # type: ignore[method-assign]
@@ -225,6 +225,6 @@ def hide_bases() -> None:
 
     @functools.wraps(list_options)
     def list_choosable(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
-        return [name for name in list_options(self, group_name, *args, **kwargs) if choosable(name)]
+        return [name for name in list_options(self, group_name, *args, **kwargs) if is_choosable(name)]
 
     ConfigRepository.get_group_options = list_choosable  # type: ignore[method-assign]

@@ -42,10 +42,10 @@ def root() -> Path:
     return Path(str(resources.files("llmrl.conf"))).resolve()
 
 
-def choosable(path: str) -> bool:
+def is_choosable(path: str) -> bool:
     """Return whether an option or a folder of options can be chosen.
 
-    >>> choosable("env/cartpole"), choosable("env/_rooms"), choosable("agent/numbers/none/llm_player")
+    >>> is_choosable("env/cartpole"), is_choosable("env/_rooms"), is_choosable("agent/numbers/none/llm_player")
     (True, False, False)
     """
     return not any(name.startswith("_") or name in PIECES for name in path.split("/"))
@@ -54,14 +54,14 @@ def choosable(path: str) -> bool:
 def part_groups() -> list[str]:
     """Return the groups whose options are parts of a run, sorted."""
     other_groups = ("experiment", "regime", "treatment", "hydra", "suite", SCHEMAS, "__pycache__")
-    folders = (path.name for path in root().iterdir() if path.is_dir() and choosable(path.name))
+    folders = (path.name for path in root().iterdir() if path.is_dir() and is_choosable(path.name))
     return sorted(name for name in folders if name not in other_groups)
 
 
 def names(group: str) -> list[str]:
     """Return the names of the options of a group, sorted."""
     folder = root() / group
-    return sorted(filter(choosable, (*(path.stem for path in folder.glob("*.yaml")), *variants(folder))))
+    return sorted(filter(is_choosable, (*(path.stem for path in folder.glob("*.yaml")), *variants(folder))))
 
 
 def nested_names(group: str) -> list[str]:
@@ -109,7 +109,7 @@ def existing_source(path: Path) -> Path:
 
 def subgroups(group: str) -> list[str]:
     """Return the groups inside a group, e.g. `llm/learn`, each of which selects a part of its options."""
-    folders = (path for path in (root() / group).glob("*") if path.is_dir() and choosable(path.name))
+    folders = (path for path in (root() / group).glob("*") if path.is_dir() and is_choosable(path.name))
     return sorted(f"{group}/{path.name}" for path in folders if names(f"{group}/{path.name}"))
 
 

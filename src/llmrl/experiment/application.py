@@ -27,7 +27,7 @@ class Application(ABC):
     command: str
 
     @abstractmethod
-    def named(self, config: Config) -> list[str]:
+    def name_groups(self, config: Config) -> list[str]:
         """Return the groups whose option is part of the name of a run of the resolved `config`, typed or not."""
 
     @abstractmethod

@@ -41,7 +41,7 @@ _PROCESS_KEYS = ("hardware", "loggers", "output_root", "private", "trusted_modul
 of loggers read, modes of files, and permission to import code."""
 
 
-def compute_rows(works: Sequence[JobWork]) -> list[RunExit]:
+def compute_rows(jobs: Sequence[JobWork]) -> list[RunExit]:
     """Compute runs together in this process; return how each ended, in order.
 
     An error of one run (an exception, a used-up budget, weights that are not finite) ends that run only. A signal
@@ -49,13 +49,13 @@ def compute_rows(works: Sequence[JobWork]) -> list[RunExit]:
     prepared (`JobWork.prepare`).
 
     Args:
-        works: runs with equal `process_key`s. None is a fine-tuning run or draws from random streams that exist once
+        jobs: runs with equal `process_key`s. None is a fine-tuning run or draws from random streams that exist once
             per process.
     """
-    if len(works) == 1:
-        return [works[0].run_and_capture_exit(compute)]
+    if len(jobs) == 1:
+        return [jobs[0].run_and_capture_exit(compute)]
     with suppress(ConfigError):  # every run reports it itself
-        _ = RunResources(works[0].config).device  # sets torch's threads, which are settings of this thread
+        _ = RunResources(jobs[0].config).device  # sets torch's threads, which are settings of this thread
 
     def build_error() -> GivenUp:
         assert stop.signal is not None
@@ -63,24 +63,24 @@ def compute_rows(works: Sequence[JobWork]) -> list[RunExit]:
 
     stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", build_error)
     rows = BatchedExecutor()
-    ends = [RunExit(work.folder, EXIT_FAILED, "its thread has ended without a result") for work in works]
+    exits = [RunExit(job.folder, EXIT_FAILED, "its thread has ended without a result") for job in jobs]
 
-    def compute_row(number: int, work: JobWork, seat: ExecutorSeat) -> None:
+    def compute_row(number: int, job: JobWork, seat: ExecutorSeat) -> None:
         try:
-            name = f"{work.folder.parent.name}/{work.folder.name}"
+            name = f"{job.folder.parent.name}/{job.folder.name}"
             stop.lead()
             display.show_here(name)
-            ends[number] = work.run_and_capture_exit(partial(compute, seat=seat, label=name))
+            exits[number] = job.run_and_capture_exit(partial(compute, seat=seat, label=name))
         finally:
             seat.leave()
 
-    with stop, RowsDisplay(len(works)) as display:
+    with stop, RowsDisplay(len(jobs)) as display:
         threads = []
-        for number, work in enumerate(works):
-            context, row = contextvars.copy_context(), partial(compute_row, number, work, rows.seat(work.batch_key))
-            threads.append(threading.Thread(target=context.run, args=(row,), name=work.folder.name))
+        for number, job in enumerate(jobs):
+            context, row = contextvars.copy_context(), partial(compute_row, number, job, rows.seat(job.batch_key))
+            threads.append(threading.Thread(target=context.run, args=(row,), name=job.folder.name))
         _run_threads(rows, threads)
-    return ends
+    return exits
 
 
 def _run_threads(rows: BatchedExecutor, threads: Sequence[threading.Thread]) -> None:
@@ -113,7 +113,7 @@ def process_key(config: Mapping[str, Any]) -> str:
 Config = Mapping[str, Any]
 
 
-class Alone(StrEnum):
+class UnsharedReason(StrEnum):
     """Reasons why a run shares its process with no other, as texts for a table."""
 
     LOOP = "only the loops design, learn and search can share a process"
@@ -143,7 +143,7 @@ _ROW_KEYS = (
 )
 """Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds. Keys of
 the whole process are compared separately (`batched_runs.process_key`)."""
-_JUDGE_KEYS = ("steps", *OBJECTIVE_KEYS)
+_ROW_DESIGN_KEYS = ("steps", *OBJECTIVE_KEYS)
 """Keys of `design` that may differ between rows: the number of steps, and the objective."""
 
 _COPIES = 3
@@ -169,7 +169,7 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     Raises:
         ConfigError: a part cannot be found.
     """
-    if reason_to_run_alone(config) not in (None, Alone.OWN):
+    if reason_to_run_alone(config) not in (None, UnsharedReason.OWN):
         return None
     kind = loop_kind(config)
     loop_shape = _shape(config) if kind == "design" else {"loop": kind}
@@ -186,13 +186,15 @@ def _shape(config: Config) -> dict[str, Any]:
         name: "a number" if name in LEARNING_NUMBERS and value is not None else value
         for name, value in agent[place].items()
     }
-    design = {name: value for name, value in config["design"].items() if name not in _JUDGE_KEYS}
+    design = {name: value for name, value in config["design"].items() if name not in _ROW_DESIGN_KEYS}
     common = {name: value for name, value in config.items() if name not in _ROW_KEYS}
     return {**common, "agent": agent, "design": design}
 
 
-def reason_to_run_alone(config: Config) -> Alone | None:
-    """Return the reason why a run does not share its process, or gains nothing by it (`Alone.OWN`); None if it may.
+def reason_to_run_alone(config: Config) -> UnsharedReason | None:
+    """Return the reason why a run does not share its process; None if it shares it and gains by it.
+
+    `UnsharedReason.OWN`: it may share its process, but gains nothing by it.
 
     Args:
         config: config as for `row_key`.
@@ -202,30 +204,30 @@ def reason_to_run_alone(config: Config) -> Alone | None:
     """
     kind = None if "method" in config else loop_kind(config)
     if kind not in ("design", "learn", "search"):
-        return Alone.LOOP
+        return UnsharedReason.LOOP
     builder = Builder(trusted=config["trusted_modules"])
     principal = config["principal"].get("_target_")
     if principal is not None and getattr(builder.locate(principal, "principal"), "needs_gradient", False):
-        return Alone.METAGRAD
+        return UnsharedReason.METAGRAD
     if config["teacher"].get("_target_") is not None:
-        return Alone.TEACHER
+        return UnsharedReason.TEACHER
     if kind != "search" and (reason := _agent_reason(config, builder, is_batch=kind == "design")) is not None:
         return reason
     can_batch = getattr(builder.locate(config["env"]["_target_"], "env"), "plays_in_rows", None)
     if (kind == "design" and can_batch is None) or (can_batch is not None and not can_batch(config["env"])):
-        return Alone.GAMES
+        return UnsharedReason.GAMES
     asks = groups_using_model(config)
     if asks and builder.needs(config["llm"], "device", "llm"):
-        return Alone.MODEL
+        return UnsharedReason.MODEL
     hardware: Hardware = builder.build(config["hardware"], "hardware")
     if hardware.backend.processes > 1:
-        return Alone.PROCESSES
+        return UnsharedReason.PROCESSES
     if (hardware.threads or hardware.cores or 0) != 1:
-        return Alone.THREADS
+        return UnsharedReason.THREADS
     if _on_gpu(hardware):
-        return Alone.GPU
+        return UnsharedReason.GPU
     # Runs that wait for a language model wait at the same time.
-    return None if kind == "design" or asks else Alone.OWN
+    return None if kind == "design" or asks else UnsharedReason.OWN
 
 
 def row_gb(config: Config) -> float | None:
@@ -249,7 +251,7 @@ def row_gb(config: Config) -> float | None:
     return float(_RUN_GB + _COPIES * agent_steps * (size(env) + _NUMBERS) / 1e9)
 
 
-def _agent_reason(config: Config, builder: Builder, is_batch: bool) -> Alone | None:
+def _agent_reason(config: Config, builder: Builder, is_batch: bool) -> UnsharedReason | None:
     """Return why agents cannot learn in a shared process, or, if `is_batch`, in one batch; None if they can."""
     from llmrl.algorithms.ppo import PPOSettings
 
@@ -258,16 +260,16 @@ def _agent_reason(config: Config, builder: Builder, is_batch: bool) -> Alone | N
     owner = next((base for base in getattr(agent, "__mro__", ()) if "learner" in vars(base)), None)
     places = _ppo_places(config)
     if owner is None or agent.update is not owner.update or len(places) != 1:
-        return Alone.AGENT
+        return UnsharedReason.AGENT
     if not is_batch:
         return None
     remembers = getattr(agent, "remembers_by", None)
     if remembers is not None and node.get(remembers) is not None:
-        return Alone.MEMORY
+        return UnsharedReason.MEMORY
     settings: PPOSettings = builder.build(node[places[0]], f"agent.{places[0]}")
     if settings.target_kl is not None:
-        return Alone.KL
-    return Alone.SCALED if settings.scale_rewards else None
+        return UnsharedReason.KL
+    return UnsharedReason.SCALED if settings.scale_rewards else None
 
 
 def _ppo_places(config: Config) -> list[str]:

@@ -84,10 +84,10 @@ class Experiment:
         from llmrl.experiment.composition import composed
 
         with composed(primary, overrides, config_dirs) as config:
-            return cls.of_hydra(config)
+            return cls.from_hydra(config)
 
     @classmethod
-    def of_hydra(cls, config: DictConfig) -> Experiment:
+    def from_hydra(cls, config: DictConfig) -> Experiment:
         """Create the experiment of a config that Hydra has composed; `HydraConfig` must be set.
 
         Raises:
@@ -106,7 +106,9 @@ class Experiment:
         overrides = list(hydra_config.overrides.task)
         override_keys = set(map(override_key, overrides))
         name_options = [
-            f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in override_keys
+            f"{group}={choices[group]}"
+            for group in application_of(plain).name_groups(plain)
+            if group not in override_keys
         ]
         environment = {str(name): str(value) for name, value in hydra_config.job.env_set.items()}
         check_no_secrets({"hydra": {"job": {"env_set": environment}}})

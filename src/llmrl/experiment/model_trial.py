@@ -73,7 +73,7 @@ class FamilyResult:
     ended: str = ""
 
 
-def trial(
+def run_families(
     overrides: Sequence[str], usd: float | None, folder: Path, families: Sequence[str] = ()
 ) -> dict[str, FamilyResult]:
     """Run the model that `overrides` choose in each family; write the page and the replay folder into `folder`.

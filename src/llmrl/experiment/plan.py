@@ -194,9 +194,11 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     if teacher is None:
         return [("teacher", "none")]
     describe, count_lessons = getattr(teacher, "describe", None), getattr(teacher, "taught", None)
-    words = type(teacher).__name__ if describe is None else ", ".join(f"{key}: {x}" for key, x in describe().items())
+    description = (
+        type(teacher).__name__ if describe is None else ", ".join(f"{key}: {x}" for key, x in describe().items())
+    )
     if count_lessons is None or not parts.agents[0].learns:
-        return [("teacher", words)]
+        return [("teacher", description)]
     if isinstance(loop, DesignLoop):
         # The schedule restarts when agents are reset.
         settings, rounds = loop.settings, loop.schedule.adapt_rounds
@@ -204,7 +206,10 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
         suffix = " of each principal step" if settings.reset_agents else ""
     else:
         updates, suffix = getattr(loop, "updates", 0), ""
-    return [("teacher", words), ("  teaches in", f"{count_lessons(updates):,} of the {updates:,} updates{suffix}")]
+    return [
+        ("teacher", description),
+        ("  teaches in", f"{count_lessons(updates):,} of the {updates:,} updates{suffix}"),
+    ]
 
 
 def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
@@ -212,17 +217,17 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
     principal = parts.principal
     if principal is None:
         return [("principal", "none")]
-    words, kind = type(principal).__name__, parts.kind
+    description, kind = type(principal).__name__, parts.kind
     if isinstance(principal, BanditPrincipal) and kind in ("design", "search"):
         mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
-        words += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
-        words += " in a context" if principal.space.n_rows > 1 else ""
+        description += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
+        description += " in a context" if principal.space.n_rows > 1 else ""
     warnings = [
         warning
         for warning in (arm_shortage_warning(config, parts), arm_coverage_warning(config, parts))
         if warning is not None
     ]
-    return [("principal", words), *(("  but", warning) for warning in warnings)]
+    return [("principal", description), *(("  but", warning) for warning in warnings)]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:

@@ -59,27 +59,27 @@ class ReferenceKey:
 
     Attributes:
         key: key of the config.
-        inside: file or folder inside the run folder to use; empty: the run folder itself.
-        many: whether the value is a list, each entry of which may name all runs of an experiment.
-        presets: whether the run may be that of a preset.
-        folders: whether the value may also be the path of a run folder, or of a folder that contains the runs of one
-            experiment.
+        subpath: file or folder inside the run folder to use; empty: the run folder itself.
+        is_list: whether the value is a list, each entry of which may name all runs of an experiment.
+        accepts_preset: whether the run may be that of a preset.
+        accepts_folder: whether the value may also be the path of a run folder, or of a folder that contains the runs of
+            one experiment.
     """
 
     key: str
-    inside: str = ""
-    many: bool = False
-    presets: bool = False
-    folders: bool = False
+    subpath: str = ""
+    is_list: bool = False
+    accepts_preset: bool = False
+    accepts_folder: bool = False
 
 
 REFERENCE_KEYS = (
-    ReferenceKey("agent.init_from", presets=True, folders=True),
-    ReferenceKey("agent.data", presets=True, folders=True),
-    ReferenceKey("teacher.table", "plans.json", presets=True),
+    ReferenceKey("agent.init_from", accepts_preset=True, accepts_folder=True),
+    ReferenceKey("agent.data", accepts_preset=True, accepts_folder=True),
+    ReferenceKey("teacher.table", "plans.json", accepts_preset=True),
     ReferenceKey("llm.calls"),
     ReferenceKey("llm.adapter", ADAPTER),
-    ReferenceKey("dataset.runs", many=True),
+    ReferenceKey("dataset.runs", is_list=True),
 )
 """All keys that name a run."""
 
@@ -100,17 +100,17 @@ def resolve_references(config: Config) -> dict[str, Any]:
     for reference_key in REFERENCE_KEYS:
         group, _, key = reference_key.key.partition(".")
         setting = (config.get(group) or {}).get(key)
-        values = list(setting or []) if reference_key.many else [setting]
+        values = list(setting or []) if reference_key.is_list else [setting]
         texts = [text for text in values if isinstance(text, str)]
         entries = [entry for text in texts if (entry := _resolve(reference_key, text, config)) is not None]
         if not entries or len(entries) < len(texts):
             if entries:
                 raise ConfigError(f"{reference_key.key} must name all runs by reference, or all by their folders")
             continue
-        paths = [entry.folder / reference_key.inside if reference_key.inside else entry.folder for entry in entries]
-        folders = [str(path) for path in paths] if reference_key.many else str(paths[0])
+        paths = [entry.folder / reference_key.subpath if reference_key.subpath else entry.folder for entry in entries]
+        folders = [str(path) for path in paths] if reference_key.is_list else str(paths[0])
         new_config[group] = {**new_config[group], key: folders}
-        references = [entry.pinned for entry in entries] if reference_key.many else entries[0].pinned
+        references = [entry.pinned for entry in entries] if reference_key.is_list else entries[0].pinned
         identities[reference_key.key] = {"run": ",".join(entry.identity for entry in entries), "as": references}
     return {**new_config, RESOLVED: identities} if identities else new_config
 
@@ -174,7 +174,7 @@ class _ResolvedReference:
     """A resolved reference.
 
     Attributes:
-        folder: folder of the run; with `many`, that of its experiment if all seeds are meant.
+        folder: folder of the run; with `is_list`, that of its experiment if all seeds are meant.
         identity: identity of the run, which the hash covers.
         pinned: reference that replaces the typed one; it names the same run whenever it is resolved.
     """
@@ -188,10 +188,10 @@ def _resolve(reference_key: ReferenceKey, text: str, config: Config) -> _Resolve
     """Return the run that `text` names at `reference_key`; None if `text` is an ordinary value of the option."""
     reference = parse_reference(text)
     if reference is None:
-        return _folder_entry(reference_key, text, config) if reference_key.folders else None
+        return _folder_entry(reference_key, text, config) if reference_key.accepts_folder else None
     try:
         if reference.kind == "preset":
-            if not reference_key.presets:
+            if not reference_key.accepts_preset:
                 raise ConfigError("a preset cannot be used here; use run:<hash>, latest:<name>, or the run's folder")
             run = _preset_run(reference_key.key, reference, config)
             return _ResolvedReference(
@@ -201,7 +201,7 @@ def _resolve(reference_key: ReferenceKey, text: str, config: Config) -> _Resolve
             reference = _pin_reference(reference_key, reference, config)
         runs = experiment_runs(reference, Path(config["output_root"]))
         reference_text = f"run:{hash_of(runs[0])}"
-        if reference_key.many:
+        if reference_key.is_list:
             matches = runs if reference.seed is None else [only_of(reference, runs)]
             folder = matches[0].parent if reference.seed is None else matches[0]
             return _ResolvedReference(
@@ -357,7 +357,7 @@ def _referenced_runs(key: str, config: Config) -> list[Path]:
     group, _, name = key.partition(".")
     value = config[group][name]
     folders = [Path(path) for path in _to_list(value)]
-    return [run for folder in folders for run in find_runs(folder.parent if reference_key.inside else folder)]
+    return [run for folder in folders for run in find_runs(folder.parent if reference_key.subpath else folder)]
 
 
 def _to_list(value: str | Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmrl.config.permissions import check_command_lines
 from llmrl.experiment import run_references
-from llmrl.experiment.batched_runs import Alone, compute_rows, reason_to_run_alone, row_gb, row_key
+from llmrl.experiment.batched_runs import UnsharedReason, compute_rows, reason_to_run_alone, row_gb, row_key
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.resources import game_processes
 from llmrl.experiment.run_job import compute
@@ -83,7 +83,7 @@ def job_of(experiment: Experiment, naming: Sequence[str]) -> Job:
     hardware = experiment.resources.hardware
     cores = hardware.cores_for(game_processes(config))
     key = row_key(config, experiment.environment)
-    gains = reason_to_run_alone(config) is not Alone.OWN
+    gains = reason_to_run_alone(config) is not UnsharedReason.OWN
     return Job(
         absolute,
         experiment.overrides,

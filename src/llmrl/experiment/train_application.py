@@ -34,7 +34,7 @@ class TrainApplication(Application):
 
     command = "llmrl-train"
 
-    def named(self, config: Config) -> list[str]:
+    def name_groups(self, config: Config) -> list[str]:
         # The name of a run shows its language model, even if it is the default.
         return ["llm"] if groups_using_model(config) else []
 

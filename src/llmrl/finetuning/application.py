@@ -47,7 +47,7 @@ class FinetuneApplication(Application):
 
     command = "llmrl-finetune"
 
-    def named(self, config: Config) -> list[str]:
+    def name_groups(self, config: Config) -> list[str]:
         return ["method"]  # the name of a run shows the method, even if it is the default
 
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
