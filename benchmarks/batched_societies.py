@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from plain_ppo import NUMBERS, plain_ppo
+from plain_ppo import PPO_SETTINGS, plain_ppo
 
 from llmrl.api.environments import make_env
 from llmrl.core.protocols import VecEnv
@@ -90,7 +90,7 @@ class Setting:
     ) -> None:
         env, one = make(games * several), make(games)
         self.horizon, self.device = env.spec.horizon or 1, device
-        ppo = replace(NUMBERS, minibatch_size=minibatch)
+        ppo = replace(PPO_SETTINGS, minibatch_size=minibatch)
         seeds = [Seeds(s).child("agent") for s in range(several)]
         agents = [plain_ppo(one.spec, agent_seeds, ppo, device, share_parameters=share) for agent_seeds in seeds]
         self.societies = Societies(env, agents, 1, several)

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 import torch
-from plain_ppo import NUMBERS, plain_ppo
+from plain_ppo import PPO_SETTINGS, plain_ppo
 
 from llmrl.api.environments import make_env
 from llmrl.core.seeding import Seeds
@@ -27,7 +27,7 @@ class Setting:
         seeds = Seeds(0)
         self.seeds, self.n_envs, self.freeze = seeds, n_envs, freeze
         env = make_env("escape_room", n_envs=n_envs)
-        ppo = replace(NUMBERS, minibatch_size=minibatch_size)
+        ppo = replace(PPO_SETTINGS, minibatch_size=minibatch_size)
         self.agent = plain_ppo(env.spec, seeds.child("agent"), ppo, features=64, freeze=freeze)
         self.collector = Collector(env, self.agent.policy, "cpu")
 

@@ -10,7 +10,7 @@ from typing import Any
 from batched_societies import Maps, Setting
 from gpu_games import PLAYERS, harvest
 from gpu_part import Part, seconds
-from plain_ppo import NUMBERS, plain_ppo
+from plain_ppo import PPO_SETTINGS, plain_ppo
 
 from llmrl.api.environments import make_env
 from llmrl.core.protocols import VecEnv
@@ -24,7 +24,7 @@ class Learning:
     def __init__(self, device: str, games: int, steps: int, minibatch: int) -> None:
         self.device, self.steps = "cuda" if device == "cuda" else "cpu", steps
         env = harvest(device, games)
-        ppo = replace(NUMBERS, minibatch_size=minibatch)
+        ppo = replace(PPO_SETTINGS, minibatch_size=minibatch)
         self.agent = plain_ppo(env.spec, Seeds(0), ppo, self.device)
         self.collector = Collector(env, self.agent.policy, self.device)
         self.collector.reset(0)

@@ -34,7 +34,7 @@ SETTINGS = PPOSettings(
 )  # fmt: skip
 
 
-class Ours:
+class LlmrlTrainer:
     """llmrl: batched rooms, one collector, one PPO."""
 
     def __init__(self, network: str) -> None:
@@ -44,7 +44,6 @@ class Ours:
             self.env.spec,
             seeds.child("agent"),
             SETTINGS,
-            governed=False,
             features=FEATURES,
             core="mlp" if network == "mlp" else "auto",
             encoding="codes",
@@ -61,7 +60,7 @@ class Ours:
         return sum(p.numel() for p in self.agent.policy.parameters())
 
 
-class Theirs:
+class SB3Trainer:
     """Stable-Baselines3's PPO, DummyVecEnv of MiniGrid's environments."""
 
     def __init__(self, network: str) -> None:
@@ -113,7 +112,7 @@ def _extractor(network: str) -> type:
     return Core
 
 
-def raw_minigrid(steps: int) -> float:
+def measure_minigrid(steps: int) -> float:
     """Return environment steps per second of Gymnasium's SyncVectorEnv under random actions."""
     env = gymnasium.vector.SyncVectorEnv([lambda: ImgObsWrapper(gymnasium.make(ENV)) for _ in range(GAMES)])
     env.reset(seed=0)
@@ -126,7 +125,7 @@ def raw_minigrid(steps: int) -> float:
     return rate
 
 
-def raw_ours(steps: int) -> float:
+def measure_batched_rooms(steps: int) -> float:
     """Return environment steps per second of our batched rooms."""
     env = RoomsEnv(Seeds(0), DoorKey(8), GAMES, agent_view_size=7, horizon=None, observe=["view"])
     env.reset(seed=0)
@@ -153,7 +152,10 @@ def main() -> None:
 
 def compare(network: str, updates: int, rounds: int) -> None:
     """Measure and print one network."""
-    trainers = {"llmrl PPO, batched rooms": Ours(network), "Stable-Baselines3 PPO, MiniGrid": Theirs(network)}
+    trainers = {
+        "llmrl PPO, batched rooms": LlmrlTrainer(network),
+        "Stable-Baselines3 PPO, MiniGrid": SB3Trainer(network),
+    }
     rates: dict[str, list[float]] = {name: [] for name in trainers}
     rates |= {"raw MiniGrid, SyncVectorEnv": [], "raw batched rooms": []}
     for trainer in trainers.values():
@@ -163,14 +165,17 @@ def compare(network: str, updates: int, rounds: int) -> None:
             start = time.perf_counter()
             trainer.train(updates)
             rates[name].append(updates * GAMES * STEPS / (time.perf_counter() - start))
-        rates["raw MiniGrid, SyncVectorEnv"].append(raw_minigrid(100))
-        rates["raw batched rooms"].append(raw_ours(1000))
+        rates["raw MiniGrid, SyncVectorEnv"].append(measure_minigrid(100))
+        rates["raw batched rooms"].append(measure_batched_rooms(1000))
     median = {name: statistics.median(found) for name, found in rates.items()}
     print(f"{ENV}, {network}, {GAMES} games, 1 thread; parameters: {[t.parameters() for t in trainers.values()]}")
     for name, rate in median.items():
         print(f"{name:34s} {rate:10,.0f} env steps/s")
-    ours, theirs, raw, _ = median.values()
-    print(f"llmrl / Stable-Baselines3: {ours / theirs:.2f}   llmrl / raw MiniGrid: {ours / raw:.2f}")
+    llmrl_rate, sb3_rate, minigrid_rate, _ = median.values()
+    print(
+        f"llmrl / Stable-Baselines3: {llmrl_rate / sb3_rate:.2f}   "
+        f"llmrl / raw MiniGrid: {llmrl_rate / minigrid_rate:.2f}"
+    )
 
 
 if __name__ == "__main__":

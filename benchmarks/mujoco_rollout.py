@@ -25,24 +25,24 @@ GAMES = 20
 SETTINGS = (("InvertedPendulum-v5", 500), ("Swimmer-v5", 500), ("Hopper-v5", 200), ("Walker2d-v5", 200))
 
 
-def stepped(name: str, games: int, steps: int) -> float:
+def time_gymnasium(name: str, games: int, steps: int) -> float:
     """Return seconds of `games` games of `steps` steps, one after the other."""
     env: Any = gymnasium.make(name, disable_env_checker=True)
     size = env.observation_space.shape[0], env.action_space.shape[0]
     weights = np.random.default_rng(0).normal(0, 0.1, size)
     start = time.perf_counter()
     for seed in range(games):
-        seen, _ = env.reset(seed=seed)
+        observation, _ = env.reset(seed=seed)
         for _ in range(steps):
-            seen, *_ = env.step((seen @ weights).astype(np.float32))
+            observation, *_ = env.step((observation @ weights).astype(np.float32))
     return time.perf_counter() - start
 
 
-def one_of_two(arguments: tuple[str, int]) -> float:
-    return stepped(arguments[0], GAMES // 2, arguments[1])
+def time_half_of_games(arguments: tuple[str, int]) -> float:
+    return time_gymnasium(arguments[0], GAMES // 2, arguments[1])
 
 
-def rolled(name: str, steps: int, threads: int) -> float:
+def time_rollout(name: str, steps: int, threads: int) -> float:
     """Return seconds of 20 games of `steps` steps by `mujoco.rollout`."""
     import mujoco
     from mujoco import rollout
@@ -64,7 +64,7 @@ def rolled(name: str, steps: int, threads: int) -> float:
     return time.perf_counter() - start
 
 
-def share(name: str) -> float:
+def mj_step_share(name: str) -> float:
     """Return the share of a step that is MuJoCo's own."""
     import mujoco
 
@@ -90,11 +90,14 @@ def main() -> None:
     print(f"{'seconds':21}{'2 processes':>12}{'2 threads':>12}{'ratio':>8}   mj_step of a step")
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for name, steps in SETTINGS:
-            pool.map(one_of_two, [(name, 10)] * 2)
-            rows = [(max(pool.map(one_of_two, [(name, steps)] * 2)), rolled(name, steps, 2)) for _ in range(rounds)]
+            pool.map(time_half_of_games, [(name, 10)] * 2)
+            rows = [
+                (max(pool.map(time_half_of_games, [(name, steps)] * 2)), time_rollout(name, steps, 2))
+                for _ in range(rounds)
+            ]
             processes, threads = np.median(rows, axis=0)
             ratio = np.median([b / a for a, b in rows])
-            print(f"{name:21}{processes:12.2f}{threads:12.2f}{ratio:8.2f}{share(name):11.0%}", flush=True)
+            print(f"{name:21}{processes:12.2f}{threads:12.2f}{ratio:8.2f}{mj_step_share(name):11.0%}", flush=True)
 
 
 if __name__ == "__main__":

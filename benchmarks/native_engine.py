@@ -41,10 +41,10 @@ from llmrl.envs.substrate.substrate_rules import PIXELS_SHAPE, SUBSTRATES, Subst
 from llmrl.sweeps.machine import Machine
 
 PLAYERS = 7
-MANY = 1024
-"""Games from which on a process a core is measured, too."""
+MIN_GAMES_IN_PROCESSES = 1024
+"""Minimum number of games of a batch that is also measured with one process per core."""
 STEPS = 1000
-"""Of an episode of the reference; ours goes on for as long as it is measured."""
+"""Number of steps of an episode of the reference; native games have no horizon."""
 CLOCK = time.perf_counter
 STREAM = r"""
 #include <cstdint>
@@ -69,16 +69,16 @@ def reference_process(kind: str, substrate: SubstrateName, seconds: float, barri
     actions = np.random.default_rng(0).integers(len(SUBSTRATES[substrate].actions), size=(STEPS, 1, PLAYERS))
     env.reset()
     barrier.wait()
-    done, spent = 0, 0.0
-    while spent < seconds:
+    done, elapsed = 0, 0.0
+    while elapsed < seconds:
         begin = CLOCK()
         for action in actions[:100]:
             env.step(action)
-        spent += CLOCK() - begin
+        elapsed += CLOCK() - begin
         done += 100
         if done % STEPS == 0:
             env.reset()
-    rates.put(PLAYERS * done / spent)
+    rates.put(PLAYERS * done / elapsed)
 
 
 def reference(kind: str, substrate: SubstrateName, processes: int, seconds: float) -> float:
@@ -148,12 +148,14 @@ def native_process(
             rates.put(player.rate(seconds))
 
 
-def in_processes(substrate: SubstrateName, batch: int, what: str, processes: int, arguments: Any) -> list[float]:
+def measure_in_processes(
+    substrate: SubstrateName, batch: int, what: str, processes: int, arguments: Any
+) -> list[float]:
     """Return agent steps per second of one process per core, all together, in each round."""
     context = multiprocessing.get_context("spawn")
     barrier, rates = context.Barrier(processes), context.SimpleQueue()
-    given = (substrate, batch, what, arguments.seconds, arguments.rounds, barrier, rates)
-    workers = [context.Process(target=native_process, args=given) for _ in range(processes)]
+    process_arguments = (substrate, batch, what, arguments.seconds, arguments.rounds, barrier, rates)
+    workers = [context.Process(target=native_process, args=process_arguments) for _ in range(processes)]
     for worker in workers:
         worker.start()
     totals = [sum(rates.get() for _ in workers) for _ in range(arguments.rounds)]
@@ -171,7 +173,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
             except ConfigError as error:
                 print(f"left out: {error}")
     measured: dict[Any, list[float]] = defaultdict(list)
-    fill = streaming()
+    fill = build_stream_writer()
     threads = sorted({1, cores})
     for _ in range(arguments.rounds):
         for kind in ("stock", "pictures"):
@@ -185,8 +187,8 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                     room = player.env.observer.frame()["pixels"][0]
                     views = room.numel() / np.prod(PIXELS_SHAPE)
                     measured[(*key, "stream", n)].append(views / best(lambda r=room, n=n: fill(r, n), 5))  # type: ignore[misc]
-    large = [key for key in players if key[1] >= MANY and not arguments.cpu]
-    many = {key: in_processes(substrate, key[1], key[0], cores, arguments) for key in large}
+    large = [key for key in players if key[1] >= MIN_GAMES_IN_PROCESSES and not arguments.cpu]
+    many = {key: measure_in_processes(substrate, key[1], key[0], cores, arguments) for key in large}
     median = {key: statistics.median(rates) for key, rates in measured.items()}
     stock = median["stock"]
     print(f"\n{substrate}: agent steps/s (x stock engine on {cores} cores)")
@@ -213,7 +215,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
             print(f"  memory of a game with {what}: {player.env.observer.bytes_per_game / 1024:,.1f} KiB")
 
 
-def streaming() -> Callable[[torch.Tensor, int], None] | None:
+def build_stream_writer() -> Callable[[torch.Tensor, int], None] | None:
     """Return a loop that writes zeros past the caches; None without a compiler for it."""
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder) / "stream.cpp", Path(folder) / "stream.so"
@@ -247,9 +249,9 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", nargs="+", default=["rules", "grid", "pixels"], choices=["rules", "grid", "pixels"])
     parser.add_argument("--cpu", action="store_true", help="processor time, one process of each")
-    chosen = parser.parse_args()
-    if chosen.cpu:
+    options = parser.parse_args()
+    if options.cpu:
         CLOCK = time.process_time
     with torch.inference_mode():
-        for name in chosen.substrate:
-            compare(name, chosen, 1 if chosen.cpu else Machine.this().cores)
+        for name in options.substrate:
+            compare(name, options, 1 if options.cpu else Machine.this().cores)

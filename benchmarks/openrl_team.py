@@ -25,20 +25,20 @@ GAMES, LENGTH = 100, 25
 def episodes(steps: int, seed: int) -> list[tuple[int, float]]:
     """Train; return the environment steps at which episodes ended, and their teams' returns."""
     torch.set_num_threads(1)
-    played, plain, made = 0, MultiAgentEnv.step, MultiAgentEnv.__init__
-    taken: dict[int, tuple[int, float]] = {}
-    ended: list[tuple[int, float]] = []
+    n_steps, original_step, original_init = 0, MultiAgentEnv.step, MultiAgentEnv.__init__
+    open_episodes: dict[int, tuple[int, float]] = {}
+    finished_episodes: list[tuple[int, float]] = []
 
     def step(game: Any, action: Any) -> Any:
-        nonlocal played
-        found = plain(game, action)
-        played += 1
-        length, total = taken.pop(id(game), (0, 0.0))
+        nonlocal n_steps
+        found = original_step(game, action)
+        n_steps += 1
+        length, total = open_episodes.pop(id(game), (0, 0.0))
         length, total = length + 1, total + float(np.ravel(found[1])[0])  # the same for every agent
         if length == LENGTH:
-            ended.append((played, total))
+            finished_episodes.append((n_steps, total))
         else:
-            taken[id(game)] = length, total
+            open_episodes[id(game)] = length, total
         return found
 
     def init(game: Any, world: Any, reset: Any, *others: Any, **named: Any) -> None:
@@ -47,7 +47,7 @@ def episodes(steps: int, seed: int) -> list[tuple[int, float]]:
             for landmark in world.landmarks:
                 landmark.state.p_pos = landmark.state.p_pos / 0.8
 
-        made(game, world, reset_world, *others, **named)
+        original_init(game, world, reset_world, *others, **named)
 
     MultiAgentEnv.step, MultiAgentEnv.__init__ = step, init
     settings = {
@@ -64,7 +64,7 @@ def episodes(steps: int, seed: int) -> list[tuple[int, float]]:
     typed = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     games = make("simple_spread", env_num=GAMES, asynchronous=False)
     PPOAgent(PPONet(games, cfg=create_config_parser().parse_args(typed), device="cpu")).train(total_time_steps=steps)
-    return ended
+    return finished_episodes
 
 
 if __name__ == "__main__":

@@ -34,14 +34,6 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 EventMultiplexer().AddRunsFromDirectory(sys.argv[1]).Reload()
 """
 """Reading of all event files, as by `tensorboard --logdir --load_fast=false`."""
-EVENT_WRITER = """
-import sys
-from pathlib import Path
-from llmrl.analysis.first_screen import write_first_screen
-from llmrl.results.run_records import read_runs
-write_first_screen(Path(sys.argv[1]), read_runs(Path(sys.argv[1])))
-"""
-"""Export of the means of all groups for TensorBoard, as at the end of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,6 @@ def commands(n_settings: int, n_seeds: int) -> dict[str, list[str]]:
         "status": [sys.executable, "-m", "llmrl", "sweep", "status", folder],
         "report": [sys.executable, "-m", "llmrl", "report", folder],
         "resume": sweep_command(n_settings, n_seeds),
-        "TensorBoard export": [sys.executable, "-c", EVENT_WRITER, folder],
         "TensorBoard reading": [sys.executable, "-c", EVENT_READER, folder],
     }
 

@@ -40,7 +40,7 @@ from statistics_of_games import (
     z_scores,
 )
 
-REPLAYED: tuple[tuple[Condition, str], ...] = (
+REPLAY_CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (Condition("cleanup", "uniform"), "upstream"),
     (Condition("cleanup", "uniform", clean=True), "upstream"),
     (Condition("cleanup", "mixed"), "upstream"),
@@ -50,7 +50,7 @@ REPLAYED: tuple[tuple[Condition, str], ...] = (
     (Condition("harvest", "uniform"), "legislative"),
 )
 WALK = (0.05, 0.4, 0.05, 0.1, 0.1, 0.1, 0.1, 0.0, 0.1)
-RECORDED: Mapping[str, tuple[Condition, int]] = {
+RECORD_CONDITIONS: Mapping[str, tuple[Condition, int]] = {
     "cleanup, forager, clean start": (Condition("cleanup", "forager", clean=True, steps=400), 64),
     "cleanup, cleaner": (Condition("cleanup", "cleaner", steps=400), 64),
     "cleanup, mixed": (Condition("cleanup", "mixed", steps=400), 64),
@@ -61,7 +61,7 @@ RECORDED: Mapping[str, tuple[Condition, int]] = {
 """What is played on the real engine, and how often."""
 
 
-def played(condition: Condition, rules: str, games: int, steps: int, seed: int) -> tuple[int, list, Counter[str]]:
+def replay_games(condition: Condition, rules: str, games: int, steps: int, seed: int) -> tuple[int, list, Counter[str]]:
     """Return steps, mismatches and counts of a replay."""
     torch.set_num_threads(1)
     rig = Rig(condition.substrate, rules=rules, clean=condition.clean)
@@ -72,11 +72,11 @@ def played(condition: Condition, rules: str, games: int, steps: int, seed: int) 
 
 def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
     """Print a table; return whether there were no mismatches."""
-    good, totals = True, {}
+    all_match, totals = True, {}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         jobs = [
-            (condition, rules, pool.submit(played, condition, rules, games, steps, seed + 1000 * i))
-            for i, (condition, rules) in enumerate(REPLAYED)
+            (condition, rules, pool.submit(replay_games, condition, rules, games, steps, seed + 1000 * i))
+            for i, (condition, rules) in enumerate(REPLAY_CONDITIONS)
         ]
         print("| substrate | rules | players | steps | mismatches |\n|---|---|---|---|---|")
         for condition, rules, job in jobs:
@@ -85,13 +85,13 @@ def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
             print(f"| {condition.substrate} | {rules} | {players} | {done} | {len(mismatches)} |", flush=True)
             for mismatch in mismatches[:10]:
                 print("game {}, step {}: {} is {} on the engine and {} here".format(*mismatch))
-            good &= not mismatches
+            all_match &= not mismatches
             totals.setdefault(condition.substrate, Counter()).update(counts)
     names = list(dict.fromkeys(name for counts in totals.values() for name in counts))
     print("\n| | " + " | ".join(totals) + " |\n|---|" + "---|" * len(totals))
     for name in names:
         print(f"| {name} | " + " | ".join(str(counts.get(name, "")) for counts in totals.values()) + " |")
-    return good
+    return all_match
 
 
 def print_statistics(games: int, seed: int) -> bool:
@@ -123,27 +123,29 @@ def print_statistics(games: int, seed: int) -> bool:
 
 def record(names: Sequence[str], seed: int) -> None:
     """Play conditions on the real engine and write them into the reference."""
-    known = reference()
+    statistics = reference()
     for name in names:
-        condition, games = RECORDED[name]
+        condition, games = RECORD_CONDITIONS[name]
         start = time.perf_counter()
         samples = [of_engine(condition, seed + i) for i in range(games)]
         quantities = summary({name: np.concatenate([each[name] for each in samples]) for name in samples[0]})
-        known["conditions"][name] = {
+        statistics["conditions"][name] = {
             "condition": {k: v for k, v in vars(condition).items() if v},
             "source": f"benchmarks/parity.py record --conditions '{name}' --seed {seed}",
             "quantities": quantities,
         }
         seconds = time.perf_counter() - start
         print(f"{name}: {games} games in {seconds:.0f} s, return {quantities['return']}", flush=True)
-        write_reference(known)
+        write_reference(statistics)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["replay", "statistics", "record"])
     parser.add_argument("--games", type=int, help="episodes of each condition")
-    parser.add_argument("--conditions", nargs="+", choices=[*RECORDED], default=[*RECORDED], help="what to record")
+    parser.add_argument(
+        "--conditions", nargs="+", choices=[*RECORD_CONDITIONS], default=[*RECORD_CONDITIONS], help="what to record"
+    )
     parser.add_argument("--steps", type=int, default=500, help="steps of a replayed episode, at most 1000")
     parser.add_argument("--seed", type=int, default=20000)
     parser.add_argument("--processes", type=int, default=2)

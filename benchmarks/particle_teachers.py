@@ -40,7 +40,7 @@ TEACHERS = ("random", "scripted", "scripted+1", "scripted+2", "oracle")
 """`+n`: with n rounds of debate."""
 
 
-def planner_of(teacher: str, domain: Domain, names: tuple[str, ...]) -> Planner:
+def build_planner(teacher: str, domain: Domain, names: tuple[str, ...]) -> Planner:
     if teacher == "oracle":
         return OraclePlanner(domain)
     settings = LLMPlannerSettings(samples=1, repair_turns=1, prompt=None, parser="shared")
@@ -54,7 +54,7 @@ def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.nd
     env = ParticlesEnv(Seeds(seed), scenario, n_envs=games)
     spec, observation, rng = env.spec, env.reset(seed=seed), np.random.default_rng(seed)
     domain = find_domain(spec.name, spec=spec)
-    plan_policy = PlanPolicy(domain, planner_of(teacher, domain, spec.agent_names))
+    plan_policy = PlanPolicy(domain, build_planner(teacher, domain, spec.agent_names))
     legal = np.ones((spec.n_agents, spec.n_actions)) if scenario.legal is None else scenario.legal
     total, metrics = np.zeros((games, spec.n_agents)), dict.fromkeys(spec.metrics, 0.0)
     for _ in range(spec.horizon or 25):
@@ -62,14 +62,18 @@ def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.nd
             advice = np.tile(legal / legal.sum(1, keepdims=True), (games, 1))
         else:
             advice = plan_policy.advise(plan_policy.scenes(observation))
-        drawn = (advice.cumsum(1) <= rng.random(len(advice))[:, None] * (1 - 1e-6)).sum(1)
-        step = env.step(drawn.reshape(games, -1))
+        action = (advice.cumsum(1) <= rng.random(len(advice))[:, None] * (1 - 1e-6)).sum(1)
+        step = env.step(action.reshape(games, -1))
         observation, total = step.observation, total + step.reward
         for name, value in step.info.items():
-            kept = metrics[name] if spec.metrics[name] != "last" else 0.0
-            metrics[name] = kept + float(value.mean()) / (25 if spec.metrics[name] == "mean" else 1)
-    shown = {n: x for n, x in plan_policy.planner.metrics().items() if n in ("teacher/asked", "teacher/debate_changes")}
-    return total, metrics | shown
+            previous = metrics[name] if spec.metrics[name] != "last" else 0.0
+            metrics[name] = previous + float(value.mean()) / (25 if spec.metrics[name] == "mean" else 1)
+    planner_metrics = {
+        n: x
+        for n, x in plan_policy.planner.metrics().items()
+        if n in ("teacher/requested_states", "teacher/debate_changes")
+    }
+    return total, metrics | planner_metrics
 
 
 def main() -> None:

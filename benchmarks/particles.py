@@ -37,16 +37,16 @@ SETTINGS: tuple[tuple[str, Scenario, str, dict[str, Any]], ...] = (
 EPISODE = 25
 
 
-def drawn(legal: np.ndarray, n_envs: int) -> np.ndarray:
+def draw_actions(legal: np.ndarray, n_envs: int) -> np.ndarray:
     """Return random legal actions of an episode, [25, n_envs, n_agents]."""
     rng = np.random.default_rng(0)
     return np.stack([rng.choice(np.flatnonzero(row), size=(EPISODE, n_envs)) for row in legal], axis=2)
 
 
-def batched(scenario: Scenario, n_envs: int, seconds: float) -> float:
+def measure_batched(scenario: Scenario, n_envs: int, seconds: float) -> float:
     env = ParticlesEnv(Seeds(0), scenario, n_envs)
     shape = (env.spec.n_agents, env.spec.n_actions)
-    actions = drawn(np.ones(shape, dtype=bool) if scenario.legal is None else scenario.legal, n_envs)
+    actions = draw_actions(np.ones(shape, dtype=bool) if scenario.legal is None else scenario.legal, n_envs)
     start, episodes = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         env.reset()
@@ -56,7 +56,7 @@ def batched(scenario: Scenario, n_envs: int, seconds: float) -> float:
     return episodes * EPISODE * n_envs / (time.perf_counter() - start)
 
 
-def published(module: str, options: dict[str, Any], seconds: float) -> float:
+def measure_mpe2(module: str, options: dict[str, Any], seconds: float) -> float:
     env = importlib.import_module(f"mpe2.{module}").parallel_env(**options)
     env.reset(seed=0)
     rng = np.random.default_rng(0)
@@ -74,18 +74,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    args = parser.parse_args()
     print(f"{'env-steps/s':26}{'mpe2':>9}" + "".join(f"{f'{n} games':>20}" for n in GAMES))
     for title, scenario, module, options in SETTINGS:
         rounds = [
             (
-                published(module, options, given.seconds),
-                *(batched(scenario, n, given.seconds) for n in GAMES),
+                measure_mpe2(module, options, args.seconds),
+                *(measure_batched(scenario, n, args.seconds) for n in GAMES),
             )
-            for _ in range(given.rounds)
+            for _ in range(args.rounds)
         ]
-        base, *ours = (statistics.median(column) for column in zip(*rounds, strict=True))
-        print(f"{title:26}{base:9,.0f}" + "".join(f"{x:12,.0f} ({x / base:4.0f}x)" for x in ours))
+        base, *batched_rates = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"{title:26}{base:9,.0f}" + "".join(f"{x:12,.0f} ({x / base:4.0f}x)" for x in batched_rates))
 
 
 if __name__ == "__main__":

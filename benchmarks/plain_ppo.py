@@ -9,7 +9,7 @@ from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 
-NUMBERS = PPOSettings(
+PPO_SETTINGS = PPOSettings(
     learning_rate=1e-3,
     adam_eps=1e-5,
     gamma=0.998,
@@ -27,7 +27,7 @@ NUMBERS = PPOSettings(
 )
 """Of a society's learning, as published for Clean Up and Harvest; `dataclasses.replace` changes what is measured."""
 
-PLAIN: dict[str, Any] = {
+AGENT_DEFAULTS: dict[str, Any] = {
     "share_parameters": True,
     "core_hidden": [64],
     "freeze": "none",
@@ -38,6 +38,6 @@ PLAIN: dict[str, Any] = {
 
 
 def plain_ppo(spec: EnvSpec, seeds: Seeds, ppo: PPOSettings, device: str = "cpu", **changes: Any) -> PPOAgent:
-    """Make the agent, with other options than `PLAIN` where `changes` names them."""
-    settings = PPOAgentSettings(**{**PLAIN, **changes, "ppo": ppo})
+    """Make the agent, with other options than `AGENT_DEFAULTS` where `changes` names them."""
+    settings = PPOAgentSettings(**{**AGENT_DEFAULTS, **changes, "ppo": ppo})
     return PPOAgent(spec, settings, seeds, device, has_principal=True)

@@ -35,8 +35,8 @@ from llmrl.envs.gym import tasks
 
 HERE = Path(__file__).parent
 EPISODES, CANDIDATES = 20, 8
-AT_LEAST_S = 0.2
-GROWS = {"swimmer": 0.05}
+MIN_SECONDS = 0.2
+RETURN_TOLERANCES = {"swimmer": 0.05}
 """Where returns may differ, by which share: the two add up a policy's sums in another order, and a thousand steps make
 much of a last bit. Everywhere else they are equal to the last bit."""
 SETTINGS = (
@@ -54,7 +54,7 @@ SETTINGS = (
 Sequential = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def sequential(option: dict[str, Any], clip: bool) -> Sequential:
+def make_sequential_loop(option: dict[str, Any], clip: bool) -> Sequential:
     """Return the returns [q, k] of parameters [q, d] under seeds [k], with a loop in Python."""
     limit = {} if option["horizon"] is None else {"max_episode_steps": option["horizon"]}
     env = gymnasium.make(option["id"], **limit, **option["kwargs"])
@@ -69,21 +69,21 @@ def sequential(option: dict[str, Any], clip: bool) -> Sequential:
         table, weights, bias = parameters.astype(int), parameters[:-size].reshape(-1, size), parameters[-size:]
         returns = np.zeros(len(seeds))
         for i, seed in enumerate(seeds.tolist()):
-            seen, _ = env.reset(seed=seed)
-            over = False
-            while not over:
+            observation, _ = env.reset(seed=seed)
+            is_over = False
+            while not is_over:
                 action: Any
-                if isinstance(seen, int | np.integer):
-                    action = table[seen]
+                if isinstance(observation, int | np.integer):
+                    action = table[observation]
                 elif real:
-                    action = (seen @ weights + bias).astype(np.float32)
+                    action = (observation @ weights + bias).astype(np.float32)
                     if clip:
                         action = np.clip(action, space.low, space.high)
                 else:
-                    action = np.argmax(seen @ weights + bias)
-                seen, reward, terminated, truncated, _ = env.step(action)
+                    action = np.argmax(observation @ weights + bias)
+                observation, reward, terminated, truncated, _ = env.step(action)
                 returns[i] += reward
-                over = terminated or truncated
+                is_over = terminated or truncated
         return returns
 
     return play
@@ -109,7 +109,7 @@ def policies(known: np.ndarray, table: bool, n_actions: int) -> np.ndarray:
 
 def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     entry = next(entry for entry in json.loads((HERE / "known_policies.json").read_text()) if entry["env"] == name)
-    chosen = option("env", name)
+    env_option = option("env", name)
     env: Any = make_env(name, n_envs=1, engine=engine, text=None, progress=None)
     clip = entry.get("clip_actions", True)
     agent: SearchAgent = (
@@ -118,34 +118,34 @@ def measure(name: str, engine: str, rounds: int, workers: int) -> str:
         else LinearAgent(env.spec, bound=1e9, decimals=None, clip_actions=clip)
     )
     seeds, known = np.arange(EPISODES), np.array(entry["parameters"], dtype=np.float64)
-    near = policies(known, entry["agent"] == "tabular", env.spec.n_actions)
-    loop = sequential(chosen, clip)
+    similar_policies = policies(known, entry["agent"] == "tabular", env.spec.n_actions)
+    loop = make_sequential_loop(env_option, clip)
     columns = []
     with env.evaluator(clip, workers) as evaluator:
         for candidates in (1, CANDIDATES):
-            vectors = near[:candidates]
+            vectors = similar_policies[:candidates]
 
-            def ours(vectors: np.ndarray = vectors) -> np.ndarray:
+            def batched(vectors: np.ndarray = vectors) -> np.ndarray:
                 return evaluator.evaluate(agent.controller, vectors, seeds).returns
 
-            def theirs(vectors: np.ndarray = vectors) -> np.ndarray:
+            def sequential(vectors: np.ndarray = vectors) -> np.ndarray:
                 return loop(vectors, seeds)
 
-            check(name, theirs(), ours())
-            times = [max(1, round(AT_LEAST_S / seconds(work, 1))) for work in (ours, theirs)]
-            rows = [(seconds(theirs, times[1]), seconds(ours, times[0])) for _ in range(rounds)]
+            check(name, sequential(), batched())
+            times = [max(1, round(MIN_SECONDS / seconds(work, 1))) for work in (batched, sequential)]
+            rows = [(seconds(sequential, times[1]), seconds(batched, times[0])) for _ in range(rounds)]
             slow, fast = np.median(rows, axis=0) * 1000
-            ratios = sorted(theirs / ours for theirs, ours in rows)
+            ratios = sorted(sequential / batched for sequential, batched in rows)
             shown = f"{np.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
             columns.append(f"{slow:9.1f}{fast:9.2f}  {shown:24}")
     where = "batched" if engine == "batched" else f"{workers} processes"
     return f"{name:25}{where:13}" + "".join(columns)
 
 
-def check(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
+def check(name: str, sequential: np.ndarray, batched: np.ndarray) -> None:
     """Raise AssertionError unless the returns are the same."""
-    tolerance = GROWS.get(name, 0.0)
-    assert np.allclose(ours, theirs, rtol=tolerance, atol=0.0), f"{name}: {theirs} and {ours}"
+    tolerance = RETURN_TOLERANCES.get(name, 0.0)
+    assert np.allclose(batched, sequential, rtol=tolerance, atol=0.0), f"{name}: {sequential} and {batched}"
 
 
 def main() -> None:

@@ -39,7 +39,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: int, seed: int = 0) -> list[int]:
+def count_prompt_tokens(
+    settings: dict[str, Any], iterations: int, warmup: int, episodes: int, seed: int = 0
+) -> list[int]:
     """Return the estimated tokens of each prompt of a search."""
     env = make_env("cartpole", n_envs=1, seed=seed)
     agent = LinearAgent(env.spec)
@@ -51,16 +53,16 @@ def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: 
     tokens = []
     with env.evaluator(True, 1) as plays:
 
-        def told(vectors: np.ndarray, i: int) -> list[Outcome]:
-            found = plays.evaluate(agent.controller, vectors, np.arange(episodes) + i * episodes)
-            return [Outcome(v, float(r.mean()), r) for v, r in zip(vectors, found.returns, strict=True)]
+        def evaluate(vectors: np.ndarray, i: int) -> list[Outcome]:
+            batch = plays.evaluate(agent.controller, vectors, np.arange(episodes) + i * episodes)
+            return [Outcome(v, float(r.mean()), r) for v, r in zip(vectors, batch.returns, strict=True)]
 
         if warmup:
             first = seeds.numpy("warmup").normal(0.0, 3.0, (warmup, agent.controller.space.dim)).round(1)
-            principal.tell(told(first, 0))
+            principal.tell(evaluate(first, 0))
         for i in range(iterations):
             tokens.append(estimate_tokens(principal.question(None).text))
-            principal.tell(told(principal.ask(), i + 1))
+            principal.tell(evaluate(principal.ask(), i + 1))
     env.close()
     return tokens
 
@@ -78,7 +80,7 @@ def main() -> None:
     print("|---|---|---|---|---|")
     published = 0
     for name in dict.fromkeys(["published", *args.only]):
-        tokens = questions(VARIANTS[name], args.iterations, args.warmup, args.episodes)
+        tokens = count_prompt_tokens(VARIANTS[name], args.iterations, args.warmup, args.episodes)
         total = sum(tokens)
         published = published or total
         print(f"| {name} | {total:,} | {tokens[0]:,} | {tokens[-1]:,} | {total / published:.3f} |", flush=True)

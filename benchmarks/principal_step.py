@@ -77,9 +77,9 @@ class Clock:
             try:
                 return call(*args, **kwargs)
             finally:
-                took = time.process_time() - start
-                self.spent[part] = self.spent.get(part, 0.0) + took - self._inner
-                self._inner = outer + took
+                elapsed = time.process_time() - start
+                self.spent[part] = self.spent.get(part, 0.0) + elapsed - self._inner
+                self._inner = outer + elapsed
 
         setattr(owner, method, timed)
 
@@ -90,7 +90,7 @@ def children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def resolved(overrides: Sequence[str]) -> dict[str, Any]:
+def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         config = compose("train", overrides=list(overrides), return_hydra_config=True)
         HydraConfig.instance().set_config(config)
@@ -101,9 +101,9 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def principal_step(overrides: Sequence[str]) -> dict[str, float]:
+def measure_step(overrides: Sequence[str]) -> dict[str, float]:
     """Return CPU-seconds of one principal step by part, and its wall-clock seconds (`wall`)."""
-    config = resolved(overrides)
+    config = compose_config(overrides)
     clock, before, wall = Clock(), children(), time.perf_counter()
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -118,16 +118,16 @@ def principal_step(overrides: Sequence[str]) -> dict[str, float]:
         with Run.open(Path(folder), "step", config) as run:
             run.result = loop.run(run)
         parts.close()
-    own = time.process_time() - start
+    process_seconds = time.process_time() - start
     return {
         GAMES: children() - before,
         **clock.spent,
-        START: own - sum(clock.spent.values()),
+        START: process_seconds - sum(clock.spent.values()),
         "wall": time.perf_counter() - wall,
     }
 
 
-def command(overrides: Sequence[str]) -> float:
+def measure_command(overrides: Sequence[str]) -> float:
     """Return CPU-seconds of the whole command, from the start of Python to its end."""
     before = children()
     with tempfile.TemporaryDirectory() as folder:
@@ -141,32 +141,39 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--societies", type=int, default=16)
     parser.add_argument("overrides", nargs="*", help="of all settings")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    compared = {title: (*DEFAULTS, *words, *chosen.overrides) for title, words in settings(chosen.societies).items()}
+    compared = {title: (*DEFAULTS, *words, *options.overrides) for title, words in settings(options.societies).items()}
     if reason := install.unsupported() or install.missing():
         print(f"left out: {REFERENCE} ({reason})")
         del compared[REFERENCE]
     rows: dict[str, list[dict[str, float]]] = {title: [] for title in compared}
-    whole: dict[str, list[float]] = {title: [] for title in compared}
-    for _ in range(chosen.rounds):
+    command_times: dict[str, list[float]] = {title: [] for title in compared}
+    for _ in range(options.rounds):
         for title, words in compared.items():
-            rows[title].append(principal_step(words))
-            whole[title].append(command(words))
+            rows[title].append(measure_step(words))
+            command_times[title].append(measure_command(words))
     totals = {}
     for title in compared:
         totals[title] = statistics.median(sum(row[part] for part in PARTS) for row in rows[title])
-        all_of_it, wall = statistics.median(whole[title]), statistics.median(row["wall"] for row in rows[title])
+        command_seconds, wall = (
+            statistics.median(command_times[title]),
+            statistics.median(row["wall"] for row in rows[title]),
+        )
         print(
-            f"{title}: {totals[title]:.2f} CPU-s, {wall:.2f} s wall; the whole llmrl-train {all_of_it:.2f} CPU-s, "
-            f"{all_of_it / PUBLISHED:.3f} of the published code's {PUBLISHED:.0f} (native: a tenth at most)"
+            f"{title}: {totals[title]:.2f} CPU-s, {wall:.2f} s wall; "
+            f"the whole llmrl-train {command_seconds:.2f} CPU-s, "
+            f"{command_seconds / PUBLISHED:.3f} of the published code's {PUBLISHED:.0f} (native: a tenth at most)"
         )
         for part in PARTS:
             print(f"    {part:34} {statistics.median(row[part] for row in rows[title]):7.2f}")
-    many = f"{ONE}, {chosen.societies} societies"
-    ratios = [totals[many] / totals[ONE], statistics.median(whole[many]) / statistics.median(whole[ONE])]
+    many = f"{ONE}, {options.societies} societies"
+    ratios = [
+        totals[many] / totals[ONE],
+        statistics.median(command_times[many]) / statistics.median(command_times[ONE]),
+    ]
     print(
-        f"{chosen.societies} societies against one: {ratios[0]:.2f} times the step, {ratios[1]:.2f} times the whole "
+        f"{options.societies} societies against one: {ratios[0]:.2f} times the step, {ratios[1]:.2f} times the whole "
         "command (target <= 4 for 16)"
     )
 

@@ -42,18 +42,18 @@ SMALL = {
 }
 
 
-def measured(name: str, styled: bool, small: bool) -> tuple[float | None, dict[str, float]]:
+def run_and_count(name: str, styled: bool, small: bool) -> tuple[float | None, dict[str, float]]:
     """Return the run's result, and its counts."""
     rule = Styled() if styled else Styled(bad=0.0, styles=["plain"])
     with FakeOpenAIServer(rule, model="rules") as server, tempfile.TemporaryDirectory() as folder:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=rules", "llm.cache=off")
-        more = SMALL[name] if small else ()
-        run = llmrl.train(*RUNS[name], *more, *model, f"output_root={folder}", "design.references=0")
+        size_options = SMALL[name] if small else ()
+        run = llmrl.train(*RUNS[name], *size_options, *model, f"output_root={folder}", "design.references=0")
         rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         calls = [json.loads(line) for line in (run.folder / "llm_calls.jsonl").read_text().splitlines()]
-    judged = [call for call in calls if "judged" in call]
+    judged_calls = [call for call in calls if "judged" in call]
     counts = {key: row[key] for row in rows for key in row if key.startswith("llm/")}
-    counts["judged"], counts["invalid"] = len(judged), sum(not call["valid"] for call in judged)
+    counts["judged"], counts["invalid"] = len(judged_calls), sum(not call["valid"] for call in judged_calls)
     return run.result, counts
 
 
@@ -63,8 +63,8 @@ if __name__ == "__main__":
     small = parser.parse_args().small
     print(f"{'run':24} {'plain':>9} {'styled':>9} {'replies':>8} {'invalid':>8} {'fallbacks':>9} of questions")
     for name in RUNS:
-        plain, _ = measured(name, False, small)
-        styled, counts = measured(name, True, small)
+        plain, _ = run_and_count(name, False, small)
+        styled, counts = run_and_count(name, True, small)
         questions = counts["judged"] - counts.get("llm/repairs", 0.0)
         fallbacks = counts.get("llm/fallbacks", 0.0)
         print(

@@ -26,36 +26,36 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from minigrid_rooms import RoomEnv
 
 GAMES = 64
-OURS, THEIRS = 400, 12  # steps a round
+BATCHED_STEPS, SYNC_STEPS = 400, 12  # steps a round
 
 
-def batched(env: RoomsEnv) -> Callable[[], float]:
+def make_batched_timer(env: RoomsEnv) -> Callable[[], float]:
     env.reset(seed=0)
     rng = np.random.default_rng(0)
 
     def speed() -> float:
-        actions = rng.integers(7, size=(OURS, GAMES, 1))
+        actions = rng.integers(7, size=(BATCHED_STEPS, GAMES, 1))
         start = time.perf_counter()
         for action in actions:
             step = env.step(action)
             if (ended := step.terminated | step.truncated).any():
                 env.reset(ended)
-        return OURS * GAMES / (time.perf_counter() - start)
+        return BATCHED_STEPS * GAMES / (time.perf_counter() - start)
 
     return speed
 
 
-def synchronous(make: Callable[[], gymnasium.Env]) -> Callable[[], float]:
+def make_sync_timer(make: Callable[[], gymnasium.Env]) -> Callable[[], float]:
     envs = gymnasium.vector.SyncVectorEnv([make] * GAMES)
     envs.reset(seed=0)
     rng = np.random.default_rng(0)
 
     def speed() -> float:
-        actions = rng.integers(7, size=(THEIRS, GAMES))
+        actions = rng.integers(7, size=(SYNC_STEPS, GAMES))
         start = time.perf_counter()
         for action in actions:
             envs.step(action)
-        return THEIRS * GAMES / (time.perf_counter() - start)
+        return SYNC_STEPS * GAMES / (time.perf_counter() - start)
 
     return speed
 
@@ -64,13 +64,16 @@ def main() -> None:
     door_key = RoomsEnv(Seeds(0), DoorKey(8), GAMES, 7, None, ["view", "direction"])
     simple = RoomsEnv(Seeds(0), SimpleDoorKey(), GAMES, 3, 150, ["grid"])
     pairs = {
-        "DoorKey-8x8, view 7": (batched(door_key), synchronous(lambda: gymnasium.make("MiniGrid-DoorKey-8x8-v0"))),
-        "SimpleDoorKey, map": (batched(simple), synchronous(lambda: RoomEnv(SimpleDoorKey()))),
+        "DoorKey-8x8, view 7": (
+            make_batched_timer(door_key),
+            make_sync_timer(lambda: gymnasium.make("MiniGrid-DoorKey-8x8-v0")),
+        ),
+        "SimpleDoorKey, map": (make_batched_timer(simple), make_sync_timer(lambda: RoomEnv(SimpleDoorKey()))),
     }
     print(f"{GAMES} games, steps/s")
-    for name, (ours, theirs) in pairs.items():
-        ours(), theirs()  # warm up
-        rounds = [(ours(), theirs()) for _ in range(5)]
+    for name, (measure_batched, measure_sync) in pairs.items():
+        measure_batched(), measure_sync()  # warm up
+        rounds = [(measure_batched(), measure_sync()) for _ in range(5)]
         a, b = (statistics.median(column) for column in zip(*rounds, strict=True))
         print(f"{name:20}  batched {a:9,.0f}   SyncVectorEnv {b:7,.0f}   ratio {a / b:6.0f}")
 

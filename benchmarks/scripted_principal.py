@@ -41,7 +41,7 @@ MIRRORS = list(itertools.product([False, True], repeat=3))
 NAMES = ("eat", "clean", "other")
 
 
-def late(principal: str, order: tuple[int, int, int], mirrored: tuple[bool, bool, bool], seed: int) -> float:
+def mean_late_value(principal: str, order: tuple[int, int, int], mirrored: tuple[bool, bool, bool], seed: int) -> float:
     """Return the mean worth of the last fifth of the proposals."""
     logging.getLogger("llmrl").setLevel(logging.ERROR)  # that it is no language model is known here
     society = river(order, mirrored)
@@ -53,7 +53,7 @@ def late(principal: str, order: tuple[int, int, int], mirrored: tuple[bool, bool
     return 85 - society.range * float(regrets[-LAST:].mean())
 
 
-def told(scores: np.ndarray, digits: int = 0) -> str:
+def format_mean(scores: np.ndarray, digits: int = 0) -> str:
     return f"{scores.mean():.{digits}f} ± {scores.std(ddof=1) / np.sqrt(len(scores)):.{digits}f}"
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     with ProcessPoolExecutor(args.jobs) as pool:
         # Every cell has seeds of its own, so that cells are independent.
         jobs = [
-            pool.submit(late, "scripted", *cell, args.seeds * i + seed)
+            pool.submit(mean_late_value, "scripted", *cell, args.seeds * i + seed)
             for i, cell in enumerate(cells)
             for seed in range(args.seeds)
         ]
@@ -76,9 +76,12 @@ def main() -> None:
     print("|---" * (len(MIRRORS) + 1) + "|")
     for i, order in enumerate(ORDERS[: args.orders]):
         row = scores[len(MIRRORS) * i : len(MIRRORS) * (i + 1)]
-        print(f"| {', '.join(NAMES[part] for part in order)} | " + " | ".join(told(cell) for cell in row) + " |")
-    chance = np.array([late("random", *cells[seed % len(cells)], seed) for seed in range(200)])
-    print(f"\n>: as it is, <: turned round. All: {told(scores.ravel(), 1)}. Random search: {told(chance, 1)}.")
+        print(f"| {', '.join(NAMES[part] for part in order)} | " + " | ".join(format_mean(cell) for cell in row) + " |")
+    random_scores = np.array([mean_late_value("random", *cells[seed % len(cells)], seed) for seed in range(200)])
+    print(
+        f"\n>: as it is, <: turned round. All: {format_mean(scores.ravel(), 1)}. "
+        f"Random search: {format_mean(random_scores, 1)}."
+    )
     between, within = scores.mean(1).var(ddof=1), scores.var(1, ddof=1).mean() / args.seeds
     print(f"Variance of the {len(cells)} means: {between:.1f}; by chance alone: {within:.1f}.")
 

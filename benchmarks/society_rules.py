@@ -23,13 +23,13 @@ from llmrl.rollout.collector import Collector, evaluate_policy
 GAMES = 4
 
 
-def reached(env: VecEnv, policy: Policy) -> float:
+def mean_base_return(env: VecEnv, policy: Policy) -> float:
     """Return the mean base return of a player."""
     episodes = evaluate_policy(Collector(env, policy, "cpu"), GAMES, Seeds(1))
     return float(np.mean([episode.base_returns for episode in episodes]))
 
 
-def cleaners(env: VecEnv, n: int) -> MixedPolicy:
+def make_society(env: VecEnv, n: int) -> MixedPolicy:
     """Return `n` cleaners, and foragers in the other places."""
     places = {"cleaner": tuple(range(n)), "forager": tuple(range(n, env.spec.n_agents))}
     parts = [
@@ -47,9 +47,9 @@ def main() -> None:
         found = {"random": RandomAgent(env.spec).policy, "heuristic": HeuristicAgent(env.spec).policy}
         if name == "cleanup":
             found["turn_taker"] = HeuristicAgent(env.spec, role="turn_taker").policy
-            found |= {f"{n} cleaners, {env.spec.n_agents - n} foragers": cleaners(env, n) for n in range(1, 7)}
+            found |= {f"{n} cleaners, {env.spec.n_agents - n} foragers": make_society(env, n) for n in range(1, 7)}
         for what, policy in found.items():
-            sys.stdout.write(f"{name:<12} {what:<24} {reached(env, policy):8.1f}\n")
+            sys.stdout.write(f"{name:<12} {what:<24} {mean_base_return(env, policy):8.1f}\n")
         env.close()
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from plain_ppo import NUMBERS
+from plain_ppo import PPO_SETTINGS
 from torch.func import functional_call, stack_module_state, vmap
 
 from llmrl.algorithms.ppo import PPO
@@ -33,7 +33,7 @@ from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 KINDS = ("vector", "planes", "grid")
 CODES, AGENTS, ACTIONS, MINIBATCHES = (20, 9, 5, 4), 7, 9, 4
-SETTINGS = replace(NUMBERS, epochs=1, minibatch_size=None)
+SETTINGS = replace(PPO_SETTINGS, epochs=1, minibatch_size=None)
 
 
 class VmappedNetwork:

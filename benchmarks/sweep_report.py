@@ -25,7 +25,7 @@ from llmrl.run.status import RunProgress, Status
 from llmrl.statistics.intervals import Band, difference_interval, improvement, mean_interval
 
 EXPERIMENTS = 20_000
-NUMBERS = (5, 6, 8, 10, 20, 30)
+UNIT_COUNTS = (5, 6, 8, 10, 20, 30)
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
@@ -52,63 +52,63 @@ DISTRIBUTIONS: dict[str, Draw] = {
 """Distributions of a mean of zero."""
 
 
-def covered(band: Band) -> float:
+def compute_coverage(band: Band) -> float:
     """Return the share of intervals that contain 0."""
     return float(np.mean((band.low <= 0) & (band.high >= 0)))
 
 
-def of_mean(draw: Draw, rng: np.random.Generator, n: int) -> float:
+def mean_coverage(draw: Draw, rng: np.random.Generator, n: int) -> float:
     """Return the coverage of the mean of `n` runs."""
-    return covered(mean_interval(draw(rng, (EXPERIMENTS, n))))
+    return compute_coverage(mean_interval(draw(rng, (EXPERIMENTS, n))))
 
 
-def of_clusters(draw: Draw, rng: np.random.Generator, n: int) -> float:
+def clustered_mean_coverage(draw: Draw, rng: np.random.Generator, n: int) -> float:
     """Return the coverage of the mean of `n` units of three runs, half of whose variance is shared by a unit."""
     deviation = draw(rng, (EXPERIMENTS, 100)).std()
     runs = deviation * rng.normal(size=(EXPERIMENTS, n, 3)) + draw(rng, (EXPERIMENTS, n, 1))
-    return covered(mean_interval(runs.reshape(EXPERIMENTS, -1), np.repeat(np.arange(n), 3).tolist()))
+    return compute_coverage(mean_interval(runs.reshape(EXPERIMENTS, -1), np.repeat(np.arange(n), 3).tolist()))
 
 
-def of_pairs(draw: Draw, rng: np.random.Generator, n: int) -> float:
+def paired_difference_coverage(draw: Draw, rng: np.random.Generator, n: int) -> float:
     """Return the coverage of the difference of two groups of the same `n` units, whose differences are drawn."""
     shared, units = rng.normal(size=(EXPERIMENTS, n)), list(range(n))
-    return covered(difference_interval(shared + draw(rng, (EXPERIMENTS, n)), shared, units, units))
+    return compute_coverage(difference_interval(shared + draw(rng, (EXPERIMENTS, n)), shared, units, units))
 
 
-def of_difference(draw: Draw, rng: np.random.Generator, n: int) -> float:
+def unpaired_difference_coverage(draw: Draw, rng: np.random.Generator, n: int) -> float:
     """Return the coverage of the difference of two groups of `n` runs, one with twice the standard deviation."""
-    return covered(difference_interval(2 * draw(rng, (EXPERIMENTS, n)), draw(rng, (EXPERIMENTS, n))))
+    return compute_coverage(difference_interval(2 * draw(rng, (EXPERIMENTS, n)), draw(rng, (EXPERIMENTS, n))))
 
 
-def of_improvement(draw: Draw, rng: np.random.Generator, n: int, experiments: int = 4000) -> float:
+def improvement_coverage(draw: Draw, rng: np.random.Generator, n: int, experiments: int = 4000) -> float:
     """Return the coverage of the probability of improvement of a group that is one standard deviation ahead."""
     x, y = (draw(rng, (1_000_000,)) for _ in range(2))
-    ahead = float(x.std())
-    truth = float(np.searchsorted(np.sort(y), x + ahead).mean() / len(y))
-    found = [improvement(draw(rng, (n,)) + ahead, draw(rng, (n,))) for _ in range(experiments)]
+    shift = float(x.std())
+    truth = float(np.searchsorted(np.sort(y), x + shift).mean() / len(y))
+    found = [improvement(draw(rng, (n,)) + shift, draw(rng, (n,))) for _ in range(experiments)]
     return float(np.mean([interval.low <= truth <= interval.high for interval in found]))
 
 
 SIMULATIONS = {
-    "mean": of_mean,
-    "mean of units of three runs": of_clusters,
-    "paired difference": of_pairs,
-    "unpaired difference": of_difference,
-    "probability of improvement": of_improvement,
+    "mean": mean_coverage,
+    "mean of units of three runs": clustered_mean_coverage,
+    "paired difference": paired_difference_coverage,
+    "unpaired difference": unpaired_difference_coverage,
+    "probability of improvement": improvement_coverage,
 }
 
 
-def coverage() -> None:
+def print_coverage() -> None:
     """Print a table for each kind of interval, by number of units."""
     for name, simulate in SIMULATIONS.items():
         rng = np.random.default_rng(0)
-        print(f"\n| {name} | " + " | ".join(map(str, NUMBERS)) + " |\n|---" + "|---:" * len(NUMBERS) + "|")
+        print(f"\n| {name} | " + " | ".join(map(str, UNIT_COUNTS)) + " |\n|---" + "|---:" * len(UNIT_COUNTS) + "|")
         for distribution, draw in DISTRIBUTIONS.items():
-            cells = [f"{simulate(draw, rng, n):.1%}" for n in NUMBERS]
+            cells = [f"{simulate(draw, rng, n):.1%}" for n in UNIT_COUNTS]
             print(f"| {distribution} | " + " | ".join(cells) + " |", flush=True)
 
 
-def made_up_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
+def write_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
     """Write finished runs of a sweep over `principal.rate`, without computing anything."""
     rng = np.random.default_rng(0)
     names = ["loss/policy", "loss/value", "loss/entropy", "loss/kl", "train/return", "train/length", "train/paid"]
@@ -122,23 +122,23 @@ def made_up_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
         Status("finished", overrides=overrides, progress=progress, result=result).write(folder)
         with (folder / "metrics.jsonl").open("w") as file:
             for k in range(lines):
-                place = {"kind": "update", "x": "updates", "updates": k, "env_steps": 160 * k}
-                rows = [place | dict(zip(names, rng.normal(size=len(names)), strict=True))]
+                counters = {"kind": "update", "x": "updates", "updates": k, "env_steps": 160 * k}
+                rows = [counters | dict(zip(names, rng.normal(size=len(names)), strict=True))]
                 if k % 3 == 2:
-                    place = {"kind": "proposal", "x": "proposals", "proposals": k // 3 + 1, "env_steps": 160 * k}
-                    rows.append(place | {"principal/objective": result + float(rng.normal())})
+                    counters = {"kind": "proposal", "x": "proposals", "proposals": k // 3 + 1, "env_steps": 160 * k}
+                    rows.append(counters | {"principal/objective": result + float(rng.normal())})
                 file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def large_sweep(runs: int, groups: int, lines: int) -> None:
+def time_large_sweep(runs: int, groups: int, lines: int) -> None:
     with tempfile.TemporaryDirectory() as root:
-        made_up_sweep(Path(root), runs, groups, lines)
+        write_sweep(Path(root), runs, groups, lines)
         start = time.perf_counter()
         report = summarize(Path(root), ReportSettings())
         seconds = time.perf_counter() - start
     assert report.n_scored == runs
-    what = f"{runs:,} finished runs in {groups} groups, {lines} lines of metrics each"
-    print(f"{what}: read and summarized in {seconds:.1f} s")
+    description = f"{runs:,} finished runs in {groups} groups, {lines} lines of metrics each"
+    print(f"{description}: read and summarized in {seconds:.1f} s")
 
 
 if __name__ == "__main__":
@@ -149,6 +149,6 @@ if __name__ == "__main__":
     parser.add_argument("--lines", type=int, default=200)
     args = parser.parse_args()
     if args.coverage:
-        coverage()
+        print_coverage()
     else:
-        large_sweep(args.runs, args.groups, args.lines)
+        time_large_sweep(args.runs, args.groups, args.lines)

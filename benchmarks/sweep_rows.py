@@ -54,7 +54,7 @@ class Cost:
     cpu: float
 
 
-def measured(*overrides: str) -> Cost:
+def measure(*overrides: str) -> Cost:
     """Return the cost of a command with these overrides, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         return Cost(*run([*TRAIN, *overrides], Path(folder)))
@@ -67,35 +67,37 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rows-only", action="store_true", help="leave out the separate processes, which take longest")
     parser.add_argument("--pixels", action="store_true", help="the published network on pictures, too")
-    parsed = parser.parse_args()
+    args = parser.parse_args()
     adopt_orphans()
-    steps = f"design.steps={parsed.steps}"
-    runs = parsed.principals * parsed.seeds
-    swept = [
-        "principal=" + ",".join(PRINCIPALS[: parsed.principals]),
-        "seed=" + ",".join(str(seed) for seed in range(parsed.seeds)),
+    steps = f"design.steps={args.steps}"
+    runs = args.principals * args.seeds
+    sweep_overrides = [
+        "principal=" + ",".join(PRINCIPALS[: args.principals]),
+        "seed=" + ",".join(str(seed) for seed in range(args.seeds)),
     ]
-    ways = {
+    variants = {
         "a process each, two at once": ["hardware=local", "hardware.parallel=2", "hardware.rows=1"],
         "rows of one process": ["hardware=local", "hardware.parallel=1"],
         "rows of two processes": ["hardware=local", "hardware.parallel=2"],
     }
-    if parsed.rows_only:
-        del ways["a process each, two at once"]
-    one = measured("--multirun", *SCHEDULE, steps, "principal=ucb", "seed=0", "hardware=local", "hardware.parallel=1")
-    print(f"one run of {parsed.steps} steps: {one.wall:.1f} s, {one.cpu:.1f} processor seconds", flush=True)
+    if args.rows_only:
+        del variants["a process each, two at once"]
+    single_run = measure(
+        "--multirun", *SCHEDULE, steps, "principal=ucb", "seed=0", "hardware=local", "hardware.parallel=1"
+    )
+    print(f"one run of {args.steps} steps: {single_run.wall:.1f} s, {single_run.cpu:.1f} processor seconds", flush=True)
     first: float | None = None
-    for name, options in ways.items():
-        cost = measured("--multirun", *SCHEDULE, steps, *swept, *options)
-        per_step = (cost.cpu - one.cpu) / ((runs - 1) * parsed.steps)
+    for name, options in variants.items():
+        cost = measure("--multirun", *SCHEDULE, steps, *sweep_overrides, *options)
+        per_step = (cost.cpu - single_run.cpu) / ((runs - 1) * args.steps)
         first = first or per_step
         print(
             f"{runs} runs, {name:30} {cost.wall:8.1f} s   {cost.cpu:8.1f} processor s   "
             f"{per_step:6.3f} a run-step ({first / per_step:.1f}x)",
             flush=True,
         )
-    if parsed.pixels:
-        one_step, two_steps = (measured(*SCHEDULE, *PIXELS, f"design.steps={n}", "principal=ucb") for n in (1, 2))
+    if args.pixels:
+        one_step, two_steps = (measure(*SCHEDULE, *PIXELS, f"design.steps={n}", "principal=ucb") for n in (1, 2))
         each = two_steps.cpu - one_step.cpu
         print(
             f"the published network on pixels, alone: {each:.1f} a run-step; published code {PUBLISHED:.0f} "

@@ -55,19 +55,19 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
     playing = np.ones(episodes, dtype=bool)
     totals = {"success": np.zeros(episodes), "return": np.zeros(episodes), "length": np.zeros(episodes)}
     while playing.any():
-        there = np.flatnonzero(playing)
-        own = None if memory is None else memory[there]
-        scenes = plan_policy.scenes({"grid": observation["grid"][there]}, own)
+        active = np.flatnonzero(playing)
+        active_memory = None if memory is None else memory[active]
+        scenes = plan_policy.scenes({"grid": observation["grid"][active]}, active_memory)
         if memory is not None:
-            memory[there] = own
-        advice = plan_policy.advise(scenes, rng.random(len(there)))
+            memory[active] = active_memory
+        advice = plan_policy.advise(scenes, rng.random(len(active)))
         action = np.zeros((episodes, 1), dtype=np.int64)
-        action[there, 0] = (advice.cumsum(1) <= rng.random(len(there))[:, None]).sum(1).clip(max=6)
+        action[active, 0] = (advice.cumsum(1) <= rng.random(len(active))[:, None]).sum(1).clip(max=6)
         step = env.step(action)
         observation = step.observation
-        totals["success"][there] += step.info["success"][there]
-        totals["return"][there] += step.reward[there, 0]
-        totals["length"][there] += 1
+        totals["success"][active] += step.info["success"][active]
+        totals["return"][active] += step.reward[active, 0]
+        totals["length"][active] += 1
         playing &= ~(step.terminated | step.truncated)
     return totals
 
@@ -94,10 +94,10 @@ def main() -> None:
                 start = time.perf_counter()
                 totals = play(task, teacher, mode, options.episodes, options.seed)
                 seconds = time.perf_counter() - start
-                known = PUBLISHED.get((task, mode)) if teacher == "published" else None
-                beside = "" if known is None else "{:.3f} {:.3f} {:.1f}".format(*known)
+                published = PUBLISHED.get((task, mode)) if teacher == "published" else None
+                published_text = "" if published is None else "{:.3f} {:.3f} {:.1f}".format(*published)
                 numbers = " ".join(interval(x) for x in totals.values())
-                print(f"{task:16}{teacher:10}{mode:5} {numbers} {seconds:4.0f}  {beside}", flush=True)
+                print(f"{task:16}{teacher:10}{mode:5} {numbers} {seconds:4.0f}  {published_text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,16 +44,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500_000)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("build/team_ppo"))
-    asked = parser.parse_args()
-    rows: Rows = measure_curve(TASK, "llmrl", partial(ours, asked.steps), asked.steps, asked.seeds, digits=2)
-    if asked.openrl:
+    args = parser.parse_args()
+    rows: Rows = measure_curve(TASK, "llmrl", partial(learn_with_llmrl, args.steps), args.steps, args.seeds, digits=2)
+    if args.openrl:
         rows += measure_curve(
-            TASK, "OpenRL", partial(library, asked.openrl, asked.steps), asked.steps, asked.seeds, digits=2
+            TASK, "OpenRL", partial(learn_with_openrl, args.openrl, args.steps), args.steps, args.seeds, digits=2
         )
-    save_curves(rows, asked.out)
+    save_curves(rows, args.out)
 
 
-def ours(steps: int, seed: int) -> Episodes:
+def learn_with_llmrl(steps: int, seed: int) -> Episodes:
     """Learn with `treatment=team_published`."""
     with tempfile.TemporaryDirectory() as root:
         run = llmrl.train(
@@ -69,14 +69,14 @@ def ours(steps: int, seed: int) -> Episodes:
         return read_episodes(Path(run.folder), GAMES)
 
 
-def library(python: Path, steps: int, seed: int) -> Episodes:
+def learn_with_openrl(python: Path, steps: int, seed: int) -> Episodes:
     """Learn with OpenRL, in a process of its environment."""
     script = Path(__file__).with_name("openrl_team.py")
     command = [python.absolute(), "-W", "ignore", script.absolute(), str(steps), str(seed)]
     with tempfile.TemporaryDirectory() as root:
         done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
-    ended, returns = np.array(json.loads(done.stdout.splitlines()[-1])).T
-    return ended, (returns + LENGTH * AGENTS) / (2 * AGENTS)
+    end_steps, returns = np.array(json.loads(done.stdout.splitlines()[-1])).T
+    return end_steps, (returns + LENGTH * AGENTS) / (2 * AGENTS)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from melting_pot import Official
-from plain_ppo import NUMBERS, plain_ppo
+from plain_ppo import PPO_SETTINGS, plain_ppo
 
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.algorithms.policy_gradient import generalized_advantages
@@ -37,7 +37,7 @@ STEPS, PLAYERS, ROUNDS = 1000, 7, 3
 
 
 def make_agent(spec: EnvSpec) -> PPOAgent:
-    return plain_ppo(spec, Seeds(0), NUMBERS, freeze="core")
+    return plain_ppo(spec, Seeds(0), PPO_SETTINGS, freeze="core")
 
 
 def published_episode(engine: Official, agent: PPOAgent) -> None:
@@ -54,25 +54,25 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
         return torch.cat([network.core(batch * 255), rest], dim=1)
 
     engine.reset()
-    observed = engine.timestep.observation
+    observation = engine.timestep.observation
     for t in range(STEPS):
-        frames = np.stack([observed[f"{i + 1}.RGB"] for i in range(PLAYERS)])
+        frames = np.stack([observation[f"{i + 1}.RGB"] for i in range(PLAYERS)])
         images[t] = torch.as_tensor(frames, dtype=torch.float32) / 255
         with torch.no_grad():
             logits, value[t] = network.heads(encode(images[t], extras))
             action[t] = sample_categorical(logits, generator)
             log_prob[t], _ = CategoricalActions.log_prob_entropy(logits, action[t])
         engine.step(action[t].numpy()[None])
-        observed = engine.timestep.observation
-        reward[t] = torch.tensor([float(observed[f"{i + 1}.REWARD"]) for i in range(PLAYERS)])
+        observation = engine.timestep.observation
+        reward[t] = torch.tensor([float(observation[f"{i + 1}.REWARD"]) for i in range(PLAYERS)])
     next_value = torch.cat([value[1:], torch.zeros(1, PLAYERS)])
     done = torch.zeros(STEPS, PLAYERS, dtype=torch.bool)
     done[-1] = True
     advantage = generalized_advantages(reward, value, next_value, done, 0.998, 0.98)
     target = (advantage + value).flatten()
     flat = {"image": images.flatten(0, 1), "rest": extras.repeat(STEPS, 1), "action": action.flatten()}
-    for _ in range(NUMBERS.epochs):
-        for indices in torch.randperm(STEPS * PLAYERS, generator=generator).split(NUMBERS.minibatch_size):
+    for _ in range(PPO_SETTINGS.epochs):
+        for indices in torch.randperm(STEPS * PLAYERS, generator=generator).split(PPO_SETTINGS.minibatch_size):
             logits, predicted = network.heads(encode(flat["image"][indices], flat["rest"][indices]))
             new, entropy = CategoricalActions.log_prob_entropy(logits, flat["action"][indices])
             ratio = (new - log_prob.flatten()[indices]).exp()
@@ -82,7 +82,7 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
             loss = -surrogate + 0.25 * (predicted - target[indices]).square().mean() - 0.025 * entropy.mean()
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), NUMBERS.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), PPO_SETTINGS.max_grad_norm)
             optimizer.step()
 
 
@@ -99,7 +99,7 @@ def measure(play: Callable[[], None]) -> tuple[float, float]:
     return cpu_seconds() - cpu, time.perf_counter() - wall
 
 
-def our_episodes(n_envs: int, rounds: int) -> None:
+def play_episodes(n_envs: int, rounds: int) -> None:
     """Play `rounds` training episodes in each of `n_envs` games, including start and end of worker processes."""
     env = MeltingPotEnv(SubstrateSettings("harvest", n_envs, mechanism=BracketedTax()), Seeds(0))
     agent = make_agent(env.spec)
@@ -117,8 +117,8 @@ def main() -> None:
     rows = []
     for _ in range(ROUNDS):
         published = measure(lambda: published_episode(engine, make_agent(spec)))
-        one = measure(lambda: our_episodes(1, 2))
-        two = measure(lambda: our_episodes(2, 2))
+        one = measure(lambda: play_episodes(1, 2))
+        two = measure(lambda: play_episodes(2, 2))
         rows.append((*published, one[0] / 2, one[1] / 2, two[0] / 4, two[1] / 4))
     names = ("published treatment", "ours, 1 game", "ours, 2 games")
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
