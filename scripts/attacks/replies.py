@@ -405,7 +405,7 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.finetuning.rewards import ReplyEvaluator
 
     class UnreadablePrompts:
-        def parse_reply(self, text: str, cut: bool = False) -> np.ndarray:
+        def parse_reply(self, text: str, is_truncated: bool = False) -> np.ndarray:
             raise MemoryError(text[:3])
 
     class EmptyPrompt:

@@ -201,9 +201,9 @@ class TestReplies:
     def test_replies_that_match_schema_are_parsed(self, data):
         answers = data.draw(st.sampled_from([CHOICES, NUMBER_ANSWERS, PEDALS, DIALS]))
         legal = None
-        schema = reply_schema(answers, reflect=True)
+        schema = reply_schema(answers, has_reflection=True)
         reply = schema_draw.reply(schema, data.draw(st.text(max_size=5)))
-        parsed_reply = read_reply(reply, answers, legal, reflect=True)
+        parsed_reply = read_reply(reply, answers, legal, require_reflection=True)
         reparsed = read_reply(json.dumps({"action": answers.as_json(parsed_reply.action)}), answers, legal)
         assert parsed_reply.reflection and reparsed == PlayerReply(parsed_reply.action)
 
@@ -230,15 +230,17 @@ class TestReplies:
     @pytest.mark.parametrize("reply", ['{"action": "stay"}', '{"reflection": " \\n", "action": "stay"}'])
     def test_missing_reflection_is_invalid(self, reply):
         with pytest.raises(InvalidReply, match="reflection"):
-            read_reply(reply, CHOICES, None, reflect=True)
+            read_reply(reply, CHOICES, None, require_reflection=True)
         assert read_reply(reply, CHOICES, None) == PlayerReply(1)
         with pytest.raises(InvalidReply, match='choose one of "go left"'):
-            read_reply(reply.replace("stay", "jump"), CHOICES, None, reflect=True)
+            read_reply(reply.replace("stay", "jump"), CHOICES, None, require_reflection=True)
 
     def test_reflection_comes_first(self):
         """Request the reflection first; accept any order."""
-        assert list(reply_schema(CHOICES, reflect=True)["properties"]) == ["reflection", "action"]
-        assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == PlayerReply(1, "a")
+        assert list(reply_schema(CHOICES, has_reflection=True)["properties"]) == ["reflection", "action"]
+        assert read_reply(
+            '{"action": "stay", "reflection": "a"}', CHOICES, None, require_reflection=True
+        ) == PlayerReply(1, "a")
 
     def test_prose_around_reply_is_ignored(self):
         text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'
@@ -247,6 +249,6 @@ class TestReplies:
     def test_unknown_fields_are_ignored(self):
         """Ignore names of actions in other fields."""
         reply = '{"reflection": "a", "plan": "go  right, then jump", "action": "stay"}'
-        assert read_reply(reply, CHOICES, None, reflect=True) == PlayerReply(1, "a")
+        assert read_reply(reply, CHOICES, None, require_reflection=True) == PlayerReply(1, "a")
         reply = '{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}'
         assert read_reply(reply, PEDALS, None).action == PEDALS.to_action([-0.5, 0.25], None)

@@ -54,7 +54,7 @@ READERS = {
     "grid": lambda text: parse_answer(text, VectorParser(["params[0]", "params[1]"], words=["left", "right"])),
     "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), truncated=True),
     "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
-    "choice": lambda text: read_reply(text, CHOICES, [True, False], reflect=True),
+    "choice": lambda text: read_reply(text, CHOICES, [True, False], require_reflection=True),
     "arm": lambda text: read_reply(text, ARM, None),
     "lesson": read_lesson,
     "mechanism": llm_principal(toy(), scripted()).read,

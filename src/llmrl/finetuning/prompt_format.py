@@ -112,13 +112,13 @@ class PromptFormat:
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
 
-    def parse_reply(self, text: str, cut: bool = False) -> np.ndarray:
-        """Return the numbers [d] in a reply, even if out of bounds; `cut` says that the reply was cut off.
+    def parse_reply(self, text: str, is_truncated: bool = False) -> np.ndarray:
+        """Return the numbers [d] in a reply, even if out of bounds; `is_truncated`: the reply was cut off.
 
         Raises:
             InvalidReply: the reply holds no such numbers.
         """
-        vector: np.ndarray = parse_answer(text, self.proposer.parser(), cut).answer
+        vector: np.ndarray = parse_answer(text, self.proposer.parser(), is_truncated).answer
         return vector
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from llmrl.finetuning.trials import (
 )
 from llmrl.run.files import write_atomic
 
-_VERSIONS = ("gymnasium", "mujoco", "numpy")
+_PACKAGES = ("gymnasium", "mujoco", "numpy")
 """Packages whose version may change the returns of a game."""
 
 
@@ -187,7 +187,7 @@ class Dataset:
                 "seed": [seeds.seed, seeds.child("trials").integer("identity")],
                 "episodes": self.episodes,
                 "bounds": list(bounds),
-                "versions": _versions(),
+                "versions": {name: importlib.metadata.version(name) for name in filter(find_spec, _PACKAGES)},
             }
             folder = trials_folder(store, identity)
             trial_seeds, n, episodes = seeds.child("trials"), self.trials, self.episodes
@@ -235,10 +235,6 @@ class Dataset:
             series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_proposable
         )
         return [task.prompt_format.make_prompt(example) for example in examples]
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _VERSIONS if importlib.util.find_spec(name) is not None}
 
 
 def write_prompts(path: Path, prompts: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:

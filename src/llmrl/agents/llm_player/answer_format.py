@@ -224,9 +224,9 @@ AnswerFormat = DiscreteAnswer | ContinuousAnswer
 """Format of the answers in a game."""
 
 
-def reply_schema(answers: AnswerFormat, reflect: bool) -> dict[str, Any]:
+def reply_schema(answers: AnswerFormat, has_reflection: bool) -> dict[str, Any]:
     """Return the JSON schema of a complete reply; the reflection comes first, so that the action follows from it."""
-    reflection = {"reflection": {"type": "string"}} if reflect else {}
+    reflection = {"reflection": {"type": "string"}} if has_reflection else {}
     return object_schema({**reflection, "action": answers.schema()})
 
 
@@ -236,20 +236,24 @@ def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_reply(
-    text: str, answers: AnswerFormat, legal: Sequence[bool] | None, reflect: bool = False, cut: bool = False
+    text: str,
+    answers: AnswerFormat,
+    legal: Sequence[bool] | None,
+    require_reflection: bool = False,
+    is_truncated: bool = False,
 ) -> PlayerReply:
-    """Return the decision in a reply; `cut` says that the reply was cut off because it grew too long.
+    """Return the decision in a reply; `is_truncated` says that the reply was cut off at its maximum length.
 
     Raises:
-        InvalidReply: the reply holds no legal action or, with `reflect`, no reflection.
+        InvalidReply: the reply holds no legal action or, with `require_reflection`, no reflection.
     """
     try:
-        answer = parse_answer(text, answers.parser, cut)
+        answer = parse_answer(text, answers.parser, is_truncated)
         action = answers.to_action(answer.answer, legal)
     except InvalidReply as error:
         raise InvalidReply(f"{error}; {answers.describe_accepted(legal)}") from None
     reflection = " ".join(answer.reasons.split())
-    if reflect and not reflection:
+    if require_reflection and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
     return PlayerReply(action, reflection)
 

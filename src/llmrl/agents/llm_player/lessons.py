@@ -77,10 +77,10 @@ class Lessons:
         return Query(messages, prompt.name, prompt.hash, place=place, model=model, adapter=adapter)
 
 
-def read_lesson(text: str, cut: bool = False) -> str:
-    """Return the lesson of a reply in one line; `cut` says that the reply was cut off because it grew too long.
+def read_lesson(text: str, is_truncated: bool = False) -> str:
+    """Return the lesson of a reply in one line; `is_truncated` says that the reply was cut off at its maximum length.
 
     Raises:
         InvalidReply: the reply holds no lesson.
     """
-    return " ".join(parse_answer(text, _LESSON, cut).answer.split())[:MAX_LESSON_LENGTH]
+    return " ".join(parse_answer(text, _LESSON, is_truncated).answer.split())[:MAX_LESSON_LENGTH]

@@ -77,15 +77,15 @@ class Talk:
         recipient = {"to": {"type": "string", "enum": list(self.names)}} if self.to == "one" else {}
         return object_schema({**recipient, "message": {"type": "string"}})
 
-    def read(self, text: str, speaker: int, cut: bool) -> TalkMessage:
-        """Return the message in a reply; `cut` says that the reply was cut off because it grew too long.
+    def read(self, text: str, speaker: int, is_truncated: bool) -> TalkMessage:
+        """Return the message in a reply; `is_truncated` says that the reply was cut off at its maximum length.
 
         Raises:
             InvalidReply: there is no message, or its recipient is not another player.
         """
         if is_silent(text):
             return TalkMessage("")
-        answer = parse_answer(text, self._parser, cut)
+        answer = parse_answer(text, self._parser, is_truncated)
         utterance = " ".join(answer.answer.split())[: self.max_length]
         if self.to != "one" or not utterance:
             return TalkMessage(utterance)
