@@ -49,8 +49,8 @@ class ReadingNetwork(nn.Module):
         nn.init.zeros_(self.critic.weight), nn.init.zeros_(self.critic.bias)
 
     def read(self, texts):
-        rows = pad_texts([self.words.read(text) for text in texts])
-        return self.q(rows, pad_texts([self.words.read(name) for name in self.names]))
+        rows = pad_texts([self.words.encode(text) for text in texts])
+        return self.q(rows, pad_texts([self.words.encode(name) for name in self.names]))
 
     def forward(self, batch):
         assert isinstance(batch["prompt"], TextArray)
@@ -198,7 +198,7 @@ def test_student_imitates_teacher(data, tmp_path):
     assert rows[-1]["evaluation/won"] == 1.0 and rows[-1]["updates"] == loop.cloning.updates
     assert any("evaluation/won" in row for row in rows[:-1])
     assert [row["kind"] for row in rows[-2:]] == ["update", "evaluation"] and {row["x"] for row in rows} == {"updates"}
-    assert rows[-1]["samples"] == 8 * loop.cloning.learned
+    assert rows[-1]["samples"] == 8 * loop.cloning.n_train
     weights = saved_state(folder)[1]["agents"][0]["policy"]
     student_copy = Student(Corridor().spec)
     student_copy.load_state_dict(saved_state(folder)[1]["agents"][0])
@@ -276,7 +276,7 @@ def test_epoch_visits_all_steps():
     epochs = [torch.cat(network.inputs[k : k + 3]).tolist() for k in (0, 3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(37))] * 2 and epochs[0] != epochs[1]
     network.inputs.clear()
-    metrics = cloning.measure()
+    metrics = cloning.validate()
     assert torch.cat(network.inputs).tolist() == [0, 1, 2, 3, 4]
     assert metrics["loss"] == pytest.approx(-network.weight.detach().log_softmax(0)[0].item(), abs=1e-6)
 
@@ -300,8 +300,8 @@ def test_validation_set_has_complete_episodes(data):
     episodes = [set(trajectories.episode[mask]) for mask in (validation_mask, ~validation_mask)]
     assert not episodes[0] & episodes[1]
     assert len(episodes[0]) == round(0.25 * len(set(trajectories.episode)))
-    assert (losses.kept_back, losses.learned) == (validation_mask.sum(), (~validation_mask).sum())
-    assert cloner(folder, held_out=0.0).imitate(1).measure() == {}
+    assert (losses.n_validation, losses.n_train) == (validation_mask.sum(), (~validation_mask).sum())
+    assert cloner(folder, held_out=0.0).imitate(1).validate() == {}
 
 
 def test_only_successful_episodes_are_imitated(data):
@@ -312,9 +312,9 @@ def test_only_successful_episodes_are_imitated(data):
     folder = data(trajectories)
     wins = int((trajectories.success > 0).sum())
     assert 0 < wins < len(trajectories)
-    assert cloner(folder, held_out=0.0, episodes="successful").imitate(1).learned == wins
-    assert cloner(folder, held_out=0.0).imitate(1).learned == len(trajectories)
-    assert cloner(folder, held_out=0.0, limit=17).imitate(1).learned == 17
+    assert cloner(folder, held_out=0.0, episodes="successful").imitate(1).n_train == wins
+    assert cloner(folder, held_out=0.0).imitate(1).n_train == len(trajectories)
+    assert cloner(folder, held_out=0.0, limit=17).imitate(1).n_train == 17
 
 
 def test_actions_are_matched_by_name(data):
@@ -344,8 +344,8 @@ def test_rejects_different_prompts(data, tmp_path):
     def imitate(options, place=folder):
         return cloner(place, env_options=options).imitate(1)
 
-    assert imitate(settings_copy).learned > 0 and imitate({}).learned > 0
-    assert imitate({"n_envs": 3, "history": 3}).learned > 0
+    assert imitate(settings_copy).n_train > 0 and imitate({}).n_train > 0
+    assert imitate({"n_envs": 3, "history": 3}).n_train > 0
     for name, value, override in (
         ("language", "fr", "fr"),
         ("actions", "canonical", "canonical"),
@@ -364,7 +364,7 @@ def test_rejects_different_prompts(data, tmp_path):
     # A run of an environment without them, and one whose config says nothing of an environment.
     for config in ({"env": {"horizon": 9}}, {"method": {}}):
         save_config(tmp_path / "bot" / "config.yaml", config)
-        assert imitate(settings_copy).learned > 0
+        assert imitate(settings_copy).n_train > 0
     (tmp_path / "bot" / "config.yaml").write_text("env: [")
     with pytest.raises(RunFolderError, match=r"config.yaml"):
         imitate(settings_copy)

@@ -91,11 +91,11 @@ def test_network_size_matches_publication():
 
 def test_common_prompt_prefix_has_no_effect():
     words, network = Vocabulary(50), DRRN(50, 16, Seeds(0).torch("weights"))
-    actions = pad_texts([words.read("go east"), words.read("stay")])
+    actions = pad_texts([words.encode("go east"), words.encode("stay")])
     texts = ["go to the ball now", "go to the box", "go to", "the ball"]
-    padded_outputs = network(pad_texts([words.read(text) for text in texts[:3]]), actions)
-    mixed_outputs = network(pad_texts([words.read(text) for text in texts]), actions)
-    single_outputs = torch.cat([network(pad_texts([words.read(text)]), actions) for text in texts])
+    padded_outputs = network(pad_texts([words.encode(text) for text in texts[:3]]), actions)
+    mixed_outputs = network(pad_texts([words.encode(text) for text in texts]), actions)
+    single_outputs = torch.cat([network(pad_texts([words.encode(text)]), actions) for text in texts])
     assert torch.allclose(padded_outputs, single_outputs[:3], atol=1e-6) and torch.allclose(
         mixed_outputs, single_outputs, atol=1e-6
     )
@@ -103,7 +103,7 @@ def test_common_prompt_prefix_has_no_effect():
     padded_outputs.sum().backward()
     shared = network.embedding.weight.grad.clone()
     network.zero_grad()
-    single_outputs = torch.cat([network(pad_texts([words.read(text)]), actions) for text in texts[:3]])
+    single_outputs = torch.cat([network(pad_texts([words.encode(text)]), actions) for text in texts[:3]])
     single_outputs.sum().backward()
     assert torch.allclose(shared, network.embedding.weight.grad, atol=1e-5)
 
@@ -127,22 +127,22 @@ def test_text_encoding_matches_torch():
 
 def test_vocabulary_grows_to_capacity():
     words = Vocabulary(6)
-    row = words.read("You see: a box 12 steps away, YOU see")
+    row = words.encode("You see: a box 12 steps away, YOU see")
     assert np.frombuffer(row, np.int16).tolist() == [2, 3, 4, 5, UNKNOWN, UNKNOWN, UNKNOWN, 2, 3]
     assert words.state_dict() == ["you", "see", "a", "box"]
-    assert np.frombuffer(words.read(" ... "), np.int16).tolist() == [UNKNOWN]
+    assert np.frombuffer(words.encode(" ... "), np.int16).tolist() == [UNKNOWN]
     vocabulary_copy = Vocabulary(6)
     vocabulary_copy.load_state_dict(words.state_dict())
-    assert vocabulary_copy.read("a box") == words.read("a box")
+    assert vocabulary_copy.encode("a box") == words.encode("a box")
 
 
 def test_evaluation_words_are_discarded():
     words = Vocabulary(50)
-    words.read("ball box")
-    words.keep()
-    first = words.read("dax xolo")
-    words.forget()
-    assert words.state_dict() == ["ball", "box"] and words.read("afze wug") == first
+    words.encode("ball box")
+    words.commit()
+    first = words.encode("dax xolo")
+    words.roll_back()
+    assert words.state_dict() == ["ball", "box"] and words.encode("afze wug") == first
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_transitions_contain_next_observation(bootstrap):
     columns = replay.state_dict()["columns"]
     texts = replay._texts
     for i in range(len(prompts)):
-        assert texts[columns["prompt"][i]] == learner.agent.policy.words.read(prompts[i])
+        assert texts[columns["prompt"][i]] == learner.agent.policy.words.encode(prompts[i])
         goal, place_before = place(texts[columns["prompt"][i]])
         next_place = place(texts[columns["next_prompt"][i]])
         # Not the first state of the next episode, which has another goal, or is in the middle.
@@ -215,8 +215,8 @@ def test_transitions_contain_next_observation(bootstrap):
 def test_target_adds_discounted_next_value():
     words, network = Vocabulary(50), DRRN(50, 8, Seeds(0).torch("weights"))
     learner = QLearning(network, replace(QUICK, target_update_interval=None))
-    actions = pad_texts([words.read("go east"), words.read("go west")])
-    word, phrase = words.read("here"), words.read("there it is")
+    actions = pad_texts([words.encode("go east"), words.encode("go west")])
+    word, phrase = words.encode("here"), words.encode("there it is")
     q = network(pad_texts([phrase]), actions)[0].detach()
     legal = np.array([[True, True], [True, True], [q[0] < q[1], q[0] >= q[1]]])
     batch = Transitions(
@@ -249,7 +249,7 @@ def test_agent_accepts_new_actions():
     learner = Learner()
     learner.iterate()
     vocabulary_state = learner.agent.policy.words.state_dict()
-    learner.agent.policy.words.read("dax")
+    learner.agent.policy.words.encode("dax")
     new_game = Corridor(n_envs=3, names=("walk east", "walk west", "dance"))
     learner.agent.adapt(new_game.spec)
     collector = Collector(new_game, learner.agent.policy, "cpu")

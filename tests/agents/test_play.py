@@ -15,7 +15,7 @@ from llmrl.llms.call_log import read_calls
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
-from llmrl.rollout.episode_logger import EpisodeLogger
+from llmrl.rollout.run_observers import EpisodeLogger
 from llmrl.run.files import read_json_lines
 from some import some
 

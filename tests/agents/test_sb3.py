@@ -200,7 +200,7 @@ def test_evaluations_use_run_cores():
         for hook in (None, lambda: None):
             parts.agents[0].network.hook = hook
             loop = build_loop(config, parts)
-            loop.trained = True
+            loop.is_trained = True
             _, evaluation = itertools.islice(loop.requests(SimpleNamespace(restored=None)), 2)
             calls.append(evaluation.workers)
     finally:

@@ -6,11 +6,12 @@ import dataclasses
 import pytest
 import torch
 
-from llmrl.algorithms.policy_gradient import RewardScale, generalized_advantages, unexplained_variance
+from llmrl.algorithms.policy_gradient import discounted_returns, generalized_advantages, unexplained_variance
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
+from llmrl.networks.layers import RunningMoments
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from ppo_settings import PLAIN
@@ -216,7 +217,7 @@ def test_explained_variance_of_constant_targets():
 def test_non_finite_losses_end_run(signal_game):
     _, ppo, collector = make(signal_game())
     train(ppo, collector, 2)
-    result = ppo.report([1.0, float("inf"), 0.5, float("nan"), 0.0, 2.0, 0.5], 8)
+    result = ppo.summarize([1.0, float("inf"), 0.5, float("nan"), 0.0, 2.0, 0.5], 8)
     assert isinstance(result, Diverged)
     phrases = ("update 2", "loss/value inf", "loss/kl nan", "loss/grad_norm 2", "agent.ppo.learning_rate")
     assert [text for text in phrases if text not in str(result)] == []
@@ -270,10 +271,10 @@ def test_rewards_are_scaled_within_episodes(signal_game):
     _, ppo, collector = make(signal_game(horizon=5), scale_rewards=True)
     rollout = collector.collect(16, Seeds(1).torch("actions"))
     episode_end = rollout.terminated | rollout.truncated
-    scale = RewardScale(0.9)
-    scale.update(rollout.reward, episode_end)
+    scale = RunningMoments()
+    scale.update(discounted_returns(rollout.reward, episode_end, 0.9).flatten())
     ppo.begin(rollout)
-    assert str(ppo.reward_scale.state_dict()) == str(scale.state_dict())
+    assert str(ppo.reward_moments.state_dict()) == str(scale.state_dict())
     advantage, target = ppo.estimate(rollout)
     reward, done = rollout.reward / scale.deviation, episode_end[..., None].expand_as(rollout.reward)
     expected = generalized_advantages(reward, rollout.value, rollout.next_value, done, 0.9, 0.95)
@@ -289,7 +290,7 @@ def test_reset_reinitializes_parts(signal_game):
     ppo.reset(keep_moments=True)
     assert ppo.updaters is updaters and (ppo.updates, ppo.teacher.resets) == (0, 1)
     assert str(ppo.state_dict()["scales"]) == str(first) != str(scales)
-    ppo.begin_with(scales)
+    ppo.set_initial_scales(scales)
     assert str(ppo.state_dict()["scales"]) == str(scales)
     train(ppo, collector, 1)
     ppo.reset()
@@ -315,7 +316,7 @@ def test_target_kl_stops_after_epoch(signal_game):
 
     _, ppo, _ = make(signal_game(), target_kl=0.25)
     epochs = [[{"advantage": torch.ones(2)}] * 2] * 3
-    records = ppo.epochs(MovingTeacher([0.9, 0.25, 0.1, 0.5, 0.0, 0.0]), epochs)
+    records = ppo.run_epochs(MovingTeacher([0.9, 0.25, 0.1, 0.5, 0.0, 0.0]), epochs)
     assert [float(record["kl"]) for record in records] == [0.9, 0.25, 0.1, 0.5]
 
 

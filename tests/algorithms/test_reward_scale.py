@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 from test_ppo import make, train
 
 from experiments import compose, only_run_folder, run
-from llmrl.algorithms.policy_gradient import RewardScale
+from llmrl.algorithms.policy_gradient import discounted_returns
 from llmrl.algorithms.ppo import PPO
 from llmrl.experiment.parts import build_parts
+from llmrl.networks.layers import RunningMoments
 from llmrl.run.artifacts import saved_state
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_scale_is_running_return_deviation(seed, gamma, lengths):
     """Split the rewards into different rollouts; returns restart with a rollout and after an episode."""
-    rng, scale, history = np.random.default_rng(seed), RewardScale(gamma), []
+    rng, scale, history = np.random.default_rng(seed), RunningMoments(), []
     for steps in lengths:
         reward, done = rng.normal(3, 2, (steps, 2, 3)), rng.random((steps, 2)) < 0.3
-        scale.update(torch.from_numpy(reward), torch.from_numpy(done))
+        scale.update(discounted_returns(torch.from_numpy(reward), torch.from_numpy(done), gamma).flatten())
         for game in range(2):
             running = np.zeros(3)
             for t in range(steps):
@@ -32,16 +33,12 @@ def test_scale_is_running_return_deviation(seed, gamma, lengths):
                 history.append(running)
                 running = running * (not done[t, game])
     assert scale.deviation == pytest.approx(np.std(history), rel=1e-6)
-    copy = RewardScale(gamma)
-    copy.load_state_dict(scale.state_dict())
-    scale.update(torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.bool))  # the state is a copy
-    assert copy.deviation == pytest.approx(np.std(history), rel=1e-6)
 
 
 def test_constant_rewards_are_unchanged():
-    scale = RewardScale(0.9)
+    scale = RunningMoments()
     assert scale.deviation == 1
-    scale.update(torch.zeros(4, 2, 1), torch.zeros(4, 2, dtype=torch.bool))
+    scale.update(discounted_returns(torch.zeros(4, 2, 1), torch.zeros(4, 2, dtype=torch.bool), 0.9).flatten())
     assert scale.deviation == 1
 
 
@@ -69,14 +66,14 @@ def test_reset_restores_initial_units(signal_game):
     scales = ppo.state_dict()["scales"]
     second_ppo = PPO(ppo.policy, ppo.settings)
     second_ppo.load_state_dict(ppo.state_dict())
-    assert second_ppo.reward_scale.state_dict() == scales["reward"]
+    assert second_ppo.reward_moments.state_dict() == scales["reward"]
     ppo.reset()
-    assert ppo.reward_scale.deviation == 1
-    ppo.begin_with(scales)
+    assert ppo.reward_moments.deviation == 1
+    ppo.set_initial_scales(scales)
     train(ppo, collector, 1)
-    assert ppo.reward_scale.state_dict() != scales["reward"]
+    assert ppo.reward_moments.state_dict() != scales["reward"]
     ppo.reset()
-    assert ppo.reward_scale.state_dict() == scales["reward"]
+    assert ppo.reward_moments.state_dict() == scales["reward"]
 
 
 def test_weights_include_value_units(tmp_path):
@@ -85,5 +82,5 @@ def test_weights_include_value_units(tmp_path):
     folder = only_run_folder(tmp_path)
     scale = saved_state(folder)[1]["agents"][0]["learner"]["scales"]["reward"]
     parts = build_parts(compose(*room, "agent.ppo.scale_rewards=true", f"agent.init_from='{folder}'"), None)
-    assert parts.agents[0].learner.reward_scale.state_dict() == scale and scale["count"] > 0
+    assert parts.agents[0].learner.reward_moments.state_dict() == scale and scale["count"] > 0
     parts.close()

@@ -11,7 +11,7 @@ import torch
 
 from llmrl.agents.ppo_agent import PPOAgent, PPOAgentSettings
 from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
-from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
+from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split_rollout
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
@@ -121,7 +121,7 @@ def update_stacked_and_separate(kind, agents, updates=3):
         # Societies 0 and 1 draw the same, as under two proposals.
         seeds = [Seeds(k // 2).child(i) for k in range(len(agents))]
         found = stacked.update(rollout, [seed_stream.torch("minibatches") for seed_stream in seeds])
-        parts = zip(separate, split(rollout, len(agents)), seeds, strict=True)
+        parts = zip(separate, split_rollout(rollout, len(agents)), seeds, strict=True)
         expected = [agent.update(part, seed_stream.torch("minibatches")) for agent, part, seed_stream in parts]
     return stacked, separate, found, expected
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_ppo import make, train
 
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches
-from llmrl.algorithms.policy_gradient import joint_actions, surrogate, value_error
+from llmrl.algorithms.policy_gradient import combine_joint_actions, surrogate, value_error
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 
@@ -66,7 +66,7 @@ def test_moment_state_is_copy(signal_game):
     assert ppo.value_moments.normalize(torch.tensor(3.0)) == 1 and ppo.value_moments.denormalize(torch.tensor(1.0)) == 3
     ppo.value_moments.update(torch.tensor([100.0]))
     assert float(scales["value"]["mean"]) == 2 and float(scales["value"]["count"]) == 2
-    ppo.begin_with(scales)
+    ppo.set_initial_scales(scales)
     assert ppo.value_moments.denormalize(torch.tensor(0.0)) == 2
 
 
@@ -75,11 +75,11 @@ def test_joint_action_ratio_is_product(team, n, seed):
     rng = np.random.default_rng(seed)
     log_ratio, advantage = (torch.from_numpy(rng.normal(size=(n, team))) for _ in range(2))
     joint = torch.arange(n).repeat_interleave(team)
-    found, mean = joint_actions(log_ratio.flatten(), advantage.flatten(), joint)
+    found, mean = combine_joint_actions(log_ratio.flatten(), advantage.flatten(), joint)
     torch.testing.assert_close(found.exp(), log_ratio.exp().prod(1))
     torch.testing.assert_close(mean, advantage.mean(1))
     order = torch.from_numpy(rng.permutation(n * team))
-    permuted = joint_actions(log_ratio.flatten()[order], advantage.flatten()[order], joint[order])
+    permuted = combine_joint_actions(log_ratio.flatten()[order], advantage.flatten()[order], joint[order])
     torch.testing.assert_close(permuted, (found, mean))
 
 

@@ -20,7 +20,7 @@ def scan(objectives):
 
 def test_reference_lines_state_the_error():
     """Pairs that differ by 2 have a standard deviation of the square root of 2; the means have a range of 10."""
-    references = References.of(scan([(0.0, 2.0), (10.0, 12.0), (5.0, 7.0)]), [])
+    references = References.from_histories(scan([(0.0, 2.0), (10.0, 12.0), (5.0, 7.0)]), [])
     assert references.measurement_error(1) == pytest.approx(2**0.5)
     assert relative_error(references, 1) == pytest.approx(2**0.5 / 10)
     assert relative_error(references, 4) == pytest.approx(2**0.5 / 20)
@@ -28,8 +28,8 @@ def test_reference_lines_state_the_error():
 
 def test_error_needs_repetitions_and_response():
     assert relative_error(None, 1) is None
-    assert relative_error(References.of(scan([(0.0, 2.0)]), []), 1) is None
-    assert relative_error(References.of(scan([(0.0, 2.0), (2.0, 0.0)]), []), 1) is None
+    assert relative_error(References.from_histories(scan([(0.0, 2.0)]), []), 1) is None
+    assert relative_error(References.from_histories(scan([(0.0, 2.0), (2.0, 0.0)]), []), 1) is None
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_question_matches_search_prompt(options):
     single = example(6)
     question = prompt_format.make_prompt(single)
     search = make_format(**options).proposer
-    search._or_fallback = lambda *_: None
+    search._apply_fallback = lambda *_: None
     for trial in single.history:
         error = float(trial.returns.std(ddof=1) / np.sqrt(2))
         search.tell([Outcome(trial.vector, trial.value, trial.returns, error)])

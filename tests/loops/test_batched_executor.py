@@ -21,8 +21,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.loops.batched_executor import MAX_SKIPS, BatchedExecutor
-from llmrl.loops.executor import serve
+from llmrl.loops.executor import MAX_SKIPS, BatchedExecutor, serve
 from some import some
 
 ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.steps=3")
@@ -208,11 +207,11 @@ def test_failing_run_ends_independently(steps):
 
 def test_batched_calls_are_counted(monkeypatch):
     """The runs above were played together, and not one after the other."""
-    from llmrl.rollout.multi_run_rollout import Wave
+    from llmrl.rollout.multi_run_rollout import RunBatch
 
     sizes = []
-    play = Wave.play
-    monkeypatch.setattr(Wave, "play", lambda self, *a, **k: (sizes.append(len(self.members)), play(self, *a, **k))[1])
+    play = RunBatch.play
+    monkeypatch.setattr(RunBatch, "play", lambda self, *a, **k: (sizes.append(len(self.runs)), play(self, *a, **k))[1])
     run_batched(
         [
             compose(*ROOM, "design.confirm_steps=0", "design.evaluations=0", "principal=ucb", f"seed={i}")
@@ -234,7 +233,7 @@ def test_abandonment_reason_reaches_seat():
         finally:
             seat.leave()
 
-    rows.abandon(ConfigError("all end"))
+    rows.fail_all(ConfigError("all end"))
     thread = threading.Thread(target=live)
     thread.start()
     rows.run()
@@ -253,8 +252,8 @@ def test_lone_run_gets_answer(needs_batch, max_waves):
             parts = build_parts(config, None)
             loop = build_loop(config, parts)
             neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.settings.candidates)
-            request = loop.adaptation.episode(5, [Seeds(0)] * loop.settings.candidates, neutral, 0)
-            with seat.apart() if is_unbatched and needs_batch else nullcontext():
+            request = loop.adaptation.episode_request(5, [Seeds(0)] * loop.settings.candidates, neutral, 0)
+            with seat.unbatched() if is_unbatched and needs_batch else nullcontext():
                 while not done.is_set() and len(waves) < 1000:
                     seat.answer(request)
                     done.set() if is_unbatched else waves.append(1)

@@ -9,7 +9,7 @@ import torch
 from environments import make_env
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.agents.random_agent import RandomPolicy
-from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
+from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split_rollout
 from llmrl.core.errors import ConfigError
 from llmrl.rollout.collector import Collector
 
@@ -83,7 +83,7 @@ def test_game_groups_share_draws():
     collector = Collector(env, policy, "cpu")
     collector.reset(0)
     rollout = collector.collect(10, torch.Generator().manual_seed(0), learn=False, keep_reward_jacobian=True)
-    first, *remaining = split(rollout, 3)
+    first, *remaining = split_rollout(rollout, 3)
     for group in remaining:
         assert torch.equal(first.action, group.action) and torch.equal(first.base_reward, group.base_reward)
         assert torch.equal(first.reward_jacobian, group.reward_jacobian)

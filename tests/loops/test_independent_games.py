@@ -88,7 +88,7 @@ def steps(folder):
 
 def in_waves(monkeypatch):
     """Let games that could go on by themselves be played in waves."""
-    monkeypatch.setattr(IndependentGames, "fit", staticmethod(lambda env, policy: False))
+    monkeypatch.setattr(IndependentGames, "can_play", staticmethod(lambda env, policy: False))
 
 
 @pytest.mark.parametrize("game", some(["lessons", "harvest"], GAMES))
@@ -132,7 +132,7 @@ def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
     """They ask for nothing else, which replies drawn anew would give away, and write down the same steps."""
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
         options = (*GAMES[game], "play.trajectories=true", f"llm.cache_dir={tmp_path / 'cache'}")
-        monkeypatch.setattr("llmrl.rollout.trajectory_writers.PlayedEpisodes.__init__.__defaults__", (20,))
+        monkeypatch.setattr("llmrl.rollout.trajectory_writers.EpisodeQueue.__init__.__defaults__", (20,))
         run(*playing(server, tmp_path / "apart", *options))
         n_requests = len(server.requests)
         with monkeypatch.context() as patch:

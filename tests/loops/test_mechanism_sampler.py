@@ -12,7 +12,7 @@ from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.loops.mechanism_sampler import Box, MechanismSampler, Phase
+from llmrl.loops.learn import Box, MechanismSampler, Phase
 
 LOW, HIGH = [0.0] * 5, [5.0] * 5
 MIXTURE = [Box(LOW, [1.0] * 5, weight=3), Box([2.0] * 5, [3.0] * 5, equal=True)]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from llmrl.core.pooling import PooledEstimates
-from llmrl.loops.design_results import ranking, recommended
+from llmrl.loops.design_results import choose_recommendation, rank_candidates
 from llmrl.loops.recommendation import Confirmation
 from llmrl.principals.nonadaptive import FixedPrincipal
 from societies import toy
@@ -21,20 +21,26 @@ def make_estimates(*pairs):
 def test_incumbents_follow_rule():
     estimates = make_estimates((0.0, 3.0), (1.0, 2.0), (2.0, 1.0))
     rule = FixedPrincipal(SPACE, values=[1.0])
-    assert ranking(rule, SPACE, estimates, None).tolist() == [[1.0], [0.0], [2.0]]
-    assert ranking(object(), SPACE, estimates, None).tolist() == [[0.0], [1.0], [2.0]]
-    assert ranking(FixedPrincipal(SPACE, values=[-0.0]), SPACE, estimates, None).tolist() == [[0.0], [1.0], [2.0]]
+    assert rank_candidates(rule, SPACE, estimates, None).tolist() == [[1.0], [0.0], [2.0]]
+    assert rank_candidates(object(), SPACE, estimates, None).tolist() == [[0.0], [1.0], [2.0]]
+    assert rank_candidates(FixedPrincipal(SPACE, values=[-0.0]), SPACE, estimates, None).tolist() == [
+        [0.0],
+        [1.0],
+        [2.0],
+    ]
 
 
 def test_no_measurements_recommend_neutral_vector():
-    assert ranking(object(), SPACE, PooledEstimates(), None).tolist() == [SPACE.neutral.tolist()]
+    assert rank_candidates(object(), SPACE, PooledEstimates(), None).tolist() == [SPACE.neutral.tolist()]
 
 
 def test_confirmation_survivor_is_recommendation():
     candidates = np.array([[0.0], [1.0], [2.0]])
     confirmation = Confirmation({None: candidates}, 1, 4)
-    assert recommended(candidates, object(), confirmation, None).tolist() == [0.0]
+    assert choose_recommendation(candidates, object(), confirmation, None).tolist() == [0.0]
     confirmation.halvings[None].advance(lambda vector: float(vector[0]))
-    assert recommended(candidates, object(), confirmation, None).tolist() == [1.0], "two of three take part"
+    assert choose_recommendation(candidates, object(), confirmation, None).tolist() == [1.0], "two of three take part"
     learns = FixedPrincipal(SPACE, values=[0.0])
-    assert recommended(candidates, learns, confirmation, None).tolist() == [0.0], "first by the rule of the principal"
+    assert choose_recommendation(candidates, learns, confirmation, None).tolist() == [0.0], (
+        "first by the rule of the principal"
+    )

@@ -219,7 +219,7 @@ def history(objectives, context=None, names=("a", "b")):
 
 
 def test_objective_response_detection():
-    references = References.of(history([[0.0, 1.0], [5.0, 6.0], [9.0, 8.0]]), history([[-3.0, -5.0]]))
+    references = References.from_histories(history([[0.0, 1.0], [5.0, 6.0], [9.0, 8.0]]), history([[-3.0, -5.0]]))
     assert references.responds and references.warning is None
     [situation] = references.situations
     assert (
@@ -231,19 +231,19 @@ def test_objective_response_detection():
     assert references.metrics(None) == {
         "reference/no_mechanism": 0.5, "reference/untrained": -4.0, "reference/scan_best": 8.5,
     }  # fmt: skip
-    flat = References.of(history([[0.0, 9.0], [4.0, 6.0], [9.0, 1.0]]), history([[0.0]]))
+    flat = References.from_histories(history([[0.0, 9.0], [4.0, 6.0], [9.0, 1.0]]), history([[0.0]]))
     assert flat.responds is False and "does not show that the objective responds" in str(flat.warning)
     assert "standard deviation between 3 vectors is 0.289, and the noise of each is 3.52" in str(flat.warning)
 
 
 def test_single_measurement_is_inconclusive():
-    references = References.of(history([[0.0], [5.0]]), history([[1.0]]))
+    references = References.from_histories(history([[0.0], [5.0]]), history([[1.0]]))
     assert references.responds is None and references.warning is None and references.variance.noise is None
     assert references.situations[0].no_mechanism.standard_error == 0.5  # of its own episodes
 
 
 def test_no_mechanism_has_no_noise_estimate():
-    references = References.of(history([[1.0, 2.0]]), [])
+    references = References.from_histories(history([[1.0, 2.0]]), [])
     [situation] = references.situations
     assert situation.no_mechanism.value == 1.5 and situation.untrained is None and situation.best is None
     assert references.metrics(None) == {"reference/no_mechanism": 1.5}
@@ -257,7 +257,9 @@ def test_no_mechanism_has_no_noise_estimate():
 
 def test_response_in_single_context_suffices():
     flat, steep = [[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0], [50.0, 51.0]]
-    references = References.of(history(flat, "x") + history(steep, "y"), history([[0.0]], "x") + history([[2.0]], "y"))
+    references = References.from_histories(
+        history(flat, "x") + history(steep, "y"), history([[0.0]], "x") + history([[2.0]], "y")
+    )
     assert references.responds and references.metrics("x")["reference/scan_best"] == 0.5
     assert (
         references.metrics("y")["reference/scan_best"] == 50.5 and references.metrics("y")["reference/untrained"] == 2.0
@@ -284,7 +286,7 @@ def make_value(value, error=None, evaluations=1):
     ],
 )  # fmt: skip
 def test_best_proposal_is_compared_with_no_mechanism(best, sentence_part):
-    references = References.of(history([[0.0, 1.0], [5.0, 6.0]]), history([[0.0]]))
+    references = References.from_histories(history([[0.0, 1.0], [5.0, 6.0]]), history([[0.0]]))
     sentence = sentences(references.summary(best, history([[1.0], [9.0]]), 1))[0]
     assert sentence_part in sentence and ("below the best of the coarse scan" in sentence) == (
         best[0]["objective"] < 5.5
@@ -301,7 +303,7 @@ def test_best_proposal_is_compared_with_no_mechanism(best, sentence_part):
     ],
 )
 def test_learning_detection(objectives, has_learned):
-    references = References.of(history([[0.0, 1.0], [5.0, 6.0]]), history([[0.0]]))
+    references = References.from_histories(history([[0.0, 1.0], [5.0, 6.0]]), history([[0.0]]))
     rows = history([[x] for x in objectives])
     summary = references.summary(make_value(3.0), rows, 2)
     assert summary["learned"] is has_learned

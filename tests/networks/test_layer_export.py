@@ -78,7 +78,7 @@ def load_exported(network, spec, folder):
 def test_program_matches_network(channels, settings, tmp_path):
     network, spec = make_network(channels, **settings)
     samples = draw(spec, 6)
-    if network.normalizes:
+    if network.has_normalizers:
         network.update_normalizers(samples)
     agent, state = load_exported(network, spec, tmp_path), None
     for i in range(6):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmrl.algorithms.societies.stacked_networks import StackedNetwork, stackable
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
@@ -66,8 +66,8 @@ def test_numbers_join_at_heads(options):
 
 def test_stack_matches_single_networks():
     members = [network(seed, core="planes") for seed in range(3)]
-    assert stackable(members)
-    assert not stackable([members[0], network(core="planes", planes=["apple"])])
+    assert are_stackable(members)
+    assert not are_stackable([members[0], network(core="planes", planes=["apple"])])
     stacked, observations = StackedNetwork(members), [samples(seed=seed) for seed in range(3)]
     logits, values = stacked.network(
         {name: torch.stack([observation[name] for observation in observations]) for name in observations[0]}

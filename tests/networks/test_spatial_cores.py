@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from llmrl.algorithms.societies.stacked_networks import StackedNetwork, count_cells, stackable
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable, count_cells
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
@@ -47,9 +47,9 @@ def test_one_hots_concatenate_codes(codes, has_table):
 @pytest.mark.parametrize("encoding", ["onehot", "codes"])
 def test_stack_matches_single_networks(channels, encoding):
     members = [network(seed, map_channels=channels, encoding=encoding) for seed in range(3)]
-    assert stackable(members)
+    assert are_stackable(members)
     different = network(0, map_channels=(4, 4), encoding=encoding)
-    assert not stackable([members[0], different])
+    assert not are_stackable([members[0], different])
     observations = [samples(seed=seed) for seed in range(3)]
     assert count_cells(members[0], observations[0]) == 35
     logits, values = StackedNetwork(members).network(

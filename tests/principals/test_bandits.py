@@ -27,17 +27,17 @@ class TestGrid:
     def test_first_coordinate_is_most_significant(self):
         grid = Arms(grid_vectors(toy(d=3, low=0.0, high=1.0).mechanism, 11))
         assert grid.n_arms == 1331
-        assert grid.vector(0).tolist() == [0, 0, 0]
-        assert grid.vector(1).tolist() == [0, 0, 0.1]
-        assert grid.vector(11).tolist() == [0, 0.1, 0]
-        assert grid.vector(1330).tolist() == [1, 1, 1]
+        assert grid.vectors[0].tolist() == [0, 0, 0]
+        assert grid.vectors[1].tolist() == [0, 0, 0.1]
+        assert grid.vectors[11].tolist() == [0, 0.1, 0]
+        assert grid.vectors[1330].tolist() == [1, 1, 1]
 
     @given(st.integers(1, 5), st.integers(2, 9), st.data())
     def test_arm_vector_round_trip(self, d, points, data):
         mechanism = toy(d=d, low=-0.3, high=0.7).mechanism
         grid = Arms(grid_vectors(mechanism, points))
         arm = data.draw(st.integers(0, grid.n_arms - 1))
-        vector = mechanism.check(grid.vector(arm))
+        vector = mechanism.check(grid.vectors[arm])
         assert grid.arm(vector) == arm
 
     def test_off_grid_vectors_raise(self):
@@ -134,7 +134,7 @@ class TestVectorList:
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
         assert not space.outside(vectors).any()
         arms = Arms(vectors)
-        assert [arms.arm(arms.vector(arm)) for arm in range(n)] == list(range(n))
+        assert [arms.arm(arms.vectors[arm]) for arm in range(n)] == list(range(n))
 
     @given(st.integers(2, 6), st.integers(0, 10))
     def test_coarse_scan_comes_first(self, d, n_extra):
@@ -163,7 +163,7 @@ class TestVectorList:
 def play(principal, spec, payoffs, context=None):
     """Tell the payoffs of given arms; returns the last metrics."""
     for arm, payoff in payoffs:
-        metrics = principal.tell([outcome(spec, principal.grid.vector(arm), context, payoff)])
+        metrics = principal.tell([outcome(spec, principal.grid.vectors[arm], context, payoff)])
     return metrics
 
 
@@ -397,7 +397,7 @@ def test_thompson_recommends_posterior_mean():
     principal = shipped.thompson(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
     estimates = PooledEstimates()
     for arm, value in ((0, 6.0), (3, 5.0), (3, 5.0), (7, -1.0)):
-        estimates.add(principal.grid.vector(arm), value, None, 1, 1)
+        estimates.add(principal.grid.vectors[arm], value, None, 1, 1)
     recommendations = principal.recommend(None, 5, estimates)
     assert [principal.grid.arm(vector) for vector in recommendations] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
     assert [principal.grid.arm(vector) for vector in principal.recommend(None, 1, estimates)] == [3]

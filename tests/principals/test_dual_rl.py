@@ -50,8 +50,8 @@ def test_step_matches_loss_gradient():
     network = principal.network
     initial = {name: p.detach().clone() for name, p in network.named_parameters()}
     vectors = principal.ask(None, 3)
-    choice = principal.asked["choice"]
-    logits, value = network(torch.ones(principal.observed.size))
+    choice = principal.last_proposal["choice"]
+    logits, value = network(torch.ones(principal.encoder.size))
     log_p = logits.log_softmax(-1)
     payoff = torch.tensor([1.0, -2.0, 0.5])
     advantage = payoff - value.detach()

@@ -21,7 +21,7 @@ from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.principals.vote import count_votes, parse_approvals, vote_schema
+from llmrl.principals.vote import build_vote_schema, count_votes, parse_approvals
 from models import Echo, scripted
 
 GAMES = ("cleanup", "escape_room")
@@ -132,8 +132,8 @@ class TestCounting:
                 parse_approvals(wrong, OPTIONS, False)
 
     def test_the_schema_names_the_options(self):
-        assert vote_schema(OPTIONS, False)["properties"]["choice"]["enum"] == list(OPTIONS)
-        assert vote_schema(OPTIONS, True)["properties"]["choices"]["items"]["enum"] == list(OPTIONS)
+        assert build_vote_schema(OPTIONS, False)["properties"]["choice"]["enum"] == list(OPTIONS)
+        assert build_vote_schema(OPTIONS, True)["properties"]["choices"]["items"]["enum"] == list(OPTIONS)
 
 
 class TestVotes:
@@ -168,7 +168,7 @@ class TestVotes:
     def test_out_of_bounds_nomination_is_dropped(self):
         proposer = principal(Citizens(lambda agent: numbers(9.0), largest))
         assert proposer.ask(0)[0].tolist() == [0.0] * 5
-        assert proposer.last["vote/options"] == 1
+        assert proposer.last_metrics["vote/options"] == 1
 
     def test_approval(self):
         def approve_larger(options, agent, text):
@@ -216,7 +216,7 @@ class TestVotes:
         spec = NativeEnv(settings, Seeds(0), tiles="plain").spec
         proposer = principal(Citizens(lambda agent: {}, largest), spec=spec)
         proposer.brief(PrincipalBriefing(7, 1, 1, 1, True))
-        text = proposer._ballot(0, None, proposer._build_options([spec.mechanism.neutral])).text
+        text = proposer._render_ballot(0, None, proposer._build_options([spec.mechanism.neutral])).text
         assert "a river at one end and an orchard" in text and "This is generation 1 of 7" in text
 
     @pytest.mark.parametrize(("nominate", "repair_purpose"), [("citizens", "nomination"), ("random", "vote")])

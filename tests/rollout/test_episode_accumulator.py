@@ -9,8 +9,8 @@ from hypothesis.extra import numpy as arrays
 
 from llmrl.core.metrics import MeanStep, Ratio, Within, quarters
 from llmrl.core.spaces import EnvSpec
-from llmrl.rollout import episode_accumulator
-from llmrl.rollout.episode_accumulator import EpisodeAccumulator
+from llmrl.rollout import rollout_buffer
+from llmrl.rollout.rollout_buffer import EpisodeAccumulator
 
 T, GAMES, AGENTS = 12, 3, 2
 METRICS = {"dirt": "last", "apples": "sum", "zaps": "mean"}
@@ -58,7 +58,7 @@ def test_sums_match_steps(reward, info, over, pieces, block, on_tensors, is_rest
     running, actual = EpisodeAccumulator(spec), []
     convert = torch.from_numpy if on_tensors else np.asarray
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(episode_accumulator, "MAX_SUMMED", block)
+        patch.setattr(rollout_buffer, "MAX_SUMMED", block)
         for a, b in zip([0, *pieces], [*pieces, T], strict=True):
             if is_restart:
                 running = EpisodeAccumulator(spec, running.state_dict())
@@ -88,7 +88,7 @@ def test_derived_metrics(rows, over, pieces, block, is_restart):
     assert list(spec.per_step) == ["apples", "shots", "dirt"]
     running, actual, zeros = EpisodeAccumulator(spec), [], np.zeros((T, GAMES, AGENTS), dtype=np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(episode_accumulator, "MAX_SUMMED", block)
+        patch.setattr(rollout_buffer, "MAX_SUMMED", block)
         for a, b in zip([0, *pieces], [*pieces, T], strict=True):
             if is_restart:
                 running = EpisodeAccumulator(spec, running.state_dict())

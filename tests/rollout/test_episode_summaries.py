@@ -16,9 +16,9 @@ from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import OBJECTIVES, gini
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
-from llmrl.loops.design_results import score
+from llmrl.loops.design_results import score_vector
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_summaries import episode_welfare, judged, measures, summarize_welfare
+from llmrl.rollout.episode_summaries import episode_welfare, measures, objective_of_episodes, summarize_welfare
 from societies import spec
 from some import one_in, some
 
@@ -183,7 +183,7 @@ def test_an_outcome_tells_all_measures():
     collector = Collector(env, Idle(env.spec), "cpu")
     collector.reset(0)
     rollout = collector.collect(2, Seeds(0).torch("actions"), learn=False)
-    outcome = score(np.zeros(1), [rollout], env.spec, None, OBJECTIVES["minimum"], 0.0).outcome
+    outcome = score_vector(np.zeros(1), [rollout], env.spec, None, OBJECTIVES["minimum"], 0.0).outcome
     assert outcome.value == outcome.welfare["minimum"] == 3.0
     assert {f"welfare/{name}": x for name, x in outcome.welfare.items()} == summarize_welfare(rollout.episodes)
 
@@ -195,8 +195,10 @@ def test_an_outcome_tells_all_measures():
 def test_non_finite_objective_raises(own_measure, cost, spending):
     measures = {"mean": np.array([1.0, own_measure]), "spending": np.array([0.0, spending])}
     with pytest.raises(ConfigError):
-        judged(measures, OBJECTIVES["mean"], cost)
-    assert judged({"mean": measures["mean"][:1], "spending": np.zeros(1)}, OBJECTIVES["mean"], cost).tolist() == [1.0]
+        objective_of_episodes(measures, OBJECTIVES["mean"], cost)
+    assert objective_of_episodes(
+        {"mean": measures["mean"][:1], "spending": np.zeros(1)}, OBJECTIVES["mean"], cost
+    ).tolist() == [1.0]
 
 
 FIXED_MECHANISM = ("env=escape_room", "principal=fixed", "principal.contexts=[[5,0,0,0,1],[0,5,0,0,1],[0,0,5,0,1]]",

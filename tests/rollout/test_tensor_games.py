@@ -13,7 +13,7 @@ from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector, evaluate_policy
-from llmrl.rollout.trajectory_writers import written_trajectories
+from llmrl.rollout.trajectory_writers import make_trajectory_writer
 from llmrl.run import trajectories
 from llmrl.run.checkpoints import CheckpointStore
 from recall_game import RecallGame
@@ -153,7 +153,7 @@ def test_writers_match_arrays(tmp_path):
     env, tensors = recall(), OnDevice(recall())
     policy = make_policy(env.spec)
     for name, env_ in (("arrays", env), ("tensors", tensors)):
-        collector = Collector(env_, policy, "cpu", observers=[written_trajectories(env_, policy, tmp_path / name)])
+        collector = Collector(env_, policy, "cpu", observers=[make_trajectory_writer(env_, policy, tmp_path / name)])
         evaluate_policy(collector, 8, Seeds(1))
         collector.close()
     reference, actual = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))

@@ -8,7 +8,7 @@ from experiments import compose, only_run_folder, run_experiment
 from llmrl.core.errors import RunFolderError
 from llmrl.core.seeding import Seeds
 from llmrl.rollout.collector import Collector, evaluate_policy
-from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
+from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, stored_text_channel
 from llmrl.run.signals import Stopped
 from llmrl.run.trajectories import files, read
 
@@ -38,9 +38,9 @@ def check_rows(steps):
 def test_trajectories_match_game(tmp_path):
     env = Errands(Seeds(0))
     reader = Reader(env.spec, 1.0)
-    recorder = PlayedEpisodes(env.spec, chunk=7)
+    recorder = EpisodeQueue(env.spec, chunk=7)
     recorder.open(tmp_path)
-    writer = TrajectoryWriter(env, kept_text(env.spec, reader), recorder)
+    writer = TrajectoryWriter(env, stored_text_channel(env.spec, reader), recorder)
     episodes = evaluate_policy(Collector(env, reader, "cpu", observers=[writer]), 10, Seeds(1), exactly=True)
     writer.close()
     steps = read(tmp_path)
@@ -78,7 +78,7 @@ def test_texts_are_requested_for_recording():
     env = Errands(Seeds(0))
     policy = Blind(env.spec, 1.0)
     policy.channels = ("vector",)
-    writer = TrajectoryWriter(env, kept_text(env.spec, policy))
+    writer = TrajectoryWriter(env, stored_text_channel(env.spec, policy))
     collector = Collector(env, policy, "cpu")
     assert env.provided == {"vector"}
     with collector.observed(writer):
@@ -91,7 +91,7 @@ def test_sigkill_resumes_with_equal_steps(tmp_path, monkeypatch):
     from llmrl.rollout import trajectory_writers
     from llmrl.run.run import Run
 
-    monkeypatch.setattr(trajectory_writers.PlayedEpisodes.__init__, "__defaults__", (9,))
+    monkeypatch.setattr(trajectory_writers.EpisodeQueue.__init__, "__defaults__", (9,))
     options = ["play.episodes=8", "play.trajectories=true"]
     run_experiment(config(tmp_path / "whole", *options, learns=False), [])
     safe_point, calls = Run.safe_point, []
@@ -120,7 +120,7 @@ def test_damaged_files_are_reported(tmp_path):
     with pytest.raises(RunFolderError, match="trajectories"):
         read(tmp_path)
     env = Errands(Seeds(0))
-    recorder = PlayedEpisodes(env.spec)
+    recorder = EpisodeQueue(env.spec)
     recorder.open(tmp_path)
     writer = TrajectoryWriter(env, "prompt", recorder)
     evaluate_policy(Collector(env, Reader(env.spec, 1.0), "cpu", observers=[writer]), 4, Seeds(1))
@@ -139,8 +139,8 @@ def test_damaged_files_are_reported(tmp_path):
     with pytest.raises(RunFolderError, match=r"0\.npz"):
         read(path)
     # What was written after the checkpoint goes; what was there before must be there.
-    PlayedEpisodes(env.spec).open(tmp_path, state)
+    EpisodeQueue(env.spec).open(tmp_path, state)
     assert not path.exists()
     state["files"]["written"] = [0]
     with pytest.raises(RunFolderError, match="is gone"):
-        PlayedEpisodes(env.spec).open(tmp_path, state)
+        EpisodeQueue(env.spec).open(tmp_path, state)

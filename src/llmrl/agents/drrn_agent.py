@@ -43,7 +43,7 @@ class DRRNPolicy:
         self.network, self.words, self.temperature = network, words, temperature
         self.channel = channel
         self.channels = (channel, *((MASK,) if MASK in spec.observation else ()))
-        self.actions = [words.read(text) for text in spec.continuations(channel)]
+        self.actions = [words.encode(text) for text in spec.continuations(channel)]
         self.final_states: list[tuple[list[bytes], np.ndarray | None, np.ndarray]] = []
         self._memo = Memo(self._read)
 
@@ -72,7 +72,7 @@ class DRRNPolicy:
         """Return the highest Q, [n_envs, n_agents]."""
         q, texts = self._q(observation)
         mask = observation.get(MASK)
-        if self._memo.open:
+        if self._memo.is_active:
             empty = np.asarray(observation[self.channel], dtype=object).ravel() == ""
             self.final_states.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy(), empty))
         return mask_logits(q, mask).amax(-1)
@@ -83,7 +83,7 @@ class DRRNPolicy:
 
         The vocabulary does not change: new words remain unknown.
         """
-        texts = [self.words.read(prompt, learn=False) for prompt in prompts]
+        texts = [self.words.encode(prompt, learn=False) for prompt in prompts]
         q: torch.Tensor = self.network(pad_texts(texts), pad_texts(self.actions))
         return (q / self.temperature).softmax(-1)
 
@@ -91,7 +91,7 @@ class DRRNPolicy:
     def _q(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
         """Return Q [n_envs, n_agents, n_actions] and the encoded texts."""
         prompts = np.asarray(observation[self.channel], dtype=object)
-        texts = [self.words.read(prompt) for prompt in prompts.ravel()]
+        texts = [self.words.encode(prompt) for prompt in prompts.ravel()]
         [q] = self._memo(texts)
         return q.reshape(*prompts.shape, -1), texts
 
@@ -161,14 +161,14 @@ class DRRNAgent:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         transitions = self._transitions(rollout)
         metrics = self._learner.learn(transitions, len(rollout.action), self.policy.actions, generator)
-        self.policy.words.keep()
+        self.policy.words.commit()
         return {**metrics, "loss/entropy": -float(rollout.log_prob.mean())}
 
     def adapt(self, spec: EnvSpec) -> None:
         """Use the actions of `spec` from now on. Words that occurred since the last update are forgotten."""
         spec.need_discrete("agent=drrn")
-        self.policy.words.forget()
-        self.policy.actions = [self.policy.words.read(text) for text in spec.continuations(self.policy.channel)]
+        self.policy.words.roll_back()
+        self.policy.actions = [self.policy.words.encode(text) for text in spec.continuations(self.policy.channel)]
 
     def reset(self) -> None:
         self.policy.network.load_state_dict(self._original)
@@ -208,7 +208,7 @@ class DRRNAgent:
         )
         prompt_array = rollout.observation[policy.channel]
         unique_texts, text_indices = prompt_array.distinct()
-        word_ids = [policy.words.read(text) for text in unique_texts]
+        word_ids = [policy.words.encode(text) for text in unique_texts]
         prompts = [[word_ids[i] for i in row] for row in text_indices.flatten(1).tolist()]
         next_prompts = [*prompts[1:], final_states[steps - 1][0]]
         legal = None

@@ -177,7 +177,7 @@ class PPOAgent:
         self.policy.load_state_dict({**present, **weights})
         learner = agent_state.get("learner") or {}
         if self._ppo is not None and parts == "all" and "scales" in learner:
-            self._ppo.begin_with(learner["scales"])  # units of the loaded critic's values
+            self._ppo.set_initial_scales(learner["scales"])  # units of the loaded critic's values
 
 
 def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher | None) -> None:

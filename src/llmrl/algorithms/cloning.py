@@ -37,24 +37,30 @@ class BehavioralCloning:
     Args:
         network: network from a batch to logits [batch, n_actions] and values [batch]; the value head is not trained.
         settings: hyperparameters.
-        lessons: training samples: `action` [n] and the network's inputs, each [n, ...].
-        held_out: samples for `measure`; may be empty.
+        train_samples: training samples: `action` [n] and the network's inputs, each [n, ...].
+        validation_samples: samples for `validate`; may be empty.
         seeds: seed tree; epoch i is shuffled by stream `i` of its child `order`.
         epochs: number of passes over the training samples.
 
     Attributes:
         updates: number of updates in all epochs.
-        learned, kept_back: number of training and of held-out samples.
+        n_train, n_validation: number of training and of held-out samples.
     """
 
     def __init__(
-        self, network: nn.Module, settings: CloningSettings, lessons: Batch, held_out: Batch, seeds: Seeds, epochs: int
+        self,
+        network: nn.Module,
+        settings: CloningSettings,
+        train_samples: Batch,
+        validation_samples: Batch,
+        seeds: Seeds,
+        epochs: int,
     ) -> None:
         self.network, self.settings = network, settings
-        self.learned, self.kept_back = len(lessons["action"]), len(held_out["action"])
-        self.updates_per_epoch = -(-self.learned // settings.batch_size)
+        self.n_train, self.n_validation = len(train_samples["action"]), len(validation_samples["action"])
+        self.updates_per_epoch = -(-self.n_train // settings.batch_size)
         self.updates = epochs * self.updates_per_epoch
-        self._samples, self._held_out, self._seeds = lessons, held_out, seeds
+        self._samples, self._validation_samples, self._seeds = train_samples, validation_samples, seeds
         self._updater = OptimizerStep(
             network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf
         )
@@ -96,14 +102,14 @@ class BehavioralCloning:
         return s.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     @torch.no_grad()
-    def measure(self) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Return mean loss and accuracy on the held-out samples; {} if there are none."""
-        size, n = self.settings.batch_size, self.kept_back
+        size, n = self.settings.batch_size, self.n_validation
         totals: dict[str, float] = {}
         for start in range(0, n, size):
-            places = torch.arange(start, min(start + size, n))
-            for name, x in self._evaluate_batch(_select_samples(self._held_out, places)).items():
-                totals[name] = totals.get(name, 0.0) + float(x) * len(places) / n
+            indices = torch.arange(start, min(start + size, n))
+            for name, x in self._evaluate_batch(_select_samples(self._validation_samples, indices)).items():
+                totals[name] = totals.get(name, 0.0) + float(x) * len(indices) / n
         return totals
 
     def state_dict(self) -> State:
@@ -114,11 +120,11 @@ class BehavioralCloning:
 
     def _minibatch(self, i: int) -> torch.Tensor:
         """Return the indices of the samples of update `i`; every sample occurs once per epoch."""
-        epoch, place = divmod(i, self.updates_per_epoch)
+        epoch, batch_index = divmod(i, self.updates_per_epoch)
         if self._order is None or self._order[0] != epoch:
-            order = torch.randperm(self.learned, generator=self._seeds.child("order").torch(epoch))
+            order = torch.randperm(self.n_train, generator=self._seeds.child("order").torch(epoch))
             self._order = (epoch, order)
-        start = place * self.settings.batch_size
+        start = batch_index * self.settings.batch_size
         return self._order[1][start : start + self.settings.batch_size]
 
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
@@ -138,5 +144,5 @@ class BehavioralCloning:
         return record
 
 
-def _select_samples(samples: Batch, places: torch.Tensor) -> Batch:
-    return {name: x[places.to(x.device)] for name, x in samples.items()}
+def _select_samples(samples: Batch, indices: torch.Tensor) -> Batch:
+    return {name: x[indices.to(x.device)] for name, x in samples.items()}

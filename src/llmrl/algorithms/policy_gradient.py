@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from llmrl.core.records import State
-from llmrl.networks.layers import RunningMoments
-
 
 def normalize_advantages(advantage: torch.Tensor, eps: float) -> torch.Tensor:
     """Center advantages [..., n] over the last axis and scale them to a standard deviation of 1.
@@ -53,39 +50,24 @@ def generalized_advantages(
     return torch.stack(advantage[::-1])
 
 
-class RewardScale:
-    """Running standard deviation of the discounted return so far, by which learners divide rewards.
+def discounted_returns(reward: torch.Tensor, done: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Return the discounted sum of the rewards so far, R_t = r_t + gamma R_(t-1), [T, n_envs, n_agents].
 
-    Hyperparameters then do not depend on the units of a game's rewards. The return so far is
-    R_t = r_t + gamma R_(t-1), 0 before an episode or a rollout begins. Its moments are over all steps, games and agents
-    seen. As in Engstrom et al. (2020, arXiv 2005.12729, section 3), rewards are not centered.
+    It is 0 before an episode or the rollout begins. Learners divide rewards by its running standard deviation, so that
+    hyperparameters do not depend on the units of a game's rewards. As in Engstrom et al. (2020, arXiv 2005.12729,
+    section 3), rewards are not centered.
 
     Args:
+        reward: r_t, [T, n_envs, n_agents].
+        done: whether the episode terminated or was truncated in step t, [T, n_envs] bool.
         gamma: discount per step, [0, 1].
     """
-
-    def __init__(self, gamma: float) -> None:
-        self.gamma, self._moments = gamma, RunningMoments()
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the return so far; 1 as long as it is (almost) zero."""
-        return float(self._moments.deviation)
-
-    def update(self, reward: torch.Tensor, done: torch.Tensor) -> None:
-        """Update the moments with a rollout: `reward` [T, n_envs, n_agents] and ends of episodes `done` [T, n_envs]."""
-        running, returns = torch.zeros_like(reward[0]), []
-        for step, end in zip(reward, done, strict=True):
-            running = step + self.gamma * running
-            returns.append(running)
-            running = torch.where(end[:, None], 0.0, running)
-        self._moments.update(torch.stack(returns).flatten().cpu())
-
-    def state_dict(self) -> State:
-        return {name: x.clone() for name, x in self._moments.state_dict().items()}
-
-    def load_state_dict(self, state: State) -> None:
-        self._moments.load_state_dict(state)
+    running, returns = torch.zeros_like(reward[0]), []
+    for step, end in zip(reward, done, strict=True):
+        running = step + gamma * running
+        returns.append(running)
+        running = torch.where(end[:, None], 0.0, running)
+    return torch.stack(returns)
 
 
 def surrogate(
@@ -107,7 +89,7 @@ def surrogate(
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + high) * advantage)
 
 
-def joint_actions(
+def combine_joint_actions(
     log_ratio: torch.Tensor, advantage: torch.Tensor, joint: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logarithm of the ratio of joint actions, and their advantage, each [m].

@@ -10,6 +10,7 @@ no clipping (`agent=pg`).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ import torch
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, TrainedPolicy, Updater
 from llmrl.algorithms.policy_gradient import (
-    RewardScale,
+    combine_joint_actions,
+    discounted_returns,
     generalized_advantages,
-    joint_actions,
     normalize_advantages,
     surrogate,
     unexplained_variance,
@@ -99,7 +100,7 @@ class PPO:
             )
         self.updaters = self._new_updaters()
         self.updates = 0
-        self.reward_scale, self.value_moments = RewardScale(settings.gamma), RunningMoments()
+        self.reward_moments, self.value_moments = RunningMoments(), RunningMoments()
         self._first_scales = self._scales()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
@@ -163,7 +164,9 @@ class PPO:
     def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Start an update: update the scale of rewards and the learning rate, and return the teacher's advice."""
         if self.settings.scale_rewards:
-            self.reward_scale.update(rollout.reward.detach(), rollout.terminated | rollout.truncated)
+            done = rollout.terminated | rollout.truncated
+            returns = discounted_returns(rollout.reward.detach(), done, self.settings.gamma)
+            self.reward_moments.update(returns.flatten().cpu())
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
         self._set_learning_rate()
         self.updates += 1
@@ -172,11 +175,11 @@ class PPO:
     def estimate(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
         """Return advantages and value targets, each [T, n_envs, n_agents], differentiable with respect to the rewards.
 
-        If rewards are scaled, both are in units of `RewardScale`. With `baseline: none` both are the discounted reward
-        to go, up to the end of the episode or of the rollout.
+        If rewards are scaled, both are in units of the running standard deviation of `discounted_returns`. With
+        `baseline: none` both are the discounted reward to go, up to the end of the episode or of the rollout.
         """
         s = self.settings
-        reward = rollout.reward / self.reward_scale.deviation if s.scale_rewards else rollout.reward
+        reward = rollout.reward / float(self.reward_moments.deviation) if s.scale_rewards else rollout.reward
         is_end = rollout.terminated | rollout.truncated
         done = is_end[..., None].expand_as(rollout.reward)
         if s.baseline == "none":
@@ -225,7 +228,7 @@ class PPO:
         flat = normalize_advantages(by_game.flatten(-2), s.advantage_eps)
         return flat.view_as(by_game).transpose(-3, -2).reshape_as(advantage)
 
-    def orders(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    def permutations(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
         """Yield a random permutation of n samples for each epoch, [n] int64."""
         for _ in range(self.settings.epochs):
             yield torch.randperm(n, generator=generator, device=generator.device)
@@ -243,7 +246,7 @@ class PPO:
         starts = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
         return SequenceMinibatches(data, indices, size, starts, state.flatten(0, 1), team)
 
-    def epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
+    def run_epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
         """Take a gradient step on every minibatch and return its record; stop after an epoch that exceeds `target_kl`.
 
         For stacked networks, minibatches and records have one more leading axis.
@@ -271,7 +274,7 @@ class PPO:
         log_prob, entropy = self.policy.distribution.log_prob_entropy(outputs, batch["action"])
         log_ratio, weight = log_prob - batch["log_prob"], batch["weight"]
         if "team_step" in batch:
-            log_ratio, weight = joint_actions(log_ratio, weight, batch["team_step"])
+            log_ratio, weight = combine_joint_actions(log_ratio, weight, batch["team_step"])
         ratio = log_ratio.exp()
         policy_loss = -surrogate(ratio, weight, s.clip).mean(-1)
         mean_entropy = entropy.mean(-1)
@@ -293,13 +296,12 @@ class PPO:
             record |= teacher_metrics
         return loss, {name: x.detach() for name, x in record.items()}
 
-    def report(self, means: Sequence[float], steps: int) -> dict[str, float] | Diverged:
+    def summarize(self, means: Sequence[float], steps: int) -> dict[str, float] | Diverged:
         """Return the metrics of an update, or the exception that ends training if a mean is not finite.
 
         Args:
             means: means of the steps' records, in the order of `DIAGNOSTICS`, and the unexplained fraction of the
-                targets'
-                variance (`unexplained_variance`).
+                targets' variance (`unexplained_variance`).
             steps: number of optimizer steps.
         """
         *losses, residual_variance = means
@@ -325,17 +327,16 @@ class PPO:
             for group in updater.optimizer.param_groups:
                 group["lr"] = s.learning_rate + progress * (s.final_learning_rate - s.learning_rate)
 
-    def begin_with(self, scales: State) -> None:
+    def set_initial_scales(self, scales: State) -> None:
         """Use the scales of rewards and values from loaded weights (from `state_dict`); `reset` restores them."""
         self._first_scales = scales
         self._load_scales(scales)
 
     def _scales(self) -> State:
-        value = {name: x.clone() for name, x in self.value_moments.state_dict().items()}
-        return {"reward": self.reward_scale.state_dict(), "value": value}
+        return copy.deepcopy({"reward": self.reward_moments.state_dict(), "value": self.value_moments.state_dict()})
 
     def _load_scales(self, scales: State) -> None:
-        self.reward_scale.load_state_dict(scales["reward"])
+        self.reward_moments.load_state_dict(scales["reward"])
         self.value_moments.load_state_dict(scales["value"])
 
     def reset(self, keep_moments: bool = False) -> None:
@@ -414,23 +415,25 @@ def fit(
     data |= {name: x.flatten(0, 2) for name, x in (advice or {}).items()}
     n = indices.shape[1]
     records: list[list[Record]] = []
-    for place, updater in updaters(min(settings.minibatch_size or n, n)):
-        if isinstance(place, slice):
-            minibatches = lead.minibatches(rollout, data, indices[place], slice(None))
-            sources = [generators[i // len(groups)] for i in range(len(indices))[place]]
+    for index, updater in updaters(min(settings.minibatch_size or n, n)):
+        if isinstance(index, slice):
+            minibatches = lead.minibatches(rollout, data, indices[index], slice(None))
+            sources = [generators[i // len(groups)] for i in range(len(indices))[index]]
             # The order of draws is that of networks trained one after the other.
-            orders = torch.stack([torch.stack(list(lead.orders(minibatches.n, source))) for source in sources])
-            records.append(lead.epochs(updater, map(minibatches.batches, orders.unbind(1))))
+            orders = torch.stack([torch.stack(list(lead.permutations(minibatches.n, source))) for source in sources])
+            records.append(lead.run_epochs(updater, map(minibatches.batches, orders.unbind(1))))
             continue
-        network, agents = groups[place]
-        minibatches = lead.minibatches(rollout, data, indices[place], agents)
-        records.append(lead.epochs(updater, map(minibatches.batches, lead.orders(minibatches.n, generators[0]))))
-        if isinstance(network, ActorCritic) and network.normalizes:
-            network.update_normalizers({name: x[indices[place]] for name, x in data.items()})
+        network, agents = groups[index]
+        minibatches = lead.minibatches(rollout, data, indices[index], agents)
+        records.append(
+            lead.run_epochs(updater, map(minibatches.batches, lead.permutations(minibatches.n, generators[0])))
+        )
+        if isinstance(network, ActorCritic) and network.has_normalizers:
+            network.update_normalizers({name: x[indices[index]] for name, x in data.items()})
     means = torch.cat([_mean(steps) for steps in records], dim=1).view(len(DIAGNOSTICS), k, -1).mean(2)
     columns = torch.cat([means, residual_variance[None]]).T.tolist()  # one transfer for all minibatches
     counts = sum(len(steps) * steps[0]["policy"].numel() for steps in records) // k
-    results = [ppo.report(column, counts) for ppo, column in zip(learners, columns, strict=True)]
+    results = [ppo.summarize(column, counts) for ppo, column in zip(learners, columns, strict=True)]
     if lead.teacher is not None and isinstance(results[0], dict):
         results[0] |= _teacher_means(records) | lead.teacher.metrics()
     return results

@@ -38,8 +38,7 @@ class QLearning:
     """Learner with one-step temporal differences (Watkins 1989) and Huber loss on replayed transitions.
 
     Args:
-        network: trained network. Called with texts of states and of actions, each as returned by `vocabulary.padded`,
-            it
+        network: trained network. Called with texts of states and of actions, each as returned by `pad_texts`, it
             returns Q of every action in every state, [n, n_actions] (`DRRN`).
         settings: hyperparameters.
     """
@@ -142,7 +141,7 @@ class Transitions:
     """Batch of n transitions.
 
     Attributes:
-        prompt, next_prompt: texts, as returned by `TaskText.read`.
+        prompt, next_prompt: texts, as returned by `Vocabulary.encode`.
         action: [n] int64.
         reward: [n] float32.
         terminal: whether the episode ended with the step, [n] bool.
@@ -245,10 +244,8 @@ class ReplayBuffer:
             return
         new_size = min(max(n, 2 * size, 1024), self.capacity)
         for name, new in like.items():
-            column = np.zeros((new_size, *new.shape[1:]), dtype=new.dtype)
-            if size:
-                column[:size] = self._columns[name]
-            self._columns[name] = column
+            added = np.zeros((new_size - size, *new.shape[1:]), dtype=new.dtype)
+            self._columns[name] = np.concatenate([self._columns.get(name, new[:0]), added])
 
     def _drop_unused(self) -> None:
         """Remove the texts of overwritten transitions."""

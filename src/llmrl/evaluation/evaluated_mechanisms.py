@@ -227,7 +227,7 @@ def adapt_societies(
         adaptation = AdaptationRounds(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])
         for i in range(plan.rounds):
             nodes = [seeds.child("adapt").child(i)] * len(vectors)
-            serve(adaptation.round(nodes, np.stack(vectors), context))
+            serve(adaptation.play_round(nodes, np.stack(vectors), context))
         return [agent.state_dict() for agent in agents]
     finally:
         env.close()

@@ -27,7 +27,7 @@ from llmrl.evaluation.videos import film, save_alone, save_side_by_side
 from llmrl.experiment.parts import Config, Parts
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector, evaluate_policy
-from llmrl.rollout.trajectory_writers import written_trajectories
+from llmrl.rollout.trajectory_writers import make_trajectory_writer
 
 Player = tuple[str, str]
 """A policy and the mode it plays in."""
@@ -39,7 +39,7 @@ def recording_collector(env: VecEnv, policy: Policy, device: str, trajectories: 
     Raises:
         ConfigError: the environment does not provide the channels that the policy reads.
     """
-    writers = [] if trajectories is None else [written_trajectories(env, policy, trajectories)]
+    writers = [] if trajectories is None else [make_trajectory_writer(env, policy, trajectories)]
     return Collector(env, policy, device, observers=writers)
 
 

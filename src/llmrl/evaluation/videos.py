@@ -20,8 +20,8 @@ from llmrl.core.welfare_measures import Objective
 from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, ShownSociety, SocietyPictures
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
-from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.episode_summaries import episode_welfare
+from llmrl.rollout.rollout_buffer import EpisodeAccumulator
 
 if TYPE_CHECKING:
     import torch
@@ -287,7 +287,7 @@ class RunningSums:
 
     def moment(self) -> Moment:
         """Return the state of the episode to show."""
-        episode = self._running.so_far(0)
+        episode = self._running.running_episode(0)
         if episode is None:
             return Moment(0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_words, self._counts), 0.0), {})
         objective = float(episode_welfare([episode], self.objective, self.spending_cost)[0])

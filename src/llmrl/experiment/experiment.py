@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -22,11 +22,13 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.secrets import check_no_secrets
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.resources import RunResources
-from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.config_hash import config_hash
 from llmrl.run.distributed import open_run
 from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
+
+if TYPE_CHECKING:
+    from llmrl.loops.executor import BatchSeat
 
 
 class Experiment:
@@ -58,7 +60,7 @@ class Experiment:
         self,
         config: Mapping[str, Any],
         overrides: Iterable[str] = (),
-        seat: ExecutorSeat | None = None,
+        seat: BatchSeat | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         check_run_options(config)
@@ -200,7 +202,7 @@ class Experiment:
     def _compute_needed(self, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Compute a run that this run needs; this run waits until that is done."""
         seat = self.resources.seat
-        with nullcontext() if seat is None else seat.apart():
+        with nullcontext() if seat is None else seat.unbatched():
             Experiment(config, overrides, seat).run()
 
     def _open(self) -> Run:

@@ -283,7 +283,7 @@ def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
 def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = None) -> Loop:
     """Build the loop that the parts determine (`loop_kind`); agents that do not learn get the loop `play`.
 
-    `known` returns the results of reference runs (`LoopParts.known`).
+    `known` returns the results of reference runs (`LoopParts.load_references`).
     """
     kind = parts.kind
     if kind == "learn" and not parts.agents[0].learns:
@@ -291,7 +291,7 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
     builder = parts.resources.builder
     settings = builder.build(config[section(kind)], section(kind), SETTINGS[kind])
     loop: Loop = builder.locate(LOOPS[kind], section(kind))(
-        parts if known is None else replace(parts, known=known), settings
+        parts if known is None else replace(parts, load_references=known), settings
     )
     return loop
 

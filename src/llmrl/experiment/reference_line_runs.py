@@ -22,7 +22,7 @@ from llmrl.experiment.parts import Parts, n_envs_per_society
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
-from llmrl.loops.reference_measurements import References, Situation
+from llmrl.loops.reference_measurements import ContextReferences, References
 from llmrl.results.principal_scores import LINES
 from llmrl.run.status import SUMMARY_NAME
 
@@ -158,7 +158,7 @@ def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References
     if not reference_runs or not all(run.finished for run in reference_runs):
         return None
     scan, *untrained = (_history(run.folder / SUMMARY_NAME) for run in reference_runs)
-    return References.of(scan, untrained[0] if untrained else [])
+    return References.from_histories(scan, untrained[0] if untrained else [])
 
 
 def _history(path: Path) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ def _describe_measurements(plan: ReferencePlan) -> str:
     return f"{', '.join(lines)}; each vector measured {times}"
 
 
-def _situation_text(situation: Situation) -> str:
+def _situation_text(situation: ContextReferences) -> str:
     """Return the lines of a context as a short text."""
     prefix = "" if situation.context is None else f"{situation.context}: "
     lines = zip(LINES.values(), (situation.untrained, situation.no_mechanism, situation.best), strict=True)

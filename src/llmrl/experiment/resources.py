@@ -8,17 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import local_device
 from llmrl.llms.client import ChatClient
-from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.sink import Sink
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import RUNS_BESIDE, Machine
+
+if TYPE_CHECKING:
+    from llmrl.loops.executor import BatchSeat
 
 Config = Mapping[str, Any]
 Model = ChatClient | Scorer | None
@@ -50,7 +52,7 @@ class RunResources:
         self,
         config: Config,
         make_model: Callable[[RunResources], Model] = lambda resources: None,
-        seat: ExecutorSeat | None = None,
+        seat: BatchSeat | None = None,
     ) -> None:
         self.config, self._make_model, self.seat = config, make_model, seat
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import LlmrlError
 from llmrl.core.printable import print_records
 from llmrl.core.processes import ProcessGroup, leaving_group
 from llmrl.core.threads import exclusive
 from llmrl.experiment.experiment import Experiment, application_of
-from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.command_exit import EXIT_INTERRUPTED, exit_on_error, print_message
 from llmrl.run.signals import Stopped
+
+if TYPE_CHECKING:
+    from llmrl.loops.executor import BatchSeat
 
 _VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that log every request or file; this package reports their failures itself."""
 
 
 def compute(
-    config: dict[str, Any], overrides: list[str], seat: ExecutorSeat | None = None, label: str = ""
+    config: dict[str, Any], overrides: list[str], seat: BatchSeat | None = None, label: str = ""
 ) -> float | None:
     """Compute the run of a resolved config as a command does, and return its result; the task of jobs of a sweep.
 

@@ -84,7 +84,7 @@ class PromptFormat:
             proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, error)])
         proposer.iteration = len(example.history)
         prompt = proposer.question(None)
-        records = proposer.history.trim(proposer.select(), proposer.settings.history, proposer.n_shown)
+        records = proposer.history.trim(proposer.select(), proposer.settings.history, proposer.n_records)
         prompt_trials = tuple(
             _merge_trials([example.history[int(i)] for i in record["measured"]]) for record in records
         )
@@ -123,7 +123,7 @@ class PromptFormat:
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:
         """Return the vector as the search would try it; None if it would ask again (`principal.out_of_range`)."""
-        if self.proposer.refuses(vector):
+        if self.proposer.is_refused(vector):
             return None
         return self.space.rounded(vector, clip=self.proposer.settings.out_of_range != "accept")
 

@@ -10,17 +10,17 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.metrics import Kind
-from llmrl.core.protocols import Agent, Controller
-from llmrl.core.records import State
+from llmrl.core.protocols import Controller
+from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Loop, Request, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.search_settings import SearchSettings
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
     SupportsEvaluator,
-    curve_summary,
     evaluation_seeds,
     incumbent_metrics,
+    summarize_curve,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.run import Run
@@ -52,14 +52,14 @@ class HasGymnasiumEnv(Protocol):
         ...
 
 
-class BaselineLoop(Loop):
+class BaselineLoop(StateFields, Loop):
     """Train for as many episodes as a policy search would play; then evaluate as such a search is evaluated.
 
     Episodes are logged in blocks as large as an iteration of the search: the mean return of the exploring policy. The
     evaluation is without exploration, on the same episodes as that of the best proposal of a search with the same seed.
 
-    The training cannot be saved before it ends. A run that is stopped starts again from the beginning, with the same
-    numbers.
+    The training cannot be saved before it ends: a checkpoint during it holds the weights and measurements from before.
+    A run that is stopped starts again from the beginning, with the same numbers.
 
     Args:
         parts: parts of the run, with one agent.
@@ -69,6 +69,8 @@ class BaselineLoop(Loop):
     Raises:
         ConfigError: the parts cannot work together, or a setting applies to searches only.
     """
+
+    _state_fields = ("is_trained", "returns", "env_steps", "agents")
 
     def __init__(self, parts: LoopParts, settings: SearchSettings) -> None:
         [agent], env = parts.agents, parts.env
@@ -91,35 +93,35 @@ class BaselineLoop(Loop):
                     f"search.{name} has no effect with agent=sb3, which has no principal; remove this override"
                 )
         self.env, self.agent, self.seeds, self.cores = env, agent, parts.seeds, parts.cores
-        self.blocks, self.block = settings.iterations, settings.candidates * settings.episodes
-        self.evaluations = settings.schedule
+        self.agents, self.settings = list(parts.agents), settings
+        self.n_blocks, self.block_size = settings.iterations, settings.candidates * settings.episodes
         self.returns: list[float] = []  # mean of each block
         self.env_steps = 0
-        self.trained = False
+        self.is_trained = False
 
     def plan(self) -> list[tuple[str, str]]:
         return [
-            ("  training", f"{self.blocks:,} blocks of {self.block:,} episodes"),
-            ("  learned so far", self.evaluations.description),
-            ("episodes", f"{self.blocks * self.block:,}"),
+            ("  training", f"{self.n_blocks:,} blocks of {self.block_size:,} episodes"),
+            ("  learned so far", self.settings.evaluation_plan),
+            ("episodes", f"{self.n_blocks * self.block_size:,}"),
         ]
 
     def requests(self, run: Run) -> Requests[float]:
         """Train and evaluate; return the mean return of the trained policy on unseen seeds."""
         if run.restored is not None:
-            self._restore(run.restored)
-        if not self.trained:
+            self.load_state_dict(run.restored)
+        if not self.is_trained:
             yield Delegate(lambda ask: self._train(run, ask))
-            self.trained = True
-        yield SafePoint(self.blocks, self.state_dict, always=True)
+            self.is_trained = True
+        yield SafePoint(self.n_blocks, self.state_dict, always=True)
         final: EvaluationBatch = yield self._evaluation()
         metrics = incumbent_metrics(final)
         yield self._row("evaluation", metrics)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in metrics.items()},
             "highest_return": max(self.returns),
-            **curve_summary(self.returns),
-            "episodes": self.blocks * self.block,
+            **summarize_curve(self.returns),
+            "episodes": self.n_blocks * self.block_size,
             "env_steps": self.env_steps,
             RESULT_EPISODES: final.returns.tolist(),
         }
@@ -132,21 +134,21 @@ class BaselineLoop(Loop):
         lengths: list[int] = []
 
         def record_episode(episode_return: float, length: int) -> bool:
-            if len(self.returns) == self.blocks:
+            if len(self.returns) == self.n_blocks:
                 return False
             returns.append(episode_return)
             lengths.append(length)
             self.env_steps += length
             progress.advance(1)
-            if len(returns) == self.block:
+            if len(returns) == self.block_size:
                 self._log(ask, returns, lengths)
                 progress.show_result(self.returns[-1])
                 ask(SafePoint(0, lambda: initial_state))
-            return len(self.returns) < self.blocks
+            return len(self.returns) < self.n_blocks
 
-        with run.progress(self.blocks * self.block, "episodes", "baseline") as progress:
+        with run.progress(self.n_blocks * self.block_size, "episodes", "baseline") as progress:
             assert isinstance(self.env, HasGymnasiumEnv)
-            self.agent.fit(self.env.single, record_episode, self.blocks * self.block)
+            self.agent.fit(self.env.single, record_episode, self.n_blocks * self.block_size)
 
     def _log(self, ask: Callable[[Request], Any], returns: list[float], lengths: list[int]) -> None:
         self.returns.append(float(np.mean(returns)))
@@ -156,13 +158,13 @@ class BaselineLoop(Loop):
             "search/length": float(np.mean(lengths)),
         }
         ask(self._row("episode", metrics))
-        if self.evaluations.due(len(self.returns)):
+        if self.settings.is_evaluation_due(len(self.returns)):
             ask(self._row("evaluation", incumbent_metrics(ask(self._evaluation()))))
         returns.clear()
         lengths.clear()
 
     def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
-        episodes = len(self.returns) * self.block
+        episodes = len(self.returns) * self.block_size
         return Log(kind, "episodes", metrics, {"episodes": episodes, "env_steps": self.env_steps})
 
     def _evaluation(self) -> EvaluateController:
@@ -170,28 +172,12 @@ class BaselineLoop(Loop):
             env=self.env,
             controller=self.agent.controller,
             vectors=np.zeros((1, 0)),
-            seeds=evaluation_seeds(self.seeds, self.evaluations.episodes),
-            workers=self.cores if _can_be_sent(self.agent.controller) else 1,
+            seeds=evaluation_seeds(self.seeds, self.settings.evaluate_episodes),
+            workers=self.cores if _is_picklable(self.agent.controller) else 1,
         )
 
-    def state_dict(self) -> State:
-        """Return the learned weights and the measurements; during training, they are those from before it."""
-        assert isinstance(self.agent, Agent)
-        return {
-            "trained": self.trained,
-            "returns": list(self.returns),
-            "env_steps": self.env_steps,
-            "agents": [self.agent.state_dict()],
-        }
 
-    def _restore(self, state: State) -> None:
-        assert isinstance(self.agent, Agent)
-        self.trained, self.returns = state["trained"], list(state["returns"])
-        self.env_steps = state["env_steps"]
-        self.agent.load_state_dict(state["agents"][0])
-
-
-def _can_be_sent(controller: Controller) -> bool:
+def _is_picklable(controller: Controller) -> bool:
     """Return whether a controller can be pickled for a worker process."""
     try:
         pickle.dumps(controller)

@@ -74,7 +74,7 @@ class CloneLoop(Loop):
     def plan(self) -> list[tuple[str, str]]:
         c = self.cloning
         return [
-            ("  lessons", f"{c.learned:,} steps, {c.kept_back:,} held out"),
+            ("  lessons", f"{c.n_train:,} steps, {c.n_validation:,} held out"),
             ("  updates", f"{c.updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs"),
         ]
 
@@ -132,13 +132,13 @@ class CloneLoop(Loop):
         return Log(kind, "updates", metrics, {"updates": self.updates, "samples": self._samples()})
 
     def _held_out(self) -> dict[str, float]:
-        return {f"held_out/{name}": x for name, x in self.cloning.measure().items()}
+        return {f"held_out/{name}": x for name, x in self.cloning.validate().items()}
 
     def _samples(self) -> int:
         """Return the number of samples learned from so far; a sample counts once for each pass."""
         c = self.cloning
         epochs, updates = divmod(self.updates, c.updates_per_epoch)
-        return epochs * c.learned + min(updates * c.settings.batch_size, c.learned)
+        return epochs * c.n_train + min(updates * c.settings.batch_size, c.n_train)
 
     def _restore(self, run: Run) -> None:
         self.updates = run.iteration

@@ -11,7 +11,6 @@ An exception in an answer is raised where the request was yielded, so `with` blo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -188,30 +187,6 @@ class SafePoint:
 
 Request = Begin | PlaySteps | PlayEpisode | Update | Call | EvaluateController | Delegate | Log | SafePoint
 """All requests that a loop may make."""
-
-
-class ExecutorSeat(Protocol):
-    """The seat of one run at an executor of several runs (`llmrl.loops.batched_executor`)."""
-
-    def answer(self, request: Request) -> Any:
-        """Return the answer to a request; called in the thread of the run, which waits for it.
-
-        Raises:
-            Exception: as raised while the request was answered.
-        """
-        ...
-
-    def away(self) -> AbstractContextManager[None]:
-        """Return a context in which the run may wait for long; the other runs do not wait for it."""
-        ...
-
-    def apart(self) -> AbstractContextManager[None]:
-        """Return a context in which the run computes another run, which cannot be batched with the others."""
-        ...
-
-    def leave(self) -> None:
-        """Leave the executor; the run makes no more requests."""
-        ...
 
 
 T = TypeVar("T")

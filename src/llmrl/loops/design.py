@@ -14,14 +14,14 @@ from llmrl.core.records import CallEstimate, PrincipalBriefing
 from llmrl.loops.compute_requests import Call, Log, Requests
 from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
 from llmrl.loops.design_results import DesignResults, Score, n_earlier_occurrences, proposal_metrics
-from llmrl.loops.design_settings import DesignSettings, check_differentiable, checked_horizon, confirmation_steps
+from llmrl.loops.design_settings import DesignSettings, check_differentiable, check_settings, n_confirmation_steps
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
-from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, SuccessiveHalving
+from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import AdaptationRounds, Measurement, Societies
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
-from llmrl.rollout.progress_observers import GraceWatch, StepProgress
+from llmrl.rollout.run_observers import GracePeriodObserver, StepProgress
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.run import Run
 
@@ -62,7 +62,7 @@ class DesignLoop:
     def __init__(self, parts: LoopParts, settings: DesignSettings) -> None:
         env, principal = parts.env, parts.principal
         assert principal is not None
-        horizon = checked_horizon(env.spec, principal, settings)
+        horizon = check_settings(env.spec, principal, settings)
         self.env, self.agents, self.principal, self.seeds = env, parts.agents, principal, parts.seeds
         self.settings, self.meter = settings, parts.meter
         self.societies = Societies(env, self.agents, settings.candidates, settings.replicates)
@@ -70,7 +70,7 @@ class DesignLoop:
         # Agents that neither learn nor carry a state over play the same in the last round as in the first.
         adapts = any(agent.learns or getattr(agent, "carried", ()) for agent in self.agents)
         rounds, n_contexts = settings.adapt_rounds if adapts else 0, len(env.spec.contexts)
-        confirm_steps = confirmation_steps(settings, n_contexts)
+        confirm_steps = n_confirmation_steps(settings, n_contexts)
         self.schedule = DesignSchedule(settings, horizon, env.spec.n_envs, games, n_contexts, confirm_steps, rounds)
         objective = settings.objective or env.spec.objective
         if isinstance(principal, GradientProposer):
@@ -81,7 +81,7 @@ class DesignLoop:
         self.adaptation = AdaptationRounds(self.collector, self.societies, horizon, settings.rollout_steps)
         if rounds:
             check_rollout_steps(self.agents, self.adaptation.pieces[0], games)
-        self.find_references = parts.known if settings.references != 0 else lambda: None
+        self.load_references = parts.load_references if settings.references != 0 else lambda: None
         self.references: References | None = None
         self._brief()
         self.record = AdaptationRecord(
@@ -101,7 +101,7 @@ class DesignLoop:
                 validate_episodes=schedule.validate_episodes * settings.replicates,
                 replicates=settings.replicates,
                 reset=settings.reset_agents,
-                without={} if references is None else references.without,
+                without={} if references is None else references.no_mechanism_values,
                 games=schedule.games,
                 updates=self.updates_per_round,
                 confirmations=schedule.confirm_steps * settings.candidates,
@@ -132,16 +132,15 @@ class DesignLoop:
         return plan_rows(self.schedule, self.updates_per_round, self.record.objective.name)
 
     def estimate(self) -> CallEstimate | None:
-        estimates: list[CallEstimate] = []
-        if isinstance(self.principal, EstimatesCalls):
-            estimates.append(self.principal.estimate(self.schedule.proposal_steps, self.settings.candidates))
-        schedule = self.schedule
+        schedule, principal = self.schedule, self.principal
         rounds = schedule.env_steps // (schedule.horizon * schedule.n_envs)
-        estimates += [
+        estimates = [
             agent.estimate(schedule.horizon, rounds * schedule.games)
             for agent in self.agents
             if isinstance(agent, EstimatesCalls)
         ]
+        if isinstance(principal, EstimatesCalls):
+            estimates.insert(0, principal.estimate(schedule.proposal_steps, self.settings.candidates))
         return CallEstimate.total(estimates) if estimates else None
 
     def requests(self, run: Run) -> Requests[float]:
@@ -152,13 +151,15 @@ class DesignLoop:
         progress = self.progress
         if run.restored is not None:
             progress.load_state_dict(run.restored)
-        self.references = self.find_references()
+        self.references = self.load_references()
         self._brief()
         if self.references and self.references.warning:
             log.warning("%s", self.references.warning)
         with (
             run.progress(self.env_steps, "steps", "design", progress.env_steps) as display,
-            self.collector.observed(StepProgress(display, self.env.spec.n_envs), GraceWatch(run, progress.resumable)),
+            self.collector.observed(
+                StepProgress(display, self.env.spec.n_envs), GracePeriodObserver(run, progress.resumable)
+            ),
         ):
             while progress.step < self.schedule.proposal_steps:
                 yield from self._propose(run, display)
@@ -241,14 +242,17 @@ def confirm(run: Run, measurement: Measurement) -> Requests[None]:
     if results.confirmation is None:
         slots = schedule.settings.candidates
         max_candidates = schedule.confirm_steps * slots
-        leading = {context: results.ranking(principal, context)[:max_candidates] for context in results.contexts}
+        leading = {
+            context: results.rank_candidates(principal, context)[:max_candidates] for context in results.contexts
+        }
         results.confirmation = Confirmation(leading, schedule.confirm_steps, slots)
     while not results.confirmation.finished:
         context = results.confirmation.context
         halving = results.confirmation.halvings[context]
         trial = progress.trial
         if trial is None:
-            trial = _next_trial(halving, context)
+            candidates, draws = zip(*halving.trial, strict=True)
+            trial = Trial("confirmation", context, halving.vectors[list(candidates)], draws)
             measurement.begin(trial)
         scores = yield from measurement.measure(run, trial)
         results.history.add(progress.step + 1, scores, trial.draws, confirmed=True)
@@ -262,11 +266,6 @@ def confirm(run: Run, measurement: Measurement) -> Requests[None]:
         }
         yield Log("confirmation", "measurements", metrics, progress.counters)
         yield progress.save_request()
-
-
-def _next_trial(halving: SuccessiveHalving, context: Context) -> Trial:
-    members, draws = zip(*halving.trial, strict=True)
-    return Trial("confirmation", context, halving.vectors[list(members)], draws)
 
 
 def evaluate(run: Run, measurement: Measurement, references: References | None) -> Requests[None]:
@@ -295,7 +294,10 @@ def evaluate(run: Run, measurement: Measurement, references: References | None) 
         yield progress.save_request()
     for n in sorted(results.recommendations):
         metrics = {f"recommendation/{name}": value for name, value in results.evaluator.summary(n).items()}
-        metrics |= _recommendation_values(n, results)
+        if len(results.contexts) == 1:
+            [vector] = results.recommendations[n].values()
+            names = results.mechanism.names
+            metrics |= {f"recommendation/{name}": float(x) for name, x in zip(names, vector, strict=True)}
         yield Log("recommendation", "measurements", metrics, {**progress.counters, "measurements": n})
 
 
@@ -304,14 +306,6 @@ def _range(context: Context, results: DesignResults, references: References | No
     name = None if context is None else results.history.spec.contexts[context]
     scanned = 0.0 if references is None else references.range(name)
     return max(scanned, results.history.objective_range(context))
-
-
-def _recommendation_values(n: int, results: DesignResults) -> dict[str, float]:
-    """Return the recommended values by name as metrics; empty with several contexts."""
-    if len(results.contexts) > 1:
-        return {}
-    [vector] = results.recommendations[n].values()
-    return {f"recommendation/{name}": float(x) for name, x in zip(results.mechanism.names, vector, strict=True)}
 
 
 def plan_rows(schedule: DesignSchedule, updates: int, objective: str) -> list[tuple[str, str]]:
@@ -343,8 +337,7 @@ def plan_rows(schedule: DesignSchedule, updates: int, objective: str) -> list[tu
 
 def _adaptation(schedule: DesignSchedule, updates: int, unit: str) -> str:
     if schedule.adapt_rounds:
-        words = "one update" if updates == 1 else f"{updates:,} updates"
-        learning = f", {words} each" if updates else ""
+        learning = f", {'one update' if updates == 1 else f'{updates:,} updates'} each" if updates else ""
         return f"{schedule.adapt_rounds:,} rounds x {schedule.games} games {unit}{learning}"
     return "none" if updates else "none: these agents do not learn, and carry nothing to the next episode"
 

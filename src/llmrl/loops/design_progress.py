@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -130,12 +130,8 @@ class Trial:
         return seeds.child(self.phase).child(self.context or 0).child(draw)
 
     def state_dict(self) -> State:
+        """Return the arguments of the trial."""
         return asdict(self) | {"draws": list(self.draws)}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Trial:
-        """Return a trial with the state that `state_dict` returned."""
-        return cls(**state)
 
 
 class AdaptationRecord:
@@ -180,17 +176,6 @@ class AdaptationRecord:
         names = losses[0] if losses else {}
         return metrics | {name: float(np.mean([loss[name] for loss in losses])) for name in names}
 
-    def training_of(self, candidate: int) -> tuple[float, float] | None:
-        """Return the objective of a vector in the first and in the last round; None if unknown."""
-        if not self.training:
-            return None
-        first, last = self.training[candidate]
-        return first, last
-
-    def validated_of(self, candidate: int) -> dict[int, float]:
-        """Return the objective of a vector after each earlier validation, by number of rounds."""
-        return {rounds: values[candidate] for rounds, values in self.validated.items()}
-
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the step: returns, and the mean objective after earlier rounds."""
@@ -198,12 +183,11 @@ class AdaptationRecord:
         return self.returns | after
 
     def _record_training(self, episodes: Sequence[Episode]) -> None:
-        parts = [[episode for episode in episodes if episode.game // self.games == i] for i in range(self.candidates)]
-        if not all(parts):
-            return
-        objectives = [float(episode_welfare(part, self.objective, self.spending_cost).mean()) for part in parts]
-        first = [pair[0] for pair in self.training] or objectives
-        self.training = [list(pair) for pair in zip(first, objectives, strict=True)]
+        groups = [[episode for episode in episodes if episode.game // self.games == i] for i in range(self.candidates)]
+        if all(groups):
+            objectives = [float(episode_welfare(group, self.objective, self.spending_cost).mean()) for group in groups]
+            first = [pair[0] for pair in self.training] or objectives
+            self.training = [list(pair) for pair in zip(first, objectives, strict=True)]
 
     def state_dict(self) -> State:
         return {
@@ -316,7 +300,7 @@ class DesignProgress:
 
     def load_state_dict(self, state: State) -> None:
         self.step, self.round = state["step"], state["round"]
-        self.trial = None if state["trial"] is None else Trial.from_state(state["trial"])
+        self.trial = None if state["trial"] is None else Trial(**state["trial"])
         self.record.load_state_dict(state["record"])
         self.results.load_state_dict(state)
         self.final_agents = state["final_agents"]

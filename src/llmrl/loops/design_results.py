@@ -15,7 +15,7 @@ from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.welfare_measures import Objective
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, VectorEvaluation
-from llmrl.rollout.episode_summaries import judged, measures
+from llmrl.rollout.episode_summaries import measures, objective_of_episodes
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.statistics.estimators import standard_error_of_mean
 
@@ -37,7 +37,7 @@ class Score:
     validated: dict[int, float] = field(default_factory=dict)
 
 
-def score(
+def score_vector(
     vector: np.ndarray,
     rollouts: Sequence[Rollout],
     spec: EnvSpec,
@@ -68,7 +68,7 @@ def score(
     groups = [[episode for r in rollouts[i : i + group_size] for episode in r.episodes] for i in starts]
     episodes = [episode for group in groups for episode in group]
     welfare = measures(episodes, objective)
-    values = judged(welfare, objective, spending_cost)
+    values = objective_of_episodes(welfare, objective, spending_cost)
     ends = np.cumsum([len(group) for group in groups])
     means = np.array([part.mean() for part in np.split(values, ends[:-1])])
     outcome = Outcome(
@@ -156,15 +156,15 @@ class DesignHistory:
                     if proposal.validated
                     else {}
                 ),
-                "mechanism": self._mechanism(outcome.vector),
-                "context": None if outcome.context is None else self.spec.contexts[outcome.context],
+                **self.describe(outcome.vector, outcome.context),
             }
             self.add_row(row, confirmed)
 
     def describe(self, vector: Sequence[float] | np.ndarray, context: int | None) -> dict[str, Any]:
         """Return the fields `mechanism` and `context` of a vector's rows."""
-        name = None if context is None else self.spec.contexts[context]
-        return {"mechanism": self._mechanism(np.asarray(vector)), "context": name}
+        assert self.spec.mechanism is not None
+        values = dict(zip(self.spec.mechanism.names, np.asarray(vector).tolist(), strict=True))
+        return {"mechanism": values, "context": None if context is None else self.spec.contexts[context]}
 
     def objective_range(self, context: int | None) -> float:
         """Return the range of the estimates of a context; 0 without estimates."""
@@ -181,10 +181,6 @@ class DesignHistory:
         numbers = (row["objective"], row["standard_error"], units, units * self.episodes)
         self.estimates.add(vector, *numbers, context, draw)
 
-    def _mechanism(self, vector: np.ndarray) -> dict[str, float]:
-        assert self.spec.mechanism is not None
-        return dict(zip(self.spec.mechanism.names, vector.tolist(), strict=True))
-
 
 def draw_name(step: int, repetition: int) -> str:
     """Return the name of the random numbers of a proposal's measurement (`Outcome.draw`)."""
@@ -197,13 +193,8 @@ def n_earlier_occurrences(vectors: np.ndarray) -> list[int]:
     >>> n_earlier_occurrences(np.array([[0.0], [1.0], [0.0], [0.0]]))
     [0, 0, 1, 2]
     """
-    counts: dict[tuple[float, ...], int] = {}
-    repetitions = []
-    for vector in vectors:
-        key = key_of(vector)
-        repetitions.append(counts.get(key, 0))
-        counts[key] = repetitions[-1] + 1
-    return repetitions
+    keys = [key_of(vector) for vector in vectors]
+    return [keys[:i].count(key) for i, key in enumerate(keys)]
 
 
 class DesignResults:
@@ -235,15 +226,17 @@ class DesignResults:
     def evaluation_trials(self) -> int:
         return 0 if self.evaluator is None else self.evaluator.trials
 
-    def ranking(self, principal: Proposer, context: Context) -> np.ndarray:
+    def rank_candidates(self, principal: Proposer, context: Context) -> np.ndarray:
         """Return the candidates of a context by the principal's rule, best first, [m, d]."""
-        return ranking(principal, self.mechanism, self.history.estimates, context)
+        return rank_candidates(principal, self.mechanism, self.history.estimates, context)
 
     def recommend(self, principal: Proposer) -> None:
         """Record the principal's recommendation in each context, from all measurements so far."""
         if self.evaluator is None:
             self.recommendations[self.history.measurements] = {
-                context: recommended(self.ranking(principal, context), principal, self.confirmation, context)
+                context: choose_recommendation(
+                    self.rank_candidates(principal, context), principal, self.confirmation, context
+                )
                 for context in self.contexts
             }
 
@@ -279,7 +272,7 @@ class DesignResults:
         }
         return summary, float(scores.get("recommendation", online))
 
-    def recommended_rows(self) -> list[dict[str, Any]]:
+    def recommendation_rows(self) -> list[dict[str, Any]]:
         """Return rows with the `mechanism` and `context` of each vector that the run recommends so far, best first.
 
         Before the end of the run these are the vectors with the highest mean of all measurements.
@@ -300,7 +293,7 @@ class DesignResults:
         n = self.history.measurements
         if self.evaluator is None or n not in self.evaluator.recommendations:
             return {}
-        return self.evaluator.of(n)
+        return self.evaluator.evaluations_of(n)
 
     def _recommendations(self, evaluations: dict[Context, VectorEvaluation]) -> list[dict[str, Any]]:
         """Return the rows of `recommendations`, one for each context, best first."""
@@ -344,7 +337,7 @@ class DesignResults:
                 [n, [[context, vector] for context, vector in vectors.items()]]
                 for n, vectors in self.recommendations.items()
             ],
-            "recommended": self.recommended_rows(),
+            "recommended": self.recommendation_rows(),
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
         }
 
@@ -359,7 +352,9 @@ class DesignResults:
             self.evaluator = RecommendationEvaluator.from_state(state["evaluator"])
 
 
-def ranking(principal: Proposer, mechanism: ParameterSpace, estimates: PooledEstimates, context: Context) -> np.ndarray:
+def rank_candidates(
+    principal: Proposer, mechanism: ParameterSpace, estimates: PooledEstimates, context: Context
+) -> np.ndarray:
     """Return the candidates of a context, best first and each once, [m, d] with m >= 1.
 
     The candidates of the principal's own rule (`Recommender`) come first, then all measured vectors by the mean of
@@ -373,7 +368,7 @@ def ranking(principal: Proposer, mechanism: ParameterSpace, estimates: PooledEst
     return np.array(vectors, dtype=np.float64)
 
 
-def recommended(
+def choose_recommendation(
     candidates: np.ndarray, principal: Proposer, confirmation: Confirmation | None, context: Context
 ) -> np.ndarray:
     """Return the recommendation of a context, [d].
@@ -385,9 +380,5 @@ def recommended(
     survivors = None if confirmation is None else confirmation.survivors(context)
     if survivors is None:
         return np.array(candidates[0])
-    if getattr(principal, "learns_from_others", False):
-        allowed = {tuple(vector) for vector in survivors.tolist()}
-        for vector in candidates.tolist():
-            if tuple(vector) in allowed:
-                return np.array(vector)
-    return np.array(survivors[0])
+    leading = candidates.tolist() if getattr(principal, "learns_from_others", False) else []
+    return np.array(next((vector for vector in leading if vector in survivors.tolist()), survivors[0]))

@@ -56,58 +56,49 @@ class DesignSettings:
     references: NonNegativeInt | None = 0
 
 
-def checked_horizon(spec: EnvSpec, principal: Proposer, settings: DesignSettings) -> int:
+def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings) -> int:
     """Check the parts and the settings of a run, and return the steps of an episode.
 
     Raises:
         ConfigError: the parts and the settings cannot work together.
     """
-    candidates, rollout_steps = settings.candidates, settings.rollout_steps
     if spec.horizon is None:
         raise ConfigError(
             f"a principal needs episodes of one length: set env.horizon (e.g. 1000), which is null for env={spec.name}"
         )
-    if candidates > 1 and not principal.parallel:
-        raise ConfigError(
-            f"design.candidates={candidates}: {type(principal).__name__} proposes one vector at a time; set "
-            "design.candidates=1, or choose a principal that can propose several (random, egreedy, ucb, thompson, "
-            "gp, cem, cmaes, dual_rl, llm)"
-        )
-    if candidates > 1 and not settings.reset_agents:
-        raise ConfigError(
-            f"design.candidates={candidates} compares proposals on societies with equal initial weights, which "
-            "design.reset_agents=false does not restore; set design.reset_agents=true or design.candidates=1"
-        )
-    if settings.replicates > 1 and isinstance(principal, GradientProposer):
-        raise ConfigError(
-            f"design.replicates={settings.replicates}: {type(principal).__name__} (principal=metagrad) differentiates "
-            "the learning of one society; set design.replicates=1, or choose another principal"
-        )
-    if settings.confirm_steps and not settings.reset_agents:
-        raise ConfigError(
-            f"design.confirm_steps={settings.confirm_steps} measures candidates again from the initial weights, which "
-            "design.reset_agents=false does not restore; set design.reset_agents=true or design.confirm_steps=0"
-        )
-    if settings.anytime and not settings.evaluations:
-        raise ConfigError(
-            "design.anytime=true needs evaluations of recommendations, but design.evaluations=0; set "
-            "design.evaluations to 1 or more, or design.anytime=false"
-        )
-    late_rounds = [n for n in settings.validation_rounds or () if n > settings.adapt_rounds]
-    if late_rounds:
-        raise ConfigError(
-            f"design.validation_rounds={settings.validation_rounds} has rounds after the last; use numbers from 0 to "
-            f"design.adapt_rounds={settings.adapt_rounds}"
-        )
-    if rollout_steps is not None and spec.horizon % rollout_steps:
-        raise ConfigError(
-            f"design.rollout_steps={rollout_steps} must divide an episode of {spec.horizon} steps "
-            "(env.horizon), or be null"
-        )
+    s, principal_type = settings, type(principal).__name__
+    late_rounds = [n for n in s.validation_rounds or () if n > s.adapt_rounds]
+    faults = {
+        f"design.candidates={s.candidates}: {principal_type} proposes one vector at a time; set design.candidates=1, "
+        "or a principal that can propose several (random, egreedy, ucb, thompson, gp, cem, cmaes, dual_rl, llm)": (
+            s.candidates > 1 and not principal.parallel
+        ),
+        f"design.candidates={s.candidates} compares proposals on societies with equal initial weights, which "
+        "design.reset_agents=false does not restore; set design.reset_agents=true or design.candidates=1": (
+            s.candidates > 1 and not s.reset_agents
+        ),
+        f"design.replicates={s.replicates}: {principal_type} (principal=metagrad) differentiates the learning of one "
+        "society; set design.replicates=1, or choose another principal": (
+            s.replicates > 1 and isinstance(principal, GradientProposer)
+        ),
+        f"design.confirm_steps={s.confirm_steps} measures candidates again from the initial weights, which "
+        "design.reset_agents=false does not restore; set design.reset_agents=true or design.confirm_steps=0": (
+            bool(s.confirm_steps) and not s.reset_agents
+        ),
+        "design.anytime=true needs evaluations of recommendations, but design.evaluations=0; set design.evaluations to "
+        "1 or more, or design.anytime=false": s.anytime and not s.evaluations,
+        f"design.validation_rounds={s.validation_rounds} has rounds after the last; use numbers from 0 to "
+        f"design.adapt_rounds={s.adapt_rounds}": bool(late_rounds),
+        f"design.rollout_steps={s.rollout_steps} must divide an episode of {spec.horizon} steps (env.horizon), or be "
+        "null": s.rollout_steps is not None and spec.horizon % s.rollout_steps != 0,
+    }
+    for message, is_fault in faults.items():
+        if is_fault:
+            raise ConfigError(message)
     return spec.horizon
 
 
-def confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
+def n_confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
     """Return the number of principal steps at the end that confirm candidates.
 
     Each context needs a step and two measurements. By default, no step confirms candidates if there are too few for

@@ -6,16 +6,17 @@ function of its number and its replies, not of when the replies arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.errors import LLMError
+from llmrl.core.model_protocols import ConversationGenerator
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import NeedsCamera, VecEnv
-from llmrl.core.records import ChatReply, ChatRequest, Observation, PolicyOutput, State
+from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import generators
 from llmrl.llms.async_requests import Mailbox
@@ -55,18 +56,16 @@ def separable(env: object) -> bool:
 
 
 @runtime_checkable
-class AsksToPlay(Protocol):
+class LanguageModelPolicy(Protocol):
     """Protocol of policies that ask a language model for actions and let their caller send the requests."""
 
     llm: Any
     channels: tuple[str, ...]
     episodes: Sequence[int] | None
 
-    def one_game(self) -> AsksToPlay: ...
+    def one_game(self) -> LanguageModelPolicy: ...
 
-    def acting(
-        self, observation: Observation
-    ) -> Generator[Sequence[ChatRequest], Sequence[ChatReply], PolicyOutput]: ...
+    def acting(self, observation: Observation) -> ConversationGenerator[PolicyOutput]: ...
 
     def values(self, observation: Observation, state: Any = None) -> Any: ...
 
@@ -81,9 +80,6 @@ class AsksToPlay(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
-
-
-O = TypeVar("O", bound=Observer)  # noqa: E741
 
 
 @dataclass(frozen=True)
@@ -101,69 +97,61 @@ class EpisodePlan:
     carried: bool = False
 
 
-@dataclass(frozen=True)
-class GameHooks(Generic[O]):
-    """Preparation and observers of the games.
-
-    Attributes:
-        observers: function that makes the observers of a game from their states (None: new ones); the attribute
-            `first_episode` of each is then set.
-        shared_observers: observers of all games, which see one game at a time.
-    """
-
-    observers: Callable[[VecEnv, Sequence[State] | None], Sequence[O]] = lambda env, states: ()
-    shared_observers: Sequence[Observer] = ()
+ObserverFactory = Callable[[VecEnv, Sequence[State] | None], Sequence[Observer]]
+"""Function that makes the observers of a game from their states (None: new ones); the attribute `first_episode` of each
+is then set."""
 
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """A finished episode with its number and the counts of its player (`AsksToPlay.counted`)."""
+    """A finished episode with its number and the counts of its player (`LanguageModelPolicy.counted`)."""
 
     number: int
     episode: Episode
-    counted: Any
+    counts: Any
 
 
 @dataclass
-class _Lane(Generic[O]):
+class _Game:
     """One of the parallel games, with its player.
 
     Attributes:
-        number: index of the lane.
+        index: index of the game.
+        decided_policy: policy that plays the decisions of `policy`.
         episode: number of the episode in play; None: no more episodes are played here.
-        acting: the pending decision; None: none is pending.
+        decision: the pending decision; None: none is pending.
         state_before: state of the player before the pending decision.
         pending_replies: replies for the pending decision, which are counted when it is made.
-        observers: observers of this lane only.
+        observers: observers of this game only.
         episode_start: state of the player before the episode, for games that cannot be restored.
     """
 
-    number: int
+    index: int
     env: VecEnv
-    policy: AsksToPlay
-    player: _DecidedPolicy
+    policy: LanguageModelPolicy
+    decided_policy: _DecidedPolicy
     collector: Collector
-    observers: Sequence[O]
+    observers: Sequence[Observer]
     episode: int | None = None
-    acting: Generator[Sequence[ChatRequest], Sequence[ChatReply], PolicyOutput] | None = None
+    decision: ConversationGenerator[PolicyOutput] | None = None
     state_before: State = field(default_factory=dict)
     pending_replies: list[FetchedReplies] = field(default_factory=list)
     episode_start: State = field(default_factory=dict)
 
 
 class _DecidedPolicy:
-    """A policy that returns a decision made in advance."""
+    """A policy that returns an output computed in advance."""
 
-    def __init__(self, policy: AsksToPlay) -> None:
+    def __init__(self, policy: LanguageModelPolicy) -> None:
         self._policy, self.channels = policy, policy.channels
-        self.decision: PolicyOutput | None = None
+        self.output: PolicyOutput | None = None
 
     def act(
         self, observation: Observation, state: Any = None, generator: Any = None, greedy: bool = False
     ) -> PolicyOutput:
-        decision, self.decision = self.decision, None
-        assert decision is not None
-        return decision
+        output, self.output = self.output, None
+        assert output is not None
+        return output
 
     def values(self, observation: Observation, state: Any = None) -> Any:
         return self._policy.values(observation, state)
@@ -175,7 +163,7 @@ class _DecidedPolicy:
         self._policy.on_step(transition)
 
 
-class IndependentGames(Generic[O]):
+class IndependentGames:
     """A player of episodes 0 to `plan.episodes` - 1, in as many parallel games as the environment has.
 
     When an episode of a game ends, the game starts the first episode that has not started. If a player carries state
@@ -190,83 +178,78 @@ class IndependentGames(Generic[O]):
         policy: policy that plays; `add` collects the counts of its copies.
         device: torch device of the policy.
         plan: numbers and seeds of the episodes to play.
-        hooks: preparation and observers of the games.
+        make_observers: function that makes the observers of each game.
+        shared_observers: observers of all games, which see one game at a time.
         state: `state_dict()` to resume from; None: a new start.
     """
 
     def __init__(
         self,
         env: Separable,
-        policy: AsksToPlay,
+        policy: LanguageModelPolicy,
         device: str,
         plan: EpisodePlan,
-        hooks: GameHooks[O],
+        make_observers: ObserverFactory = lambda env, states: (),
+        shared_observers: Sequence[Observer] = (),
         state: State | None = None,
     ) -> None:
         assert isinstance(policy.llm, ChatClient)
         self.client: ChatClient = policy.llm
         self._plan = plan
-        self._mail: Mailbox[_Lane[O]] = Mailbox(self.client)
+        self._mail: Mailbox[_Game] = Mailbox(self.client)
         self._error: LLMError | None = None
         self.n = min(env.spec.n_envs, plan.episodes)  # type: ignore[attr-defined]
         self.steps = 0 if state is None else int(state["steps"])
         self._next = self.n if state is None else int(state["next"])
         self._restorable: bool = env.spec.deterministic  # type: ignore[attr-defined]
-        self.lanes: list[_Lane[O]] = []
+        self.games: list[_Game] = []
         try:
-            self._set_up(env, policy, device, hooks, None if state is None else state["lanes"])
+            for i in range(self.n):
+                game_state = None if state is None else state["lanes"][i]
+                observer_states = game_state["observers"] if game_state is not None and self._restorable else None
+                game_env, player = env.one_game(), policy.one_game()
+                if isinstance(player, NeedsCamera):
+                    player.camera = camera(game_env)
+                observers, decided_policy = make_observers(game_env, observer_states), _DecidedPolicy(player)
+                collector = Collector(game_env, decided_policy, device, observers=[*observers, *shared_observers])
+                self.games.append(_Game(i, game_env, player, decided_policy, collector, observers))
+                if game_state is not None:
+                    self._restore(self.games[-1], game_state)
+            if state is None:
+                for game in self.games:
+                    self._begin(game, game.index)
         except BaseException:
             self.close()
             raise
 
-    def _set_up(
-        self, env: Separable, policy: AsksToPlay, device: str, hooks: GameHooks[O], states: Sequence[State] | None
-    ) -> None:
-        """Make the lanes, and start or restore the game of each."""
-        for i in range(self.n):
-            game_state = None if states is None else states[i]
-            game, player = env.one_game(), policy.one_game()
-            if isinstance(player, NeedsCamera):
-                player.camera = camera(game)
-            observers = hooks.observers(
-                game, game_state["observers"] if game_state is not None and self._restorable else None
-            )
-            player_policy = _DecidedPolicy(player)
-            collector = Collector(game, player_policy, device, observers=[*observers, *hooks.shared_observers])
-            lane = _Lane(i, game, player, player_policy, collector, observers)
-            self.lanes.append(lane)
-            if game_state is None:
-                continue
-            player.load_state_dict(game_state["policy"])
-            if game_state["episode"] is None:
-                continue
-            if self._restorable:
-                lane.episode = game_state["episode"]
-                player.episodes = [lane.episode]
-                collector.load_state_dict(game_state["collector"])
-            else:
-                self._begin(lane, game_state["episode"])
-        if states is None:
-            for lane in self.lanes:
-                self._begin(lane, lane.number)
+    def _restore(self, game: _Game, state: State) -> None:
+        game.policy.load_state_dict(state["policy"])
+        if state["episode"] is None:
+            return
+        if self._restorable:
+            game.episode = state["episode"]
+            game.policy.episodes = [game.episode]
+            game.collector.load_state_dict(state["collector"])
+        else:
+            self._begin(game, state["episode"])
 
     @staticmethod
-    def fit(env: object, policy: object) -> bool:
+    def can_play(env: object, policy: object) -> bool:
         """Return whether the games can be played separately, and the policy asks its model through a `ChatClient`."""
-        return separable(env) and isinstance(policy, AsksToPlay) and isinstance(policy.llm, ChatClient)
+        return separable(env) and isinstance(policy, LanguageModelPolicy) and isinstance(policy.llm, ChatClient)
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """True while an episode is in play."""
-        return any(lane.episode is not None for lane in self.lanes)
+        return any(game.episode is not None for game in self.games)
 
     @property
     def started(self) -> set[int]:
         """Numbers of all episodes that have started."""
         if not self._plan.carried:
             return set(range(min(self._next, self._plan.episodes)))
-        last = [self._plan.episodes - 1 if lane.episode is None else lane.episode for lane in self.lanes]
-        return {k for lane, end in zip(self.lanes, last, strict=True) for k in range(lane.number, end + 1, self.n)}
+        last = [self._plan.episodes - 1 if game.episode is None else game.episode for game in self.games]
+        return {k for i, end in enumerate(last) for k in range(i, end + 1, self.n)}
 
     def advance(self) -> list[FinishedEpisode]:
         """Advance each game that has its replies, or wait for a reply if none has; return the episodes that ended.
@@ -281,15 +264,15 @@ class IndependentGames(Generic[O]):
         episodes: list[FinishedEpisode] = []
         steps = self.steps
         try:
-            for lane in self.lanes:
-                if lane.episode is not None and lane.acting is None:
-                    lane.state_before = lane.policy.state_dict()
-                    lane.acting = lane.policy.acting(lane.collector.observation)
-                    self._think(lane, None, episodes)
+            for game in self.games:
+                if game.episode is not None and game.decision is None:
+                    game.state_before = game.policy.state_dict()
+                    game.decision = game.policy.acting(game.collector.observation)
+                    self._advance_decision(game, None, episodes)
             if self.steps == steps:
-                for lane, replies in self._mail.receive():
-                    lane.pending_replies.append(replies)
-                    self._think(lane, replies, episodes)
+                for game, replies in self._mail.receive():
+                    game.pending_replies.append(replies)
+                    self._advance_decision(game, replies, episodes)
         except LLMError as error:
             self._mail.drain()
             if self.steps == steps:
@@ -306,12 +289,12 @@ class IndependentGames(Generic[O]):
         return {
             "lanes": [
                 {
-                    "episode": lane.episode,
-                    "policy": self._player_state(lane),
-                    "collector": lane.collector.state_dict(),
-                    "observers": [observer.state_dict() for observer in lane.observers],  # type: ignore[attr-defined]
+                    "episode": game.episode,
+                    "policy": self._player_state(game),
+                    "collector": game.collector.state_dict(),
+                    "observers": [observer.state_dict() for observer in game.observers],  # type: ignore[attr-defined]
                 }
-                for lane in self.lanes
+                for game in self.games
             ],
             "next": self._next,
             "steps": self.steps,
@@ -319,56 +302,56 @@ class IndependentGames(Generic[O]):
 
     def close(self) -> None:
         """Close the games."""
-        for lane in self.lanes:
-            if callable(close := getattr(lane.env, "close", None)):
+        for game in self.games:
+            if callable(close := getattr(game.env, "close", None)):
                 close()
 
-    def _player_state(self, lane: _Lane[O]) -> State:
-        """Return the state from which a lane's player would resume."""
+    def _player_state(self, game: _Game) -> State:
+        """Return the state from which a game's player would resume."""
         if not self._restorable:
-            return lane.episode_start
-        return lane.policy.state_dict() if lane.acting is None else lane.state_before
+            return game.episode_start
+        return game.policy.state_dict() if game.decision is None else game.state_before
 
-    def _begin(self, lane: _Lane[O], episode: int) -> None:
+    def _begin(self, game: _Game, episode: int) -> None:
         if episode >= self._plan.episodes:
-            lane.episode = None
+            game.episode = None
             return
-        lane.episode = episode
-        lane.policy.episodes = [episode]
-        for observer in lane.observers:
+        game.episode = episode
+        game.policy.episodes = [episode]
+        for observer in game.observers:
             observer.first_episode = episode  # type: ignore[attr-defined]
         if not self._restorable:
-            lane.episode_start = lane.policy.state_dict()
+            game.episode_start = game.policy.state_dict()
         seed = self._plan.seed_of(episode)
-        if isinstance(lane.env, PerGameSeeding):
-            lane.env.seed_games(np.array([seed], dtype=np.int64))
-        lane.collector.reset(seed, reseed=True)
+        if isinstance(game.env, PerGameSeeding):
+            game.env.seed_games(np.array([seed], dtype=np.int64))
+        game.collector.reset(seed, reseed=True)
 
-    def _think(self, lane: _Lane[O], replies: FetchedReplies | None, episodes: list[FinishedEpisode]) -> None:
+    def _advance_decision(self, game: _Game, replies: FetchedReplies | None, episodes: list[FinishedEpisode]) -> None:
         """Advance a decision until it sends requests or the game makes a step."""
-        assert lane.acting is not None
+        assert game.decision is not None
         try:
-            requests = next(lane.acting) if replies is None else lane.acting.send(self.client.replies(replies))
-        except StopIteration as decision:
-            self._act(lane, decision.value, episodes)
+            requests = next(game.decision) if replies is None else game.decision.send(self.client.replies(replies))
+        except StopIteration as end:
+            self._act(game, end.value, episodes)
         else:
-            self._mail.send(lane, requests)
+            self._mail.send(game, requests)
 
-    def _act(self, lane: _Lane[O], decision: PolicyOutput, episodes: list[FinishedEpisode]) -> None:
-        for replies in lane.pending_replies:
+    def _act(self, game: _Game, output: PolicyOutput, episodes: list[FinishedEpisode]) -> None:
+        for replies in game.pending_replies:
             self.client.count(replies)
-        lane.pending_replies, lane.acting, lane.state_before = [], None, {}
-        lane.player.decision = decision
+        game.pending_replies, game.decision, game.state_before = [], None, {}
+        game.decided_policy.output = output
         [generator] = generators([0])  # the player draws no random numbers
-        lane_episodes = lane.collector.collect(1, generator, learn=False, restart=False).episodes
+        game_episodes = game.collector.collect(1, generator, learn=False, restart=False).episodes
         self.steps += 1
-        if not lane_episodes:
+        if not game_episodes:
             return
-        assert lane.episode is not None
-        [episode] = lane_episodes
+        assert game.episode is not None
+        [episode] = game_episodes
         episodes.append(
-            FinishedEpisode(lane.episode, replace(episode, game=lane.episode % self.n), lane.policy.counted())
+            FinishedEpisode(game.episode, replace(episode, game=game.episode % self.n), game.policy.counted())
         )
-        following = lane.episode + self.n if self._plan.carried else self._next
-        self._next = max(self._next, following + 1)
-        self._begin(lane, following)
+        next_episode = game.episode + self.n if self._plan.carried else self._next
+        self._next = max(self._next, next_episode + 1)
+        self._begin(game, next_episode)

@@ -56,7 +56,7 @@ class LoopParts:
         meter: totals of a language model's calls, which are logged; None if none is used.
         observers: the user's own observers of the games.
         cores: processes that play episodes of games without a batched engine; None: as many as there are cores.
-        known: function that returns the results of reference runs; None until these are finished.
+        load_references: function that returns the results of reference runs; None until these are finished.
     """
 
     env: VecEnv
@@ -70,7 +70,7 @@ class LoopParts:
     meter: ChatClient | None = None
     observers: Sequence[Observer] = ()
     cores: int | None = None
-    known: Callable[[], References | None] = lambda: None
+    load_references: Callable[[], References | None] = lambda: None
 
     @property
     def welfare_measure(self) -> tuple[Objective, float]:
@@ -81,6 +81,11 @@ class LoopParts:
     def teacher_channels(self) -> Sequence[str]:
         """Observation channels that rollouts hold for the teacher."""
         return () if self.teacher is None else self.teacher.channels
+
+
+def describe_run(run: Run, env: str, agent: Agent) -> dict[str, Any]:
+    """Return the keys of `results.json` that identify the run of an agent in an environment."""
+    return {"env": env, "agent": agent.describe(), "llm": run.status.llm, "seed": run.seed}
 
 
 def write_trained_results(
@@ -96,8 +101,7 @@ def write_trained_results(
         objective, spending_cost: welfare measure.
     """
     rows: list[dict[str, Any]] = [episode_row(episode, objective, spending_cost) for episode in episodes]
-    description = {"env": env, "agent": agent.describe(), "llm": run.status.llm, "seed": run.seed}
-    write_results(run.folder, rows, learned=True, about=description)
+    write_results(run.folder, rows, learned=True, about=describe_run(run, env, agent))
     return [row["objective"] for row in rows]
 
 

@@ -16,13 +16,12 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.loops.compute_requests import Begin, Call, Log, PlaySteps, Requests, SafePoint
 from llmrl.loops.continuations import begin_games
-from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
-from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.independent_games import EpisodePlan, IndependentGames
+from llmrl.loops.loop_parts import LoopParts, describe_run
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
 from llmrl.rollout.episode_summaries import evaluation_metrics, write_results
-from llmrl.rollout.progress_observers import EpisodeProgress
-from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
+from llmrl.rollout.run_observers import EpisodeLogger, EpisodeLogSettings, EpisodeProgress
+from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, stored_text_channel
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.episode_files import FILM, EpisodeFiles
 from llmrl.run.run import Run
@@ -79,7 +78,7 @@ class PlayLoop:
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
         self.welfare_measure, self.device = parts.welfare_measure, parts.device
         policy, self.observers = self.agent.policy, parts.observers
-        self.played = PlayedEpisodes(self.env.spec) if settings.trajectories else None
+        self.played = EpisodeQueue(self.env.spec) if settings.trajectories else None
         self.trajectories: TrajectoryWriter | None = None  # writer of episodes that are played in waves
         self.collector = Collector(self.env, policy, parts.device, observers=parts.observers)
         # Names of states that the agent carries from one episode to the next.
@@ -87,8 +86,8 @@ class PlayLoop:
         self.episodes = settings.episodes
         recorded = settings.episodes if "text" in policy.channels else settings.videos
         self.records = recorded if settings.records is None else settings.records
-        self.independent = IndependentGames.fit(self.env, policy) and not parts.observers
-        self.games: IndependentGames[EpisodeLogger | TrajectoryWriter] | None = None
+        self.independent = IndependentGames.can_play(self.env, policy) and not parts.observers
+        self.games: IndependentGames | None = None
         self._pending_counts: dict[int, Any] = {}  # counts of finished episodes that follow an unfinished one
         self._n_counted = 0
         self.wave = self.steps = self.env_steps = 0
@@ -132,7 +131,7 @@ class PlayLoop:
             self.collector.observed(*writers, EpisodeProgress(progress)),
         ):
             while self.wave < self.waves:
-                yield from self._begin()
+                yield from self._begin_wave()
                 while self._in_wave:
                     yield from self._step(run)
                     if self.env.spec.deterministic:
@@ -154,12 +153,12 @@ class PlayLoop:
         with run.progress(self.episodes, "episodes", "play", self._done) as progress:
             games = self._make_games(run, [EpisodeProgress(progress)])
             try:
-                while games.running:
+                while games.is_running:
                     with self._saved(run):
                         episodes = yield Call(games.advance, is_long=True)
                     self.steps = games.steps
                     for episode in episodes:
-                        self._pending_counts[episode.number] = episode.counted
+                        self._pending_counts[episode.number] = episode.counts
                     yield from self._count_episodes()
                     yield SafePoint(self.steps, self.state_dict)
             finally:
@@ -169,16 +168,16 @@ class PlayLoop:
         if self.played is not None:
             self.played.close()
 
-    def _make_games(self, run: Run, observers: Sequence[Observer]) -> IndependentGames[Any]:
+    def _make_games(self, run: Run, observers: Sequence[Observer]) -> IndependentGames:
         """Return the independent games, new or in their restored state."""
         writers: list[TrajectoryWriter] = []
 
-        def observe(env: VecEnv, states: Sequence[State] | None) -> list[EpisodeLogger | TrajectoryWriter]:
+        def make_observers(env: VecEnv, states: Sequence[State] | None) -> list[EpisodeLogger | TrajectoryWriter]:
             logger, *writer_states = [None] if states is None else states
             episode_logger = EpisodeLogger(env, self.files, logger, self._log_settings, *self.welfare_measure)
             if self.played is None:
                 return [episode_logger]
-            writers.append(self._writer(env, *writer_states))
+            writers.append(self._make_writer(env, *writer_states))
             return [episode_logger, writers[-1]]
 
         self.games = IndependentGames(
@@ -186,32 +185,27 @@ class PlayLoop:
             self.agent.policy,  # type: ignore[arg-type]
             self.device,
             EpisodePlan(self.episodes, self.seeds.child("episode").integer, carried=bool(self._carried)),
-            GameHooks(observers=observe, shared_observers=observers),
+            make_observers,
+            observers,
             self._games_state,
         )
         if self._games_state is not None:
-            for lane in self.games.lanes:
-                for observer in lane.observers:
-                    if isinstance(observer, EpisodeLogger) and lane.episode is not None:
-                        observer.look()
+            for game in self.games.games:
+                for observer in game.observers:
+                    if isinstance(observer, EpisodeLogger) and game.episode is not None:
+                        observer.render_frames()
         if self.played is not None:
-            unfinished = {number for writer in writers for number in writer.going}
-            self.played.open(run.folder, self._trajectories_state(run), self.games.started - unfinished)
+            unfinished = {number for writer in writers for number in writer.open_episodes}
+            self.played.open(run.folder, self._trajectories_state, self.games.started - unfinished)
         return self.games
 
-    def _writer(self, env: VecEnv, state: State | None = None) -> TrajectoryWriter:
+    def _make_writer(self, env: VecEnv, state: State | None = None) -> TrajectoryWriter:
         """Return a writer of the steps of all games or of one."""
-        text = kept_text(self.env.spec, self.agent.policy)
+        text = stored_text_channel(self.env.spec, self.agent.policy)
         writer = TrajectoryWriter(env, text, self.played, self.env.spec.n_envs)
         if state is not None:
             writer.load_state_dict(state)
         return writer
-
-    @staticmethod
-    def _trajectories_state(run: Run) -> State | None:
-        """Return the restored state of the trajectories; None without one."""
-        trajectories_state: State | None = None if run.restored is None else run.restored.get("trajectories")
-        return trajectories_state
 
     def _count_episodes(self) -> Requests[None]:
         """Count finished episodes in order, and log after as many episodes as waves have.
@@ -236,6 +230,8 @@ class PlayLoop:
 
     def state_dict(self) -> State:
         """Return everything that an exact resume needs (on engines that can be restored)."""
+        # Independent games hold the state of their own writers.
+        writer_state = {} if self.trajectories is None else self.trajectories.state_dict()
         return {
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
@@ -245,47 +241,39 @@ class PlayLoop:
             "games": None if self.games is None else self.games.state_dict(),
             "over": [[k, counts] for k, counts in self._pending_counts.items()],
             "counted_episodes": self._n_counted,
-            **({} if self.played is None else {"trajectories": self._trajectories_state_dict()}),
+            **({} if self.played is None else {"trajectories": writer_state | self.played.state_dict()}),
             "wave": self.wave,
             "steps": self.steps,
             "env_steps": self.env_steps,
             "in_wave": self._in_wave and self.env.spec.deterministic,
         }
 
-    def _trajectories_state_dict(self) -> State:
-        """Return the state of the trajectories; independent games hold that of their own writers."""
-        assert self.played is not None
-        waves = {} if self.trajectories is None else self.trajectories.state_dict()
-        return {**waves, **self.played.state_dict()}
-
     @property
     def _done(self) -> int:
         return len(self.files.finished)
 
-    @property
-    def _games(self) -> np.ndarray:
-        """Games of this wave that are needed, [n_envs] bool."""
-        n = self.env.spec.n_envs
-        return np.arange(n) < self.episodes - self.wave * n
+    def _set_policy_episodes(self) -> range:
+        """Tell a policy that numbers its episodes those of this wave, one per game; return them."""
+        episodes = range(self.wave * self.env.spec.n_envs, (self.wave + 1) * self.env.spec.n_envs)
+        if hasattr(self.agent.policy, "episodes"):
+            self.agent.policy.episodes = list(episodes)
+        return episodes
 
-    def _begin(self) -> Requests[None]:
+    def _begin_wave(self) -> Requests[None]:
         """Start a wave, unless one is in play."""
         if self._in_wave:
             return
         if not self.env.spec.deterministic:
             state = self.state_dict()
             self._anchor = self.steps, lambda: state
-        first, n = self.wave * self.env.spec.n_envs, self.env.spec.n_envs
-        episodes = self.seeds.child("episode")
-        game_seeds = [episodes.integer(first + i) for i in range(n)]
-        seed = self.seeds.child("wave").integer(self.wave)
+        episodes = self._set_policy_episodes()
+        game_seeds = [self.seeds.child("episode").integer(episode) for episode in episodes]
         assert self.log is not None
-        self.log.first_episode = first
-        if hasattr(self.agent.policy, "episodes"):
-            self.agent.policy.episodes = [first + i for i in range(n)]
+        self.log.first_episode = episodes.start
         if self.trajectories is not None:
-            self.trajectories.first_episode = first
-        yield from begin_games(self.collector, game_seeds, seed, self._games)
+            self.trajectories.first_episode = episodes.start
+        seed, is_needed = self.seeds.child("wave").integer(self.wave), np.array(episodes) < self.episodes
+        yield from begin_games(self.collector, game_seeds, seed, is_needed)
         self._in_wave = True
 
     def _step(self, run: Run) -> Requests[None]:
@@ -317,18 +305,12 @@ class PlayLoop:
 
     def _player_metrics(self) -> dict[str, float]:
         """Return the player's own counts; empty for most players."""
-        metrics: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
-        return metrics
+        return getattr(self.agent, "metrics", dict[str, float])()
 
     def _finish(self, run: Run) -> float:
         rows = self.files.finished
         metrics = evaluation_metrics(rows)
-        description = {
-            "env": self.env.spec.name,
-            "agent": self.agent.describe(),
-            "llm": run.status.llm,
-            "seed": run.seed,
-        }
+        description = describe_run(run, self.env.spec.name, self.agent)
         # Whether the episodes share something learned: trained weights, or plans that were drawn once.
         learned = bool(getattr(self.agent, "shares_learning", False))
         write_results(run.folder, rows, learned=learned, about=description, carried=self._carried)
@@ -350,6 +332,7 @@ class PlayLoop:
         state = run.restored
         self._log_settings = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
         self._games_state: State | None = None if state is None else state["games"]
+        self._trajectories_state: State | None = None if state is None else state.get("trajectories")
         if state is not None:
             # Observers are not part of the experiment, so they must not change the way of playing.
             self.independent = state["games"] is not None
@@ -365,13 +348,12 @@ class PlayLoop:
                 self.env, self.files, None if state is None else state["log"], self._log_settings, *self.welfare_measure
             )
             if self.played is not None:
-                trajectories_state = self._trajectories_state(run)
-                self.trajectories = self._writer(self.env, trajectories_state)
-                waves = 0 if state is None else state["wave"] + state["in_wave"]
-                n_episodes = (
-                    waves * self.env.spec.n_envs if trajectories_state is None else self.trajectories.first_episode
-                )
-                self.played.open(run.folder, trajectories_state, set(range(n_episodes)) - self.trajectories.going)
+                self.trajectories = self._make_writer(self.env, self._trajectories_state)
+                n_episodes = self.trajectories.first_episode
+                if self._trajectories_state is None and state is not None:
+                    n_episodes = (state["wave"] + state["in_wave"]) * self.env.spec.n_envs
+                started = set(range(n_episodes)) - self.trajectories.open_episodes
+                self.played.open(run.folder, self._trajectories_state, started)
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])
@@ -383,11 +365,9 @@ class PlayLoop:
         self._n_counted = int(state["counted_episodes"])
         if self._in_wave:
             assert self.log is not None
-            if hasattr(self.agent.policy, "episodes"):
-                first = self.wave * self.env.spec.n_envs
-                self.agent.policy.episodes = [first + i for i in range(self.env.spec.n_envs)]
+            self._set_policy_episodes()
             yield Begin(self.collector, state=state["collector"])
-            self.log.look()
+            self.log.render_frames()
 
     def _files_of(self, state: State) -> State:
         """Return the state of the episodes' files, without those of unfinished episodes that start again."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.records import State
 from llmrl.core.state_fields import StateFields
 from llmrl.statistics.estimators import standard_error, standard_error_of_mean
 
@@ -67,7 +66,7 @@ class Race(StateFields):
             self.values[i] += np.asarray(measurements, dtype=np.float64).tolist()
         self.round += 1
         leader = self.leader
-        self.remaining = [i for i in self.remaining if i == leader or not self._clearly_behind(i, leader)]
+        self.remaining = [i for i in self.remaining if i == leader or not self._is_clearly_behind(i, leader)]
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the race after a round.
@@ -100,12 +99,6 @@ class Race(StateFields):
             if measurements
         ]
 
-    @classmethod
-    def from_state(cls, state: State, rounds: int) -> Race:
-        race = cls(state["vectors"], rounds)
-        race.load_state_dict(state | {"vectors": race.vectors})
-        return race
-
-    def _clearly_behind(self, i: int, leader: int) -> bool:
+    def _is_clearly_behind(self, i: int, leader: int) -> bool:
         gaps = np.array(self.values[leader]) - np.array(self.values[i])
         return len(gaps) >= MIN_PAIRS and float(gaps.mean()) > MIN_ERRORS_BEHIND * float(standard_error(gaps))

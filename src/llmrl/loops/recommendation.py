@@ -242,7 +242,7 @@ class RecommendationEvaluator:
         evaluation.episodes += [np.asarray(episodes).tolist() for slot in societies for episodes in slot]
         self.trials += 1
 
-    def of(self, n: int) -> dict[Context, VectorEvaluation]:
+    def evaluations_of(self, n: int) -> dict[Context, VectorEvaluation]:
         """Return the evaluations of the recommendations after n measurements, by context."""
         return {
             context: self._evaluations[context, key_of(vector)] for context, vector in self.recommendations[n].items()
@@ -254,7 +254,7 @@ class RecommendationEvaluator:
         Keys: `objective`, the mean over contexts; `standard_error`, if it is known; `evaluations`, the smallest number
         of a context.
         """
-        evaluations = list(self.of(n).values())
+        evaluations = list(self.evaluations_of(n).values())
         errors = [evaluation.standard_error for evaluation in evaluations]
         summary = {
             "objective": float(np.mean([evaluation.mean for evaluation in evaluations])),

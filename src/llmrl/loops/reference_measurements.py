@@ -40,7 +40,7 @@ class VectorMeasurements:
 
 
 @dataclass(frozen=True)
-class Situation:
+class ContextReferences:
     """The reference lines of one context.
 
     Attributes:
@@ -74,11 +74,11 @@ class References:
             only.
     """
 
-    situations: list[Situation]
+    situations: list[ContextReferences]
     variance: Variance | None
 
     @classmethod
-    def of(cls, scan: Rows, untrained: Rows) -> References:
+    def from_histories(cls, scan: Rows, untrained: Rows) -> References:
         """Create the references from the histories of two runs.
 
         Args:
@@ -87,14 +87,14 @@ class References:
         """
         lines: dict[str | None, list[VectorMeasurements]] = {}
         strata = []
-        for context, rows in _by_context(scan).items():
-            groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
-            for row in rows:
-                groups.setdefault(tuple(row["mechanism"].values()), []).append(row)
-            lines[context] = [_pool_measurements(group) for group in groups.values()]
-            strata.append([np.array([row["objective"] for row in group]) for group in groups.values()])
-        baselines = {context: _pool_measurements(rows) for context, rows in _by_context(untrained).items()}
-        situations = [Situation(context, line[0], baselines.get(context), line) for context, line in lines.items()]
+        for rows in _group_rows(scan, "context"):
+            groups = _group_rows(rows, "mechanism")
+            lines[rows[0]["context"]] = [_pool_measurements(group) for group in groups]
+            strata.append([np.array([row["objective"] for row in group]) for group in groups])
+        baselines = {rows[0]["context"]: _pool_measurements(rows) for rows in _group_rows(untrained, "context")}
+        situations = [
+            ContextReferences(context, line[0], baselines.get(context), line) for context, line in lines.items()
+        ]
         varied = any(len(groups) > 1 for groups in strata)
         return cls(situations, analysis_of_variance(strata) if varied else None)
 
@@ -110,7 +110,7 @@ class References:
         return self.noise * math.sqrt(self.situations[0].scan[0].measurements / societies)
 
     @property
-    def without(self) -> dict[str | None, float]:
+    def no_mechanism_values(self) -> dict[str | None, float]:
         """Objective of the neutral vector by context."""
         return {situation.context: situation.no_mechanism.value for situation in self.situations}
 
@@ -121,12 +121,12 @@ class References:
 
     def range(self, context: str | None) -> float:
         """Return the range of the scan's means in a context."""
-        values = [measurement.value for measurement in self._situation(context).scan]
+        values = [measurement.value for measurement in self._references_of(context).scan]
         return max(values) - min(values)
 
     def metrics(self, context: str | None) -> dict[str, float]:
         """Return the reference lines of a context as metrics, for comparison with curves of the objective."""
-        situation = self._situation(context)
+        situation = self._references_of(context)
         lines = {"no_mechanism": situation.no_mechanism, "untrained": situation.untrained, "scan_best": situation.best}
         return {f"reference/{name}": line.value for name, line in lines.items() if line is not None}
 
@@ -150,7 +150,9 @@ class References:
             "learned": self._learned(history, last),
         }
 
-    def _context_summary(self, situation: Situation, recommendations: Rows, history: Rows, last: int) -> dict[str, Any]:
+    def _context_summary(
+        self, situation: ContextReferences, recommendations: Rows, history: Rows, last: int
+    ) -> dict[str, Any]:
         """Return the reference lines of a context and the run's results in it; None for results it lacks."""
         line = asdict(situation) | {"scan_best": None if situation.best is None else asdict(situation.best)}
         line |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
@@ -176,7 +178,7 @@ class References:
             return {"standard_error": None, "beyond_noise": None}
         single_error = (self.measurement_error(_societies(history)) or 0.0) / math.sqrt(best["evaluations"])
         error = math.hypot(noise, max(single_error, best["standard_error"] or 0.0))
-        value = best["objective"] - self._situation(best["context"]).no_mechanism.value
+        value = best["objective"] - self._references_of(best["context"]).no_mechanism.value
         return {"standard_error": error, "beyond_noise": value > SIGNIFICANT_ERRORS * error}
 
     def _learned(self, history: Rows, last: int) -> bool | None:
@@ -185,12 +187,12 @@ class References:
         None: this is unknown, or only one vector was tried in each context.
         """
         vectors = {(row["context"], *row["mechanism"].values()) for row in history}
-        if self.noise is None or len(history) < 2 * last or len(vectors) == len(_by_context(history)):
+        contexts = {row["context"] for row in history}
+        if self.noise is None or len(history) < 2 * last or len(vectors) == len(contexts):
             return None
-        gains = []
-        for row in history:
-            scan = np.mean([measurement.value for measurement in self._situation(row["context"]).scan])
-            gains.append({**row, "objective": row["objective"] - float(scan)})
+        scans = {situation.context: [line.value for line in situation.scan] for situation in self.situations}
+        means = {context: float(np.mean(values)) for context, values in scans.items()}
+        gains = [{**row, "objective": row["objective"] - means[row["context"]]} for row in history]
         first_gains, last_gains = gains[:last], gains[-last:]
         measurement_error = (self.measurement_error(_societies(history)) or 0.0) / math.sqrt(last)
         errors = [max(_error(rows), measurement_error) for rows in (first_gains, last_gains)]
@@ -199,7 +201,7 @@ class References:
             or _mean(last_gains) - _mean(first_gains) > SIGNIFICANT_ERRORS * math.hypot(*errors)
         )
 
-    def _situation(self, context: str | None) -> Situation:
+    def _references_of(self, context: str | None) -> ContextReferences:
         return next(situation for situation in self.situations if situation.context == context)
 
     @property
@@ -228,11 +230,11 @@ def _error(rows: Rows) -> float:
     return standard_error_of_mean(np.array([row["objective"] for row in rows])) or 0.0
 
 
-def _by_context(rows: Rows) -> dict[str | None, list[Mapping[str, Any]]]:
-    groups: dict[str | None, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row["context"], []).append(row)
-    return groups
+def _group_rows(rows: Rows, key: str) -> list[Rows]:
+    """Return the rows in groups with equal entries `key`, in the order of their first occurrence."""
+    entries = [row[key] for row in rows]
+    first_indices = [entries.index(entry) for entry in entries]
+    return [[rows[j] for j, first in enumerate(first_indices) if first == i] for i in sorted(set(first_indices))]
 
 
 def _pool_measurements(rows: Rows) -> VectorMeasurements:

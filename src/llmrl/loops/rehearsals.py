@@ -41,9 +41,9 @@ def steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> float:
 
     def time_round(steps: int) -> Requests[float]:
         start = time.perf_counter()
-        rollout = yield adaptation.episode(steps, nodes, vectors, None, learn=societies.agents[0].learns)
+        rollout = yield adaptation.episode_request(steps, nodes, vectors, None, learn=societies.agents[0].learns)
         if societies.agents[0].learns:
-            yield societies.learn(rollout, nodes)
+            yield societies.update_request(rollout, nodes)
         return time.perf_counter() - start
 
     serve(time_round(max(_WARM_UP_STEPS, min_steps)))
@@ -98,7 +98,7 @@ def _estimate_search(loop: SearchLoop) -> float | None:
         batch = yield loop.evaluation_request(vectors, seeds)
         return (time.perf_counter() - start) / float(batch.lengths.sum())
 
-    episodes = loop.total_episodes + loop.evaluations.episodes
+    episodes = loop.total_episodes + loop.settings.evaluate_episodes
     return serve(play()) * episodes * loop.env.spec.horizon
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.metrics import Counter, Kind
 from llmrl.core.pooling import Estimate, PooledEstimates
-from llmrl.core.protocols import Agent, EstimatesCalls, Proposer, SearchableAgent
+from llmrl.core.protocols import EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
+from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Call, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts, write_trained_adapter
 from llmrl.loops.race import Race
@@ -21,11 +22,11 @@ from llmrl.loops.search_settings import SearchSettings, warmup_vectors
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
     SupportsEvaluator,
-    curve_summary,
     episode_seeds,
     evaluation_seeds,
     incumbent_metrics,
-    outcome_of,
+    make_outcome,
+    summarize_curve,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.files import LineFile
@@ -55,7 +56,7 @@ class ReplacesFailed(Protocol):
         ...
 
 
-class SearchLoop:
+class SearchLoop(StateFields):
     """The loop of policy search: ask for vectors, play `episodes` episodes with each, tell their returns.
 
     All episodes of an iteration are played at once. The estimate of a vector is the mean over all its episodes, however
@@ -73,6 +74,11 @@ class SearchLoop:
     Raises:
         ConfigError: the parts cannot work together.
     """
+
+    _state_fields = (
+        *("iteration", "is_warmed_up", "is_solved", "returns", "best_returns", "counters"),
+        *("agents", "principal", "meter"),
+    )
 
     def __init__(self, parts: LoopParts, settings: SearchSettings) -> None:
         [agent], principal = parts.agents, parts.principal
@@ -94,6 +100,7 @@ class SearchLoop:
                 "set search.warmup=0, or use principal=llm, gp or random"
             )
         self.env, self.agent, self.principal, self.seeds = parts.env, agent, principal, parts.seeds
+        self.agents = list(parts.agents)
         self.space = agent.controller.space
         self.cores, self.meter, self.settings = parts.cores, parts.meter, settings
         self.iterations, self.candidates, self.episodes = settings.iterations, settings.candidates, settings.episodes
@@ -101,14 +108,14 @@ class SearchLoop:
         # Drawn here, so that an invalid draw raises an error before anything is played.
         rng = self.seeds.numpy("warmup")
         self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
-        self.evaluations = settings.schedule
-        self.target_return = settings.resolve_target_return(self.env.spec.max_return)
+        max_return = self.env.spec.max_return
+        self.target_return = max_return if settings.target_return == "max" else settings.target_return
         if isinstance(principal, SearchListener):
             principal.on_search_start(settings.iterations, settings.episodes, settings.episode_seeds == "common")
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
-        self.warm = settings.warmup == 0
-        self.solved = False  # whether `target_return` was reached and confirmed
+        self.is_warmed_up = settings.warmup == 0
+        self.is_solved = False  # whether `target_return` was reached and confirmed
         self.returns: list[float] = []  # mean return of the vectors of each iteration
         self.best_returns: list[float] = []  # estimate of the best vector after each iteration
         self.counters = {"episodes": 0, "env_steps": 0}
@@ -131,7 +138,7 @@ class SearchLoop:
     @property
     def proposals(self) -> int:
         """Number of vectors tried so far, with the random ones at the start."""
-        return (self.warmup if self.warm else 0) + self.iteration * self.candidates
+        return (self.warmup if self.is_warmed_up else 0) + self.iteration * self.candidates
 
     def plan(self) -> list[tuple[str, str]]:
         proposals_text = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
@@ -152,7 +159,7 @@ class SearchLoop:
                 else [("  ends", f"at a confirmed mean return of {self.target_return:g}")]
             ),
             ("  race", race_text),
-            ("  best so far", self.evaluations.description),
+            ("  best so far", self.settings.evaluation_plan),
             ("episodes", f"{'at most ' if may_end_early else ''}{self.total_episodes:,}{length_text}"),
         ]
 
@@ -167,13 +174,13 @@ class SearchLoop:
         self._restore(run)
         try:
             with run.progress(self.total_episodes, "episodes", "search", self.counters["episodes"]) as progress:
-                if not self.warm:
+                if not self.is_warmed_up:
                     yield from self._warm_up(progress)
-                while self.iteration < self.iterations and not self.solved:
+                while self.iteration < self.iterations and not self.is_solved:
                     yield from self._iterate(run, progress)
                 if self.settings.race:
-                    yield from self._measure_again(progress)
-            yield SafePoint(self._place, self.state_dict, always=True)
+                    yield from self._run_race(progress)
+            yield SafePoint(self._n_finished, self.state_dict, always=True)
             final: EvaluationBatch = yield self._evaluation()
         finally:
             self.log.close()
@@ -184,11 +191,10 @@ class SearchLoop:
         return metrics["search/incumbent_return"]
 
     def _warm_up(self, progress: ProgressBar) -> Requests[None]:
-        batch = yield self.evaluation_request(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
-        self._check(self.warmup_vectors, batch)
-        self._count(batch)
+        seeds = self._seeds_of(self._draw(0), self.warmup_episodes)
+        batch = yield from self._measure(self.warmup_vectors, seeds)
         metrics = self._tell_principal(self.warmup_vectors, batch, [{}] * self.warmup)
-        self.warm = True
+        self.is_warmed_up = True
         yield self._row("proposal", metrics)
         progress.update(self.counters["episodes"])
         yield SafePoint(0, self.state_dict)
@@ -202,7 +208,7 @@ class SearchLoop:
         if self.settings.extra_rollout:
             self._count((yield self.evaluation_request(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
         self.iteration += 1
-        metrics = self._tell_principal(vectors, batch, _notes(self.principal, len(vectors)))
+        metrics = self._tell_principal(vectors, batch, _origin_notes(self.principal, len(vectors)))
         self.returns.append(float(batch.returns.mean()))
         best = self._best()
         self.agent.set_parameters(np.array(best.vector))
@@ -213,37 +219,33 @@ class SearchLoop:
         progress.show_result(float(means.max()), self.space.in_words(vectors[means.argmax()]))
         if self.target_return is not None and float(means.max()) >= self.target_return:
             yield from self._confirm(vectors[means.argmax()], self.target_return)
-        if self.evaluations.due(self.iteration):
+        if self.settings.is_evaluation_due(self.iteration):
             yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
         progress.update(self.counters["episodes"])
         yield SafePoint(self.iteration, self.state_dict)
 
     def _confirm(self, vector: np.ndarray, level: float) -> Requests[None]:
         """Play fresh episodes of a vector; the search is solved if their mean return reaches `level`, too."""
-        vectors = vector[None]
-        batch = yield self.evaluation_request(vectors, self._seeds_of(f"confirmation {self.iteration}", self.episodes))
-        self._check(vectors, batch)
-        self._count(batch)
-        self.solved = float(batch.returns.mean()) >= level
+        seeds = self._seeds_of(f"confirmation {self.iteration}", self.episodes)
+        batch = yield from self._measure(vector[None], seeds)
+        self.is_solved = float(batch.returns.mean()) >= level
 
-    def _measure_again(self, progress: ProgressBar) -> Requests[None]:
+    def _run_race(self, progress: ProgressBar) -> Requests[None]:
         """Race the best few vectors on fresh seeds; set the agent's parameters to the winner."""
         if self.race is None:
             leading = self.pool.ranked()[: self.settings.race]
             self.race = Race(np.array([candidate.vector for candidate in leading]), self.settings.race_rounds)
         while not self.race.finished:
             vectors = self.race.vectors[self.race.remaining]
-            batch = yield self.evaluation_request(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
-            self._check(vectors, batch)
-            self._count(batch)
+            batch = yield from self._measure(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
             self.race.tell(list(batch.returns))
             yield self._row("race", self.race.metrics())
             progress.update(self.counters["episodes"])
-            yield SafePoint(self._place, self.state_dict)
+            yield SafePoint(self._n_finished, self.state_dict)
         self.agent.set_parameters(np.array(self._best().vector))
 
     @property
-    def _place(self) -> int:
+    def _n_finished(self) -> int:
         """Number of finished iterations and rounds of the race."""
         return self.iteration + (0 if self.race is None else self.race.round)
 
@@ -261,8 +263,7 @@ class SearchLoop:
         if is_invalid.any() and isinstance(self.principal, ReplacesFailed):
             vectors = self.space.rounded(self.principal.replacement_for(vectors, is_invalid), clip=False)
             batch = yield self.evaluation_request(vectors, seeds)
-        self._check(vectors, batch)
-        self._count(batch)
+        self._check_and_count(vectors, batch)
         return vectors, batch
 
     def evaluation_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
@@ -275,24 +276,35 @@ class SearchLoop:
             workers=self.cores,
         )
 
-    def _check(self, vectors: np.ndarray, batch: EvaluationBatch) -> None:
+    def _count(self, batch: EvaluationBatch) -> None:
+        self.counters["episodes"] += batch.returns.size
+        self.counters["env_steps"] += int(batch.lengths.sum())
+
+    def _measure(self, vectors: np.ndarray, seeds: np.ndarray) -> Requests[EvaluationBatch]:
+        """Play and count episodes of `vectors`.
+
+        Raises:
+            ConfigError: a return is not finite.
+        """
+        batch: EvaluationBatch = yield self.evaluation_request(vectors, seeds)
+        self._check_and_count(vectors, batch)
+        return batch
+
+    def _check_and_count(self, vectors: np.ndarray, batch: EvaluationBatch) -> None:
         is_invalid = ~np.isfinite(batch.returns).all(1)
         if is_invalid.any():
             raise ConfigError(
                 f"an episode of env={self.env.spec.name} has no finite return under the parameters "
                 f"{vectors[is_invalid][0].tolist()}; try a smaller agent.bound or agent.clip_actions=true"
             )
-
-    def _count(self, batch: EvaluationBatch) -> None:
-        self.counters["episodes"] += batch.returns.size
-        self.counters["env_steps"] += int(batch.lengths.sum())
+        self._count(batch)
 
     def _tell_principal(
         self, vectors: np.ndarray, batch: EvaluationBatch, notes: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
         """Tell the principal, write the proposals with `notes`, and return the metrics of this iteration."""
-        iteration = self.iteration if self.warm else 0
-        outcomes = [outcome_of(vector, batch, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
+        iteration = self.iteration if self.is_warmed_up else 0
+        outcomes = [make_outcome(vector, batch, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
         for i, outcome in enumerate(outcomes):
             line = {
@@ -305,7 +317,7 @@ class SearchLoop:
                 "returns": outcome.values.tolist(),
             }
             self.log.write_object(line | notes[i])
-            self._note(line)
+            self._add_estimate(line)
         values = [outcome.value for outcome in outcomes]
         metrics["search/return"] = float(np.mean(values))
         if len(values) > 1:
@@ -314,7 +326,7 @@ class SearchLoop:
             metrics[f"search/{name}"] = float(np.mean([outcome.summaries[name] for outcome in outcomes]))
         return metrics
 
-    def _note(self, line: Mapping[str, Any]) -> None:
+    def _add_estimate(self, line: Mapping[str, Any]) -> None:
         """Add a line of `proposals.jsonl` to the estimates."""
         n, draw = len(line["returns"]), self._draw(line["iteration"])
         self.pool.add(line["vector"], line["return"], line["standard_error"], n, n, draw=draw)
@@ -343,7 +355,7 @@ class SearchLoop:
     def _evaluation(self) -> EvaluateController:
         """Return the request that evaluates the best proposal so far, always on the same unseen seeds."""
         vector = np.array([self._best().vector])
-        seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
+        seeds = evaluation_seeds(self.seeds, self.settings.evaluate_episodes)
         return self.evaluation_request(vector, seeds)
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
@@ -355,10 +367,10 @@ class SearchLoop:
             **{name.removeprefix("search/"): value for name, value in final.items()},
             "best_return": self.best_returns[-1],
             "highest_return": self.highest,
-            **curve_summary(self.returns),
+            **summarize_curve(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
-            **({} if self.target_return is None else {"solved": self.solved}),
+            **({} if self.target_return is None else {"solved": self.is_solved}),
             "proposals": self.proposals,
             **self.counters,
             "race_episodes": sum(row["measured"] for row in race_rows),
@@ -375,41 +387,23 @@ class SearchLoop:
 
     def state_dict(self) -> State:
         """Return everything that an exact resume needs."""
-        assert isinstance(self.agent, Agent)
-        return {
-            "iteration": self.iteration,
-            "warm": self.warm,
-            "solved": self.solved,
-            "returns": list(self.returns),
-            "best_returns": list(self.best_returns),
-            "played": dict(self.counters),
-            "race": None if self.race is None else self.race.state_dict(),
-            "proposals": self.log.position(),
-            "agents": [self.agent.state_dict()],
-            "principal": self.principal.state_dict(),
-            "meter": None if self.meter is None else self.meter.state_dict(),
-        }
+        race = None if self.race is None else self.race.state_dict()
+        return super().state_dict() | {"race": race, "proposals": self.log.position()}
 
     def _restore(self, run: Run) -> None:
         """Restore the state of `run`; `proposals.jsonl` has been cut to its length at that state."""
         state = run.restored
         if state is None:
             return
-        assert isinstance(self.agent, Agent)
-        self.iteration, self.warm, self.solved = state["iteration"], state["warm"], state["solved"]
-        self.returns, self.best_returns = list(state["returns"]), list(state["best_returns"])
-        self.counters = dict(state["played"])
+        self.load_state_dict(state)
         if state["race"] is not None:
-            self.race = Race.from_state(state["race"], self.settings.race_rounds)
-        self.agent.load_state_dict(state["agents"][0])
-        self.principal.load_state_dict(state["principal"])
-        if self.meter is not None:
-            self.meter.load_state_dict(state["meter"])
+            self.race = Race(state["race"]["vectors"], self.settings.race_rounds)
+            self.race.load_state_dict(state["race"])
         for line in read_proposals(run.folder):
-            self._note(line)
+            self._add_estimate(line)
 
 
-def _notes(principal: Proposer, n: int) -> list[dict[str, Any]]:
+def _origin_notes(principal: Proposer, n: int) -> list[dict[str, Any]]:
     """Return what `proposals.jsonl` adds about the origin of each of `n` proposals: reasons and fallbacks."""
     reasons = [*getattr(principal, "reasons", []), *[""] * n]
     fallbacks = [*getattr(principal, "fallbacks", []), *[False] * n]

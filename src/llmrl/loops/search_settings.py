@@ -11,7 +11,6 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
-from llmrl.rollout.batched_evaluator import EvaluationSchedule
 
 Draw = Literal["uniform", "normal3_round1", "uniform3.5_round4"]
 
@@ -55,18 +54,16 @@ class SearchSettings:
     evaluation_interval: NonNegativeInt = 0
     evaluate_episodes: PositiveInt = 100
 
-    def resolve_target_return(self, max_return: float | None) -> float | None:
-        """Return the target mean return with `max` resolved, or None if the search does not stop early.
-
-        Args:
-            max_return: greatest possible return of an episode; None if it is unknown.
-        """
-        return max_return if self.target_return == "max" else self.target_return
+    def is_evaluation_due(self, iterations: int) -> bool:
+        """Return whether an evaluation follows after some iterations, excluding the evaluation at the end."""
+        interval = self.evaluation_interval
+        return interval > 0 and iterations % interval == 0 and iterations < self.iterations
 
     @property
-    def schedule(self) -> EvaluationSchedule:
-        """Schedule of the evaluations of the best proposal."""
-        return EvaluationSchedule(self.evaluation_interval, self.evaluate_episodes, self.iterations)
+    def evaluation_plan(self) -> str:
+        """Description of all evaluations for the printed plan."""
+        times = 1 + sum(self.is_evaluation_due(iterations) for iterations in range(1, self.iterations))
+        return f"played {times:,} x {self.evaluate_episodes:,} episodes on unseen seeds"
 
 
 def warmup_vectors(space: ParameterSpace, draw: Draw, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from llmrl.algorithms.societies.partitioned_policy import partitioned, split
+from llmrl.algorithms.societies.partitioned_policy import combine_policies, split_rollout
 from llmrl.core.agent_interfaces import ComparesEpisodes, unrecorded
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
@@ -16,7 +16,7 @@ from llmrl.core.seeding import Seeds, generators
 from llmrl.core.spaces import EnvSpec
 from llmrl.loops.compute_requests import Call, Log, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.loops.design_progress import DesignProgress, Trial
-from llmrl.loops.design_results import Score, draw_name, score
+from llmrl.loops.design_results import Score, draw_name, score_vector
 from llmrl.rollout.collector import Collector
 from llmrl.run.run import Run
 
@@ -49,7 +49,7 @@ class Societies:
         if replicates == 1:  # otherwise equal seeds in a reset pair the games
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
-        self.policy = partitioned(policies, self.games)
+        self.policy = combine_policies(policies, self.games)
 
     def reset(self) -> None:
         """Reset all agents to their original weights.
@@ -77,7 +77,7 @@ class Societies:
             return [nodes[0].integer("actions")]
         return self._integers(nodes, "actions")
 
-    def learn(self, rollout: Rollout, nodes: Sequence[Seeds]) -> Update:
+    def update_request(self, rollout: Rollout, nodes: Sequence[Seeds]) -> Update:
         """Return the request of an update of every society on its games.
 
         Minibatches are drawn at the seed node of the society's proposal.
@@ -87,7 +87,7 @@ class Societies:
 
     def split_by_proposal(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
         """Return the rollouts of each proposal: all of its first society, then of its second, and so on."""
-        parts = [split(rollout, len(self.agents)) for rollout in rollouts]
+        parts = [split_rollout(rollout, len(self.agents)) for rollout in rollouts]
         agent_rollouts = [[part[i] for part in parts] for i in range(len(self.agents))]
         starts = range(0, len(agent_rollouts), self.replicates)
         return [[rollout for group in agent_rollouts[i : i + self.replicates] for rollout in group] for i in starts]
@@ -122,7 +122,7 @@ class AdaptationRounds:
         piece = rollout_steps or horizon
         self.pieces = [piece] * (horizon // piece)
 
-    def round(
+    def play_round(
         self, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, learner: MetaLearner | None = None
     ) -> Requests[tuple[list[Episode], list[dict[str, float]]]]:
         """Play an episode in every game, and update every society after each piece of it.
@@ -149,7 +149,9 @@ class AdaptationRounds:
         for i, steps in enumerate(self.pieces if learns and not compares else [sum(self.pieces)]):
             if i == 0:
                 fields = {"learn": learns and not compares, "restart": not compares}
-                rollout = yield self.episode(steps, nodes, vectors, context, reward_jacobian=reward_jacobian, **fields)
+                rollout = yield self.episode_request(
+                    steps, nodes, vectors, context, reward_jacobian=reward_jacobian, **fields
+                )
             else:
                 rollout = yield PlaySteps(
                     collector=self.collector, steps=steps, actions=None, reward_jacobian=reward_jacobian
@@ -163,10 +165,10 @@ class AdaptationRounds:
                 [generator] = generators([pieces[0].integer("minibatches")])
                 losses.append((yield Call(partial(learner.update, rollout, generator))))
             elif learns:
-                losses += yield self.societies.learn(rollout, pieces)
+                losses += yield self.societies.update_request(rollout, pieces)
         return episodes, losses
 
-    def episode(
+    def episode_request(
         self, steps: int, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
     ) -> PlayEpisode:
         """Return the request of `steps` steps of a new episode in every game; `fields` are its other fields."""
@@ -216,12 +218,12 @@ class Measurement:
         scores = self._scores(trial, rollouts)
         if is_proposal:
             for i, proposal in enumerate(scores):
-                proposal.outcome.training = self.record.training_of(i)
+                if self.record.training:
+                    first, last = self.record.training[i]
+                    proposal.outcome.training = first, last
                 if self.schedule.earlier_validations:
-                    proposal.validated = {
-                        **self.record.validated_of(i),
-                        self.schedule.adapt_rounds: proposal.outcome.value,
-                    }
+                    earlier = {rounds: values[i] for rounds, values in self.record.validated.items()}
+                    proposal.validated = {**earlier, self.schedule.adapt_rounds: proposal.outcome.value}
         if learner is not None:
             outcome = scores[0].outcome
             outcome.gradient = learner.gradient(rollouts, self.record.objective, self.record.spending_cost, outcome)
@@ -249,7 +251,7 @@ class Measurement:
             if anchored:
                 progress.set_anchor(run)
             nodes = trial.nodes(self.seeds, "adapt", progress.round)
-            episodes, losses = yield from self.adaptation.round(nodes, trial.vectors, trial.context, learner)
+            episodes, losses = yield from self.adaptation.play_round(nodes, trial.vectors, trial.context, learner)
             if anchored:
                 progress.anchor = None
             if is_proposal and (metrics := record.add(progress.round, episodes, losses)) is not None:
@@ -269,7 +271,7 @@ class Measurement:
         for i in range(self.schedule.validate_rounds):
             nodes = trial.nodes(self.seeds, "validate", i)
             # The gradient needs the rollouts of all validation rounds, so each is copied.
-            request: PlayEpisode = self.adaptation.episode(
+            request: PlayEpisode = self.adaptation.episode_request(
                 self.schedule.horizon,
                 nodes,
                 trial.vectors,
@@ -291,6 +293,6 @@ class Measurement:
         ]
         vector_rollouts = self.societies.split_by_proposal(rollouts)
         return [
-            score(vector, rollouts_of_vector, self.spec, trial.context, *judge, self.societies.replicates, name)
+            score_vector(vector, rollouts_of_vector, self.spec, trial.context, *judge, self.societies.replicates, name)
             for vector, rollouts_of_vector, name in zip(trial.vectors, vector_rollouts, names, strict=True)
         ]

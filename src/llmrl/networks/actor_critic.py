@@ -167,14 +167,12 @@ class ActorCritic(nn.Module):
         last = nn.Linear(head[-1], self.distribution.n_outputs - n_std)
         self.actor = nn.Sequential(*mlp(head, generator, s.activation), initialize(last, POLICY_GAIN, generator))
         self.std: LogStd | None = LogStd(n_std, math.log(s.initial_std)) if n_std else None
-        self.joint_columns: list[int] = []
         n_joint = spec.n_agents * vector_width + spec.n_players
-        if self.central:
-            self.joint_columns = [
-                agent * vector_width + i
-                for agent in range(spec.n_agents)
-                for i in range(mechanism_slice.start, mechanism_slice.stop)
-            ]
+        self.joint_columns = [
+            agent * vector_width + i
+            for agent in range(spec.n_agents if self.central else 0)
+            for i in range(mechanism_slice.start, mechanism_slice.stop)
+        ]
         if s.critic != "own":
             head = [n_joint if self.central else width, *s.core_hidden, self.n_features, *s.head_hidden]
         self.normalizer = RunningNormalizer((width,)) if s.normalize_observations and width else None
@@ -237,7 +235,7 @@ class ActorCritic(nn.Module):
         return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
 
     @property
-    def normalizes(self) -> bool:
+    def has_normalizers(self) -> bool:
         """True if observations are normalized by running moments (`update_normalizers`)."""
         return self.normalizer is not None or self.joint_normalizer is not None
 

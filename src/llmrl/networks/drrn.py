@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from llmrl.networks.layers import initialize_uniform
+
 PADDING, UNKNOWN = 0, 1
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")
@@ -26,20 +28,20 @@ class Vocabulary:
     sequence of letters or of digits, in lower case.
 
     Attributes:
-        kept: number of words that `forget` retains.
+        n_committed: number of words that `roll_back` retains.
     """
 
     def __init__(self, size: int) -> None:
         if not 3 <= size <= np.iinfo(np.int16).max:
             raise ValueError(f"size={size} must be from 3 to {np.iinfo(np.int16).max}")
         self.size = size
-        self.kept = 0
+        self.n_committed = 0
         self._numbers: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def read(self, text: str, learn: bool = True) -> bytes:
+    def encode(self, text: str, learn: bool = True) -> bytes:
         """Return the numbers of a text's words as the bytes of an int16 array, which are hashable.
 
         A text without words is one unknown word. New words are added if `learn` and the table has room, else unknown.
@@ -47,21 +49,18 @@ class Vocabulary:
         numbers = self._numbers
         word_ids = []
         for word in _WORD.findall(text.lower()):
-            number = numbers.get(word)
-            if number is None:
-                number = UNKNOWN
-                if learn and len(numbers) + 2 < self.size:
-                    number = numbers[word] = len(numbers) + 2
-            word_ids.append(number)
+            if word not in numbers and learn and len(numbers) + 2 < self.size:
+                numbers[word] = len(numbers) + 2
+            word_ids.append(numbers.get(word, UNKNOWN))
         return np.array(word_ids or [UNKNOWN], dtype=np.int16).tobytes()
 
-    def keep(self) -> None:
-        """Mark all present words, so that `forget` retains them."""
-        self.kept = len(self._numbers)
+    def commit(self) -> None:
+        """Mark all present words, so that `roll_back` retains them."""
+        self.n_committed = len(self._numbers)
 
-    def forget(self) -> None:
-        """Remove the words added since the last `keep`."""
-        self._numbers = dict(list(self._numbers.items())[: self.kept])
+    def roll_back(self) -> None:
+        """Remove the words added since the last `commit`."""
+        self._numbers = dict(list(self._numbers.items())[: self.n_committed])
 
     def state_dict(self) -> list[str]:
         """Return the words in the order of their numbers."""
@@ -69,11 +68,11 @@ class Vocabulary:
 
     def load_state_dict(self, words: Sequence[str]) -> None:
         self._numbers = {word: i + 2 for i, word in enumerate(words)}
-        self.keep()
+        self.commit()
 
 
 def pad_texts(rows: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode n results of `Vocabulary.read` to padded words and lengths.
+    """Decode n results of `Vocabulary.encode` to padded words and lengths.
 
     Words are [n, longest] int64 with `PADDING` at the end; lengths are [n] int64.
     """
@@ -92,23 +91,23 @@ class DRRN(nn.Module):
     states of both. Since it has no output per action, it can evaluate unseen actions and any number of them.
 
     Args:
-        words: size of the table of words.
+        n_words: size of the vocabulary.
         units: width of the embedding, of both recurrent networks and of the hidden layer.
         generator: random numbers of the initial weights.
     """
 
-    def __init__(self, words: int, units: int, generator: torch.Generator) -> None:
+    def __init__(self, n_words: int, units: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(words, units)
+        self.embedding = nn.Embedding(n_words, units)
         self.prompt = nn.GRU(units, units, batch_first=True)
         self.action = nn.GRU(units, units, batch_first=True)
         self.hidden = nn.Linear(2 * units, units)
         self.out = nn.Linear(units, 1)
         with torch.no_grad():
             self.embedding.weight.normal_(generator=generator)
-            for module, width in ((self.prompt, units), (self.action, units), (self.hidden, 2 * units)):
-                _uniform(module, width, generator)
-            _uniform(self.out, units, generator)
+        widths = {self.prompt: units, self.action: units, self.hidden: 2 * units, self.out: units}
+        for module, width in widths.items():
+            initialize_uniform(module, 1 / math.sqrt(width), generator)
 
     def forward(
         self, prompts: tuple[torch.Tensor, torch.Tensor], actions: tuple[torch.Tensor, torch.Tensor]
@@ -120,13 +119,6 @@ class DRRN(nn.Module):
         pairs = torch.cat([state[:, None].expand(n, m, -1), action[None].expand(n, m, -1)], dim=2)
         q: torch.Tensor = self.out(self.hidden(pairs).relu()).squeeze(-1)
         return q
-
-
-def _uniform(module: nn.Module, width: int, generator: torch.Generator) -> None:
-    """Draw torch's default initial weights of recurrent and linear layers from `generator`."""
-    bound = 1 / math.sqrt(width)
-    for parameter in module.parameters():
-        parameter.uniform_(-bound, bound, generator=generator)
 
 
 def last_states(reader: nn.GRU, vectors: torch.Tensor, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

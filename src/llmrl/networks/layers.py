@@ -34,6 +34,12 @@ def initialize(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Gener
     return layer
 
 
+def initialize_uniform(module: nn.Module, bound: float, generator: torch.Generator) -> None:
+    """Draw all parameters from U(-bound, bound); 1 / sqrt(width) is torch's default for recurrent and linear layers."""
+    for parameter in module.parameters():
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+
 def mlp(sizes: Sequence[int], generator: torch.Generator, activation: Activation = "relu") -> nn.Sequential:
     """Return Linear + activation for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
     layers: list[nn.Module] = []
@@ -101,9 +107,7 @@ class RecurrentLayer(nn.Module):
         super().__init__()
         self.units, self.layers = units, layers
         self.lstm = nn.LSTM(n_in, units, layers)
-        bound = units**-0.5
-        for weight in self.lstm.parameters():
-            nn.init.uniform_(weight, -bound, bound, generator=generator)
+        initialize_uniform(self.lstm, units**-0.5, generator)
 
     @property
     def state_size(self) -> int:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 Key = TypeVar("Key", bound=Hashable)
-Rows = tuple[torch.Tensor, ...]
+Outputs = tuple[torch.Tensor, ...]
 
 
 class Memo(Generic[Key]):
@@ -23,19 +23,19 @@ class Memo(Generic[Key]):
         compute: function from distinct keys [n] to tensors, each [n, ...].
     """
 
-    def __init__(self, compute: Callable[[Sequence[Key]], Rows]) -> None:
+    def __init__(self, compute: Callable[[Sequence[Key]], Outputs]) -> None:
         self._compute = compute
-        self._rows: dict[Key, Rows] | None = None
+        self._rows: dict[Key, Outputs] | None = None
 
     @property
-    def open(self) -> bool:
+    def is_active(self) -> bool:
         """True while an `unchanged` block is active."""
         return self._rows is not None
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Cache outputs within the `with` block; a nested block is part of the outer one."""
-        if self.open:
+        if self.is_active:
             yield
             return
         self._rows = {}
@@ -44,7 +44,7 @@ class Memo(Generic[Key]):
         finally:
             self._rows = None
 
-    def __call__(self, keys: Sequence[Key]) -> Rows:
+    def __call__(self, keys: Sequence[Key]) -> Outputs:
         """Return the outputs for keys [n], at least one, each [n, ...]."""
         outputs = {} if self._rows is None else self._rows
         if new_keys := [key for key in dict.fromkeys(keys) if key not in outputs]:

@@ -68,7 +68,7 @@ class SocietyPolicy(nn.Module):
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return state values [n_envs, n_agents], without drawing actions."""
         channels = self.extended(observation)
-        values = _concatenate([self._play(*pair, channels, state)[1] for pair in self.groups()])
+        values = _concatenate([self._compute_outputs(*pair, channels, state)[1] for pair in self.groups()])
         assert values is not None
         return values
 
@@ -86,7 +86,7 @@ class SocietyPolicy(nn.Module):
         core, features. These are inference tensors; clone them before use in autograd.
         """
         channels = self.extended(observation)
-        parts_by_network = [self._play(*pair, channels, state) for pair in self.groups()]
+        parts_by_network = [self._compute_outputs(*pair, channels, state) for pair in self.groups()]
         outputs, value, features, next_state = (_concatenate(parts) for parts in zip(*parts_by_network, strict=True))
         assert outputs is not None
         action = self.distribution.mode(outputs) if greedy else sample_actions(self.distribution, outputs, generator)
@@ -100,7 +100,7 @@ class SocietyPolicy(nn.Module):
             logits=outputs if self.distribution.has_logits else None,
         )
 
-    def _play(
+    def _compute_outputs(
         self, network: ActorCritic, agents: slice, channels: dict[str, torch.Tensor], state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the outputs of a network for its k agents.

@@ -16,7 +16,7 @@ from torch import nn
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.networks.layers import HIDDEN_GAIN, initialize
+from llmrl.networks.layers import HIDDEN_GAIN, initialize, initialize_uniform
 
 MAP_CHANNELS = (16, 32, 64)
 """Output channels of the 3x3 convolutions that keep a map's size, as published for students."""
@@ -271,9 +271,7 @@ class FilmCore(nn.Module):
         self.words = nn.Embedding(n_words, width)
         nn.init.normal_(self.words.weight, generator=generator)
         self.instruction = nn.GRU(width, width, batch_first=True)
-        bound = width**-0.5
-        for weight in self.instruction.parameters():
-            nn.init.uniform_(weight, -bound, bound, generator=generator)
+        initialize_uniform(self.instruction, width**-0.5, generator)
 
     def forward(self, codes: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         sentence = self.read(words)

@@ -17,6 +17,7 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.state_fields import StateFields
 from llmrl.core.unit_cube import from_unit, to_unit
 
 Population = Annotated[int, Ge(4)]
@@ -41,29 +42,46 @@ class Search(Protocol):
 
 
 @dataclass
-class _Context:
+class _ContextSearch(StateFields):
     """Search in one context.
 
     Attributes:
-        at_once: number of proposals in the first `ask`; 0 before it.
-        asked: number of candidates proposed.
+        first_batch_size: number of proposals in the first `ask`; 0 before it.
+        n_proposed: number of candidates proposed.
         pending: unrounded candidates of the last `ask`, [n, d] in the unit cube.
         vectors, values: all outcomes in order; vectors in the unit cube.
-        used: number of outcomes that the search was updated with.
+        n_used: number of outcomes that the search was updated with.
+        generations: number of updates.
+        spread: standard deviation of the last complete generation, mean over numbers.
     """
 
-    at_once: int = 0
-    asked: int = 0
+    _state_fields = ("first_batch_size", "n_proposed", "pending", "vectors", "values")
+
+    first_batch_size: int = 0
+    n_proposed: int = 0
     pending: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     vectors: list[np.ndarray] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    used: int = 0
+    n_used: int = 0
     generations: int = 0
     spread: float = 0.0
     search: Search | None = None
 
+    def update(self) -> None:
+        """Update the search with the complete generations."""
+        assert self.search is not None
+        while len(self.values) - self.n_used >= self.search.population:
+            generation = slice(self.n_used, self.n_used + self.search.population)
+            vectors = np.array(self.vectors[generation])
+            self.n_used, self.generations, self.spread = (
+                generation.stop,
+                self.generations + 1,
+                float(vectors.std(0).mean()),
+            )
+            self.search.update(vectors, np.array(self.values[generation]))
 
-class EvolutionPrincipal(ABC):
+
+class EvolutionPrincipal(StateFields, ABC):
     """Base of the generational searches; a subclass creates its search in `_start`.
 
     A generation is complete when as many outcomes exist as the population has candidates; further outcomes count
@@ -77,11 +95,13 @@ class EvolutionPrincipal(ABC):
     only; a restored search is updated with them again, generation by generation.
     """
 
+    _state_fields = ("contexts",)
+
     parallel = True
 
     def __init__(self, space: ParameterSpace, seeds: Seeds) -> None:
         self.space, self.seeds = space, seeds.child("principal")
-        self.contexts = [_Context() for _ in range(space.n_rows)]
+        self.contexts = [_ContextSearch() for _ in range(space.n_rows)]
 
     @abstractmethod
     def _start(self, row: int, batch_size: int) -> Search:
@@ -91,10 +111,10 @@ class EvolutionPrincipal(ABC):
         row = self.space.row(context)
         search_context = self.contexts[row]
         if search_context.search is None:
-            search_context.at_once, search_context.search = n, self._start(row, n)
+            search_context.first_batch_size, search_context.search = n, self._start(row, n)
         seeds = self.seeds.child(row).child("candidate")
-        unit = np.stack([search_context.search.sample(seeds.integer(search_context.asked + i)) for i in range(n)])
-        search_context.asked += n
+        unit = np.stack([search_context.search.sample(seeds.integer(search_context.n_proposed + i)) for i in range(n)])
+        search_context.n_proposed += n
         search_context.pending = unit
         return from_unit(self.space, unit)
 
@@ -112,52 +132,22 @@ class EvolutionPrincipal(ABC):
         )
         search_context.vectors += list(search_context.pending if is_pending else to_unit(self.space, vectors))
         search_context.values += [outcome.value for outcome in outcomes]
-        _learn(search_context)
+        search_context.update()
         metrics = {"principal/generation": float(search_context.generations)}
         return metrics | ({"principal/spread": search_context.spread} if search_context.generations else {})
 
-    def state_dict(self) -> State:
-        return {
-            "contexts": [
-                {
-                    "at_once": search_context.at_once,
-                    "asked": search_context.asked,
-                    "pending": search_context.pending.copy(),
-                    "vectors": np.array(search_context.vectors).reshape(-1, self.space.dim),
-                    "values": np.array(search_context.values),
-                }
-                for search_context in self.contexts
-            ]
-        }
-
     def load_state_dict(self, state: State) -> None:
-        self.contexts = []
-        for row, saved in enumerate(state["contexts"]):
-            pending, values = np.array(saved["pending"]), saved["values"].tolist()
-            search_context = _Context(saved["at_once"], saved["asked"], pending, list(saved["vectors"]), values)
-            if search_context.at_once:
-                search_context.search = self._start(row, search_context.at_once)
-                _learn(search_context)
-            self.contexts.append(search_context)
+        self.contexts = [_ContextSearch() for _ in self.contexts]
+        super().load_state_dict(state)
+        for row, search_context in enumerate(self.contexts):
+            if search_context.first_batch_size:
+                search_context.search = self._start(row, search_context.first_batch_size)
+                search_context.update()
 
 
 def round_up(population: int, multiple: int) -> int:
     """Return `population` rounded up to a multiple of `multiple`."""
     return -(-population // multiple) * multiple
-
-
-def _learn(search_context: _Context) -> None:
-    """Update the search with the complete generations."""
-    assert search_context.search is not None
-    while len(search_context.values) - search_context.used >= search_context.search.population:
-        generation = slice(search_context.used, search_context.used + search_context.search.population)
-        vectors = np.array(search_context.vectors[generation])
-        search_context.used, search_context.generations, search_context.spread = (
-            generation.stop,
-            search_context.generations + 1,
-            float(vectors.std(0).mean()),
-        )
-        search_context.search.update(vectors, np.array(search_context.values[generation]))
 
 
 Share = Annotated[float, Interval(gt=0, le=1)]

@@ -60,7 +60,7 @@ class GaussianProcessPrincipal(StateFields):
         ConfigError: BoTorch is missing.
     """
 
-    _state_fields = ("asked", "rows", "vectors", "values", "facts")
+    _state_fields = ("n_proposed", "rows", "vectors", "values", "model_metrics")
 
     parallel = True
     learns_from_others = True
@@ -80,19 +80,19 @@ class GaussianProcessPrincipal(StateFields):
         self.space, self.seeds = space, seeds.child("principal")
         self.initial = min(2 * (space.dim + 1), 10) if initial is None else initial
         self.acquisition, self.beta = acquisition, beta
-        self.asked = [0] * space.n_rows
+        self.n_proposed = [0] * space.n_rows
         self.rows: list[int] = []
         self.vectors: list[np.ndarray] = []  # in the unit cube
         self.values: list[float] = []
-        self.facts: dict[str, float] = {}  # predictions of the last `ask`, logged with its outcomes
+        self.model_metrics: dict[str, float] = {}  # predictions of the last `ask`, logged with its outcomes
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
         if len(self.values) < self.initial:
-            unit, self.facts = self._sobol_points(row, n), {}
+            unit, self.model_metrics = self._sobol_points(row, n), {}
         else:
-            unit, self.facts = self._maximize_acquisition(row, n)
-        self.asked[row] += n
+            unit, self.model_metrics = self._maximize_acquisition(row, n)
+        self.n_proposed[row] += n
         return from_unit(self.space, unit)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -105,7 +105,7 @@ class GaussianProcessPrincipal(StateFields):
             self.rows.append(self.space.row(outcome.context))
             self.vectors.append(to_unit(self.space, outcome.vector))
             self.values.append(outcome.value)
-        return {f"principal/{name}": value for name, value in self.facts.items()}
+        return {f"principal/{name}": value for name, value in self.model_metrics.items()}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the measured vectors of a context with the highest posterior means, best first, [<= n, d].
@@ -131,7 +131,7 @@ class GaussianProcessPrincipal(StateFields):
 
         seed = self.seeds.child("initial").integer(row)
         engine: Any = SobolEngine(self.space.dim, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
-        engine.fast_forward(self.asked[row])
+        engine.fast_forward(self.n_proposed[row])
         points: np.ndarray = engine.draw(n, dtype=torch.float64).numpy()
         return points
 
@@ -142,7 +142,7 @@ class GaussianProcessPrincipal(StateFields):
         from botorch.optim.optimize import optimize_acqf
         from botorch.utils.sampling import manual_seed
 
-        seed = self.seeds.child("step").child(row).integer(self.asked[row])
+        seed = self.seeds.child("step").child(row).integer(self.n_proposed[row])
         context_features = {self.space.dim + i: float(i == row) for i in range(len(self.space.contexts))}
         # BoTorch draws from torch's global stream, which `manual_seed` restores. Its warnings concern ascents that end
         # early where the acquisition function is flat up to rounding, which does no harm.
@@ -168,8 +168,8 @@ class GaussianProcessPrincipal(StateFields):
                     float(model.likelihood.noise.mean().sqrt()),
                 )
         mean, scale = self._scale()
-        facts = {"predicted_objective": mean + scale * predicted, "noise": scale * noise}
-        return candidate[:, : self.space.dim].numpy(), facts
+        model_metrics = {"predicted_objective": mean + scale * predicted, "noise": scale * noise}
+        return candidate[:, : self.space.dim].numpy(), model_metrics
 
     def _posterior_means(self, row: int, vectors: np.ndarray) -> np.ndarray:
         """Return the standardized posterior means, [n], of vectors [n, d] in a context."""

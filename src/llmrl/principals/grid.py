@@ -33,10 +33,6 @@ class Arms:
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors, self.n_arms = vectors, len(vectors)
 
-    def vector(self, arm: int) -> np.ndarray:
-        """Return the values of an arm, [d]."""
-        return np.array(self.vectors[arm])
-
     def arm(self, vector: np.ndarray) -> int:
         """Return the index of `vector`.
 

@@ -44,7 +44,7 @@ class History(StateFields):
         spec: spec of the environment.
         pooled: whether equal vectors of a context are pooled into one record with the mean over their measurements, at
             the position of the newest. This applies where records are selected by payoff. Where all or the newest are
-            shown, each measurement keeps its record, so that prompts only grow, and `repeated` has the means.
+            shown, each measurement keeps its record, so that prompts only grow, and `pool_repeated` has the means.
         sliding: whether exactly the newest records of a window are shown. Otherwise the window grows to less than twice
             its size before it is cut back, so that most prompts start like the one before.
 
@@ -86,17 +86,16 @@ class History(StateFields):
         """
         if self.pooled and policy not in CHRONOLOGICAL:
             return self._pool_by_vector(context)
-        return [record | {"measured": [record["index"]]} for record in self.in_context(context)]
+        return [record | {"measured": [record["index"]]} for record in self.records_in_context(context)]
 
-    def repeated(self, policy: Policy) -> list[Record]:
+    def pool_repeated(self, policy: Policy) -> list[Record]:
         """Return the vectors that were measured more than once, one record per vector and context with means.
 
         It is empty if `rows` have the means already.
         """
         if not self.pooled or policy not in CHRONOLOGICAL:
             return []
-        rows = [record for context in self.contexts for record in self._pool_by_vector(context)]
-        return [record for record in rows if len(record["measured"]) > 1]
+        return [record for record in self._pool_all() if len(record["measured"]) > 1]
 
     @property
     def noise(self) -> float | None:
@@ -106,7 +105,7 @@ class History(StateFields):
         """
         if not self.pooled:
             return None
-        rows = [record for context in self.contexts for record in self._pool_by_vector(context)]
+        rows = self._pool_all()
         repetitions = np.array([len(row["measured"]) - 1 for row in rows])
         if repetitions.sum() < MIN_UNITS - 1:
             return None
@@ -116,9 +115,13 @@ class History(StateFields):
     def _pool_by_vector(self, context: str | None) -> list[Record]:
         """Return one record for each vector of a context, in the order of their newest measurements."""
         groups: dict[Key, list[Record]] = {}
-        for record in self.in_context(context):
+        for record in self.records_in_context(context):
             groups.setdefault(key_of(record["vector"]), []).append(record)
         return sorted((_merge(group) for group in groups.values()), key=_index)
+
+    def _pool_all(self) -> list[Record]:
+        """Return one record for each vector and context."""
+        return [record for context in self.contexts for record in self._pool_by_vector(context)]
 
     def select(self, policy: Policy, window: int, newest: int = 0) -> list[Record]:
         """Return the records to show, oldest first.
@@ -149,7 +152,7 @@ class History(StateFields):
         """Contexts with proposals."""
         return list(dict.fromkeys(record["context"] for record in self.records))
 
-    def in_context(self, context: str | None) -> list[Record]:
+    def records_in_context(self, context: str | None) -> list[Record]:
         return [record for record in self.records if record["context"] == context]
 
     def best(self, context: str | None) -> np.ndarray | None:
@@ -157,7 +160,7 @@ class History(StateFields):
 
         Only vectors that were judged by at least as many episodes as any single measurement are considered.
         """
-        records = self.in_context(context)
+        records = self.records_in_context(context)
         best = _pool(records, max((record["episodes"] for record in records), default=1)).best(context)
         return None if best is None else np.array(best.vector)
 
@@ -166,7 +169,9 @@ class History(StateFields):
         best = self.best(context)
         if best is None:
             return None
-        return _merge([record for record in self.in_context(context) if key_of(record["vector"]) == key_of(best)])
+        return _merge(
+            [record for record in self.records_in_context(context) if key_of(record["vector"]) == key_of(best)]
+        )
 
     def measures(self) -> list[tuple[str, list[str]]]:
         """Return the numbers reported with a payoff, as (meaning, names); meanings without names are omitted."""
@@ -177,7 +182,7 @@ class History(StateFields):
         grouped.append(("of an episode", [f"{name} ({meaning})" for name, meaning in self.welfare.items()]))
         return [(meaning, names) for meaning, names in grouped if names]
 
-    def typical(self, space: ParameterSpace, generation: int) -> Outcome:
+    def make_typical_outcome(self, space: ParameterSpace, generation: int) -> Outcome:
         """Return an outcome with as many numbers as a real one, for estimates.
 
         It is a new best of its context with realistic frequency.

@@ -57,7 +57,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         return json_schema(self.reply_model)
 
     def render(
-        self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
+        self, context: str | None, proposal: int, proposals: int, records: Sequence[Record], selection: str | None
     ) -> Prompt:
         spec, history, observations, briefing = self.spec, self.history, self.settings.observations, self.briefing
         noise = history.noise
@@ -84,8 +84,8 @@ class LLMMechanismPrincipal(LLMPrincipal):
             proposal=proposal,
             proposals=proposals,
             made=len(history.records),
-            made_here=len(history.in_context(context)),
-            history=[self._line(record) for record in shown],
+            made_here=len(history.records_in_context(context)),
+            history=[self._line(record) for record in records],
             repeated=[self._line(record, noise) for record in self._repeated()],
             best=None if (best := history.best_record(context)) is None else self._line(best, noise),
             measures=history.measures() if observations else [],
@@ -139,7 +139,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
 
     def _repeated(self) -> list[Record]:
         """Return proposals that were tried more than once; if there are many, the best, oldest first."""
-        records = self.history.repeated(self.shown.history)
+        records = self.history.pool_repeated(self.history_settings.history)
         return self.history.trim(records, "best", min(len(records), MAX_REPEATED))
 
     def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:

@@ -147,7 +147,7 @@ class LLMPrincipal(StateFields, ABC):
     def __init__(self, spec: EnvSpec, space: ParameterSpace, llm: ChatModel, settings: LLMSettings) -> None:
         self.spec, self.space, self.llm, self.settings = spec, space, llm, settings
         self.history = History(spec, settings.measurements == "pooled", settings.sliding_history)
-        self.tried: set[tuple[float, ...]] = set()
+        self.proposed_vectors: set[tuple[float, ...]] = set()
         self.iteration = 0
         self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
         self.reasons: list[str] = []
@@ -155,20 +155,20 @@ class LLMPrincipal(StateFields, ABC):
         self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
         self.learning: ProposalLearning | None = None
         self.structured_query = self._new_structured_query()
-        self.shown = settings  # selection of the history in the present question
-        self.n_shown = 0  # number of its records
+        self.history_settings = settings  # selection of the history in the present question
+        self.n_records = 0  # number of its records
         self._row_tokens: float | None = None
 
     @abstractmethod
     def render(
-        self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
+        self, context: str | None, proposal: int, proposals: int, records: Sequence[Record], selection: str | None
     ) -> Prompt:
         """Return the question for one proposal of a step.
 
         Args:
             context: name of the context; None: the environment has no contexts.
             proposal, proposals: number of the proposal, from 1, and the number of proposals in the step.
-            shown: records of the history in the question.
+            records: records of the history in the question.
             selection: sentence that says which records these are; None: all.
         """
 
@@ -192,17 +192,17 @@ class LLMPrincipal(StateFields, ABC):
             self.learning.check(n)
         parsers = [self.parser(name, k if n > 1 else None) for k in numbers]
         questions = [self.question(name, k, n) for k in numbers]
-        readings = self.structured_query.ask(questions, [self._reader(parser) for parser in parsers])
-        answers = [self._or_fallback(reading, name, k) for k, reading in enumerate(readings, 1)]
+        parsed_replies = self.structured_query.ask(questions, [self._reply_parser(parser) for parser in parsers])
+        answers = [self._apply_fallback(parsed_reply, name, k) for k, parsed_reply in enumerate(parsed_replies, 1)]
         vectors = np.array([answer.vector for answer in answers])
         self.reasons = [answer.reasoning for answer in answers]
-        self.fallbacks = [reading is None for reading in readings]
+        self.fallbacks = [parsed_reply is None for parsed_reply in parsed_replies]
         moves = [answer.moved > 0 for answer in answers]
         self.notes = [
             FALLBACK_NOTE if f else CLIPPED_NOTE if m else "" for f, m in zip(self.fallbacks, moves, strict=True)
         ]
         self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
-        keys = set(self.tried)
+        keys = set(self.proposed_vectors)
         for vector in vectors:
             self.counters["repeated_proposals"] += key_of(vector) in keys
             keys.add(key_of(vector))
@@ -211,23 +211,23 @@ class LLMPrincipal(StateFields, ABC):
             self.learning.record([stats.samples for stats in self.structured_query.query_stats])
         return vectors
 
-    def _or_fallback(self, reading: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
-        """Return `reading`, or the fallback if no reply was valid; raise LLMError with `fallback=stop`."""
-        if reading is not None:
-            return reading
+    def _apply_fallback(self, parsed_reply: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
+        """Return `parsed_reply`, or the fallback if no reply was valid; raise LLMError with `fallback=stop`."""
+        if parsed_reply is not None:
+            return parsed_reply
         position = (self.history.generations + 1, question)
         if self.settings.fallback == "stop":
             raise LLMError(
                 f"no valid reply for step {position[0]}, question {question}, in {self.settings.repair_turns + 1} "
                 "turns; principal.fallback=stop ends the run then, use principal.fallback=best to continue"
             )
-        vector = self.propose_again(context)
+        vector = self.choose_fallback(context)
         logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *position, vector.tolist())
         return ParsedReply(vector)
 
-    def propose_again(self, context: str | None) -> np.ndarray:
+    def choose_fallback(self, context: str | None) -> np.ndarray:
         """Return the fallback vector [d]: the last or the best of the context, else the middle of the bounds."""
-        records = self.history.in_context(context)
+        records = self.history.records_in_context(context)
         best = (
             np.array(records[-1]["vector"])
             if self.settings.fallback == "last" and records
@@ -244,7 +244,7 @@ class LLMPrincipal(StateFields, ABC):
         notes, self.notes = self.notes, []
         is_proposed = bool(notes) and len(notes) == len(outcomes)
         self.history.add(outcomes, notes if is_proposed else [])
-        self.tried |= {key_of(outcome.vector) for outcome in outcomes}
+        self.proposed_vectors |= {key_of(outcome.vector) for outcome in outcomes}
         metrics = self.structured_query.metrics() | {
             f"llm/{name}": float(count) for name, count in self.counters.items()
         }
@@ -266,17 +266,17 @@ class LLMPrincipal(StateFields, ABC):
         """
         future = copy.copy(self)
         # Without pooling, since repetitions among future proposals are unknown.
-        future.history, future.tried, future.iteration = History(self.spec, pooled=False), set(), 0
+        future.history, future.proposed_vectors, future.iteration = History(self.spec, pooled=False), set(), 0
         future.structured_query = self._new_structured_query()
         if n_earlier_outcomes:
-            future.history.add([future.history.typical(self.space, 0)] * n_earlier_outcomes)
+            future.history.add([future.history.make_typical_outcome(self.space, 0)] * n_earlier_outcomes)
         # Between these steps the prompt grows almost linearly.
         moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
         tokens = []
         for moment in moments:
             while future.iteration < moment:
-                future.history.add([future.history.typical(self.space, future.iteration)] * n)
+                future.history.add([future.history.make_typical_outcome(self.space, future.iteration)] * n)
                 future.iteration += 1
             tokens.append(estimate_tokens(future.question(context, n, n).text))
         calls = steps * n
@@ -286,20 +286,22 @@ class LLMPrincipal(StateFields, ABC):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.tried = {key_of(record["vector"]) for record in self.history.records}
+        self.proposed_vectors = {key_of(record["vector"]) for record in self.history.records}
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
-        self.shown = self._history_settings(context)
+        self.history_settings = self._history_settings(context)
         selected = self.select()
-        prompt, self.n_shown = self.structured_query.fit_to_context(
+        prompt, self.n_records = self.structured_query.fit_to_context(
             lambda n: self._render(context, selected, n, proposal, proposals), len(selected)
         )
         return prompt
 
     def select(self) -> list[Record]:
         """Return the records to show in a question, oldest first, before trimming to the context window."""
-        return self.history.select(self.shown.history, self.shown.window, self.shown.n_recent)
+        return self.history.select(
+            self.history_settings.history, self.history_settings.window, self.history_settings.n_recent
+        )
 
     def _history_settings(self, context: str | None) -> LLMSettings:
         """Return the settings of the history in the next question.
@@ -313,14 +315,14 @@ class LLMPrincipal(StateFields, ABC):
             return settings
         if self._row_tokens is None or len(records) <= SAMPLE_SIZE:
             sample = [record | {"measured": [record["index"]]} for record in records[:SAMPLE_SIZE]]
-            self.shown = settings
+            self.history_settings = settings
             full_tokens, base_tokens = (
                 estimate_tokens(self._render(context, sample, n).text) for n in (len(sample), 0)
             )
             self._row_tokens = max(1.0, (full_tokens - base_tokens) / len(sample))
         n_contexts = max(1, len(self.history.contexts))
         max_rows = max(MIN_ROWS, int(settings.history_tokens / self._row_tokens) // n_contexts)
-        if max(len(self.history.in_context(name)) for name in self.history.contexts) <= max_rows:
+        if max(len(self.history.records_in_context(name)) for name in self.history.contexts) <= max_rows:
             return settings
         # The window of the newest grows to less than twice its size before it is cut.
         return replace(settings, history="best_and_last", window=max_rows // 2, n_recent=max_rows // 4)
@@ -329,12 +331,12 @@ class LLMPrincipal(StateFields, ABC):
         self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
     ) -> Prompt:
         """Render the question with `n` of the `selected` records."""
-        records = self.history.trim(selected, self.shown.history, n)
+        records = self.history.trim(selected, self.history_settings.history, n)
         return self.render(context, proposal, proposals, records, self._selection(selected, n))
 
     def _selection(self, selected: list[Record], n: int) -> str | None:
         """Return a sentence about the records omitted if `n` of the `selected` ones are shown; None if none are."""
-        settings = self.shown
+        settings = self.history_settings
         available = sum(len(self.history.rows(name, settings.history)) for name in self.history.contexts)
         if n < len(selected):
             subset = {"best": "the best", "last": "the newest"}.get(settings.history, "the best and the newest")
@@ -375,28 +377,28 @@ class LLMPrincipal(StateFields, ABC):
         """
         answer = parse_answer(text, parser or self.parser(), cut)
         numbers = answer.answer
-        if self.refuses(numbers):
+        if self.is_refused(numbers):
             try:
                 self.space.check(numbers)
             except ConfigError as error:
                 raise InvalidReply(shorten_reasons(str(error))) from None
         vector = self.space.rounded(numbers, clip=self.settings.out_of_range != "accept")
-        if self.settings.duplicates == "reask" and key_of(vector) in self.tried:
+        if self.settings.duplicates == "reask" and key_of(vector) in self.proposed_vectors:
             raise InvalidReply("these numbers were proposed already: propose something that was not tried")
         n_moves = self.space.outside(numbers).sum() if self.settings.out_of_range == "clamp" else 0
         return ParsedReply(vector, answer.reasons, int(n_moves))
 
-    def refuses(self, vector: np.ndarray) -> bool:
+    def is_refused(self, vector: np.ndarray) -> bool:
         """Return whether numbers out of bounds in `vector` [d] make a reply invalid."""
         outside = self.space.outside(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(outside.any())
 
     def _new_structured_query(self) -> StructuredQuery[ParsedReply]:
         return StructuredQuery(
-            self.llm, self.purpose, self._reader(None), self.repair, self.schema(), self.settings.repair_turns
+            self.llm, self.purpose, self._reply_parser(None), self.repair, self.schema(), self.settings.repair_turns
         )
 
-    def _reader(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
+    def _reply_parser(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
         return lambda reply: self.read(reply.text, reply.cut, parser)
 
 

@@ -92,7 +92,7 @@ class LLMSearch(LLMPrincipal):
         They are replaced by the fallback (with `fallback=stop`, too, since the replies were valid). The metric
         llm/unplayable_proposals counts them.
         """
-        vector = self.propose_again(None)
+        vector = self.choose_fallback(None)
         logger.warning("no finite return with %s; trying %s instead", vectors[failed].tolist(), vector.tolist())
         self.counters["unplayable_proposals"] += int(failed.sum())
         for i in np.flatnonzero(failed):
@@ -103,7 +103,7 @@ class LLMSearch(LLMPrincipal):
         return None if self.settings.reply == "lines" else json_schema(Proposal)
 
     def render(
-        self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
+        self, context: str | None, proposal: int, proposals: int, records: Sequence[Record], selection: str | None
     ) -> Prompt:
         spec, text = self.spec, self.spec.text
         return self.prompts.render(
@@ -124,8 +124,8 @@ class LLMSearch(LLMPrincipal):
             step_size=self.settings.step_size,
             optimum=self.settings.optimum,
             observations=self.settings.observations,
-            rows=[self._row(record) for record in shown],
-            repeated=[self._repeated(record) for record in self.history.repeated(self.shown.history)],
+            rows=[self._row(record) for record in records],
+            repeated=[self._repeated(record) for record in self.history.pool_repeated(self.history_settings.history)],
             best=self._best() if self.settings.advice else None,
             made=len(self.history.records),
             selection=selection,

@@ -153,7 +153,7 @@ class DualRLPrincipal(StateFields):
         ConfigError: fewer than two points, or an observed metric does not exist.
     """
 
-    _state_fields = ("network", "updater", "observed", "asked", "previous", "count", "mean", "squares")
+    _state_fields = ("network", "updater", "observation", "last_proposal", "previous", "count", "mean", "squares")
 
     parallel = True
 
@@ -163,16 +163,16 @@ class DualRLPrincipal(StateFields):
 
         self.space = spec.proposals
         self.settings = settings
-        self.observed = PrincipalObservation(spec, settings.observe)
+        self.encoder = PrincipalObservation(spec, settings.observe)
         self.points = default_points(self.space, FINE) if settings.points is None else settings.points
         if self.points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {self.points}")
         weights = seeds.torch("weights")
-        self.network = IndependentHeads(self.observed.size, settings.hidden, self.space.dim, self.points + 1, weights)
+        self.network = IndependentHeads(self.encoder.size, settings.hidden, self.space.dim, self.points + 1, weights)
         self.updater = OptimizerStep(self.network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm)
         self.generator = seeds.torch("principal")
         self.previous = np.zeros((0, self.space.dim))  # the last vectors, one for each proposal of a step
-        self.asked: State | None = None  # observation, choices and network outputs of the last `ask`
+        self.last_proposal: State | None = None  # observation, choices and network outputs of the last `ask`
         self.count, self.mean, self.squares = (
             0,
             0.0,
@@ -184,13 +184,18 @@ class DualRLPrincipal(StateFields):
 
         from llmrl.networks.action_distributions import CategoricalActions, sample_categorical
 
-        observation = torch.as_tensor(self.observed.vector(context))
+        observation = torch.as_tensor(self.encoder.vector(context))
         with torch.no_grad():
             logits, value = self.network(observation)
             logits = logits.expand(n, -1, -1)
             choice = sample_categorical(logits, self.generator)
             log_prob, _ = CategoricalActions.log_prob_entropy(logits, choice)
-        self.asked = {"observed": observation, "choice": choice, "log_prob": log_prob.sum(-1), "value": value}
+        self.last_proposal = {
+            "observation": observation,
+            "choice": choice,
+            "log_prob": log_prob.sum(-1),
+            "value": value,
+        }
         self.previous = self._vectors(choice.numpy())
         return self.previous.copy()
 
@@ -205,13 +210,13 @@ class DualRLPrincipal(StateFields):
         from llmrl.algorithms.policy_gradient import surrogate, value_error
         from llmrl.networks.action_distributions import CategoricalActions
 
-        assert self.asked is not None, "call ask() before tell()"
-        settings, proposal, n = self.settings, self.asked, len(outcomes)
+        assert self.last_proposal is not None, "call ask() before tell()"
+        settings, proposal, n = self.settings, self.last_proposal, len(outcomes)
         center, scale = self._update_moments([outcome.value for outcome in outcomes])
         payoff = torch.tensor([(outcome.value - center) / scale for outcome in outcomes], dtype=torch.float32)
         advantage, norms = payoff - proposal["value"], []
         for _ in range(settings.epochs):
-            logits, value = self.network(proposal["observed"])
+            logits, value = self.network(proposal["observation"])
             log_prob, entropy = CategoricalActions.log_prob_entropy(logits.expand(n, -1, -1), proposal["choice"])
             ratio = (log_prob.sum(-1) - proposal["log_prob"]).exp()
             error = value_error(value.expand(n), proposal["value"], payoff, settings.value_clip)
@@ -221,7 +226,7 @@ class DualRLPrincipal(StateFields):
                 - settings.entropy_coefficient * entropy.sum(-1).mean()
             )
             norms.append(float(self.updater.descend(loss)))
-        self.observed.tell(outcomes)
+        self.encoder.tell(outcomes)
         return {
             "principal/entropy": float(entropy.detach().mean()),
             "principal/value": float(proposal["value"]) * scale + center,
@@ -240,7 +245,7 @@ class DualRLPrincipal(StateFields):
         vectors = []
         if self.count:
             with torch.no_grad():
-                logits, _ = self.network(torch.as_tensor(self.observed.vector(context)))
+                logits, _ = self.network(torch.as_tensor(self.encoder.vector(context)))
             vectors = [self._vectors(logits.argmax(-1).numpy()[None])[0]]
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
@@ -310,7 +315,7 @@ class MetaGradPrincipal(StateFields):
         ConfigError: an observed metric does not exist.
     """
 
-    _state_fields = ("network", "updater", "observed", "asked", "counts", "means")
+    _state_fields = ("network", "updater", "observation", "last_proposal", "counts", "means")
 
     parallel = False
     needs_gradient = True
@@ -322,7 +327,7 @@ class MetaGradPrincipal(StateFields):
         from llmrl.networks.layers import BoxHead
 
         self.space = spec.proposals
-        self.observed = PrincipalObservation(spec, settings.observe)
+        self.encoder = PrincipalObservation(spec, settings.observe)
         self._meta_settings = MetaSettings(
             gamma=settings.gamma,
             baseline=settings.baseline,
@@ -330,9 +335,9 @@ class MetaGradPrincipal(StateFields):
             differentiate_targets=settings.differentiate_targets,
         )
         low, high = torch.tensor(self.space.low), torch.tensor(self.space.high)
-        self.network = BoxHead(self.observed.size, settings.hidden, low, high, seeds.torch("weights"))
+        self.network = BoxHead(self.encoder.size, settings.hidden, low, high, seeds.torch("weights"))
         self.updater = OptimizerStep(self.network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm)
-        self.asked: State | None = None  # observation and context of the last `ask`
+        self.last_proposal: State | None = None  # observation and context of the last `ask`
         # Number and mean of the objectives so far, by context.
         self.counts = np.zeros(self.space.n_rows, dtype=np.int64)
         self.means = np.zeros(self.space.n_rows)
@@ -340,22 +345,22 @@ class MetaGradPrincipal(StateFields):
     @property
     def meta_settings(self) -> MetaSettings:
         """Settings of the gradient for the vector of the last `ask`."""
-        if self.asked is None:
+        if self.last_proposal is None:
             return self._meta_settings
-        return replace(self._meta_settings, past_return=float(self.means[self.asked["row"]]))
+        return replace(self._meta_settings, past_return=float(self.means[self.last_proposal["row"]]))
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         import torch
 
-        observation = torch.as_tensor(self.observed.vector(context))
-        self.asked = {"observed": observation, "row": self.space.row(context)}
+        observation = torch.as_tensor(self.encoder.vector(context))
+        self.last_proposal = {"observation": observation, "row": self.space.row(context)}
         return self._output(observation)[None]
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the network's present output in a context, [1, d]; [0, d] before the first outcome."""
         import torch
 
-        vectors = [self._output(torch.as_tensor(self.observed.vector(context)))] if self.counts.any() else []
+        vectors = [self._output(torch.as_tensor(self.encoder.vector(context)))] if self.counts.any() else []
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def _output(self, observation: torch.Tensor) -> np.ndarray:
@@ -379,18 +384,20 @@ class MetaGradPrincipal(StateFields):
         import torch
 
         [outcome] = outcomes
-        assert self.asked is not None and outcome.gradient is not None, "the loop passes a gradient after each ask()"
+        assert self.last_proposal is not None and outcome.gradient is not None, (
+            "the loop passes a gradient after each ask()"
+        )
         if not np.isfinite(outcome.gradient).all():
             raise FloatingPointError(
                 f"d objective / d {self.space.name} is {outcome.gradient.tolist()}, which is not finite; use a smaller "
                 "agent.ppo.learning_rate or a larger agent.ppo.adam_eps"
             )
-        vector = self.network(self.asked["observed"])
+        vector = self.network(self.last_proposal["observation"])
         norm = self.updater.descend(-(torch.as_tensor(outcome.gradient) * vector).sum())
-        row = self.asked["row"]
+        row = self.last_proposal["row"]
         self.counts[row] += 1
         self.means[row] += (outcome.value - self.means[row]) / self.counts[row]
-        self.observed.tell(outcomes)
+        self.encoder.tell(outcomes)
         return {
             "principal/gradient_norm": float(np.linalg.norm(outcome.gradient)),
             "principal/weights_gradient_norm": float(norm),

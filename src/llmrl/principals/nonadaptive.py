@@ -18,10 +18,20 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
 from llmrl.core.unit_cube import from_unit
-from llmrl.principals.grid import Arms, grid_vectors
+from llmrl.principals.grid import grid_vectors
 
 
-class FixedPrincipal(StateFields):
+class _NonadaptivePrincipal(StateFields):
+    """Base of principals that ignore the outcomes of proposals."""
+
+    parallel = True
+    learns_from_others = True
+
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        return {}
+
+
+class FixedPrincipal(_NonadaptivePrincipal):
     """Principal that proposes constant values and learns nothing.
 
     Args:
@@ -33,9 +43,6 @@ class FixedPrincipal(StateFields):
         ConfigError: a wrong count of numbers or lists, a number out of bounds or with too many decimals, or both
             `values` and `contexts` given.
     """
-
-    parallel = True
-    learns_from_others = True
 
     def __init__(
         self, space: ParameterSpace, values: list[float] | None = None, contexts: list[list[float]] | None = None
@@ -58,15 +65,12 @@ class FixedPrincipal(StateFields):
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         return np.tile(self.table[self.space.row(context)], (n, 1))
 
-    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        return {}
-
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of a context, [1, d]; [0, d] for n = 0."""
         return np.array(self.table[self.space.row(context)][None][:n])
 
 
-class ListedPrincipal(StateFields):
+class ListedPrincipal(_NonadaptivePrincipal):
     """Principal that proposes the vectors of a list in order, cyclically, and learns nothing.
 
     With as many candidates per step as there are vectors, all are tried in one batch.
@@ -82,10 +86,7 @@ class ListedPrincipal(StateFields):
             one of `vectors` and `grid`.
     """
 
-    _state_fields = ("asked",)
-
-    parallel = True
-    learns_from_others = True
+    _state_fields = ("n_proposed",)
 
     def __init__(
         self,
@@ -103,18 +104,15 @@ class ListedPrincipal(StateFields):
                 )
             vectors = [list(vector) for vector in itertools.product(*grid)]
         self.vectors = space.exact(space.check(vectors), "principal.vectors")
-        self.asked = 0
+        self.n_proposed = 0
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        indices = (self.asked + np.arange(n)) % len(self.vectors)
-        self.asked += n
+        indices = (self.n_proposed + np.arange(n)) % len(self.vectors)
+        self.n_proposed += n
         return self.vectors[indices].copy()
 
-    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        return {}
 
-
-class RandomPrincipal(StateFields):
+class RandomPrincipal(_NonadaptivePrincipal):
     """Principal that proposes uniformly at random and learns nothing.
 
     Args:
@@ -125,24 +123,18 @@ class RandomPrincipal(StateFields):
 
     _state_fields = ("rng",)
 
-    parallel = True
-    learns_from_others = True
-
     def __init__(self, space: ParameterSpace, seeds: Seeds, points: PositiveInt | None = None) -> None:
         self.space = space
-        self.grid = None if points is None else Arms(grid_vectors(space, points))
+        self.vectors = None if points is None else grid_vectors(space, points)
         self.rng = seeds.numpy("principal")
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        if self.grid is not None:
-            return np.stack([self.grid.vector(int(self.rng.integers(self.grid.n_arms))) for _ in range(n)])
+        if self.vectors is not None:
+            return self.vectors[[int(self.rng.integers(len(self.vectors))) for _ in range(n)]]
         return from_unit(self.space, self.rng.random((n, self.space.dim)))
 
-    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        return {}
 
-
-class SobolPrincipal(StateFields):
+class SobolPrincipal(_NonadaptivePrincipal):
     """Principal that proposes a scrambled Sobol sequence, one sequence per context, and learns nothing.
 
     The points fill the box more evenly than random ones. Scrambling makes each point uniformly distributed (Owen 1998,
@@ -157,9 +149,6 @@ class SobolPrincipal(StateFields):
     """
 
     _state_fields = ("counts",)
-
-    parallel = True
-    learns_from_others = True
 
     def __init__(self, space: ParameterSpace, seeds: Seeds) -> None:
         from scipy.stats.qmc import Sobol
@@ -184,6 +173,3 @@ class SobolPrincipal(StateFields):
             # The number of proposals need not be a power of two: the sequence is continued by the next `ask`.
             warnings.simplefilter("ignore", UserWarning)
             return from_unit(self.space, engine.random(n))
-
-    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        return {}

@@ -74,7 +74,7 @@ class SaezPrincipal(StateFields):
         ConfigError: the environment lacks these metrics, or has contexts; `explore` is too small.
     """
 
-    _state_fields = ("asked", "rates", "target", "seen")
+    _state_fields = ("n_proposed", "rates", "formula_rates", "log_points")
 
     parallel = False
 
@@ -105,10 +105,10 @@ class SaezPrincipal(StateFields):
         if step == 0:
             raise ConfigError("principal.step=0 never changes the first rates; use a number in (0, 1]")
         self.elasticity, self.step = elasticity, step
-        self.asked = 0
+        self.n_proposed = 0
         self.rates = self._flat_rates(0)  # the last proposal, [K]
-        self.target = self.rates  # the formula's rates for the last outcome, [K]
-        self.seen: list[list[float]] = []  # for each outcome: log (1 - mean marginal rate), log mean income
+        self.formula_rates = self.rates  # the formula's rates for the last outcome, [K]
+        self.log_points: list[list[float]] = []  # for each outcome: log (1 - mean marginal rate), log mean income
 
     def _flat_rates(self, index: int) -> np.ndarray:
         share = MAX_INITIAL_RATE * index / max(self.n_initial - 1, 1)
@@ -116,11 +116,11 @@ class SaezPrincipal(StateFields):
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         self.space.row(context)
-        if self.asked < self.n_initial:
-            self.rates = self._flat_rates(self.asked)
+        if self.n_proposed < self.n_initial:
+            self.rates = self._flat_rates(self.n_proposed)
         else:
-            self.rates = self.space.rounded(self.rates + self.step * (self.target - self.rates))
-        self.asked += 1
+            self.rates = self.space.rounded(self.rates + self.step * (self.formula_rates - self.rates))
+        self.n_proposed += 1
         return np.tile(self.rates, (n, 1))
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -135,17 +135,17 @@ class SaezPrincipal(StateFields):
             # Without any income the formula is undefined.
             if income > 0:
                 marginal = float(amounts[0] @ outcome.vector) / income
-                self.seen.append([float(np.log(max(1.0 - marginal, 1e-6))), float(np.log(income))])
+                self.log_points.append([float(np.log(max(1.0 - marginal, 1e-6))), float(np.log(income))])
                 incomes, taxable, weights = amounts
                 formula = saez_rates(incomes, taxable, weights, self.current_elasticity, outcome.vector)
-                self.target = self.space.rounded(formula)
-        distance = float(np.abs(self.target - self.rates).max())
+                self.formula_rates = self.space.rounded(formula)
+        distance = float(np.abs(self.formula_rates - self.rates).max())
         return {"principal/elasticity": self.current_elasticity, "principal/distance": distance}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the formula's rates for the last outcome, [1, K]; [0, K] before the first outcome with income."""
         self.space.row(context)
-        vectors = [self.target] if self.seen else []
+        vectors = [self.formula_rates] if self.log_points else []
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     @property
@@ -153,7 +153,7 @@ class SaezPrincipal(StateFields):
         """Given elasticity, or its estimate; 0.5 before there are two different proposals."""
         if self.elasticity is not None:
             return self.elasticity
-        estimate = estimated_elasticity(*np.array(self.seen).T) if len(self.seen) > 1 else None
+        estimate = estimated_elasticity(*np.array(self.log_points).T) if len(self.log_points) > 1 else None
         return 0.5 if estimate is None else estimate
 
     def _amounts(self, summaries: Mapping[str, float]) -> np.ndarray:

@@ -54,15 +54,15 @@ class _Trials:
 
     points: np.ndarray
     payoffs: np.ndarray
-    times: np.ndarray
+    counts: np.ndarray
 
-    def best_first(self, width: float) -> np.ndarray:
+    def rank_points(self, width: float) -> np.ndarray:
         """Return indices [n] in decreasing order of payoffs averaged by a Gaussian kernel of `width`.
 
         A single lucky payoff among bad neighbors therefore does not rank high (Nadaraya-Watson regression).
         """
         distances = ((self.points[:, None] - self.points[None]) ** 2).mean(-1)
-        weights = np.exp(-distances / (2 * width**2)) * self.times
+        weights = np.exp(-distances / (2 * width**2)) * self.counts
         return np.argsort(-(weights @ self.payoffs) / weights.sum(1), kind="stable")
 
 
@@ -99,13 +99,13 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     trials = _read_trials(prompt, names, context, low, high)
     # The same points for all questions of a context.
     design = _initial_design(len(names), _generator(seed, f"{parameters}\0{context}"))
-    step = _step(n_proposals - len(design))
-    order = trials.best_first(max(step / 2, MIN_WIDTH))[:N_PARENTS]
+    step = _step_size(n_proposals - len(design))
+    order = trials.rank_points(max(step / 2, MIN_WIDTH))[:N_PARENTS]
     # The same numbers for all questions of a generation.
     rng = _generator(seed, _NUMBER.sub("", prompt))
     proposals: list[list[float]] = []
-    for i in range(n_proposals, n_proposals + _number(prompt)):
-        step = _step(i - len(design))
+    for i in range(n_proposals, n_proposals + _proposal_number(prompt)):
+        step = _step_size(i - len(design))
         base = trials.points[order[(i - n_proposals) % len(order)]] if len(order) else np.full(len(names), 0.5)
         for _ in range(MAX_DRAWS):
             point = design[i] if i < len(design) else _perturb(rng, base, step)
@@ -126,7 +126,7 @@ def _proposal_count(prompt: str, line: re.Pattern[str] = _COUNT) -> int:
     return 0 if _OPENING in prompt else int(needed(line.search(prompt), "how many proposals were made so far")[1])
 
 
-def _number(prompt: str) -> int:
+def _proposal_number(prompt: str) -> int:
     """Return which proposal of the generation is requested, from 1."""
     if _SIDE_BY_SIDE not in prompt:
         return 1
@@ -172,7 +172,7 @@ def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([np.full((1, d), 0.5), (parts + rng.random((n, d))) / n])
 
 
-def _step(n_proposals: int) -> float:
+def _step_size(n_proposals: int) -> float:
     """Return the size of changes for a proposal after `n_proposals` proposals since the initial design."""
     return float(max(STEP * SHRINK ** max(n_proposals, 0), MIN_STEP))
 

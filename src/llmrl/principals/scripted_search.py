@@ -13,10 +13,10 @@ import numpy as np
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
 
 _COUNT = re.compile(r"^(\d+) numbers, called params\[0\] to params\[\d+\]\.", re.MULTILINE)
-_COMMON_RANGE = re.compile(
+_COMMON_RANGE_LINE = re.compile(
     r"Each is a (whole )?number from (\S+) to ([^\s,]+?)(?:, with (\d+) digits? after the point)?\.\s*$", re.MULTILINE
 )
-_OWN_RANGE = re.compile(
+_RANGE_LINE = re.compile(
     r"^- params\[\d+\]: (whole, )?from (\S+) to ([^\s,]+)(?:, (\d+) digits after the point)?$", re.MULTILINE
 )
 _STEP = re.compile(r"change numbers by about (\S+) at a time")
@@ -89,8 +89,8 @@ def _parse_task(prompt: str, d: int) -> _Task:
     """Return the task of a question."""
     instructions, heading, table = prompt.partition("## What was tried, oldest first")
     needed(heading, "the heading of the table (`## What was tried, oldest first`)")
-    common_range = _COMMON_RANGE.search(instructions)
-    ranges = [common_range.groups()] * d if common_range else _OWN_RANGE.findall(instructions)[:d]
+    common_range = _COMMON_RANGE_LINE.search(instructions)
+    ranges = [common_range.groups()] * d if common_range else _RANGE_LINE.findall(instructions)[:d]
     if len(ranges) != d:
         raise UnreadPromptError("the range of each number")
     step = _STEP.search(instructions)

@@ -71,7 +71,7 @@ class VotePrincipal(StateFields):
         ConfigError: no chat model, no mechanism, or more nominators or voters than citizens.
     """
 
-    _state_fields = ("records", "votes", "last", "totals", "nominator", "voter")
+    _state_fields = ("records", "votes", "last_metrics", "totals", "nominator", "voter")
 
     parallel = False
 
@@ -105,20 +105,20 @@ class VotePrincipal(StateFields):
         self.briefing: PrincipalBriefing | None = None
         self.records: list[dict[str, Any]] = []
         self.votes = 0
-        self.last: dict[str, float] = {}
+        self.last_metrics: dict[str, float] = {}
         self.totals = {"abstentions": 0, "unchanged": 0}
         self.nominator: StructuredQuery[np.ndarray] = StructuredQuery(
             llm,
             "nomination",
-            self._nomination,
+            self._parse_nomination,
             self._repair_nomination,
             json_schema(numbers_model(self.space)),
             settings.repair_turns,
         )
         self.voter = self._vote_query(["option_1"])
         # Render every prompt once, so that errors in prompts are found before the run.
-        self._ballot(0, None, self._build_options([self.space.neutral]))
-        self._nomination_prompt(0, None)
+        self._render_ballot(0, None, self._build_options([self.space.neutral]))
+        self._render_nomination_prompt(0, None)
         self.voter.repair("-")
         self.nominator.repair("-")
 
@@ -130,30 +130,32 @@ class VotePrincipal(StateFields):
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
         vote_seeds = self.seeds.child("vote").child(self.votes)
-        present = self._status_quo(name)
-        candidates = [present, *self._nominees(vote_seeds, name)]
+        status_quo_vector = self._status_quo_vector(name)
+        candidates = [status_quo_vector, *self._collect_nominations(vote_seeds, name)]
         ballot = np.array(
             list(dict.fromkeys(tuple(vector) for vector in self.space.rounded(np.array(candidates)).tolist()))
         )
         ballot = ballot[vote_seeds.numpy("order").permutation(len(ballot))]
         if len(ballot) == 1:  # only the present vector is on the ballot, so there is no vote
             self.totals["unchanged"] += 1
-            self.last = {"vote/options": 1.0, "vote/winner_share": 1.0, "vote/turnout": 0.0}
+            self.last_metrics = {"vote/options": 1.0, "vote/winner_share": 1.0, "vote/turnout": 0.0}
             self.votes += 1
             return ballot
-        options = self._build_options(list(ballot), present)
+        options = self._build_options(list(ballot), status_quo_vector)
         voter = self._vote_query([option["name"] for option in options])
         voter.load_state_dict(self.voter.state_dict())
         self.voter = voter
-        votes = voter.ask([self._ballot(agent, name, options) for agent in range(self.voters)])
+        votes = voter.ask([self._render_ballot(agent, name, options) for agent in range(self.voters)])
         tally = count_votes(votes, len(ballot))
         winners = np.flatnonzero(tally == tally.max())
-        status_quo = [i for i in winners.tolist() if np.array_equal(ballot[i], self.space.rounded(present[None])[0])]
-        winner = status_quo[0] if status_quo else int(winners[0])
+        status_quo_winners = [
+            i for i in winners.tolist() if np.array_equal(ballot[i], self.space.rounded(status_quo_vector[None])[0])
+        ]
+        winner = status_quo_winners[0] if status_quo_winners else int(winners[0])
         n_abstentions = sum(vote is None for vote in votes)
         self.totals["abstentions"] += n_abstentions
-        self.totals["unchanged"] += bool(status_quo)
-        self.last = {
+        self.totals["unchanged"] += bool(status_quo_winners)
+        self.last_metrics = {
             "vote/options": float(len(ballot)),
             "vote/winner_share": float(tally[winner] / max(self.voters - n_abstentions, 1)),
             "vote/turnout": 1 - n_abstentions / self.voters,
@@ -173,7 +175,7 @@ class VotePrincipal(StateFields):
                 }
             )
         call_metrics = {name: x + self.nominator.metrics()[name] for name, x in self.voter.metrics().items()}
-        return call_metrics | self.last | {f"vote/{name}": float(n) for name, n in self.totals.items()}
+        return call_metrics | self.last_metrics | {f"vote/{name}": float(n) for name, n in self.totals.items()}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of the last vote in a context, [1, d]; [0, d] before the first vote."""
@@ -190,8 +192,8 @@ class VotePrincipal(StateFields):
         row = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
         records, self.records = self.records, [row] * n_records
         options = self._build_options([vector] * (self.settings.nominations + 1))
-        ballot = estimate_tokens(self._ballot(0, None, options).text)
-        proposal = estimate_tokens(self._nomination_prompt(0, None).text)
+        ballot = estimate_tokens(self._render_ballot(0, None, options).text)
+        proposal = estimate_tokens(self._render_nomination_prompt(0, None).text)
         self.records = records
         n_nominations = self.settings.nominations if self.settings.nominate == "citizens" else 0
         calls = steps * (self.voters + n_nominations)
@@ -200,12 +202,12 @@ class VotePrincipal(StateFields):
             calls, max_calls, steps * (self.voters * ballot + n_nominations * proposal), calls * REPLY_TOKENS
         )
 
-    def _status_quo(self, context: str | None) -> np.ndarray:
+    def _status_quo_vector(self, context: str | None) -> np.ndarray:
         """Return the vector of the last generation of a context, [d]; at first the neutral one."""
         records = [record for record in self.records if record["context"] == context]
         return np.array(records[-1]["vector"]) if records else self.space.neutral
 
-    def _nominees(self, seeds: Seeds, context: str | None) -> list[np.ndarray]:
+    def _collect_nominations(self, seeds: Seeds, context: str | None) -> list[np.ndarray]:
         """Return the nominations, each [d]; citizens without a valid nomination are omitted."""
         space = self.space
         if self.settings.nominate == "random":
@@ -213,17 +215,21 @@ class VotePrincipal(StateFields):
             return list(vectors)
         agents = seeds.numpy("nominators").permutation(self.spec.n_agents)[: self.settings.nominations]
         replies = self.nominator.ask(
-            [self._nomination_prompt(int(agent), context) for agent in sorted(agents.tolist())]
+            [self._render_nomination_prompt(int(agent), context) for agent in sorted(agents.tolist())]
         )
         return [vector for vector in replies if vector is not None]
 
-    def _build_options(self, vectors: Sequence[np.ndarray], present: np.ndarray | None = None) -> list[dict[str, Any]]:
+    def _build_options(
+        self, vectors: Sequence[np.ndarray], status_quo_vector: np.ndarray | None = None
+    ) -> list[dict[str, Any]]:
         return [
             {
                 "name": f"option_{i + 1}",
                 "values": list(zip(self.space.names, vector.tolist(), strict=True)),
                 "words": self.space.in_a_sentence(vector),
-                "holds": present is not None and bool(self.records) and np.array_equal(vector, present),
+                "holds": status_quo_vector is not None
+                and bool(self.records)
+                and np.array_equal(vector, status_quo_vector),
             }
             for i, vector in enumerate(vectors)
         ]
@@ -234,17 +240,17 @@ class VotePrincipal(StateFields):
         return StructuredQuery(
             self.llm,
             "vote",
-            partial(self._vote, options),
+            partial(self._parse_vote, options),
             partial(self._repair_vote, options),
-            vote_schema(options, approval),
+            build_vote_schema(options, approval),
             self.settings.repair_turns,
         )
 
-    def _ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Prompt:
+    def _render_ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Prompt:
         approval = self.settings.rule == "approval"
         return self.prompts.render("_ballot", options=options, approval=approval, **self._citizen_facts(agent, context))
 
-    def _nomination_prompt(self, agent: int, context: str | None) -> Prompt:
+    def _render_nomination_prompt(self, agent: int, context: str | None) -> Prompt:
         return self.prompts.render("_nomination", **self._citizen_facts(agent, context))
 
     def _citizen_facts(self, agent: int, context: str | None) -> dict[str, Any]:
@@ -273,7 +279,7 @@ class VotePrincipal(StateFields):
             ],
         }
 
-    def _nomination(self, reply: ChatReply) -> np.ndarray:
+    def _parse_nomination(self, reply: ChatReply) -> np.ndarray:
         parameters = self.space.parameters
         question = VectorQuestion(turn=len(self.records) + 1)
         parser = VectorParser(self.space.names, [(p.low, p.high) for p in parameters], question)
@@ -283,7 +289,7 @@ class VotePrincipal(StateFields):
             raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")
         return vector
 
-    def _vote(self, options: Sequence[str], reply: ChatReply) -> list[int]:
+    def _parse_vote(self, options: Sequence[str], reply: ChatReply) -> list[int]:
         if self.settings.rule == "approval":
             return parse_approvals(reply.text, options, reply.cut)
         return [parse_answer(reply.text, BallotParser(options), reply.cut).answer]
@@ -309,7 +315,7 @@ _APPROVES = re.compile(
 )
 
 
-def vote_schema(options: Sequence[str], approval: bool) -> dict[str, Any]:
+def build_vote_schema(options: Sequence[str], approval: bool) -> dict[str, Any]:
     """Return the JSON schema of a vote: one of the options, or a list of those that are approved of."""
     option_schema = {"type": "string", "enum": list(options)}
     vote = {"choices": {"type": "array", "items": option_schema}} if approval else {"choice": option_schema}

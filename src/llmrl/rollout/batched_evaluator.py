@@ -6,7 +6,6 @@ Policy searches and the baselines they are compared with share this code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -53,38 +52,13 @@ class SupportsEvaluator(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class EvaluationSchedule:
-    """Schedule of the evaluations of a search's best policy: at regular iterations, and at the end of the run.
-
-    Attributes:
-        every: number of iterations between evaluations; 0: only at the end.
-        episodes: number of episodes in each evaluation.
-        iterations: number of iterations of the run.
-    """
-
-    every: int
-    episodes: int
-    iterations: int
-
-    def due(self, done: int) -> bool:
-        """Return whether an evaluation follows after `done` iterations, excluding the evaluation at the end."""
-        return self.every > 0 and done % self.every == 0 and done < self.iterations
-
-    @property
-    def description(self) -> str:
-        """Description of all evaluations for the printed plan."""
-        times = 1 + sum(self.due(done) for done in range(1, self.iterations))
-        return f"played {times:,} x {self.episodes:,} episodes on unseen seeds"
-
-
-def curve_summary(returns: Sequence[float]) -> dict[str, float]:
+def summarize_curve(returns: Sequence[float]) -> dict[str, float]:
     """Return the mean return of the last tenth of the iterations and the mean over all (area under the curve)."""
     n_final = max(1, round(FINAL_SHARE * len(returns)))
     return {"final_return": float(np.mean(returns[-n_final:])), "area": float(np.mean(returns))}
 
 
-def outcome_of(vector: np.ndarray, batch: EvaluationBatch, i: int, draw: str) -> Outcome:
+def make_outcome(vector: np.ndarray, batch: EvaluationBatch, i: int, draw: str) -> Outcome:
     """Return the outcome of `vector` [d] for a proposer.
 
     The vector is number `i` of the batch, played with seeds `draw`.

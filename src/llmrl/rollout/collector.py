@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,10 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer, StepObserver, Transition
 from llmrl.core.protocols import Camera, ChannelsOnRequest, Forkable, NeedsCamera, Policy, VecEnv, unchanged
-from llmrl.core.records import Array, Observation, PolicyOutput, State
+from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
-from llmrl.rollout.episode_accumulator import EpisodeAccumulator
-from llmrl.rollout.rollout_buffer import RolloutBuffer, to_device
+from llmrl.rollout.rollout_buffer import EpisodeAccumulator, RolloutBuffer, to_device
 
 UNKNOWN_HORIZON = 1000
 """Assumed horizon of environments without one, in steps; ends of episodes are checked after each eighth of it."""
@@ -94,24 +93,22 @@ class Collector:
         for observer in self._step_observers():
             observer.on_reset(self._fresh.copy(), self._observation)
 
-    @contextmanager
-    def observed(self, *observers: Observer) -> Iterator[None]:
+    def observed(self, *observers: Observer) -> AbstractContextManager[None]:
         """Add `observers` after the present ones for the duration of a `with` block.
 
         Raises:
             ConfigError: an observer reads a channel that the environment does not offer.
         """
         self._request(tuple(name for observer in observers for name in observer.channels))
-        previous, self._observers = self._observers, [*self._observers, *observers]
-        try:
-            yield
-        finally:
-            self._observers = previous
+        return self._with_observers([*self._observers, *observers])
+
+    def unobserved(self) -> AbstractContextManager[None]:
+        """Silence all observers for the duration of a `with` block, e.g. an evaluation between training rollouts."""
+        return self._with_observers([])
 
     @contextmanager
-    def unobserved(self) -> Iterator[None]:
-        """Silence all observers for the duration of a `with` block, e.g. an evaluation between training rollouts."""
-        previous, self._observers = self._observers, []
+    def _with_observers(self, observers: list[Observer]) -> Iterator[None]:
+        previous, self._observers = self._observers, observers
         try:
             yield
         finally:
@@ -153,7 +150,10 @@ class Collector:
                 if waiting.all():
                     break
                 act = self._act(generator, greedy)
-                step = self.env.step(self._for_env(act.action))
+                action = (
+                    act.action.cpu().numpy() if self._env_device is None else to_device(act.action, self._env_device)
+                )
+                step = self.env.step(action)
                 observation, self._observation = self._observation, step.observation
                 self._ended = buffer.add_step(step, waiting)
                 if step_observers:
@@ -267,9 +267,6 @@ class Collector:
             )
         if isinstance(self.env, ChannelsOnRequest):
             self.env.provide(channels)
-
-    def _for_env(self, action: torch.Tensor) -> Array:
-        return action.cpu().numpy() if self._env_device is None else to_device(action, self._env_device)
 
     def _at_env(self, observation: Observation | None) -> Observation | None:
         if observation is None or self._env_device is None:

@@ -29,21 +29,18 @@ def measures(episodes: Sequence[Episode], objective: Objective | None = None) ->
     Raises:
         ConfigError: a custom objective is not one number per episode, or cannot be computed from these episodes.
     """
+    metric_names = list(episodes[0].summaries) if episodes else []
     collected = SocietyEpisodes(
         base=np.array([episode.base_returns for episode in episodes], dtype=np.float64),
         returns=np.array([episode.returns for episode in episodes], dtype=np.float64),
         gains=np.array([episode.gains for episode in episodes]),
         gain_times=np.array([episode.gain_times for episode in episodes]),
-        metrics={name: np.array([e.summaries[name] for e in episodes]) for name in _metrics(episodes)},
+        metrics={name: np.array([e.summaries[name] for e in episodes]) for name in metric_names},
     )
     welfare = {measure.name: measure.of(collected) for measure in MEASURES}
     if objective is not None and objective.name not in welfare:
         welfare[objective.name] = _custom_welfare(objective, collected)
     return {name: values for name, values in welfare.items() if values is not None}
-
-
-def _metrics(episodes: Sequence[Episode]) -> list[str]:
-    return list(episodes[0].summaries) if episodes else []
 
 
 def _custom_welfare(objective: Objective, collected: SocietyEpisodes) -> np.ndarray:
@@ -64,10 +61,12 @@ def _custom_welfare(objective: Objective, collected: SocietyEpisodes) -> np.ndar
 
 def episode_welfare(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
     """Return a principal's objective in each episode, [n_episodes]: a measure - `spending_cost` * spending."""
-    return judged(measures(episodes, objective), objective, spending_cost)
+    return objective_of_episodes(measures(episodes, objective), objective, spending_cost)
 
 
-def judged(welfare: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
+def objective_of_episodes(
+    welfare: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0
+) -> np.ndarray:
     """Return `episode_welfare` for computed `measures`.
 
     Raises:
@@ -138,7 +137,7 @@ def episode_row(episode: Episode, objective: Objective, spending_cost: float) ->
         "base_return": float(episode.base_returns.mean()),
         "length": episode.length,
         **episode.summaries,
-        "objective": float(judged(welfare, objective, spending_cost)[0]),
+        "objective": float(objective_of_episodes(welfare, objective, spending_cost)[0]),
         **society,
     }
 
@@ -148,10 +147,10 @@ def evaluation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     Episodes in which a metric is NaN are left out.
     """
-    means = {}
-    for name, values in _without_nan(columns(rows)).items():
-        means[name if name.startswith("welfare/") else f"evaluation/{name}"] = float(values.mean())
-    return means
+    return {
+        name if name.startswith("welfare/") else f"evaluation/{name}": float(values.mean())
+        for name, values in _without_nan(columns(rows)).items()
+    }
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -192,9 +191,8 @@ def write_results(
         folder: the run folder.
         rows: one line per episode.
         learned: whether the episodes share a trained agent (trained in this run or loaded with its weights), which
-            might
-            have come out differently. Such episodes depend on each other, and reports use the run, not the episode,
-            as the unit of a standard error.
+            might have come out differently. Such episodes depend on each other, and reports use the run, not the
+            episode, as the unit of a standard error.
         about: further keys of the file, e.g. the model's label.
         carried: names of the information passed from one episode to the next (lessons, how the last one ended). Such
             episodes depend on each other: they have no standard error and no interval, and reports use the run as

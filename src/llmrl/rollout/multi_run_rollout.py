@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
-from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
+from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split_rollout
 from llmrl.core.errors import Diverged
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Agent, Resizable
@@ -25,21 +25,21 @@ InContext = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Member:
+class BatchedRun:
     """Run whose games are part of a batch.
 
     Attributes:
         collector: collector of the run's games; its policy is a `PartitionedPolicy`.
-        told: function that calls the run's observers in the context of the run.
+        call_in_context: function that calls the run's observers in the context of the run.
     """
 
     collector: Collector
-    told: InContext
+    call_in_context: InContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
-    """Start of new episodes of a member, as in a `PlayEpisode` request.
+class EpisodeStart:
+    """Start of new episodes of a run, as in a `PlayEpisode` request.
 
     Attributes:
         seed: seed of the games, or one seed per society.
@@ -54,7 +54,7 @@ class Begun:
     context: int | None
 
 
-class Wave:
+class RunBatch:
     """Runs with games of one kind that are played as one batch.
 
     Each run gets bit for bit the results that it would get alone, since neither games (`Resizable`) nor policies
@@ -62,48 +62,48 @@ class Wave:
     the run receives the exception after the other runs have played; its games continue without any use.
 
     Args:
-        members: runs with equal environments, networks and numbers of games and societies.
+        runs: runs with equal environments, networks and numbers of games and societies.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        collector = members[0].collector
+    def __init__(self, runs: Sequence[BatchedRun]) -> None:
+        collector = runs[0].collector
         assert isinstance(collector.env, Resizable) and isinstance(collector.policy, PartitionedPolicy)
-        self.members, self.games = members, collector.spec.n_envs
+        self.runs, self.games = runs, collector.spec.n_envs
         self.societies = len(collector.policy.policies)
-        policies = [member_policy for member in members for member_policy in _policies(member)]
+        policies = [run_policy for run in runs for run_policy in _policies(run)]
         policy = PartitionedPolicy(policies, collector.policy.games)
-        self._observers = _Observers(members, self.games)
-        self._env = env = collector.env.resized(self.games * len(members))
+        self._observers = _Observers(runs, self.games)
+        self._env = env = collector.env.resized(self.games * len(runs))
         self._collector = Collector(env, policy, str(collector.device), observers=[self._observers])
         self._generators: list[torch.Generator] = []
         self._rollout: Rollout | None = None
         self._trainer: BatchedTrainer | None = None
 
     def play(
-        self, steps: int, begun: Sequence[Begun] | None, absent: Collection[int], **kwargs: bool
+        self, steps: int, starts: Sequence[EpisodeStart] | None, absent: Collection[int], **kwargs: bool
     ) -> list[Rollout | BaseException]:
-        """Play steps in all games; return the rollout of each member, or the exception of its observers.
+        """Play steps in all games; return the rollout of each run, or the exception of its observers.
 
         Args:
             steps: number of steps in every game.
-            begun: start of new episodes of each member; None: continue the episodes in progress.
-            absent: indices of members whose games are played on without observers and without use.
+            starts: start of new episodes of each run; None: continue the episodes in progress.
+            absent: indices of runs whose games are played on without observers and without use.
             kwargs: keyword arguments of `Collector.collect`.
         """
         self._observers.begin(absent)
         try:
-            if begun is not None:
-                self._begin(begun)
+            if starts is not None:
+                self._begin(starts)
             self._rollout = self._collector.collect(steps, self._generators, **kwargs)
-        except _NobodyLeft:
+        except _NoRunLeft:
             return [error for error in self._observers.errors if error is not None]
         results: list[Rollout | BaseException] = []
-        for i, part in enumerate(split(self._rollout, len(self.members))):
+        for i, part in enumerate(split_rollout(self._rollout, len(self.runs))):
             episodes = [replace(episode, game=episode.game - i * self.games) for episode in part.episodes]
             results.append(self._observers.finish(i, replace(part, episodes=episodes)))
         return results
 
-    def _begin(self, starts: Sequence[Begun]) -> None:
+    def _begin(self, starts: Sequence[EpisodeStart]) -> None:
         env = self._env
         if starts[0].mechanism is not None:
             env.set_mechanism(np.concatenate([np.asarray(start.mechanism) for start in starts]))
@@ -115,70 +115,70 @@ class Wave:
     def update(
         self, agents: Mapping[int, Sequence[Agent]], minibatches: Mapping[int, Sequence[int]]
     ) -> dict[int, list[dict[str, float] | Diverged]]:
-        """Train the societies of some members on the newest rollout; return their metrics by member index.
+        """Train the societies of some runs on the newest rollout; return their metrics by run index.
 
-        The metrics of a member are those of `BatchedTrainer.update`.
+        The metrics of a run are those of `BatchedTrainer.update`.
 
         Args:
-            agents: agents of each member by its index, one per society.
-            minibatches: seeds of the societies' minibatches, by member index.
+            agents: agents of each run by its index, one per society.
+            minibatches: seeds of the societies' minibatches, by run index.
         """
         assert self._rollout is not None
-        if len(agents) == len(self.members):
-            all_agents = [agent for place in range(len(agents)) for agent in agents[place]]
-            draws = [generator for place in range(len(agents)) for generator in generators(minibatches[place])]
+        if len(agents) == len(self.runs):
+            all_agents = [agent for i in range(len(agents)) for agent in agents[i]]
+            draws = [generator for i in range(len(agents)) for generator in generators(minibatches[i])]
             self._trainer = BatchedTrainer.of(all_agents, self._trainer)
             metrics = self._trainer.update(self._rollout, draws)
             n = self.societies
-            return {place: metrics[place * n : (place + 1) * n] for place in range(len(agents))}
-        parts = split(self._rollout, len(self.members))
+            return {i: metrics[i * n : (i + 1) * n] for i in range(len(agents))}
+        rollouts = split_rollout(self._rollout, len(self.runs))
         return {
-            place: BatchedTrainer(place_agents).update(parts[place], generators(minibatches[place]))
-            for place, place_agents in agents.items()
+            i: BatchedTrainer(run_agents).update(rollouts[i], generators(minibatches[i]))
+            for i, run_agents in agents.items()
         }
 
     def _society_seeds(self, seed: int | Sequence[int]) -> list[int]:
-        """Return a seed for each society of a member; games with the same seed draw alike (`VecEnv.pair_games`)."""
+        """Return a seed for each society of a run; games with the same seed draw alike (`VecEnv.pair_games`)."""
         return [seed] * self.societies if isinstance(seed, int | np.integer) else list(seed)
 
     def _society_generators(self, seeds: Sequence[int]) -> list[torch.Generator]:
-        """Return a generator for each society of a member; societies with the same seed share one."""
+        """Return a generator for each society of a run; societies with the same seed share one."""
         return generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
 
 
-class _NobodyLeft(Exception):  # noqa: N818  (ends a rollout, not an error)
-    """Raised when the observers of every member have failed."""
+class _NoRunLeft(Exception):  # noqa: N818  (ends a rollout, not an error)
+    """Raised when the observers of every run have failed."""
 
 
 class _Observers(Observer):
-    """Observer that passes each member's part of the batch to the member's observers."""
+    """Observer that passes each run's part of the batch to the run's observers."""
 
-    def __init__(self, members: Sequence[Member], games: int) -> None:
-        self._members, self._games = members, games
-        self.errors: list[BaseException | None] = [None] * len(members)
+    def __init__(self, runs: Sequence[BatchedRun], games: int) -> None:
+        self._runs, self._games = runs, games
+        self.errors: list[BaseException | None] = [None] * len(runs)
         self._has_step_observers = True
 
     def begin(self, absent: Collection[int]) -> None:
-        """Prepare for more steps. Observers of the members with indices `absent` are not called."""
-        self.errors = [_NobodyLeft() if i in absent else None for i in range(len(self._members))]
-        watching = [observer for member in self._members for observer in member.collector.observers]
+        """Prepare for more steps. Observers of the runs with indices `absent` are not called."""
+        self.errors = [_NoRunLeft() if i in absent else None for i in range(len(self._runs))]
+        watching = [observer for run in self._runs for observer in run.collector.observers]
         self._has_step_observers = any(type(observer).on_step is not Observer.on_step for observer in watching)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        self._notify(lambda observer, span: observer.on_reset(games[span], _part(observation, span)))
+        self._notify(lambda observer, span: observer.on_reset(games[span], _slice_games(observation, span)))
 
     def on_step(self, transition: Transition) -> None:
         if self._has_step_observers:
-            self._notify(lambda observer, span: observer.on_step(_games(transition, span)))
+            self._notify(lambda observer, span: observer.on_step(_slice_games(transition, span)))
 
     def on_progress(self, steps: int) -> None:
         self._notify(lambda observer, span: observer.on_progress(steps))
 
     def finish(self, i: int, rollout: Rollout) -> Rollout | BaseException:
-        """Pass the rollout to the observers of member `i`; return the rollout, or their exception."""
+        """Pass the rollout to the observers of run `i`; return the rollout, or their exception."""
 
         def notify() -> None:
-            for observer in self._members[i].collector.observers:
+            for observer in self._runs[i].collector.observers:
                 for episode in rollout.episodes:
                     observer.on_episode_end(episode)
                 observer.on_rollout(rollout)
@@ -187,51 +187,37 @@ class _Observers(Observer):
         return rollout if (error := self.errors[i]) is None else error
 
     def _notify(self, callback: Callable[[Observer, slice], None]) -> None:
-        for i, member in enumerate(self._members):
+        for i, run in enumerate(self._runs):
             span = slice(i * self._games, (i + 1) * self._games)
 
-            def notify(observers: Sequence[Observer] = member.collector.observers, span: slice = span) -> None:
+            def notify(observers: Sequence[Observer] = run.collector.observers, span: slice = span) -> None:
                 for observer in observers:
                     callback(observer, span)
 
             self._call_guarded(i, notify)
         if all(error is not None for error in self.errors):
-            raise _NobodyLeft
+            raise _NoRunLeft
 
     def _call_guarded(self, i: int, notify: Callable[[], None]) -> None:
         if self.errors[i] is None:
             try:
-                self._members[i].told(notify)
+                self._runs[i].call_in_context(notify)
             except (KeyboardInterrupt, GivenUp):  # they concern the whole process
                 raise
-            except BaseException as error:  # noqa: BLE001 (raised again where the member asked for the rollout)
+            except BaseException as error:  # noqa: BLE001 (raised again where the run asked for the rollout)
                 self.errors[i] = error
 
 
-def _games(transition: Transition, span: slice) -> Transition:
-    """Return the part of a transition that belongs to the games in `span`."""
-    return Transition(
-        _part(transition.observation, span),
-        _fields(transition.output, span),
-        _fields(transition.step, span),
-        transition.ended[span],
-    )
+def _slice_games(x: Any, games: slice) -> Any:
+    """Return some games of an array [n_envs, ...], or of all arrays in a dict or in a dataclass; None unchanged."""
+    if isinstance(x, dict):
+        return {name: _slice_games(array, games) for name, array in x.items()}
+    if is_dataclass(x) and not isinstance(x, type):
+        return replace(x, **_slice_games(vars(x), games))
+    return None if x is None else x[games]
 
 
-def _part(arrays: Mapping[str, Any], span: slice) -> dict[str, Any]:
-    return {name: x[span] for name, x in arrays.items()}
-
-
-def _fields(record: Any, span: slice) -> Any:
-    """Return a record of arrays [games, ...], restricted to the games in `span`."""
-    parts = {
-        name: None if x is None else _part(x, span) if isinstance(x, dict) else x[span]
-        for name, x in vars(record).items()
-    }
-    return replace(record, **parts)
-
-
-def _policies(member: Member) -> Sequence[Any]:
-    policy = member.collector.policy
+def _policies(run: BatchedRun) -> Sequence[Any]:
+    policy = run.collector.policy
     assert isinstance(policy, PartitionedPolicy)
     return policy.policies

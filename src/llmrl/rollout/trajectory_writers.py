@@ -12,12 +12,12 @@ from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import Observation, State, on_host
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.state_fields import StateFields
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
 
 CHUNK = 8192
 """Approximate number of steps in a file of played episodes, also held in memory and in a checkpoint."""
 PROMPT, TEXT = "prompt", "text"
-_LABELS = ("kind", "mission")
 
 
 @runtime_checkable
@@ -34,11 +34,7 @@ class HasTaskLabels(Protocol):
     def missions(self) -> Sequence[str]: ...
 
 
-def _labels(env: VecEnv) -> dict[str, list[str]]:
-    return {"kind": list(env.kinds), "mission": list(env.missions)} if isinstance(env, HasTaskLabels) else {}
-
-
-def kept_text(spec: EnvSpec, policy: Policy) -> str | None:
+def stored_text_channel(spec: EnvSpec, policy: Policy) -> str | None:
     """Return the channel whose texts are stored in trajectories.
 
     It is the complete prompt where one exists, else the text that the policy reads.
@@ -48,7 +44,7 @@ def kept_text(spec: EnvSpec, policy: Policy) -> str | None:
     return TEXT if TEXT in policy.channels else None
 
 
-class PlayedEpisodes:
+class EpisodeQueue:
     """Queue that writes complete episodes to files in the order of their numbers, whichever ends first.
 
     Args:
@@ -112,23 +108,20 @@ class PlayedEpisodes:
 
     def _write(self) -> None:
         assert self._files is not None
-        places: dict[str, int] = {}
-        columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
+        text_indices: dict[str, int] = {}
+        rows: list[tuple[Any, ...]] = []
         n_agents = self.spec.n_agents
         for episode in self._ready:
-            for i, (text, action, log_prob, value, reward, base, terminated, truncated, _) in enumerate(
-                episode["rows"]
-            ):
-                place = -1 if text is None else places.setdefault(text, len(places))
-                row = (place, action, log_prob, value, reward, base, terminated, truncated)
+            for i, (text, *step_values, _) in enumerate(episode["rows"]):
+                text_index = -1 if text is None else text_indices.setdefault(text, len(text_indices))
                 ids = (episode["episode"], i // n_agents, episode["game"], i % n_agents, episode["success"])
-                for name, x in zip(_FIELDS, (*row, *ids, episode["kind"], episode["mission"]), strict=True):
-                    columns[name].append(x)
-        self._files.write(_table(list(places), self.spec, columns))
+                rows.append((text_index, *step_values, *ids, episode["kind"], episode["mission"]))
+        columns = dict(zip(_FIELDS, zip(*rows, strict=True), strict=True))
+        self._files.write(_table(list(text_indices), self.spec, columns))
         self._ready, self._rows = [], 0
 
 
-class TrajectoryWriter(Observer):
+class TrajectoryWriter(StateFields, Observer):
     """Observer that writes the complete episodes of a player, in the order of their numbers.
 
     Args:
@@ -142,24 +135,20 @@ class TrajectoryWriter(Observer):
         first_episode: number of the next episode that begins.
     """
 
+    _state_fields = ("first_episode", "_open_rows", "_numbers")
+
     def __init__(
-        self, env: VecEnv, text: str | None, episodes: PlayedEpisodes | None = None, games: int | None = None
+        self, env: VecEnv, text: str | None, episodes: EpisodeQueue | None = None, games: int | None = None
     ) -> None:
         self.env, self.spec, self.text, self.games = env, env.spec, text, games
         self.channels = () if text is None else (text,)
-        self.episodes = PlayedEpisodes(self.spec) if episodes is None else episodes
+        self.episodes = EpisodeQueue(self.spec) if episodes is None else episodes
         self.first_episode = 0
         self._open_rows: list[list[tuple[Any, ...]] | None] = [None] * self.spec.n_envs
         self._numbers = [0] * self.spec.n_envs
 
-    def load_state_dict(self, state: State) -> None:
-        """Restore the episodes in progress."""
-        self.first_episode = state["next_episode"]
-        self._open_rows = [None if rows is None else [tuple(row) for row in rows] for rows in state["open"]]
-        self._numbers = list(state["numbers"])
-
     @property
-    def going(self) -> set[int]:
+    def open_episodes(self) -> set[int]:
         """Numbers of the episodes in progress that are recorded."""
         return {self._numbers[game] for game, rows in enumerate(self._open_rows) if rows is not None}
 
@@ -188,54 +177,50 @@ class TrajectoryWriter(Observer):
             if rows is None:
                 continue
             for agent in range(self.spec.n_agents):
-                place = game, agent
+                index = game, agent
                 rows.append(
                     (
-                        None if texts is None else str(texts[place]),
-                        actions[place].tolist(),
-                        np.nan if log_prob is None else float(log_prob[place]),
-                        np.nan if value is None else float(value[place]),
-                        float(reward[place]),
-                        float(base[place]),
+                        None if texts is None else str(texts[index]),
+                        actions[index].tolist(),
+                        np.nan if log_prob is None else float(log_prob[index]),
+                        np.nan if value is None else float(value[index]),
+                        float(reward[index]),
+                        float(base[index]),
                         bool(terminated[game]),
                         bool(truncated[game]),
                         np.nan if success is None else float(success[game]),
                     )
                 )
             if terminated[game] or truncated[game]:
-                self._end(game)
+                self._finish_episode(game)
 
     def close(self) -> None:
         """Write the remaining finished episodes."""
         self.episodes.close()
 
-    def state_dict(self) -> State:
-        """Return the episodes in progress."""
-        return {
-            "next_episode": self.first_episode,
-            "open": [None if rows is None else list(rows) for rows in self._open_rows],
-            "numbers": list(self._numbers),
-        }
-
-    def _end(self, game: int) -> None:
-        labels = _labels(self.env)
+    def _finish_episode(self, game: int) -> None:
         rows, self._open_rows[game] = self._open_rows[game], None
         assert rows is not None
         # Success is the same for all agents of a game.
         per_step = np.array([row[-1] for row in rows[:: self.spec.n_agents]])
         aggregate = self.spec.per_step.get("success")
         success = {"sum": per_step.sum(), "mean": per_step.mean(), "last": per_step[-1], None: np.nan}[aggregate]
-        label_values = {name: str(labels[name][game]) if name in labels else "" for name in _LABELS}
         number = self._numbers[game]
-        game_index = game if self.games is None else number % self.games
         self.episodes.add(
-            {"episode": number, "game": game_index, "success": float(success), **label_values, "rows": rows}
+            {
+                "episode": number,
+                "game": game if self.games is None else number % self.games,
+                "success": float(success),
+                "kind": str(self.env.kinds[game]) if isinstance(self.env, HasTaskLabels) else "",
+                "mission": str(self.env.missions[game]) if isinstance(self.env, HasTaskLabels) else "",
+                "rows": rows,
+            }
         )
 
 
-def written_trajectories(env: VecEnv, policy: Policy, folder: Path) -> TrajectoryWriter:
+def make_trajectory_writer(env: VecEnv, policy: Policy, folder: Path) -> TrajectoryWriter:
     """Return an observer that writes the episodes of `policy` in `env` into `folder`."""
-    writer = TrajectoryWriter(env, kept_text(env.spec, policy), games=env.spec.n_envs)
+    writer = TrajectoryWriter(env, stored_text_channel(env.spec, policy), games=env.spec.n_envs)
     writer.episodes.open(folder)
     return writer
 

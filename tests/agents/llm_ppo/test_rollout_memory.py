@@ -242,4 +242,4 @@ def test_memo_equals_function(spans):
         keys_read = [key for keys in network.requests for key in keys]
         expected = [list(dict.fromkeys(keys)) for keys in calls]
         assert keys_read == (list(dict.fromkeys(chain(*calls))) if span else list(chain(*expected)))
-    assert not memo.open
+    assert not memo.is_active

@@ -114,8 +114,8 @@ def test_integer_search_resumes(name, at):
 class TestGrids:
     def test_points_have_space_decimals(self):
         grid = Arms(grid_vectors(space((-1.0, 1.0, 1), (0.0, 3.0, 0)), 4))
-        assert {grid.vector(arm)[0] for arm in range(16)} == {-1.0, -0.3, 0.3, 1.0}
-        assert [grid.arm(grid.vector(arm)) for arm in range(16)] == list(range(16))
+        assert {grid.vectors[arm][0] for arm in range(16)} == {-1.0, -0.3, 0.3, 1.0}
+        assert [grid.arm(grid.vectors[arm]) for arm in range(16)] == list(range(16))
         with pytest.raises(ValueError, match="none of"):
             grid.arm(np.array([-0.4, 1.0]))
 

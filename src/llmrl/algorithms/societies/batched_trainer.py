@@ -10,13 +10,13 @@ import torch
 from llmrl.algorithms.minibatches import sample_indices
 from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record, Updater
 from llmrl.algorithms.ppo import PPO, fit
-from llmrl.algorithms.societies.partitioned_policy import split
+from llmrl.algorithms.societies.partitioned_policy import split_rollout
 from llmrl.algorithms.societies.stacked_networks import (
     StackedNetwork,
+    are_stackable,
     count_cells,
     member_views,
     slices_to_stack,
-    stackable,
 )
 from llmrl.core.errors import Diverged
 from llmrl.core.protocols import Agent
@@ -73,7 +73,7 @@ class BatchedTrainer:
             ConfigError: as `PPO.update`.
         """
         if self._learners is None:
-            parts = zip(self.agents, split(rollout, len(self.agents)), generators, strict=True)
+            parts = zip(self.agents, split_rollout(rollout, len(self.agents)), generators, strict=True)
             return [_update_alone(*part) for part in parts]
         results: dict[int, dict[str, float] | Diverged] = {}
         for group in self._group_by_step(self._learners):
@@ -83,16 +83,9 @@ class BatchedTrainer:
     @staticmethod
     def _group_by_step(learners: Sequence[PPO]) -> list[list[int]]:
         """Return the indices of learners in groups whose steps can be taken together."""
-        groups: list[tuple[object, list[int]]] = []
-        for i, ppo in enumerate(learners):
-            key = (ppo.settings, [_step_key(updater) for updater in ppo.updaters])
-            for group_key, members in groups:
-                if group_key == key:
-                    members.append(i)
-                    break
-            else:
-                groups.append((key, [i]))
-        return [members for _, members in groups]
+        keys = [(ppo.settings, [_step_key(updater) for updater in ppo.updaters]) for ppo in learners]
+        first_indices = [keys.index(key) for key in keys]
+        return [[i for i, first in enumerate(first_indices) if first == k] for k in sorted(set(first_indices))]
 
     def _update_stacked(
         self, learners: Sequence[PPO], group: Sequence[int], rollout: Rollout, generators: Sequence[torch.Generator]
@@ -142,16 +135,14 @@ def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
     if len(candidates) < len(agents) or len({id(ppo.policy) for ppo in candidates}) < len(agents):
         return None
     policy = candidates[0].policy
-    if not all(ppo.is_stackable for ppo in candidates):
-        return None
-    same_structure = all(
-        ppo.policy.channels == policy.channels
+    have_same_structure = all(
+        ppo.is_stackable
+        and ppo.policy.channels == policy.channels
         and [agents for _, agents in ppo.policy.groups()] == [agents for _, agents in policy.groups()]
         for ppo in candidates
     )
-    if not same_structure:
-        return None
-    return candidates if stackable([network for ppo in candidates for network, _ in ppo.policy.groups()]) else None
+    networks = [network for ppo in candidates for network, _ in ppo.policy.groups()]
+    return candidates if have_same_structure and are_stackable(networks) else None
 
 
 class StackedOptimizerStep:

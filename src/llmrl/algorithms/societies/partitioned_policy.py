@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from llmrl.algorithms.societies.stacked_networks import StackedNetwork, count_cells, slices_to_stack, stackable
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable, count_cells, slices_to_stack
 from llmrl.core.model_protocols import (
     ConversationGenerator,
     ConversingPolicy,
@@ -44,13 +44,13 @@ class PartitionedPolicy:
         games: number of games in each group.
 
     Attributes:
-        stackable: whether the policies are computed in one batch.
+        is_stackable: whether the policies are computed in one batch.
     """
 
     def __init__(self, policies: Sequence[Policy], games: int) -> None:
         self.policies, self.games = policies, games
         self.channels = policies[0].channels
-        self.stackable = stackable_policies(policies)
+        self.is_stackable = are_policies_stackable(policies)
         # Chat model whose requests of all policies are sent together; None: policies act one after the other.
         models = [policy.llm if isinstance(policy, ConversingPolicy) else None for policy in policies]
         self._llm = None if None in models else models[0]
@@ -90,37 +90,29 @@ class PartitionedPolicy:
         for i, policy in enumerate(self.policies):
             generator = generators[i]
             generator.set_state(start[id(generator)])
-            inputs = self._slice_observation(observation, i), self._slice_state(state, i), generator, greedy
+            inputs = *self._group_inputs(observation, state, i), generator, greedy
             if self._llm is None:
                 acts.append(policy.act(*inputs))
             else:
                 conversations.append(policy.acting(*inputs))  # type: ignore[attr-defined]
         if self._llm is not None:
             acts = run_conversation(merge_conversations(conversations), self._llm.chat)
+        names = ("log_prob", "value", "features", "state", "logits")
         return PolicyOutput(
             action=torch.cat([act.action for act in acts]),
-            log_prob=_concatenate([act.log_prob for act in acts]),
-            value=_concatenate([act.value for act in acts]),
-            features=_concatenate([act.features for act in acts]),
-            state=_concatenate([act.state for act in acts]),
-            logits=_concatenate([act.logits for act in acts]),
             notes=[row for act in acts for row in act.notes or ()] if all(act.notes for act in acts) else None,
+            **{name: _concatenate([getattr(act, name) for act in acts]) for name in names},
         )
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         if (stack := self._stack(observation)) is not None:
             return stack.values(observation)
         policies = enumerate(self.policies)
-        return torch.cat(
-            [
-                policy.values(self._slice_observation(observation, i), self._slice_state(state, i))
-                for i, policy in policies
-            ]
-        )
+        return torch.cat([policy.values(*self._group_inputs(observation, state, i)) for i, policy in policies])
 
     def _stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
         """Return the stacked policies with current weights; None if they cannot be stacked."""
-        if not self.stackable:
+        if not self.is_stackable:
             return None
         if self._stacked is None:
             self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
@@ -129,11 +121,15 @@ class PartitionedPolicy:
         self._is_current = self._is_unchanged
         return self._stacked
 
-    def _slice_observation(self, observation: dict[str, torch.Tensor], i: int) -> dict[str, torch.Tensor]:
-        return {name: x[i * self.games : (i + 1) * self.games] for name, x in observation.items()}
+    def _group_inputs(
+        self, observation: dict[str, torch.Tensor], state: torch.Tensor | None, i: int
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        """Return the observation and the memory state of group `i`."""
+        games = self._game_slice(i)
+        return {name: x[games] for name, x in observation.items()}, None if state is None else state[games]
 
-    def _slice_state(self, state: torch.Tensor | None, i: int) -> torch.Tensor | None:
-        return None if state is None else state[i * self.games : (i + 1) * self.games]
+    def _game_slice(self, i: int) -> slice:
+        return slice(i * self.games, (i + 1) * self.games)
 
 
 class ObservingPartitionedPolicy(PartitionedPolicy):
@@ -166,11 +162,8 @@ class ObservingPartitionedPolicy(PartitionedPolicy):
             if isinstance(policy, StepObserver):
                 policy.on_step(transition.part(self._game_slice(i), slice(None)))
 
-    def _game_slice(self, i: int) -> slice:
-        return slice(i * self.games, (i + 1) * self.games)
 
-
-def partitioned(policies: Sequence[Policy], games: int) -> PartitionedPolicy:
+def combine_policies(policies: Sequence[Policy], games: int) -> PartitionedPolicy:
     """Combine policies into one policy, which observes steps if any of them does."""
     observes_steps = any(isinstance(policy, StepObserver) for policy in policies)
     return ObservingPartitionedPolicy(policies, games) if observes_steps else PartitionedPolicy(policies, games)
@@ -184,7 +177,7 @@ class StackedPolicies:
     """Batched computation of `SocietyPolicy`s that each play their own, equally large group of games, in order.
 
     Args:
-        policies: K `stackable_policies`, each with G networks of k agents.
+        policies: K `are_policies_stackable`, each with G networks of k agents.
         games: number of games of each policy.
         observation: example observation of all games.
     """
@@ -208,7 +201,7 @@ class StackedPolicies:
         self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
     ) -> PolicyOutput:
         """Return the actions of all games; groups that share a generator object draw the same numbers."""
-        outputs, value, features = self._play(observation)
+        outputs, value, features = self._compute_outputs(observation)
         actions = self.policies[0].distribution
         if greedy:
             action = actions.mode(outputs)
@@ -222,9 +215,9 @@ class StackedPolicies:
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return state values [n_envs, n_agents]."""
-        return self._play(observation)[1]
+        return self._compute_outputs(observation)[1]
 
-    def _play(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _compute_outputs(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return outputs [n_envs, n_agents, n_outputs], values [n_envs, n_agents], features [n_envs, n_agents, F]."""
         samples = {name: self._group_samples(x) for name, x in self.policies[0].extended(observation).items()}
         pieces = []
@@ -269,16 +262,16 @@ class StackedPolicies:
         )
 
 
-def stackable_policies(policies: Sequence[object]) -> bool:
+def are_policies_stackable(policies: Sequence[object]) -> bool:
     """Return whether the policies are societies of networks of one shape without memory."""
     societies = [policy for policy in policies if type(policy) is SocietyPolicy and not policy.recurrent]
     if len(societies) < len(policies):
         return False
     shapes = {(policy.n_agents, len(policy.members), policy.core_frozen, policy.channels) for policy in societies}
-    return len(shapes) == 1 and stackable([network for policy in societies for network, _ in policy.groups()])
+    return len(shapes) == 1 and are_stackable([network for policy in societies for network, _ in policy.groups()])
 
 
-def split(rollout: Rollout, groups: int) -> list[Rollout]:
+def split_rollout(rollout: Rollout, groups: int) -> list[Rollout]:
     """Split a rollout into one rollout per group of games, `groups` equally large ones; tensors are views."""
     if groups == 1:
         return [rollout]

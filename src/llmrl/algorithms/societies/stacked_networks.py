@@ -95,7 +95,7 @@ class StackedNetwork:
     The stack has its own copy of the weights. `read` copies them from the networks, `write` copies them back.
 
     Args:
-        members: the networks, which must be `stackable`.
+        members: the networks, which must be `are_stackable`.
 
     Attributes:
         network: stacked network, from samples [k, n, ...] to outputs [k, n, n_outputs] and values [k, n].
@@ -133,7 +133,7 @@ def member_views(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tens
     return [row[: single.numel()].view(single.shape) for row in stacked.unbind()]
 
 
-def stackable(networks: Sequence[nn.Module]) -> bool:
+def are_stackable(networks: Sequence[nn.Module]) -> bool:
     """Return whether the networks have the same architecture and buffers, and only layers that can be stacked.
 
     Networks with a memory or a `film` core cannot be stacked, because their computation depends on the samples.
@@ -156,7 +156,7 @@ def slices_to_stack(networks: Sequence[ActorCritic], samples: int, cells: int) -
     """Return slices of networks to stack together, such that on a CPU intermediate results stay in its cache.
 
     Args:
-        networks: the networks, which must be `stackable`.
+        networks: the networks, which must be `are_stackable`.
         samples: samples per network in one batch.
         cells: cells of a sample's map or image (`count_cells`); 0: there is none.
     """

@@ -1,10 +1,11 @@
-"""Logs of played episodes: observations, actions and reflections of every step, and videos."""
+"""Observers of a run: its progress display, its file of training episodes, and the log and videos of episodes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,99 @@ from llmrl.core.frames import with_text_column
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Observation, State, on_host, parse_if_json
-from llmrl.core.rollouts import Episode
+from llmrl.core.rollouts import Episode, Rollout
+from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import add_costs, episode_row
 from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.run import Run
+from llmrl.run.training_episodes import TrainingEpisodes
+
+
+class StepProgress(Observer):
+    """Counter of environment steps, summed over games.
+
+    Args:
+        display: progress display of the run.
+        games: number of games that are stepped together.
+    """
+
+    def __init__(self, display: ProgressBar, games: int) -> None:
+        self.display, self.games = display, games
+
+    def on_progress(self, steps: int) -> None:
+        self.display.advance(steps * self.games)
+
+
+class EpisodeProgress(Observer):
+    """Counter of finished episodes, which also displays the newest return, or of their steps.
+
+    Args:
+        display: progress display of the run.
+        in_steps: whether steps are counted instead of episodes.
+    """
+
+    def __init__(self, display: ProgressBar, in_steps: bool = False) -> None:
+        self.display, self.in_steps = display, in_steps
+
+    def on_progress(self, steps: int) -> None:
+        self.display.advance(0)  # updates the elapsed time
+
+    def on_episode_end(self, episode: Episode) -> None:
+        self.display.advance(episode.length if self.in_steps else 1)
+        if not self.in_steps:
+            self.display.show_result(float(episode.base_returns.mean()))
+
+
+class GracePeriodObserver(Observer):
+    """Observer that stops a run during a rollout if the next safe point is too far away.
+
+    Args:
+        run: run that has been asked to stop.
+        resumable: returns the position to resume from and a function that builds its state, as
+            `Run.within_grace` expects them.
+    """
+
+    def __init__(self, run: Run, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
+        self.run, self.resumable = run, resumable
+
+    def on_progress(self, steps: int) -> None:
+        self.run.within_grace(*self.resumable())
+
+
+class TrainingEpisodeWriter(Observer):
+    """Observer that writes every training episode to a file (`llmrl.run.training_episodes`).
+
+    Args:
+        spec: spec of the environment.
+        folder: folder of the run.
+        state: state from the run's checkpoint; None: a new run.
+    """
+
+    def __init__(self, spec: EnvSpec, folder: Path, state: State | None) -> None:
+        position = None if state is None else state["position"]
+        columns = ("return", "base_return", *spec.metrics)
+        self._file = TrainingEpisodes(folder, spec.n_envs, spec.horizon, columns, position)
+        self._begin_step: int = 0 if state is None else state["begun"]  # step at which all games last restarted
+
+    def begin_anew(self, step: int) -> None:
+        """Record that all games restart at their step `step`; episodes in progress are discarded."""
+        self._begin_step = step
+        self._file.begin_anew(step)
+
+    def on_rollout(self, rollout: Rollout) -> None:
+        self._file.write_episodes(
+            [(e.game, self._begin_step + e.start, e.length) for e in rollout.episodes],
+            [(e.returns.mean(), e.base_returns.mean(), *e.summaries.values()) for e in rollout.episodes],
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def state_dict(self) -> State:
+        return {"position": self._file.position(), "begun": self._begin_step}
+
 
 HEIGHT, SOCIETY_HEIGHT = 480, 640
 """Height of a frame with one player, and of one with several players, pixels."""
@@ -79,11 +169,6 @@ class EpisodeLogger(Observer):
         self._ends: dict[int, str] = {}  # by game: ends of episodes that are not written yet
         self._frames: dict[int, np.ndarray] = {}  # by game: frames of the states in which players decide next
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One line for each of the first episodes that have ended (`EpisodeFiles.finished`)."""
-        return self.files.finished
-
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """Begin a new batch of episodes."""
         self.playing, self._frames = games.copy(), {}
@@ -98,7 +183,7 @@ class EpisodeLogger(Observer):
             }
             for k in range(self.first_episode, self.first_episode + self.spec.n_envs)
         ]
-        self.look()
+        self.render_frames()
 
     def on_step(self, transition: Transition) -> None:
         """Record observations, actions and rewards of a step."""
@@ -108,12 +193,12 @@ class EpisodeLogger(Observer):
             totals = self._totals[game]
             notes = [{}] * self.spec.n_agents if act.notes is None else act.notes[game]
             for agent, note in enumerate(notes):
-                self._count(totals, note)
+                self._add_costs(totals, note)
                 totals["thoughts"][agent] = note.get("reflection", totals["thoughts"][agent])
             # Texts take longer than a step of most games, so they are built only where they are written or shown.
             if totals["recorded"] or game in self._frames:
                 lines = [
-                    self._line(transition.observation, actions, reward, game, agent, note)
+                    self._step_record(transition.observation, actions, reward, game, agent, note)
                     for agent, note in enumerate(notes)
                 ]
                 self._write(game, lines)
@@ -121,16 +206,16 @@ class EpisodeLogger(Observer):
             totals["steps"] += 1
             if transition.ended[game]:
                 self._ends[game] = "terminated" if np.asarray(step.terminated)[game] else "truncated"
-        self.look()
+        self.render_frames()
 
     def on_episode_end(self, episode: Episode) -> None:
         if episode.game in self._ends:
             row = episode_row(episode, self.objective, self.spending_cost)
-            self._end(episode.game, row, self._ends.pop(episode.game))
+            self._finish_episode(episode.game, row, self._ends.pop(episode.game))
 
-    def look(self) -> None:
+    def render_frames(self) -> None:
         """Render the states for the next decisions. Call it also after a batch was restored."""
-        self._frames |= {game: self.env.render(game) for game in self._games() if self._filmed(game)}
+        self._frames |= {game: self.env.render(game) for game in self._games() if self._is_filmed(game)}
 
     def close(self) -> None:
         """Close the files."""
@@ -147,7 +232,7 @@ class EpisodeLogger(Observer):
         """Return the games whose episode is in progress."""
         return [game for game in np.flatnonzero(self.playing).tolist() if game not in self._ends]
 
-    def _filmed(self, game: int) -> bool:
+    def _is_filmed(self, game: int) -> bool:
         # A resumed run decides by its present number of videos.
         return bool(self._totals[game]["filmed"]) and self.first_episode + game < self.settings.videos
 
@@ -158,10 +243,10 @@ class EpisodeLogger(Observer):
             self.files.step(episode, line)
         if game in self._frames:
             thoughts = self._totals[game]["thoughts"]
-            words = [self._words(line, reflection) for line, reflection in zip(lines, thoughts, strict=True)]
+            words = [self._frame_texts(line, reflection) for line, reflection in zip(lines, thoughts, strict=True)]
             self._film(game, self._frames[game], words)
 
-    def _line(
+    def _step_record(
         self,
         observation: Observation,
         actions: np.ndarray,
@@ -186,7 +271,7 @@ class EpisodeLogger(Observer):
             "reward": float(reward[game, agent]),
         }
 
-    def _count(self, totals: dict[str, Any], note: Mapping[str, Any]) -> None:
+    def _add_costs(self, totals: dict[str, Any], note: Mapping[str, Any]) -> None:
         add_costs(totals, note)
         for key in _EXTRA_COST_KEYS:
             add_costs(totals, note.get(key, {}))
@@ -194,7 +279,7 @@ class EpisodeLogger(Observer):
             totals["decisions"] = totals.get("decisions", 0) + 1
             totals["fallbacks"] = totals.get("fallbacks", 0) + (not note["valid"])
 
-    def _end(self, game: int, row: Mapping[str, Any], end: str) -> None:
+    def _finish_episode(self, game: int, row: Mapping[str, Any], end: str) -> None:
         totals, episode = self._totals[game], self.first_episode + game
         costs = {name: x for name, x in totals.items() if name not in _NON_COST_KEYS}
         if costs:
@@ -209,11 +294,11 @@ class EpisodeLogger(Observer):
                 words += ", a success" if row["success"] else ", no success"
             self._film(game, self.env.render(game), [[("the end", words)]])
         line = {"episode": episode, **row, "end": end, **costs}
-        self.files.end(episode, line, self.settings.fps if self._filmed(game) else None)
+        self.files.end(episode, line, self.settings.fps if self._is_filmed(game) else None)
         self.playing[game] = False
         self._frames.pop(game, None)
 
-    def _words(self, line: Mapping[str, Any], reflection: str) -> list[tuple[str, str]]:
+    def _frame_texts(self, line: Mapping[str, Any], reflection: str) -> list[tuple[str, str]]:
         action = line["action"] if isinstance(line["action"], str) else _short_numbers(line["action"])
         if line.get("asked") is False:
             action += "  (repeated)"
