@@ -625,7 +625,7 @@ def _(folder: Path) -> tuple[bool, str]:
     import logging
     import random
 
-    from llmrl.core.records import ChatReply, ChatRequest, impossible
+    from llmrl.core.records import ChatReply, ChatRequest, find_impossible_fields
     from llmrl.llms.cache import Cache
 
     logging.getLogger("llmrl.llms.cache").setLevel(logging.ERROR)
@@ -641,7 +641,7 @@ def _(folder: Path) -> tuple[bool, str]:
         found = cache.get("ab" * 32)
         if found is None:
             anew += 1
-        elif impossible(found):
+        elif find_impossible_fields(found):
             return False, f"believed {found}"
     cache.put("ab" * 32, {}, ChatRequest(()), reply)
     return True, f"{anew} asked anew, {1000 - anew} read"

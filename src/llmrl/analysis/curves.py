@@ -14,7 +14,7 @@ from llmrl.results.run_records import RunRecord
 from llmrl.statistics.intervals import Band, mean_interval
 
 GRID = 101
-"""Number of points of the common grid if the runs of a group logged at different x."""
+"""Number of points of the common grid if the runs of a group logged at different x coordinates."""
 
 MAX_POINTS = 200
 _WITH_SUCCESS = ("train/return", "train/success")
@@ -91,10 +91,11 @@ def build_curves(
 
 
 def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return curves of several runs at common x; None if no x is common to all.
+    """Return curves of several runs at common x coordinates; None if the runs have no common range.
 
-    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same x, these
-    are kept, thinned evenly to `MAX_POINTS`; otherwise values are interpolated linearly on an even grid.
+    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same x
+    coordinates, these are kept, thinned evenly to `MAX_POINTS`; otherwise values are interpolated linearly on an even
+    grid.
 
     Returns:
         x coordinates, [n_points], and values, [n_points, n_runs].
@@ -106,7 +107,7 @@ def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None
     if all(np.array_equal(x, shared) for x, _ in runs):
         indices = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MAX_POINTS)).round().astype(int))
         grid = shared[indices]
-        # The last of equal x counts, as in `interp`, which is several times slower.
+        # The last of equal x coordinates counts, as in `interp`, which is several times slower.
         values = np.stack([values for _, values in runs], axis=-1, dtype=float)
         return grid, values[np.searchsorted(shared, grid, "right") - 1]
     grid = np.unique(np.linspace(start, end, GRID))

@@ -127,7 +127,7 @@ def use_unit_prefixes(panel: Axes) -> None:
 
 
 def label_groups(panel: Axes, names: Collection[str]) -> None:
-    """Label places 0, 1, 2, ... of the x axis with names of groups."""
+    """Label the ticks 0, 1, 2, ... of the x axis with names of groups."""
     labels = [textwrap.fill(name, _LABEL_WIDTH) for name in names]
     panel.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=9)
     panel.set_xlim(-0.6, len(labels) - 0.4)

@@ -52,11 +52,11 @@ class Landscape(StudyResult):
         xs, ys = np.unique(self.vectors[:, x]), np.unique(self.vectors[:, y])
         maps = []
         for value in np.unique(self.vectors[:, extra[0]]) if extra else [None]:
-            places = np.full((len(ys), len(xs)), -1)
+            indices = np.full((len(ys), len(xs)), -1)
             for i, vector in enumerate(self.vectors):
                 if value is None or vector[extra[0]] == value:
-                    places[np.searchsorted(ys, vector[y]), np.searchsorted(xs, vector[x])] = i
-            maps.append(("" if value is None else f"{self.names[extra[0]]} = {value:g}", xs, ys, places))
+                    indices[np.searchsorted(ys, vector[y]), np.searchsorted(xs, vector[x])] = i
+            maps.append(("" if value is None else f"{self.names[extra[0]]} = {value:g}", xs, ys, indices))
         return maps
 
 

@@ -55,16 +55,16 @@ def distribute(items: Sequence[T], n_lists: int) -> list[list[T]]:
     return [list(items[i::n]) for i in range(n)]
 
 
-def pack_for_machine(jobs: Sequence[Job], places: int, memory_gb: float) -> list[Pack]:
-    """Return the packs of jobs for `places` parallel processes with `memory_gb` gigabytes in total.
+def pack_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -> list[Pack]:
+    """Return the packs of jobs for `n_processes` parallel processes with `memory_gb` gigabytes in total.
 
-    Runs with equal keys are distributed evenly over `places` processes, or over more if the memory requires it.
+    Runs with equal keys are distributed evenly over `n_processes` processes, or over more if the memory requires it.
     """
     packs = []
     for group in _group_equal_keys(jobs):
-        max_rows = _compute_max_rows(group[0], memory_gb / places)
+        max_rows = _compute_max_rows(group[0], memory_gb / n_processes)
         packs += [
-            Pack(tuple(group_share)) for group_share in distribute(group, max(places, -(-len(group) // max_rows)))
+            Pack(tuple(group_share)) for group_share in distribute(group, max(n_processes, -(-len(group) // max_rows)))
         ]
     return packs
 

@@ -94,11 +94,9 @@ def stage_of(record: RunRecord) -> RunStage | None:
         if record.state == "running":
             status = read_status(record.folder)
             return None if status is None else status.stage
-        if record.state == "queued":
-            return _find_prerequisite_stage(record.folder)
+        return _find_prerequisite_stage(record.folder) if record.state == "queued" else None
     except RunFolderError:
         return None  # the run's record reports this error
-    return None
 
 
 def _find_prerequisite_stage(folder: Path) -> RunStage | None:

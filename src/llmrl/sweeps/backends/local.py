@@ -42,8 +42,8 @@ class Local(Backend):
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
         machine = Machine.this()
-        places = min(machine.capacity(job.hardware, job.cores) for job in jobs)
-        return pack_for_machine(jobs, places, machine.memory_gb)
+        n_processes = min(machine.capacity(job.hardware, job.cores) for job in jobs)
+        return pack_for_machine(jobs, n_processes, machine.memory_gb)
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         machine = Machine.this()

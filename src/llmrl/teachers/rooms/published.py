@@ -44,12 +44,12 @@ class PublishedScene:
     Args:
         world: the observation.
         sentence: description of the state.
-        places: cell in which each object was last seen in this episode.
+        last_cells: cell in which each object was last seen in this episode.
         view_size: side of the agent's view, odd.
     """
 
-    def __init__(self, world: ObservedRoom, sentence: str, places: Mapping[str, int], view_size: int) -> None:
-        self.world, self.sentence, self.places, self.view_size = world, sentence, places, view_size
+    def __init__(self, world: ObservedRoom, sentence: str, last_cells: Mapping[str, int], view_size: int) -> None:
+        self.world, self.sentence, self.last_cells, self.view_size = world, sentence, last_cells, view_size
         self._acts: dict[PlanStep, int | None] = {}
 
     def act(self, step: PlanStep) -> int | None:
@@ -60,10 +60,10 @@ class PublishedScene:
     def _act(self, step: PlanStep) -> int | None:
         if step.skill == "explore":
             return explore(self.world, self.view_size)
-        if step.skill != WAIT and step.object not in self.places:
+        if step.skill != WAIT and step.object not in self.last_cells:
             return DONE
         if step.skill == "go to":
-            search = paths_to(self.world.geometry, self.world.walkable_with_lava(), self.places[step.object])
+            search = paths_to(self.world.geometry, self.world.walkable_with_lava(), self.last_cells[step.object])
             # Without a path the skill neither acts nor ends, so no later step is tried.
             return DONE if search.distance(self.world.pose) is None else search.action(self.world.pose)
         return _INTERACTIONS[step.skill]

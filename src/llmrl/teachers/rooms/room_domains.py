@@ -116,12 +116,12 @@ class RoomDomain(Domain):
         for name, cells in cells_by_name.items():
             start = 2 * self.names.index(name)
             memory[start : start + 2] = np.add(divmod(cells[-1], height), 1)
-        places = {
+        last_cells = {
             name: int(memory[2 * i] - 1) * height + int(memory[2 * i + 1] - 1)
             for i, name in enumerate(self.names)
             if memory[2 * i]
         }
-        return PublishedScene(world, sentence, places, self.view_size)
+        return PublishedScene(world, sentence, last_cells, self.view_size)
 
     def named_cells(self, world: ObservedRoom) -> list[tuple[str, int]]:
         """Return names and cells of the visible objects, in the order of the sentence: by kind, then by name.
