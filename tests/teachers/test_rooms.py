@@ -104,7 +104,7 @@ class TestSentences:
         memory = np.zeros(6)
         domain = find_domain("two_door", parity=True)
         for grid in (draw(*second), draw(*rows)):
-            places.append(domain.scene({"grid": grid}, 0, memory).places)
+            places.append(domain.scene({"grid": grid}, 0, memory).last_cells)
         assert places[0] == {"door1": 19} and places[1] == {"door1": 1, "door2": 19}
 
     def test_lava_is_not_described(self):
