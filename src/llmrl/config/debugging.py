@@ -25,15 +25,15 @@ class Debugging:
     replacements: Mapping[str, Any] = field(default_factory=dict)
 
 
-def apply_debug_sizes(config: dict[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
+def apply_debug_sizes(config: dict[str, Any], explicit_keys: Collection[str] = ()) -> dict[str, Any]:
     """Return a config with the sizes and values of its debugging options.
 
-    Keys that the config does not have are not added, so one preset serves all experiments. Keys in `typed` are not
-    changed.
+    Keys that the config does not have are not added, so one preset serves all experiments. Keys in `explicit_keys` are
+    not changed.
 
     Args:
         config: plain data; it is not changed.
-        typed: dotted keys that were typed on the command line.
+        explicit_keys: dotted keys that were typed on the command line.
 
     Raises:
         ConfigError: a debugging option is unknown or has the wrong type.
@@ -41,26 +41,26 @@ def apply_debug_sizes(config: dict[str, Any], typed: Collection[str] = ()) -> di
     if not config.get(KEY):
         return config
     debug: Debugging = Builder().build(config[KEY], KEY, "llmrl.config.debugging.Debugging")
-    config = _apply_changes(config, debug.upper_limits, typed, _smaller)
-    return _apply_changes(config, debug.replacements, typed, lambda old, new: new)
-
-
-def _smaller(old: Any, new: Any) -> Any:
-    if old is None:  # no limit
-        return new
-    numeric = isinstance(old, int | float) and not isinstance(old, bool)
-    return min(old, new) if numeric else old
+    config = _apply_changes(config, debug.upper_limits, explicit_keys, is_limit=True)
+    return _apply_changes(config, debug.replacements, explicit_keys, is_limit=False)
 
 
 def _apply_changes(
-    node: Mapping[str, Any], changes: Mapping[str, Any], explicit_keys: Collection[str], combine: Any, at: str = ""
+    node: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    explicit_keys: Collection[str],
+    is_limit: bool,
+    prefix: str = "",
 ) -> dict[str, Any]:
     new_node = dict(node)
     for key, new in changes.items():
-        place, old = f"{at}{key}", new_node.get(key)
-        if isinstance(new, Mapping):
-            if isinstance(old, Mapping):
-                new_node[key] = _apply_changes(old, new, explicit_keys, combine, f"{place}.")
-        elif key in new_node and place not in explicit_keys:
-            new_node[key] = combine(old, new)
+        path, old = f"{prefix}{key}", new_node.get(key)
+        if isinstance(new, Mapping) and isinstance(old, Mapping):
+            new_node[key] = _apply_changes(old, new, explicit_keys, is_limit, f"{path}.")
+        elif isinstance(new, Mapping) or key not in new_node or path in explicit_keys:
+            continue
+        elif not is_limit or old is None:  # null: no limit
+            new_node[key] = new
+        elif isinstance(old, int | float) and not isinstance(old, bool):
+            new_node[key] = min(old, new)
     return new_node

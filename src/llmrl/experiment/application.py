@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrl.experiment.prerequisites import Compute
 from llmrl.experiment.resources import Model, RunResources
-
-if TYPE_CHECKING:
-    from llmrl.run.run import Run
+from llmrl.run.run import Run
 
 Config = Mapping[str, Any]
 Rows = list[tuple[str, str]]

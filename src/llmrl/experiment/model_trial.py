@@ -236,11 +236,8 @@ def format_page(overrides: Sequence[str], usd: float | None, results: dict[str, 
     """Return the page as Markdown."""
     models = ", ".join(dict.fromkeys(result.model for result in results.values() if result.model)) or "no model"
     money = "" if usd is None else f" budget={usd:g}"
-    total = (
-        None
-        if any(result.cost is None for result in results.values())
-        else sum(result.cost or 0 for result in results.values())
-    )
+    costs = [result.cost for result in results.values()]
+    total = None if None in costs else sum(cost or 0 for cost in costs)
     head = (
         f"# Trial of {models}\n\n`llmrl-llm trial {' '.join(overrides)}{money}`\n\n"
         f"Cost in all: {_dollars(total)}{'' if usd is None else f' of {_dollars(usd)}'}. Small runs: they show "

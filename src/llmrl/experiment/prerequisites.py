@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrl.config.permissions import check_permissions
 from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunFolderError, RunInUse
@@ -23,11 +23,9 @@ from llmrl.run.folder import find_folder, seed_of
 from llmrl.run.ownership import in_use
 from llmrl.run.progress_bar import active_row, clock
 from llmrl.run.queued import read_queued, typed_overrides
+from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
-
-if TYPE_CHECKING:
-    from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 

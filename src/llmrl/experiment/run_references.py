@@ -161,10 +161,9 @@ def prerequisite_runs(config: Config) -> list[PrerequisiteRun]:
                     )
                 runs.append(run)
             else:
-                existing_runs = _referenced_runs(key, config)
                 runs += [
-                    PrerequisiteRun.existing(_run_purpose(key), str(reference), run, config["trusted_modules"])
-                    for run in existing_runs
+                    PrerequisiteRun.existing(_run_purpose(key), str(reference), folder, config["trusted_modules"])
+                    for folder in _referenced_runs(key, config)
                 ]
     return runs
 
@@ -255,10 +254,9 @@ def _select_entry(
             return _ResolvedReference(
                 run, f"{digest}/{seed_text}", f"run:{digest}" + ("" if seed_text == _OWN else f"/{seed_text}")
             )
-    seed_rule_note = (
-        "" if explicit_seed is not None else f" ({reference_key.key}_seed={_seed_rule(reference_key.key, config)})"
-    )
-    raise RunFolderError(f"there is no seed {seed}{seed_rule_note} among {listing(runs)}")
+    key = reference_key.key
+    rule = "" if explicit_seed is not None else f" ({key}_seed={_seed_rule(key, config)})"
+    raise RunFolderError(f"there is no seed {seed}{rule} among {listing(runs)}")
 
 
 def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config: Config) -> RunReference:
@@ -355,8 +353,7 @@ def _referenced_runs(key: str, config: Config) -> list[Path]:
 
     [reference_key] = [reference_key for reference_key in REFERENCE_KEYS if reference_key.key == key]
     group, _, name = key.partition(".")
-    value = config[group][name]
-    folders = [Path(path) for path in _to_list(value)]
+    folders = [Path(path) for path in _to_list(config[group][name])]
     return [run for folder in folders for run in find_runs(folder.parent if reference_key.subpath else folder)]
 
 

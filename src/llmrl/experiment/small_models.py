@@ -59,9 +59,8 @@ class SmallModels:
             if not _is_player(self._config):
                 identity_fields.append(self._config.get("principal"))
         identity = json.dumps(identity_fields, sort_keys=True, default=str)
-        return (
-            Path(self._config["output_root"]) / "models" / f"small-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-        )
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        return Path(self._config["output_root"]) / "models" / f"small-{digest}"
 
     def make(self, kind: SmallKind, model: SmallModel | SmallChat) -> None:
         """Make the model unless it exists.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrl.core.threads import exclusive
 from llmrl.experiment import reference_line_runs
@@ -19,10 +19,8 @@ from llmrl.experiment.run_references import prerequisite_runs, with_digests
 from llmrl.llms.transcript import Transcript
 from llmrl.llms.usage import llm_summary
 from llmrl.loops.executor import serve
+from llmrl.run.run import Run
 from llmrl.run.shared_factors import shared_factors
-
-if TYPE_CHECKING:
-    from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
