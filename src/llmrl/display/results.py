@@ -14,6 +14,7 @@ from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
 from llmrl.results.principal_scores import LINES, ONLINE, RECOMMENDATION, RECOMMENDATION_ERROR
+from llmrl.results.table_format import ReportTable
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
@@ -366,12 +367,10 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
         print_line(sentence, style="bold")
 
 
-def print_suite(results: Mapping[str, Any]) -> None:
-    """Print the table of the results of a suite, and the names of its files."""
-    from llmrl.evaluation.suite_results import suite_table
-
-    print_report_table(suite_table(results))
-    print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")
+def print_suite(table: ReportTable, folder: str) -> None:
+    """Print the table of the results of a suite, and the names of the files in its folder."""
+    print_report_table(table)
+    print_line(f"Saved in {folder}: results.json, table.csv, table.md")
 
 
 def _print_players(title: str, players: Sequence[dict[str, Any]]) -> None:
