@@ -6,7 +6,7 @@
 * `check`: 64 games of 50 steps are those of the processor bit for bit: states, grids, pixels, rewards, what is told.
 * `games`: agent steps a second of `grid` and `pixels` with random actions and 7 players. `kernel` is the loops and the
   painting alone, `step` is `VecEnv.step`. Aims for `step`: 100 M with `grid`, 10 M with `pixels`.
-* `blocks`: agent steps a second of the kernel alone, by the threads of its blocks (`cuda_kernel.BLOCK`).
+* `blocks`: agent steps a second of the kernel alone, by the threads of its blocks (`compilation.BLOCK`).
 * `ppo`: agent steps a second of rollouts and updates on Harvest, end to end.
 * `societies`: training rounds of several societies in one batch beside one society.
 * `scorer`: prompts scored a second by a model in the shape of Flan-T5-large with random weights.
@@ -36,7 +36,7 @@ from gpu_learning import measure_ppo, measure_societies
 from gpu_part import LIMITS, TOY, Part, Sizes
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.native.cuda_kernel import kernel
+from llmrl.envs.native.compilation import kernel
 
 
 class TimeUp(BaseException):

@@ -13,7 +13,7 @@ from gpu_part import Part, Sizes, seconds, wait
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.native import cuda_kernel
+from llmrl.envs.native import compilation
 from llmrl.envs.native.compilation import CpuGames, simulated
 from llmrl.envs.native.game_arrays import Inputs, Outputs, array
 from llmrl.envs.native.vec_env import NativeEnv
@@ -144,7 +144,7 @@ def measure_games(part: Part) -> None:
 @torch.inference_mode()
 def measure_blocks(part: Part) -> None:
     """Of a GPU alone: neither processors nor the simulator have blocks whose size matters."""
-    blocks, default_block = (8, 16, 32, 64, 128), cuda_kernel.BLOCK
+    blocks, default_block = (8, 16, 32, 64, 128), compilation.BLOCK
     part.row("", *(f"{block}, M/s" for block in blocks))
     try:
         for games in part.sizes.games[:3:2]:
@@ -152,11 +152,11 @@ def measure_blocks(part: Part) -> None:
                 random_games = RandomGames(part.device, substrate, games, "grid")
                 random_games.first()
                 cells = []
-                for cuda_kernel.BLOCK in blocks:
+                for compilation.BLOCK in blocks:
                     cells.append(f"{random_games.rate(random_games.kernel_alone(), part.sizes) / 1e6:.3f}")
                 part.row(f"{substrate}, grid, {games:,} games", *cells)
     finally:
-        cuda_kernel.BLOCK = default_block
+        compilation.BLOCK = default_block
 
 
 def _games_row(

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from engine_games import Readings, Recording
-from llmrl.envs.native import map_geometry
-from llmrl.envs.native.engine import Setup
+from llmrl.envs.native.engine import MOVES, Setup, direction_offsets
 from llmrl.envs.substrate.maps import GameMap, parse
 from stepped_engine import HashedRandom, State, SteppedEngine
 
@@ -187,7 +186,7 @@ class EngineReference:
         """Count the events that the rules are about."""
         readings, alive = self.seen, self.seen.alive
         now, previous = slice(1, None), slice(None, -1)
-        moves = [self.engine.actions.index(name) for name in map_geometry.MOVES]
+        moves = [self.engine.actions.index(name) for name in MOVES]
         moves_ = np.isin(self.action, moves) & alive[:, previous]
         blocked = moves_ & alive[:, now] & (self._pos[:, now] == self._pos[:, previous])
         hidden = readings.grew[:, now] & ~readings.apple[:, now] & ~readings.apple[:, previous]
@@ -213,9 +212,9 @@ class EngineReference:
     def _contests(self, blocked: np.ndarray) -> int:
         """Blocked moves into a cell that was left, or that was free before, in the same step."""
         game_map, count = self.map, 0
-        offsets = map_geometry.offsets(game_map)
+        offsets = direction_offsets(game_map)
         for game, t, player in np.argwhere(blocked):
-            move = map_geometry.MOVES[self.engine.actions[self.action[game, t, player]]]
+            move = MOVES[self.engine.actions[self.action[game, t, player]]]
             target = self._pos[game, t, player] + offsets[(self.seen.heading[game, t, player] + move) % 4]
             occupied = (self._pos[game, t] == target) & self.seen.alive[game, t]
             occupied_next = (self._pos[game, t + 1] == target) & self.seen.alive[game, t]

@@ -17,7 +17,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs.array_games import ArrayGames
-from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, CommonsText, PlayerView, taxes
+from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, game_text, observation_text, tax_space
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
@@ -98,15 +98,13 @@ class Commons(ArrayGames):
         self.settings, self._seeds = settings, seeds
         scenario, n_envs, n_agents = settings.scenario, settings.n_envs, settings.n_agents
         n_actions = settings.max_catch + 1
-        space = taxes(settings.max_tax, SCENARIOS[scenario].harvest) if settings.mechanism else None
-        self._text = CommonsText(settings, space)
+        space = tax_space(settings.max_tax, SCENARIOS[scenario].harvest) if settings.mechanism else None
         self._report: MechanismReport | None = None
         if space is not None and "text" in settings.observe:
             self._report = MechanismReport(space, n_envs, n_agents, settings.show_mechanism)
         full = int(self._sustainable(np.array(settings.capacity)))
-        self._optimum = (
-            settings.horizon * full
-        )  # maximum number of units that can be taken in a game without reducing the stock
+        # Maximum number of units that can be taken in a game without reducing the stock.
+        self._optimum = settings.horizon * full
         available = {
             "vector": Channel((1 + settings.show_horizon + n_agents + 1,), "float32", 0.0, 1.0),
             "text": Channel((), "object"),
@@ -128,7 +126,7 @@ class Commons(ArrayGames):
             objective=SUM,
             metrics=_METRICS if space is None else {**_METRICS, "tax_collected": "sum"},
             has_reward_jacobian=space is not None,
-            text=self._text.description() if "text" in settings.observe else None,
+            text=game_text(settings, space) if "text" in settings.observe else None,
             facts={
                 **{name: getattr(settings, name) for name in ("capacity", "growth", "collapse_threshold")},
                 "sustainable": full,
@@ -317,19 +315,20 @@ class Commons(ArrayGames):
         texts = np.empty(self._taken.shape, dtype=object)
         share = self._share()
         for game, agent in np.ndindex(*texts.shape):
-            view = PlayerView(
+            report: Mapping[str, Any] = {}
+            if self._report is not None:
+                report = self._report.observation_entries(game, agent, self._taxes_set[game])
+            texts[game, agent] = observation_text(
+                self.settings,
+                report,
                 player=agent,
                 stock=int(self._stock[game]),
                 month=int(self._month[game]),
                 share=int(share[game]),
-                taken=self._taken[game].tolist(),
-                wanted=int(self._wanted[game, agent]),
+                harvests=self._taken[game].tolist(),
+                request=int(self._wanted[game, agent]),
                 total=int(self._total[game, agent]),
             )
-            report = (
-                {} if self._report is None else self._report.observation_entries(game, agent, self._taxes_set[game])
-            )
-            texts[game, agent] = self._text.observation(view, report)
         return texts
 
 

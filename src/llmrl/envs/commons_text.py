@@ -131,118 +131,102 @@ SCENARIOS: Mapping[ScenarioName, Scenario] = {
 """With a capacity of 100, a unit of clean water is 1 % of the river, as published."""
 
 
-@dataclass(frozen=True)
-class PlayerView:
-    """State of a game as one player observes it.
+def game_text(settings: CommonsSettings, space: ParameterSpace | None) -> EnvDescription:
+    """Return the description of the game that players read before it begins.
 
-    Attributes:
+    Args:
+        settings: options of the game.
+        space: the taxes that a planner sets; None: there are none.
+    """
+    words, capacity = SCENARIOS[settings.scenario], settings.capacity
+    grows = {2: "doubles", 3: "triples"}.get(settings.growth, f"becomes {settings.growth} times as much")
+    stock, harvest = 9 * capacity // 10, 3 * capacity // 10
+    new_stock = min(capacity, settings.growth * (stock - harvest))
+    end = "The game goes on for many months."
+    if settings.show_horizon:
+        end = f"After {settings.horizon} months the game is over."
+    rewards = f"You are rewarded with 1 for each {words.earned}."
+    if space is not None:
+        rule = "What is paid is shared equally among all players, those who paid it included."
+        rewards = mechanism_text.rules_in_words(space, f"1 for each {words.earned}", rule, settings.show_mechanism)
+    goal = (
+        f"{words.opening.format(n=settings.n_agents, capacity=capacity)} Every month all players decide at the "
+        f"same time {words.choice}, and none knows what the others decide. {words.cost}. If players want more than "
+        f"there is, it is handed out one unit after the other, each to a player who still wants more, drawn at "
+        f"random, until nothing is left. At the end of the month, {words.left} {grows}, up to {capacity} "
+        f"units. For example, if there are {stock} and {harvest} are taken, there will be {new_stock} next month. "
+        f"If fewer than {settings.collapse_threshold} are left before they grow, the stock has collapsed and "
+        f"the game is over. {end} {rewards} Only your own reward counts for you, over the whole "
+        "game. At the end of each month all are told what each player got."
+    )
+    fields = [
+        ("players", f"{words.players} in the game, you included"),
+        ("stock", f"{words.units} now, before this month's decisions, 0 to {capacity}"),
+        ("months_played", "months that are over"),
+    ]
+    if settings.show_horizon:
+        fields.append(("months_left", "months to be played, this one included"))
+    fields += [
+        ("last_month", f"{words.harvest} that each player got last month; not told in the first month"),
+        ("total_last_month", f"{words.harvest} that all of them got last month together"),
+        ("you_wanted", f"{words.harvest} that you wanted last month"),
+        ("you_got", f"{words.harvest} that you got last month"),
+        ("you_got_so_far", f"{words.harvest} that you got since the game began"),
+    ]
+    if settings.universalization:
+        fields.append(("if_everybody", "what happens if everybody takes more than a certain amount"))
+    report: dict[str, Any] = {}
+    if space is not None:
+        fields += mechanism_text.fields(space, {}, settings.show_mechanism)
+        report = mechanism_text.example(space, {}, settings.show_mechanism)
+    actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in range(settings.max_catch + 1))
+    state: dict[str, Any] = {"stock": capacity, "month": 1, "share": capacity // 10, "request": 10, "total": 10}
+    example = observation_text(settings, report, player=0, harvests=[10] * settings.n_agents, **state)
+    return EnvDescription(goal, tuple(fields), actions, example=example, amount=words.choice)
+
+
+def observation_text(
+    settings: CommonsSettings,
+    mechanism_report: Mapping[str, Any],
+    *,
+    player: int,
+    stock: int,
+    month: int,
+    share: int,
+    harvests: Sequence[int],
+    request: int,
+    total: int,
+) -> str:
+    """Return the observation of a player as a JSON object.
+
+    Args:
+        settings: options of the game.
+        mechanism_report: entries about the taxes (`MechanismReport.observation_entries`).
         player: index of the player.
         stock: units now.
         month: months played.
         share: sustainable share of a player now, units.
-        taken: units that each player got last month, [n_agents].
-        wanted: units that the player wanted last month.
+        harvests: units that each player got last month, [n_agents].
+        request: units that the player wanted last month.
         total: units that the player got since the game began.
     """
-
-    player: int
-    stock: int
-    month: int
-    share: int
-    taken: Sequence[int]
-    wanted: int
-    total: int
-
-
-@dataclass(frozen=True)
-class CommonsText:
-    """Texts of a game: the description before it begins, and each observation.
-
-    Attributes:
-        settings: options of the game.
-        space: the taxes that a planner sets; None: there are none.
-    """
-
-    settings: CommonsSettings
-    space: ParameterSpace | None = None
-
-    def description(self) -> EnvDescription:
-        """Return the description of the game that players read before it begins."""
-        settings, words, capacity = self.settings, SCENARIOS[self.settings.scenario], self.settings.capacity
-        grows = {2: "doubles", 3: "triples"}.get(settings.growth, f"becomes {settings.growth} times as much")
-        stock, harvest = 9 * capacity // 10, 3 * capacity // 10
-        new_stock = min(capacity, settings.growth * (stock - harvest))
-        end = f"After {settings.horizon} months the game is over."
-        if not settings.show_horizon:
-            end = "The game goes on for many months."
-        goal = (
-            f"{words.opening.format(n=settings.n_agents, capacity=capacity)} Every month all players decide at the "
-            f"same time {words.choice}, and none knows what the others decide. {words.cost}. If players want more than "
-            f"there is, it is handed out one unit after the other, each to a player who still wants more, drawn at "
-            f"random, until nothing is left. At the end of the month, {words.left} {grows}, up to {capacity} "
-            f"units. For example, if there are {stock} and {harvest} are taken, there will be {new_stock} next month. "
-            f"If fewer than {settings.collapse_threshold} are left before they grow, the stock has collapsed and "
-            f"the game is over. {end} {self._rewarded(words)} Only your own reward counts for you, over the whole "
-            "game. At the end of each month all are told what each player got."
-        )
-        fields = [
-            ("players", f"{words.players} in the game, you included"),
-            ("stock", f"{words.units} now, before this month's decisions, 0 to {capacity}"),
-            ("months_played", "months that are over"),
-        ]
-        if settings.show_horizon:
-            fields.append(("months_left", "months to be played, this one included"))
-        fields += [
-            ("last_month", f"{words.harvest} that each player got last month; not told in the first month"),
-            ("total_last_month", f"{words.harvest} that all of them got last month together"),
-            ("you_wanted", f"{words.harvest} that you wanted last month"),
-            ("you_got", f"{words.harvest} that you got last month"),
-            ("you_got_so_far", f"{words.harvest} that you got since the game began"),
-        ]
-        if settings.universalization:
-            fields.append(("if_everybody", "what happens if everybody takes more than a certain amount"))
-        report: dict[str, Any] = {}
-        if self.space is not None:
-            fields += mechanism_text.fields(self.space, {}, settings.show_mechanism)
-            report = mechanism_text.example(self.space, {}, settings.show_mechanism)
-        actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in range(settings.max_catch + 1))
-        view = PlayerView(0, capacity, 1, capacity // 10, [10] * settings.n_agents, 10, 10)
-        example = self.observation(view, report)
-        return EnvDescription(goal, tuple(fields), actions, example=example, amount=words.choice)
-
-    def observation(self, view: PlayerView, report: Mapping[str, Any]) -> str:
-        """Return the observation of a player as a JSON object.
-
-        Args:
-            view: the game as the player observes it.
-            report: entries about the taxes (`MechanismReport.observation_entries`).
-        """
-        settings = self.settings
-        facts: dict[str, object] = {"players": settings.n_agents, "stock": view.stock, "months_played": view.month}
-        if settings.show_horizon:
-            facts["months_left"] = settings.horizon - view.month
-        if view.month:
-            facts |= {
-                "last_month": {f"player {i + 1}": amount for i, amount in enumerate(view.taken)},
-                "total_last_month": sum(view.taken),
-                "you_wanted": view.wanted,
-                "you_got": view.taken[view.player],
-                "you_got_so_far": view.total,
-            }
-        if settings.universalization and view.stock >= settings.collapse_threshold:
-            facts["if_everybody"] = SCENARIOS[settings.scenario].warning.format(share=view.share)
-        return json.dumps({**facts, **report})
-
-    def _rewarded(self, words: Scenario) -> str:
-        """Return the sentence about rewards, with the taxes if there are any."""
-        if self.space is None:
-            return f"You are rewarded with 1 for each {words.earned}."
-        base = f"1 for each {words.earned}"
-        rule = "What is paid is shared equally among all players, those who paid it included."
-        return mechanism_text.rules_in_words(self.space, base, rule, self.settings.show_mechanism)
+    facts: dict[str, object] = {"players": settings.n_agents, "stock": stock, "months_played": month}
+    if settings.show_horizon:
+        facts["months_left"] = settings.horizon - month
+    if month:
+        facts |= {
+            "last_month": {f"player {i + 1}": amount for i, amount in enumerate(harvests)},
+            "total_last_month": sum(harvests),
+            "you_wanted": request,
+            "you_got": harvests[player],
+            "you_got_so_far": total,
+        }
+    if settings.universalization and stock >= settings.collapse_threshold:
+        facts["if_everybody"] = SCENARIOS[settings.scenario].warning.format(share=share)
+    return json.dumps({**facts, **mechanism_report})
 
 
-def taxes(highest: float, harvest: str) -> ParameterSpace:
+def tax_space(max_tax: float, harvest: str) -> ParameterSpace:
     """Return the space of the two taxes on a harvest, whose units are called `harvest`."""
     descriptions = (
         ("harvest_tax", f"paid by a player for each of its {harvest}", "{value:.3g} for each unit"),
@@ -253,10 +237,9 @@ def taxes(highest: float, harvest: str) -> ParameterSpace:
             "{value:.3g} more for each unit above the sustainable share",
         ),
     )
-    parameters = (
-        Parameter(
-            name, 0.0, highest, "reward per unit", f"{meaning}; all players share what is paid equally", effect=effect
-        )
-        for name, meaning, effect in descriptions
+    shared = "all players share what is paid equally"
+    parameters = tuple(
+        Parameter(name, 0.0, max_tax, "reward per unit", f"{description}; {shared}", effect=effect)
+        for name, description, effect in descriptions
     )
-    return ParameterSpace("harvest taxes", tuple(parameters), sentence="Takes {effects}; all agents share it equally.")
+    return ParameterSpace("harvest taxes", parameters, sentence="Takes {effects}; all agents share it equally.")

@@ -6,8 +6,10 @@ AI Economist (Zheng et al. 2020, arXiv 2004.13332). Differences are in docs/tax_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ from annotated_types import Ge, Gt, Interval, MinLen
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
+from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
@@ -34,7 +36,6 @@ from llmrl.envs.tax_citizens import (
     welfare_objective,
     yearly_income,
 )
-from llmrl.envs.tax_economy_text import action_names, game_text, observation_text, spans
 
 ChoiceCount = Annotated[int, Ge(2)]
 FloatAboveOne = Annotated[float, Gt(1)]
@@ -158,9 +159,9 @@ class TaxEconomy(ArrayGames):
             n_agents=n_agents,
             observation=channels,
             n_actions=settings.n_hours,
-            action_names=action_names(self.citizens),
+            action_names=tuple(f"{hours:g}_hours" for hours in self.citizens.hours),
             horizon=self._horizon,
-            mechanism=_mechanism(edges, settings.max_rate),
+            mechanism=_income_tax(edges, settings.max_rate),
             objective=welfare_objective(settings.welfare),
             metrics=metrics,
             # A meta-gradient considers only how behavior changes the objective. Only in this case the rates have no
@@ -338,7 +339,7 @@ class TaxEconomy(ArrayGames):
         return observation_text(self.citizens, *worker_facts, last, mean, rates)
 
 
-def _mechanism(edges: Sequence[float], max_rate: float) -> ParameterSpace:
+def _income_tax(edges: Sequence[float], max_rate: float) -> ParameterSpace:
     parameters = tuple(
         Parameter(
             f"rate_{k + 1}",
@@ -349,8 +350,95 @@ def _mechanism(edges: Sequence[float], max_rate: float) -> ParameterSpace:
             effect=f"{{value:.0%}} of what falls into {span} dollars a year",
             effect_scale=1.0,
         )
-        for k, span in enumerate(spans(edges))
+        for k, span in enumerate(bracket_names(edges))
     )
     return ParameterSpace(
         "income_tax", parameters, sentence="Takes of each income {effects}; all workers share the revenue equally."
     )
+
+
+_TEXT_FIELDS = (
+    ("hourly_wage", "what you earn an hour, dollars; it stays the same for the whole episode"),
+    ("year", "which year it is, from 1"),
+    ("step_of_year", "which part of the year you now choose your hours for, from 1; parts are equally long"),
+    ("income_so_far_this_year", "what you earned in the parts of this year that are over, dollars"),
+    ("last_hours", "hours a week you worked in the part before, or null"),
+    ("last_year", "the year before, or null: your income, the tax_paid on it, the transfer_received, your net_income"),
+    ("average_income_last_year", "mean income of all workers before taxes, dollars, or null"),
+)
+
+
+def bracket_names(edges: Sequence[float]) -> list[str]:
+    """Return each bracket in words, in dollars: `0 to 47,150`, ..., `191,950 or more`."""
+    money = [f"{1000 * edge:,.0f}" for edge in edges]
+    return [f"{low} to {high}" for low, high in pairwise(money)] + [f"{money[-1]} or more"]
+
+
+def game_text(citizens: Citizens, n_agents: int, years: int, shows_rates: bool) -> EnvDescription:
+    """Return the description of the game that workers read before it begins."""
+    steps = citizens.steps_per_year
+    parts = "once a year" if steps == 1 else f"{steps} times a year, for a part of the year each time"
+    income = "the net income in thousand dollars"
+    if citizens.eta > 0:
+        curve = "ln(c)" if citizens.eta == 1 else f"(c^{1 - citizens.eta:g} - 1) / {1 - citizens.eta:g}"
+        income = f"{curve}, where c is the net income in thousand dollars (c below 1 counts as 1)"
+    work = f"{citizens.psi:.4g} * (hours / 40)^{citizens.delta:g}"
+    goal = (
+        f"You are one of {n_agents} workers. You choose how many hours a week to work, {parts}, for {years} years of "
+        "52 weeks. You earn your hourly wage for each hour. At the end of a year everybody's income of the year is "
+        "taxed by brackets: of each dollar that falls into a bracket, that bracket's rate is taken. "
+        f"The brackets are, in dollars a year: {'; '.join(bracket_names(citizens.edges))}. All taxes are then shared "
+        "out equally: every worker receives the same transfer. Your net income is your income less your tax plus the "
+        f"transfer. Your reward of a year is {income}, less {work} for a whole year of so many hours a week. "
+        "Only your own rewards count for you, over all years."
+    )
+    observation_fields = list(_TEXT_FIELDS)
+    if shows_rates:
+        observation_fields.append(("tax_rates", "the rate of each bracket, from 0 to 1, the lowest bracket first"))
+    actions = ((f"{hours:g}_hours", f"work {hours:g} hours a week until you choose again") for hours in citizens.hours)
+    rates, last_year = [0.1] * len(citizens.edges), (52, 6, 9, 55, 40.1)
+    example = observation_text(citizens, 25.0, steps, 0, 40, last_year, 60, rates)
+    return EnvDescription(goal, tuple(observation_fields), tuple(actions), example=example)
+
+
+def observation_text(
+    citizens: Citizens,
+    wage: float,
+    time: int,
+    earned: float,
+    last_hours: float,
+    last_year: Sequence[float],
+    average: float,
+    rates: Sequence[float] | None,
+) -> str:
+    """Return the observation of one worker as a JSON object; money in whole dollars.
+
+    Args:
+        citizens: rules of the game.
+        wage: dollars an hour.
+        time: steps of the episode that are over.
+        earned: income of this year so far, thousand dollars.
+        last_hours: of the step before, a week.
+        last_year: income, tax, transfer and net income of the year before, thousand dollars, and its utility.
+        average: mean income of all workers in that year, thousand dollars.
+        rates: marginal tax rates, or None where they are not shown.
+    """
+    year, part = divmod(time, citizens.steps_per_year)
+    names = ("income", "tax_paid", "transfer_received", "net_income")
+    amounts = {name: _dollars(x) for name, x in zip(names, last_year, strict=False)}
+    facts: dict[str, object] = {
+        "hourly_wage": round(wage, 2),
+        "year": year + 1,
+        "step_of_year": part + 1,
+        "income_so_far_this_year": _dollars(earned),
+        "last_hours": last_hours if time else None,
+        "last_year": {**amounts, "utility": round(last_year[4], 3)} if year else None,
+        "average_income_last_year": _dollars(average) if year else None,
+    }
+    if rates is not None:
+        facts["tax_rates"] = [round(rate, 4) for rate in rates]
+    return json.dumps(facts)
+
+
+def _dollars(thousands: float) -> int:
+    return round(1000 * thousands)

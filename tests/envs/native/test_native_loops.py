@@ -19,7 +19,7 @@ import torch
 
 import llmrl
 from llmrl.core.errors import ConfigError
-from llmrl.envs.native import compilation, cuda_kernel, hashed_random
+from llmrl.envs.native import compilation, hashed_random
 from llmrl.envs.native.hashed_random import game_keys
 from played_games import GAMES, digest, digests, small
 from stepped_engine import PURPOSES, HashedRandom
@@ -76,9 +76,9 @@ def test_200_episodes_agree_across_backends() -> None:
     assert len(set(compiled)) == 4 and compiled == digests(in_plain_python)
     code = (
         "import sys, numpy as np\n"
-        "from llmrl.envs.native import cuda_kernel\n"
+        "from llmrl.envs.native import compilation\n"
         "from played_games import digests, small\n"
-        "assert isinstance(small('harvest').engine.run, cuda_kernel.GpuGames)\n"
+        "assert isinstance(small('harvest').engine.run, compilation.GpuGames)\n"
         f"source = np.array({keys().tolist()}, np.int32)\n"
         "numbers = np.zeros((20, 500), np.int64)\n"
         "import drawn_numbers\n"
@@ -171,9 +171,9 @@ def test_disk_cache_depends_on_code(tmp_path: Path) -> None:
 
 def test_gpu_requires_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    cuda_kernel.kernel.cache_clear()
+    compilation.kernel.cache_clear()
     with pytest.raises(ConfigError, match=r"numba-cuda.*llmrl\[gpu\]"):
-        cuda_kernel.kernel()
+        compilation.kernel()
 
 
 def test_numba_is_imported_on_demand(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from engine_games import RealGame, Rig, drawn, in_child
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot.worker import Game, MemoryLayout
-from llmrl.envs.native.cell_codes import WATERS, assign_codes
+from llmrl.envs.native.cell_codes import WATER_FRAMES, assign_codes, blend, load_tiles, paint
 from llmrl.envs.native.observations import ViewRenderer
-from llmrl.envs.native.tiles import blend, load_tiles, paint
 from llmrl.envs.substrate import install, maps, sprites
 from llmrl.envs.substrate.grid_text import BEAMS
 from llmrl.envs.substrate.maps import OWN_MAPS
@@ -56,7 +55,7 @@ class Reader:
             kind, facing = self.kinds[index]
             if re.fullmatch(r"Avatar\d+", kind):
                 slot = int(kind[6:]) - 1
-                avatar = self.codes.oneself if is_self else 1 + 4 * slot + (HEADINGS.index(facing) + heading) % 4
+                avatar = self.codes.viewer if is_self else 1 + 4 * slot + (HEADINGS.index(facing) + heading) % 4
             elif kind.startswith("Beam"):
                 beams.append(kind[4:].lower())
             elif kind in ("OutOfBounds", "OutOfView"):
@@ -181,7 +180,7 @@ def test_world_view_matches_engine(substrate):
         cells = codes.base.copy()
         cells[apples] += codes_seen.apple + 2 * codes_seen.dry
         cells[water] += codes_seen.water
-        cells[dirt] += WATERS * codes_seen.dirt
+        cells[dirt] += WATER_FRAMES * codes_seen.dirt
         for slot in range(rig.n_agents):
             cell = game_map.cell(int(codes_seen.x[slot]), int(codes_seen.y[slot]))
             cells[cell] += codes.n_grounds * (1 + 4 * slot + codes_seen.heading[slot])

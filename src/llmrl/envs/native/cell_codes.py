@@ -1,4 +1,4 @@
-"""Codes of a cell's contents: ground, avatar and beam as one number. All observations are made from codes.
+"""Codes of a cell's contents (ground, avatar and beam as one number), and the tile of 8 x 8 pixels that shows a code.
 
     code = ground + n_grounds * (avatar + n_avatars * beam)
 
@@ -7,18 +7,21 @@ A player's view is 121 codes, which tables convert to tiles of a frame or to the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.substrate.grid_text import BEAMS
-from llmrl.envs.substrate.maps import GameMap
+from llmrl.envs.substrate import sprites
+from llmrl.envs.substrate.grid_text import BEAMS, sprite_content
+from llmrl.envs.substrate.maps import GameMap, parse
+from llmrl.envs.substrate.sprites import SIZE, SpriteSet
+from llmrl.envs.substrate.substrate_rules import SubstrateName
 
-WATERS = 4
+WATER_FRAMES = 4
 """Number of frames of the water's animation."""
-
-_CODE_OF_SPRITE = {"sand": 1, "floor": 1, "grass": 2, "grass_edge": 2, "dirt": 4, "wall": 5, "apple": 6}
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class CellCodes:
         n_agents: number of players.
         grounds: sprites of each ground, bottom to top; ground 0 has none.
         base: default ground of each cell, [n_cells]: clean river in frame 0, no apple, grass not withered. The current
-            ground is `base` + frame of the water + `WATERS` if dirty + 1 with an apple + 2 if the grass has withered.
+            ground is `base` + frame of the water + `WATER_FRAMES` if dirty + 1 with an apple + 2 if the grass has
+            withered.
     """
 
     n_agents: int
@@ -46,7 +50,7 @@ class CellCodes:
         return 2 + 4 * self.n_agents
 
     @property
-    def oneself(self) -> int:
+    def viewer(self) -> int:
         """Avatar code of the viewing player."""
         return self.n_avatars - 1
 
@@ -66,21 +70,17 @@ class CellCodes:
         """
         ground, avatar, beam = self.parts()
         table = np.zeros((4, self.n_codes, 4), np.uint8)
-        kinds = np.array([content_of(stack) for stack in self.grounds], np.uint8)
-        somebody = (avatar > 0) & (avatar < self.oneself)
+        # Of several sprites on a cell, the one with the highest index into `grid_text.CONTENTS` counts.
+        contents = np.array([max(map(sprite_content, stack), default=0) for stack in self.grounds], np.uint8)
+        is_opponent = (avatar > 0) & (avatar < self.viewer)
         slot, heading = (avatar - 1) // 4, (avatar - 1) % 4
-        for viewer in range(4):
-            table[viewer, :, 0] = kinds[ground]
-            table[viewer, :, 1] = np.where(somebody, 2 + slot, avatar == self.oneself)
-            table[viewer, :, 2] = np.where(somebody, 1 + (heading - viewer) % 4, avatar == self.oneself)
-            table[viewer, :, 3] = beam
+        for direction in range(4):
+            table[direction, :, 0] = contents[ground]
+            table[direction, :, 1] = np.where(is_opponent, 2 + slot, avatar == self.viewer)
+            table[direction, :, 2] = np.where(is_opponent, 1 + (heading - direction) % 4, avatar == self.viewer)
+            table[direction, :, 3] = beam
         table[:, ground == 0] = 0  # players do not see avatars or beams outside the map
         return table
-
-
-def content_of(stack: tuple[str, ...]) -> int:
-    """Return the index into `grid_text.CONTENTS` of the most important sprite of a stack."""
-    return max((3 if sprite.startswith("water") else _CODE_OF_SPRITE.get(sprite, 0) for sprite in stack), default=0)
 
 
 def assign_codes(game_map: GameMap, n_agents: int) -> CellCodes:
@@ -88,12 +88,12 @@ def assign_codes(game_map: GameMap, n_agents: int) -> CellCodes:
     grounds: list[tuple[str, ...]] = [()]
     indices: dict[tuple[int, str], int] = {}
     base = np.zeros(game_map.n_cells, np.int32)
-    site_kinds = np.full(game_map.n_cells, "", dtype="<U5")
-    site_kinds[game_map.apples] = "apple"
-    site_kinds[game_map.river] = "river"
-    site_kinds[game_map.dirt] = "dirt"
+    cell_types = np.full(game_map.n_cells, "", dtype="<U5")
+    cell_types[game_map.apples] = "apple"
+    cell_types[game_map.river] = "river"
+    cell_types[game_map.dirt] = "dirt"
     for cell in np.flatnonzero(game_map.stack_indices):
-        key = (int(game_map.stack_indices[cell]), str(site_kinds[cell]))
+        key = (int(game_map.stack_indices[cell]), str(cell_types[cell]))
         if key not in indices:
             indices[key] = len(grounds)
             grounds += _sprite_stacks(game_map.stacks[key[0]], key[1], withers=game_map.substrate == "harvest")
@@ -104,7 +104,8 @@ def assign_codes(game_map: GameMap, n_agents: int) -> CellCodes:
 def _sprite_stacks(stack: tuple[str, ...], kind: str, withers: bool) -> list[tuple[str, ...]]:
     """Return the possible stacks of sprites of a cell of a kind, in the order of the offsets in `CellCodes.base`."""
     if kind in ("river", "dirt"):
-        waters = [tuple(f"water_{i + 1}" if sprite == "river" else sprite for sprite in stack) for i in range(WATERS)]
+        frames = [f"water_{i + 1}" for i in range(WATER_FRAMES)]
+        waters = [tuple(frame if sprite == "river" else sprite for sprite in stack) for frame in frames]
         return waters if kind == "river" else waters + [(*water, "dirt") for water in waters]
     if kind == "apple" and not withers:
         return [stack, (*stack, "apple")]
@@ -112,3 +113,87 @@ def _sprite_stacks(stack: tuple[str, ...], kind: str, withers: bool) -> list[tup
         withered = tuple("floor" if sprite == "grass" else sprite for sprite in stack)
         return [stack, (*stack, "apple"), withered, (*withered, "apple")]
     return [stack]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Pictures of all codes.
+
+    Attributes:
+        player: the tile of each code as a player with each heading sees it, [4, n_codes] indices into `bank`.
+        world: the tile of each code in a frame of the whole world, north up, [n_codes] indices into `bank`.
+        bank: distinct tiles, [n_tiles, 8, 8, 3] RGB; the first is black, for cells outside the map and for players who
+            are out of the game.
+    """
+
+    player: NDArray[np.int32]
+    world: NDArray[np.int32]
+    bank: NDArray[np.uint8]
+
+
+def load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
+    """Return the tiles of a map with `n_agents` players. They are cached per process and must not be changed.
+
+    Raises:
+        ConfigError, EngineError: the map or the sprites are not available; see `maps.parse` and `sprites.load`.
+    """
+    return _load_tiles(substrate, text, n_agents, sprites.resolve(source))
+
+
+@functools.lru_cache(maxsize=16)
+def _load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
+    """Paint every code for every viewer, and number the distinct images."""
+    codes = assign_codes(parse(substrate, text), n_agents)
+    sprite_set = sprites.load(substrate, n_agents, source)
+    tiles = np.stack([_paint_codes(codes, sprite_set, heading) for heading in range(4)])
+    tiles[:, codes.parts()[0] == 0] = 0
+    bank, indices = _distinct(tiles.reshape(4 * codes.n_codes, -1))
+    player = indices.reshape(4, codes.n_codes)
+    # The arrays are cached and shared. The world is drawn as a player who faces north sees it, without that player.
+    player.setflags(write=False)
+    bank.setflags(write=False)
+    return Tiles(player, player[0], bank.reshape(-1, SIZE, SIZE, 3))
+
+
+def paint(bank: NDArray[np.uint8], ids: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Return images of cells given by tile numbers: [..., R, C] becomes [..., 8 * R, 8 * C, 3]."""
+    *batch_shape, rows, columns = ids.shape
+    lines: NDArray[np.uint8] = bank[ids].swapaxes(-4, -3)
+    return lines.reshape(*batch_shape, SIZE * rows, SIZE * columns, 3)
+
+
+def blend(bottom: NDArray[np.uint8], top: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return RGBA [..., 4] painted over RGB [..., 3], with the engine's rounding; shapes broadcast."""
+    alpha = top[..., 3:].astype(np.uint16)
+    # At most 255 * 255 + 127, which fits into 16 bits.
+    mixture = (255 - alpha) * bottom + alpha * top[..., :3] + np.uint16(127)
+    return (mixture // np.uint16(255)).astype(np.uint8)
+
+
+def _paint_codes(codes: CellCodes, sprite_set: SpriteSet, heading: int) -> NDArray[np.uint8]:
+    """Return every code as a viewer with a given heading sees it, [n_codes, 8, 8, 3]."""
+
+    def paint_stack(stack: Sequence[str]) -> NDArray[np.uint8]:
+        images = [sprite_set.sprites[name][heading] for name in stack]
+        return functools.reduce(blend, images, np.zeros((SIZE, SIZE, 3), np.uint8))
+
+    opponents = sprite_set.avatars[:, (np.arange(4) - heading) % 4].reshape(-1, SIZE, SIZE, 4)
+    nobody = np.zeros((1, SIZE, SIZE, 4), np.uint8)
+    avatars = np.concatenate([nobody, opponents, sprite_set.oneself[None]])
+    ground_images = np.stack([paint_stack(stack) for stack in codes.grounds])
+    cells = blend(ground_images[None], avatars[:, None])
+    layers = [cells] + [blend(cells, sprite_set.beams[beam]) for beam in range(len(BEAMS) - 1)]
+    return np.stack(layers).reshape(codes.n_codes, SIZE, SIZE, 3)
+
+
+def _distinct(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Return the distinct rows of an array in order of first occurrence, and the index of each row among them."""
+    indices_by_tile: dict[bytes, int] = {}
+    width = rows.shape[1]
+    buffer = rows.tobytes()
+    indices = [
+        indices_by_tile.setdefault(buffer[offset : offset + width], len(indices_by_tile))
+        for offset in range(0, len(buffer), width)
+    ]
+    bank = np.frombuffer(b"".join(indices_by_tile), np.uint8).reshape(-1, width)
+    return bank, np.array(indices, np.int32)

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from llmrl.core.records import Observation
-from llmrl.envs.native import map_geometry, view_loops
+from llmrl.envs.native import batch_loop
+from llmrl.envs.native.cell_codes import Tiles, load_tiles, paint
 from llmrl.envs.native.compilation import compiled, run_in_threads
-from llmrl.envs.native.engine import Engine
+from llmrl.envs.native.engine import VIEW, Engine, int32_table, view_offsets
 from llmrl.envs.native.game_arrays import Batch, Games, Outputs, ViewTables, array
-from llmrl.envs.native.tiles import Tiles, load_tiles, paint
 from llmrl.envs.substrate.maps import MARGIN
 from llmrl.envs.substrate.sprites import SIZE, Source
 from llmrl.envs.substrate.substrate_rules import GRID_SHAPE, PIXELS_SHAPE, SUBSTRATES
@@ -55,7 +55,7 @@ class ObservationBuilder:
         return state + step + (grid + pixels) * n
 
     def tables(self) -> ViewTables:
-        """Return the constants that `view_loops` reads."""
+        """Return the constants that `batch_loop` reads."""
         if not (self.has_grids or self.has_pixels):
             return self._engine.no_views
         return self._tables(self._engine.device, self.has_pixels)
@@ -93,13 +93,13 @@ class ObservationBuilder:
         games, ids = self._game_with_codes(batch, index), np.zeros((1, self._engine.n_agents, 121), np.int32)
         empty = np.zeros((0, 0, 0), np.float32)
         outputs = Outputs(empty, empty, ids[:0], ids, empty)
-        view_loops.write_views(0, 0, outputs, games, self._engine.tables.settings, self._tables("cpu", True))
-        return paint(self._load_tiles().bank, ids.reshape(-1, *map_geometry.VIEW))
+        batch_loop.write_views(0, 0, outputs, games, self._engine.tables.settings, self._tables("cpu", True))
+        return paint(self._load_tiles().bank, ids.reshape(-1, *VIEW))
 
     def _game_with_codes(self, batch: Batch, index: int) -> Games:
-        """Return one game on the host, with `codes` computed by `view_loops.write_codes`, uncompiled."""
+        """Return one game on the host, with `codes` computed by `batch_loop.write_codes`, uncompiled."""
         engine, games = self._engine, batch.one_game(index).arrays()
-        view_loops.write_codes(0, 0, games, engine.tables.settings, engine.beams, self._tables("cpu", False))
+        batch_loop.write_codes(0, 0, games, engine.tables.settings, engine.beams, self._tables("cpu", False))
         return games
 
     def _tables(self, device: str, has_tiles: bool) -> ViewTables:
@@ -107,11 +107,11 @@ class ObservationBuilder:
         tables = ViewTables(
             base=codes.base,
             places=np.concatenate([game_map.apples, game_map.dirt, game_map.river]),
-            offsets=map_geometry.views(game_map),
+            offsets=view_offsets(game_map),
             grids=codes.grid().view(np.int32).reshape(4, -1),
             tiles=np.array(self._load_tiles().player).reshape(4, -1) if has_tiles else np.zeros((4, 0), np.int32),
         )
-        return ViewTables(*(array(map_geometry.tensor(table.astype(np.int32), device)) for table in tables))
+        return ViewTables(*(int32_table(table, device) for table in tables))
 
     def _allocate_frame(self) -> dict[str, tuple[Any, Any]]:
         """Return new arrays for one frame: for each channel, the players' array and the loops' view of it."""
@@ -121,7 +121,7 @@ class ObservationBuilder:
             grid = torch.zeros((*shape, *GRID_SHAPE), dtype=torch.uint8, device=engine.device)
             frame["grid"] = grid, array(grid.view(torch.int32).view(*shape, -1))
         if self.has_pixels:
-            ids = torch.zeros((*shape, *map_geometry.VIEW), dtype=torch.int32, device=engine.device)
+            ids = torch.zeros((*shape, *VIEW), dtype=torch.int32, device=engine.device)
             frame["ids"] = ids, array(ids.view(*shape, -1))
             pixels = torch.zeros((*shape, *PIXELS_SHAPE), dtype=torch.uint8, device=engine.device)
             frame["pixels"] = pixels, None

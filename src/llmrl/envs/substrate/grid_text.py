@@ -24,9 +24,15 @@ BEAMS = ("no beam", "clean", "zap")
 """Beams over a cell; if both are there, the last one is shown."""
 _CONTENT_SYMBOLS = " .,~x#a"
 _DIRT, _APPLE = CONTENTS.index("dirt"), CONTENTS.index("apple")
-_ORIENTATIONS = "NESW"
-_CODE_OF_SPRITE = {"Sand": 1, "Floor": 1, "Grass": 2, "GrassEdge": 2, "Dirt": 4, "Wall": 5, "Apple": 6}
+_HEADINGS = "NESW"
+_CONTENT_OF_SPRITE = {"sand": 1, "floor": 1, "grass": 2, "grassedge": 2, "dirt": 4, "wall": 5, "apple": 6}
 _BEAMS = {"BeamClean": 1, "BeamZap": 2}
+
+
+def sprite_content(sprite: str) -> int:
+    """Return the index into `CONTENTS` of a sprite, e.g. `GrassEdge` or `grass_edge`; 0 for shadows and avatars."""
+    name = sprite.replace("_", "").lower()
+    return CONTENTS.index("river") if name.startswith("water") else _CONTENT_OF_SPRITE.get(name, 0)
 
 
 def grid_codes(n_agents: int) -> tuple[int, ...]:
@@ -57,16 +63,13 @@ class SpriteCodes:
     """
 
     def __init__(self, sprites: Sequence[str]) -> None:
-        kinds = [name.partition(".") for name in sprites]
-        slots = [int(kind[6:]) if kind.startswith("Avatar") and kind[6:].isdigit() else 0 for kind, _, _ in kinds]
-        facing = [
-            1 + _ORIENTATIONS.index(direction or "N") if slot else 0
-            for slot, (_, _, direction) in zip(slots, kinds, strict=True)
-        ]
-        # Shadows have no code, because they lie on other sprites.
-        kind_codes = [3 if kind.startswith("water") else _CODE_OF_SPRITE.get(kind, 0) for kind, _, _ in kinds]
-        beams = [_BEAMS.get(kind, 0) for kind, _, _ in kinds]
-        self._codes = np.array([kind_codes, slots, facing, beams], dtype=np.uint8)
+        codes = []
+        for sprite in sprites:
+            name, _, heading = sprite.partition(".")
+            slot = int(name[6:]) if name.startswith("Avatar") and name[6:].isdigit() else 0
+            facing = 1 + _HEADINGS.index(heading or "N") if slot else 0
+            codes.append((sprite_content(name), slot, facing, _BEAMS.get(name, 0)))
+        self._codes = np.array(codes, dtype=np.uint8).T
 
     def __call__(self, layers: NDArray[np.int32], player: int) -> NDArray[np.uint8]:
         """Return the codes [11, 11, 4] of sprite numbers [11, 11, layers] in the view of `player` (from 0)."""
