@@ -8,7 +8,7 @@ from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.particles.simple_reference import SimpleReference
+from llmrl.envs.particles.mpe_scenarios import SimpleReference
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.envs.rooms.tasks import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from llmrl.core.seeding import Seeds
+from llmrl.envs.particles.mpe_scenarios import SimpleReference, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
-from llmrl.envs.particles.simple_reference import SimpleReference
-from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
-from llmrl.envs.particles.simple_spread import SimpleSpread
-from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plan_policy import PlanPolicy

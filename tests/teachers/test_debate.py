@@ -14,8 +14,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
-from llmrl.envs.particles.simple_spread import SimpleSpread
+from llmrl.envs.particles.mpe_scenarios import SimpleSpeakerListener, SimpleSpread
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider

@@ -10,11 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import models
+from llmrl.envs.particles.mpe_scenarios import SimpleReference, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from llmrl.envs.particles.scenario import Scenario
-from llmrl.envs.particles.simple_reference import SimpleReference
-from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
-from llmrl.envs.particles.simple_spread import SimpleSpread
-from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.teachers.particles.spread import assign
 from llmrl.teachers.plans import PlanStep, parse_reply, parse_text, plan_text

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmrl.envs.particles.mpe_scenarios import SimpleSpread, SimpleTag
 from llmrl.envs.particles.scenario import Scenario
-from llmrl.envs.particles.simple_spread import SimpleSpread
-from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plans import Plan, PlanStep
 from particle_games import (

@@ -102,8 +102,8 @@ class ArrayGames(StateFields, ABC):
     def _group_seed_and_index(self, game: int) -> tuple[int, int]:
         """Return the seed of a game's group, and the game's index in the group."""
         size = self.spec.games_per_group(len(self._roots))
-        paired_size = size if len(self._roots) > 1 else self.spec.n_envs // self._groups
-        return self._roots[game // size], game % paired_size
+        group_size = size if len(self._roots) > 1 else self.spec.n_envs // self._groups
+        return self._roots[game // size], game % group_size
 
     def _check_actions(self, action: Array) -> np.ndarray:
         """Return actions [n_envs, n_agents].

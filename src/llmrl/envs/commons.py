@@ -162,8 +162,8 @@ class Commons(ArrayGames):
     def _begin(self, reset_mask: np.ndarray) -> None:
         self._episode[reset_mask] += 1
         self._stock[reset_mask] = self.settings.capacity
-        for numbers in (self._month, self._wanted, self._taken, self._total, self._collapsed):
-            numbers[reset_mask] = 0
+        for array in (self._month, self._wanted, self._taken, self._total, self._collapsed):
+            array[reset_mask] = 0
         if self._report is not None:
             self._report.begin(reset_mask)
 
@@ -267,21 +267,17 @@ class Commons(ArrayGames):
         return np.asarray(self._sustainable(self._stock) // self.spec.n_agents)
 
     def _allocate(self, requests: np.ndarray) -> np.ndarray:
-        """Return the harvest of each player, units, given the requests; both [n_envs, n_agents]."""
+        """Return the harvest of each player, units, given the requests; both [n_envs, n_agents].
+
+        Random numbers are a function of (root, game, episode, month), so that no draw depends on the other games.
+        """
         harvests = requests.copy()
         for game in np.flatnonzero(requests.sum(axis=1) > self._stock).tolist():
-            harvests[game] = allocate_units(requests[game], int(self._stock[game]), self._generator(game))
+            key = np.array(self._group_seed_and_index(game), dtype=np.uint64)
+            counter = np.array([0, self._month[game], self._episode[game], 0], dtype=np.uint64)
+            generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+            harvests[game] = allocate_units(requests[game], int(self._stock[game]), generator)
         return harvests
-
-    def _generator(self, game: int) -> np.random.Generator:
-        """Return the random number generator of a game's current month.
-
-        It is a function of (root, game, episode, month), so that no draw depends on the other games.
-        """
-        key = self._group_seed_and_index(game)
-        counter = [0, int(self._month[game]), int(self._episode[game]), 0]
-        philox = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=np.array(counter, dtype=np.uint64))
-        return np.random.Generator(philox)
 
     def _settle(self, harvests: np.ndarray, share: np.ndarray) -> Settlement:
         """Return the settlement of the `harvests` [n_envs, n_agents], given the sustainable shares [n_envs]."""
@@ -295,41 +291,37 @@ class Commons(ArrayGames):
         shape = self._taken.shape
         observation: Observation = {}
         if "vector" in self.spec.observation:
-            common = [self._stock[:, None] / self.settings.capacity]
-            common += [self._month[:, None] / self.settings.horizon] if self.settings.show_horizon else []
-            common += [self._taken / self.settings.capacity]
+            common = [self._stock[:, None] / self.settings.capacity, self._taken / self.settings.capacity]
+            if self.settings.show_horizon:
+                common.insert(1, self._month[:, None] / self.settings.horizon)
             repeated = np.repeat(np.concatenate(common, axis=1)[:, None], shape[1], axis=1)
             harvest = self._taken[..., None] / self.settings.capacity
             observation["vector"] = np.concatenate([repeated, harvest], axis=-1).astype(np.float32).clip(0.0, 1.0)
         if "text" in self.spec.observation:
-            observation["text"] = self._texts()
+            texts = np.empty(self._taken.shape, dtype=object)
+            share = self._share()
+            for game, agent in np.ndindex(*texts.shape):
+                report: Mapping[str, Any] = {}
+                if self._report is not None:
+                    report = self._report.observation_entries(game, agent, self._taxes_set[game])
+                texts[game, agent] = observation_text(
+                    self.settings,
+                    report,
+                    player=agent,
+                    stock=int(self._stock[game]),
+                    month=int(self._month[game]),
+                    share=int(share[game]),
+                    harvests=self._taken[game].tolist(),
+                    request=int(self._wanted[game, agent]),
+                    total=int(self._total[game, agent]),
+                )
+            observation["text"] = texts
         if "action_mask" in self.spec.observation:
             fits = np.arange(self.spec.n_actions) <= np.maximum(self._stock, 0)[:, None]
             observation["action_mask"] = np.repeat(fits[:, None], shape[1], axis=1)
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._taxes_set.astype(np.float32)[:, None], shape[1], axis=1)
         return observation
-
-    def _texts(self) -> np.ndarray:
-        """Return the text observation of each player, [n_envs, n_agents] object."""
-        texts = np.empty(self._taken.shape, dtype=object)
-        share = self._share()
-        for game, agent in np.ndindex(*texts.shape):
-            report: Mapping[str, Any] = {}
-            if self._report is not None:
-                report = self._report.observation_entries(game, agent, self._taxes_set[game])
-            texts[game, agent] = observation_text(
-                self.settings,
-                report,
-                player=agent,
-                stock=int(self._stock[game]),
-                month=int(self._month[game]),
-                share=int(share[game]),
-                harvests=self._taken[game].tolist(),
-                request=int(self._wanted[game, agent]),
-                total=int(self._total[game, agent]),
-            )
-        return texts
 
 
 def allocate_units(requests: np.ndarray, stock: int, generator: np.random.Generator) -> np.ndarray:

@@ -95,9 +95,10 @@ def creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
 
 def observation_error(id: str, space: Space[Any], observation: Any, step: int) -> EngineError:
     """Return the error for an observation that is not in its space."""
+    text = " ".join(repr(observation).split())
     return EngineError(
         f"{id} returned in step {step} of an episode an observation that is not in its observation_space {space}: "
-        f"{_short(observation)}"
+        f"{text if len(text) <= 200 else f'{text[:197]}...'}"
     )
 
 
@@ -109,8 +110,3 @@ def check_rewards(id: str, reward: np.ndarray, steps: np.ndarray) -> None:
             f"{id} returned the reward {reward[game]} in step {int(steps[game])} of an episode; rewards must be finite "
             "numbers"
         )
-
-
-def _short(observation: Any) -> str:
-    text = " ".join(repr(observation).split())
-    return text if len(text) <= 200 else f"{text[:197]}..."

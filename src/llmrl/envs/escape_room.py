@@ -28,7 +28,6 @@ from llmrl.envs.mechanisms import EQUAL_CHARGE_RULE, charge_equally
 
 DOOR_REWARD = 10.0
 MOVE_REWARD = -1.0
-_UNFUNDED_RULE = "Nobody pays for these payments."
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def game_text(settings: EscapeRoomSettings, space: ParameterSpace | None) -> Env
     )
     reward_text = f"A step is rewarded like this: {base}."
     if space is not None:
-        rule = EQUAL_CHARGE_RULE if settings.budget_balanced else _UNFUNDED_RULE
+        rule = EQUAL_CHARGE_RULE if settings.budget_balanced else "Nobody pays for these payments."
         reward_text = mechanism_text.rules_in_words(space, base, rule, show_mechanism)
     goal = (
         f"{settings.n_agents} players are in a room with {settings.n_levers} levers, a door and a start, where all "
@@ -103,15 +102,19 @@ def game_text(settings: EscapeRoomSettings, space: ParameterSpace | None) -> Env
         ("others_at", "how many other players are at each place, without empty ones"),
         ("steps_left", "steps until the episode is over"),
     ]
+    report: dict[str, Any] = {}
     if space is not None:
         observation += mechanism_text.fields(space, {}, show_mechanism)
+        report = mechanism_text.example(space, {}, show_mechanism)
     actions = tuple((f"go_to_{place}", f"be at {place} in the next step") for place in places)
-    return EnvDescription(goal, tuple(observation), actions, example=_example(settings, space))
+    positions = [i % len(places) for i in range(settings.n_agents)]
+    example = observation_text(places, positions, 0, 0, settings.horizon, report)
+    return EnvDescription(goal, tuple(observation), actions, example=example)
 
 
 def observation_text(
     places: Sequence[str],
-    agent_places: Sequence[int],
+    positions: Sequence[int],
     agent: int,
     lever: int,
     steps_left: int,
@@ -121,25 +124,16 @@ def observation_text(
 
     Args:
         places: names of all places.
-        agent_places: index of each agent's place.
+        positions: index of each agent's place.
         agent: index of the observing agent.
         lever: index of the working lever.
         steps_left: steps until the end.
         mechanism_report: entries about the incentives (`MechanismReport.observation_entries`).
     """
-    other_places = [place for i, place in enumerate(agent_places) if i != agent]
+    other_places = [place for i, place in enumerate(positions) if i != agent]
     counts = {name: other_places.count(i) for i, name in enumerate(places) if i in other_places}
-    facts = {"you_are_at": places[agent_places[agent]], "working_lever": places[lever], "others_at": counts}
+    facts = {"you_are_at": places[positions[agent]], "working_lever": places[lever], "others_at": counts}
     return json.dumps({**facts, "steps_left": steps_left, **mechanism_report})
-
-
-def _example(settings: EscapeRoomSettings, space: ParameterSpace | None) -> str:
-    """Return an observation of typical length, from which lengths of prompts are estimated."""
-    report: dict[str, Any] = {}
-    if space is not None:
-        report = mechanism_text.example(space, {}, settings.show_mechanism)
-    places = settings.places
-    return observation_text(places, [i % len(places) for i in range(settings.n_agents)], 0, 0, settings.horizon, report)
 
 
 _TILE = 56  # pixels
@@ -211,7 +205,7 @@ class EscapeRoom(ArrayGames):
         if not settings.name_lever:
             contexts = [f"room_{i}" for i in seeds.numpy("names").permutation(n_levers).tolist()]
         metrics: dict[str, Aggregate] = {f"agents_at_{place}": "mean" for place in places}
-        space = _mechanism(places, settings.max_incentive, settings.budget_balanced) if settings.mechanism else None
+        space = incentive_space(settings) if settings.mechanism else None
         self.spec = EnvSpec(
             name="escape_room",
             n_envs=n_envs,
@@ -292,7 +286,12 @@ class EscapeRoom(ArrayGames):
         info = {name: counts[:, i] * active for i, name in enumerate(self.spec.metrics) if i < self._n_places}
         info["door_open"] = door_open & active
         info["incentives_paid"] = incentives.sum(axis=1)
-        reward_jacobian = self._reward_jacobian(active) if self.spec.has_reward_jacobian else None
+        reward_jacobian: np.ndarray | None = None
+        if self.spec.has_reward_jacobian:
+            # 1 for the agent's place in games that are in progress, else 0; less the mean over agents if they pay.
+            occupancy = self._place[:, :, None] == np.arange(self._n_places)
+            reward_jacobian = (occupancy & active[:, None, None]).astype(np.float32)
+            reward_jacobian = charge_equally(reward_jacobian) if self.settings.budget_balanced else reward_jacobian
         if self._report is not None:
             self._report.settle(base, reward_jacobian, self._incentives, active, {})
         return Step(
@@ -353,16 +352,6 @@ class EscapeRoom(ArrayGames):
         cells = self._place + self._n_places * np.arange(n_envs)[:, None]
         return np.bincount(cells.ravel(), minlength=n_envs * self._n_places).reshape(n_envs, self._n_places)
 
-    def _reward_jacobian(self, active: np.ndarray) -> np.ndarray:
-        """Return the derivative of each agent's reward by each incentive, [n_envs, n_agents, n_places] float32.
-
-        It is 1 for the agent's place in games that are in progress, else 0; less the mean over agents if they pay for
-        incentives.
-        """
-        occupancy = self._place[:, :, None] == np.arange(self._n_places)
-        reward_jacobian: np.ndarray = (occupancy & active[:, None, None]).astype(np.float32)
-        return charge_equally(reward_jacobian) if self.settings.budget_balanced else reward_jacobian
-
     def _door_open(self, counts: np.ndarray) -> np.ndarray:
         """Return whether the working lever has enough agents, [n_envs] bool."""
         at_lever = np.take_along_axis(counts, self._lever[:, None], axis=1)[:, 0]
@@ -380,24 +369,18 @@ class EscapeRoom(ArrayGames):
         if "vector" in self.settings.observe:
             observation["vector"] = np.repeat(vector[:, None], n_agents, axis=1)
         if "text" in self.settings.observe:
-            observation["text"] = self._texts()
+            texts = np.full(self._place.shape, "", dtype=object)  # "" in games that have ended
+            remaining = self.settings.horizon - self._time
+            for game, agent in np.argwhere(~self._ended[:, None] & np.ones_like(self._place, dtype=bool)).tolist():
+                report: Mapping[str, Any] = {}
+                if self._report is not None:
+                    report = self._report.observation_entries(game, agent, self._incentives[game])
+                state = self._place[game].tolist(), agent, int(self._lever[game]), int(remaining[game])
+                texts[game, agent] = observation_text(self.settings.places, *state, report)
+            observation["text"] = texts
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._incentives.astype(np.float32)[:, None], n_agents, axis=1)
         return observation
-
-    def _texts(self) -> np.ndarray:
-        """Return the text observation of each agent, [n_envs, n_agents]; "" in games that have ended."""
-        names, remaining = self.settings.places, self.settings.horizon - self._time
-        texts = np.full(self._place.shape, "", dtype=object)
-        for game, agent in np.argwhere(~self._ended[:, None] & np.ones_like(self._place, dtype=bool)).tolist():
-            report = (
-                {} if self._report is None else self._report.observation_entries(game, agent, self._incentives[game])
-            )
-            places = self._place[game].tolist()
-            texts[game, agent] = observation_text(
-                names, places, agent, int(self._lever[game]), int(remaining[game]), report
-            )
-        return texts
 
     def _draw_agents(self, tile: np.ndarray, agents_mask: np.ndarray) -> None:
         """Draw agents as dots.
@@ -410,20 +393,23 @@ class EscapeRoom(ArrayGames):
         for agent in np.flatnonzero(agents_mask):
             center_y, center_x = (8 + pitch * (k + 0.5) for k in divmod(int(agent), side))
             dot = (y + 0.5 - center_y) ** 2 + (x + 0.5 - center_x) ** 2 <= (0.42 * pitch) ** 2
-            tile[dot] = _agent_color(int(agent), len(agents_mask))
+            hue = agent / len(agents_mask) + np.array([0.0, -1 / 3, 1 / 3])
+            tile[dot] = np.clip(120 + 110 * np.cos(2 * np.pi * hue), 0, 255).astype(np.uint8)
 
 
-def _mechanism(places: tuple[str, ...], highest: float, budget_balanced: bool) -> ParameterSpace:
-    meaning = "incentive paid to each agent that is at {} after moving"
-    effect = "{{value:.3g}} at {}"
-    parameters = (
-        Parameter(p, 0.0, highest, "reward per step", meaning.format(p), effect=effect.format(p)) for p in places
+def incentive_space(settings: EscapeRoomSettings) -> ParameterSpace:
+    """Return the space of the incentives, one for each place."""
+    parameters = tuple(
+        Parameter(
+            place,
+            0.0,
+            settings.max_incentive,
+            "reward per step",
+            f"incentive paid to each agent that is at {place} after moving",
+            effect=f"{{value:.3g}} at {place}",
+        )
+        for place in settings.places
     )
-    sentence = "Pays agents for each step {effects}" + ("; all agents pay for it equally." if budget_balanced else ".")
-    return ParameterSpace("incentives", tuple(parameters), sentence=sentence)
-
-
-def _agent_color(agent: int, n_agents: int) -> np.ndarray:
-    """Return an agent's color, [3] uint8, from evenly spaced hues."""
-    phase = 2 * np.pi * (agent / n_agents + np.array([0.0, -1 / 3, 1 / 3]))
-    return np.asarray(np.clip(120 + 110 * np.cos(phase), 0, 255), dtype=np.uint8)
+    sentence = "Pays agents for each step {effects}"
+    sentence += "; all agents pay for it equally." if settings.budget_balanced else "."
+    return ParameterSpace("incentives", parameters, sentence=sentence)

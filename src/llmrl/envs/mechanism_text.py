@@ -29,10 +29,8 @@ def rules_in_words(space: ParameterSpace, base_reward: str, rule: str, shown: bo
     if not shown:
         return f"{introduction} A planner adds payments, positive or negative, whose rules you are not told."
     numbers = "; ".join(f"{p.name} (from {p.low:g} to {p.high:g}, {p.unit}): {p.description}" for p in space.parameters)
-    after = f" {rule}" if rule else ""
-    return (
-        f"{introduction} A planner sets these numbers, the same for all players, and they can change: {numbers}.{after}"
-    )
+    text = f"{introduction} A planner sets these numbers, the same for all players, and they can change: {numbers}."
+    return f"{text} {rule}" if rule else text
 
 
 def fields(space: ParameterSpace, player_facts: Mapping[str, str], shown: bool) -> tuple[tuple[str, str], ...]:
@@ -106,18 +104,18 @@ class MechanismReport(StateFields):
         """Return the entries about the mechanism in one player's observation; `values` [d] are those of its game."""
         report: dict[str, Any] = {}
         if self._shown:
-            report["mechanism"] = {name: _number(x) for name, x in zip(self._names, values, strict=True)}
+            report["mechanism"] = {name: _rounded(x) for name, x in zip(self._names, values, strict=True)}
         if self._began[game]:
             payments = self._payments[game, player]
-            parts = {name: _number(x) for name, x in zip(self._names, payments, strict=True) if _number(x)}
+            parts = {name: _rounded(x) for name, x in zip(self._names, payments, strict=True) if _rounded(x)}
             report["last_reward"] = {
-                "before_payments": _number(self._before[game, player]),
-                "payments": parts if self._shown else _number(payments.sum()),
+                "before_payments": _rounded(self._before[game, player]),
+                "payments": parts if self._shown else _rounded(payments.sum()),
             }
-        return report | {name: _number(fact[game, player]) for name, fact in self._facts.items()}
+        return report | {name: _rounded(fact[game, player]) for name, fact in self._facts.items()}
 
 
-def _number(value: Any) -> int | float:
+def _rounded(value: Any) -> int | float:
     """Return a number rounded to `DIGITS` digits; integers without a decimal point."""
     number = round(float(value), DIGITS)
     return int(number) if number.is_integer() else number

@@ -28,11 +28,8 @@ from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 from llmrl.core.state_fields import StateFields
 
-Floats = Array
-"""A NumPy array or a torch tensor, float32."""
 
-
-def _library(like: Array) -> Any:
+def _array_library(like: Array) -> Any:
     """Return the library of an array, `numpy` or `torch`, whose functions used here have the same names."""
     if isinstance(like, np.ndarray):
         return np
@@ -61,8 +58,8 @@ class SocietyEvents:
         present: whether each player could act, i.e. was not removed from the world, [n_envs, n_agents] bool.
     """
 
-    raw: Floats
-    cleaned: Floats | None
+    raw: Array
+    cleaned: Array | None
     present: Array
 
 
@@ -77,10 +74,10 @@ class Settlement:
         player_facts: the mechanism's `player_facts`, each [n_envs, n_agents].
     """
 
-    base_reward: Floats
-    reward_jacobian: Floats
-    metrics: Mapping[str, Floats] = field(default_factory=dict)
-    player_facts: Mapping[str, Floats] = field(default_factory=dict)
+    base_reward: Array
+    reward_jacobian: Array
+    metrics: Mapping[str, Array] = field(default_factory=dict)
+    player_facts: Mapping[str, Array] = field(default_factory=dict)
 
     def reward(self, values: Array) -> Array:
         """Return the rewards after the mechanism under `values` [n_envs, d], [n_envs, n_agents]."""
@@ -115,7 +112,7 @@ class Mechanism(StateFields, ABC):
     player_facts: Mapping[str, str] = {}
 
     @abstractmethod
-    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
+    def settle(self, events: SocietyEvents, values: Array) -> Settlement:
         """Return the settlement of one step. Call it exactly once per step, because a mechanism may have a memory.
 
         `values` [n_envs, d] float32 are of the same type and on the same device as the events.
@@ -189,9 +186,9 @@ class BracketedTax(Mechanism):
         )
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
-        self._past: Floats | None = None  # [window, n_envs, n_agents], newest first
+        self._past: Array | None = None  # [window, n_envs, n_agents], newest first
         # Lower and upper edges of the brackets, as arrays of the type of the events.
-        self._bounds: tuple[Floats, Floats] | None = None
+        self._bounds: tuple[Array, Array] | None = None
 
     def _parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
@@ -208,8 +205,8 @@ class BracketedTax(Mechanism):
             effect_scale=self.multiplier,
         )
 
-    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
-        xp = _library(events.raw)
+    def settle(self, events: SocietyEvents, values: Array) -> Settlement:
+        xp = _array_library(events.raw)
         income = events.raw
         if self.window:
             past = xp.stack([xp.zeros_like(events.raw)] * self.window) if self._past is None else self._past
@@ -229,7 +226,7 @@ class BracketedTax(Mechanism):
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past is not None:
             reset_games = _as_array(mask, self._past)[:, None]
-            self._past = _library(self._past).where(reset_games, 0.0, self._past)
+            self._past = _array_library(self._past).where(reset_games, 0.0, self._past)
 
     def state_dict(self) -> State:
         return {"past": None if self._past is None else on_host(self._past).copy()}
@@ -263,8 +260,8 @@ class RewardTax(Mechanism):
         sentence="Takes {effects}; all agents share it equally.",
     )
 
-    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
-        xp = _library(events.raw)
+    def settle(self, events: SocietyEvents, values: Array) -> Settlement:
+        xp = _array_library(events.raw)
         present = xp.asarray(events.present, dtype=xp.float32)
         income = xp.where(events.raw > 0, events.raw, xp.zeros_like(events.raw)) * present
         total = income.sum(-1)
@@ -347,7 +344,7 @@ class Incentives(Mechanism):
         exceptions = ["cleaning two or three cells at once"] * self.exactly_one
         exceptions += ["being out of the game after a zap"] * reward_removed
         exception_text = f" (also {' and '.join(exceptions)})" if exceptions else ""
-        acts = {
+        occasions = {
             "eat": f"eating an apple, which is worth {eat_reward:g} before payments",
             "clean": f"cleaning {cells}, which is worth {clean_reward:g} before payments",
             "other": f"doing anything else{exception_text}, which is worth 0 before payments",
@@ -360,26 +357,25 @@ class Incentives(Mechanism):
                     0.0,
                     max_incentive,
                     "reward per step",
-                    f"paid for a step spent {act}",
+                    f"paid for a step spent {occasion}",
                     effect=f"{{value:.3g}} for {_PAYMENT_REASONS[name]}",
                 )
-                for name, act in acts.items()
+                for name, occasion in occasions.items()
             ),
             sentence="Pays agents {effects}" + ("; all agents pay for it equally." if budget_balanced else "."),
         )
 
-    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
+    def settle(self, events: SocietyEvents, values: Array) -> Settlement:
         if events.cleaned is None:
             raise ConfigError(
                 "Incentives requires an environment with dirt, because it pays for cleaning; use BracketedTax"
             )
-        base, acts = incentive_jacobian(
+        base, (ate, cleaner, other) = incentive_jacobian(
             events.raw, events.cleaned, self.eat_reward, self.clean_reward, self.exactly_one
         )
-        ate, cleaner, other = acts
         if not self.reward_removed:
             other = other & events.present
-        xp = _library(events.raw)
+        xp = _array_library(events.raw)
         reward_jacobian = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
         counts = reward_jacobian.sum(1)
         payments = counts * values
@@ -400,7 +396,7 @@ def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
         ConfigError: they do not start at 0, or do not increase.
     """
     bounds = tuple(float(edge) for edge in edges)
-    rising = all(low < high for low, high in pairwise(bounds))
-    if not bounds or bounds[0] != 0 or not rising or not np.isfinite(bounds).all():
+    is_increasing = all(low < high for low, high in pairwise(bounds))
+    if not bounds or bounds[0] != 0 or not is_increasing or not np.isfinite(bounds).all():
         raise ConfigError(f"the brackets {list(edges)} of taxes must start at 0 and increase, e.g. [0, 3, 5]")
     return bounds

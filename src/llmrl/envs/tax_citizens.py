@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Citizens:
             return np.asarray(np.log(income))
         return np.asarray((income ** (1.0 - self.eta) - 1.0) / (1.0 - self.eta))
 
-    def marginal(self, net: np.ndarray) -> np.ndarray:
+    def marginal_utility(self, net: np.ndarray) -> np.ndarray:
         """Return the derivative of `income_utility` from above, [...] > 0."""
         return np.asarray(np.maximum(net, 1.0) ** -self.eta)
 
@@ -135,7 +135,7 @@ class Wages:
 
     def quantiles(self, n: int) -> np.ndarray:
         """Return the (i + 1/2) / n quantiles, i = 0 ... n - 1, rising: a typical society of n workers."""
-        normal, exponential = _grid()
+        normal, exponential = _normal_exponential_grid()
         return np.asarray(np.quantile(self._wages(normal, exponential), (np.arange(n) + 0.5) / n))
 
     def _wages(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
@@ -144,7 +144,7 @@ class Wages:
 
 
 @cache
-def _grid(points: int = 400) -> tuple[np.ndarray, np.ndarray]:
+def _normal_exponential_grid(points: int = 400) -> tuple[np.ndarray, np.ndarray]:
     """Return midpoint quantiles of a standard normal and a standard exponential variable, all pairs, [points**2]."""
     middle = (np.arange(points) + 0.5) / points
     normal = np.array([NormalDist().inv_cdf(p) for p in middle])
@@ -195,15 +195,14 @@ _FORMULAS: dict[Welfare, tuple[str, str, str]] = {
 }
 
 
-def welfare_objective(kind: Welfare) -> Objective:
+def welfare_objective(welfare: Welfare) -> Objective:
     """Return the objective of a planner, which reads the metric `social_welfare` of an episode."""
-    assert set(_FORMULAS) == set(get_args(Welfare))
-    formula, source, payoff = _FORMULAS[kind]
-    return Objective(name=f"{kind}_welfare", of=_measure, formula=formula, source=source, payoff=payoff)
+    formula, source, payoff = _FORMULAS[welfare]
+    return Objective(name=f"{welfare}_welfare", of=_read_welfare, formula=formula, source=source, payoff=payoff)
 
 
-def _measure(collected: SocietyEpisodes) -> np.ndarray | None:
-    return collected.metrics.get(SOCIAL_WELFARE)
+def _read_welfare(episodes: SocietyEpisodes) -> np.ndarray | None:
+    return episodes.metrics.get(SOCIAL_WELFARE)
 
 
 def social_welfare(
@@ -234,7 +233,7 @@ def social_welfare(
     weight = weight / weight.mean(-1, keepdims=True)
     equal = kind == "equality_productivity"
     welfare = (1.0 - gini(net)) * income.mean(-1) if equal else (weight * utility).mean(-1)
-    worth = weight * citizens.marginal(net)
+    worth = weight * citizens.marginal_utility(net)
     return welfare, worth / worth.mean(-1, keepdims=True)
 
 

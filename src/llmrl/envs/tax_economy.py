@@ -55,6 +55,11 @@ VECTOR = (
 """Entries of the channel `vector`. Wage is its logarithm relative to the geometric mean, hours are shares of 100, money
 is log(1 + x / income of full-time work at that wage), `share_of_...` are in [0, 1)."""
 
+_METRICS = (
+    *(SOCIAL_WELFARE, "utility", "income", "hours", "tax", "income_gini", "net_income_gini"),
+    "income_equality_productivity",
+)
+_BRACKET_METRICS = ("workers", "earned", "taxed", "weighted")
 _BAR, _GAP, _HEIGHT, _MARGIN = 14, 4, 160, 8  # pixels
 _PAPER, _GROSS, _NET = (238, 236, 228), (120, 150, 190), (70, 140, 90)
 
@@ -147,12 +152,8 @@ class TaxEconomy(ArrayGames):
             text = game_text(self.citizens, n_agents, settings.years, settings.show_mechanism)
         if settings.show_mechanism:
             channels["mechanism"] = Channel((n_brackets,), "float32", 0.0, settings.max_rate)
-        names = [SOCIAL_WELFARE, "utility", "income", "hours", "tax", "income_gini", "net_income_gini"]
-        names += ["income_equality_productivity"]
-        names += [
-            f"{amount}_{k + 1}" for amount in ("workers", "earned", "taxed", "weighted") for k in range(n_brackets)
-        ]
-        metrics: dict[str, Aggregate] = dict.fromkeys(names, "mean")
+        bracket_metrics = (f"{name}_{k + 1}" for name in _BRACKET_METRICS for k in range(n_brackets))
+        metrics: dict[str, Aggregate] = dict.fromkeys([*_METRICS, *bracket_metrics], "mean")
         self.spec = EnvSpec(
             name="tax_economy",
             n_envs=n_envs,
@@ -176,10 +177,8 @@ class TaxEconomy(ArrayGames):
         self._wage = np.zeros(shape)  # 0: the game was never reset
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
-        self._earned, self._effort = (
-            np.zeros(shape),
-            np.zeros(shape),
-        )  # income and disutility of work in this year so far
+        # Income and disutility of work in this year so far.
+        self._earned, self._effort = np.zeros(shape), np.zeros(shape)
         self._hours = np.zeros(shape)  # hours of the last step
         self._last = np.zeros((5, *shape))  # income, tax, transfer, net income, utility of the last year
 
@@ -196,19 +195,15 @@ class TaxEconomy(ArrayGames):
         return np.asarray(self._wage.all(axis=1))
 
     def _begin(self, reset_mask: np.ndarray) -> None:
-        self._wage[reset_mask] = self._draw_wages()[reset_mask]
+        if self.settings.skills == "quantiles":
+            self._wage[reset_mask] = self._wages.quantiles(self.spec.n_agents)
+        else:
+            (uniform,) = self._draw(lambda rng, n: (rng.random((n, self.spec.n_agents, 3)),))
+            self._wage[reset_mask] = self._wages.draw(uniform)[reset_mask]
         for array in (self._time, self._earned, self._effort, self._hours):
             array[reset_mask] = 0
         self._last[:, reset_mask] = 0.0
         self._ended[reset_mask] = False
-
-    def _draw_wages(self) -> np.ndarray:
-        """Return the wages of new episodes in all games, [n_envs, n_agents]."""
-        n_agents = self.spec.n_agents
-        if self.settings.skills == "quantiles":
-            return np.tile(self._wages.quantiles(n_agents), (self.spec.n_envs, 1))
-        (uniform,) = self._draw(lambda rng, n: (rng.random((n, n_agents, 3)),))
-        return self._wages.draw(uniform)
 
     def step(self, action: Array) -> Step:
         """Work the hours of `action` [n_envs, n_agents]. Games that have ended do not change.
@@ -273,12 +268,8 @@ class TaxEconomy(ArrayGames):
             "income_equality_productivity": (1.0 - net_gini) * income.mean(-1),
         }
         ends = bracket_membership(income, self.citizens.edges)
-        for name, amounts in (
-            ("workers", ends),
-            ("earned", ends * income[..., None]),
-            ("taxed", parts),
-            ("weighted", parts * worth[..., None]),
-        ):
+        bracket_amounts = (ends, ends * income[..., None], parts, parts * worth[..., None])
+        for name, amounts in zip(_BRACKET_METRICS, bracket_amounts, strict=True):
             metrics |= {f"{name}_{k + 1}": amounts[..., k].mean(1) for k in range(parts.shape[-1])}
         return metrics
 
@@ -305,38 +296,30 @@ class TaxEconomy(ArrayGames):
         return image
 
     def _observe(self) -> Observation:
-        n_envs, n_agents = self._wage.shape
+        shape = self._wage.shape
         observation: Observation = {}
         if "vector" in self.spec.observation:
-            observation["vector"] = self._vector()
+            income, tax, transfer = self._last[:3]
+            mean = np.broadcast_to(income.mean(-1, keepdims=True), shape)
+            money = [np.log1p(x / self._full_time) for x in (income, tax, transfer, mean, self._earned)]
+            steps = self.citizens.steps_per_year
+            shares = (self._time % steps / steps, np.minimum(self._time / self._horizon, 1.0))
+            mean_wage = self.settings.mean_wage
+            wage = np.log(np.where(self._wage > 0, self._wage, mean_wage) / mean_wage)
+            entries = [wage, self._hours / MAX_HOURS, *money, *(np.broadcast_to(x[:, None], shape) for x in shares)]
+            observation["vector"] = np.stack(entries, axis=-1).astype(np.float32)
         if "text" in self.spec.observation:
-            texts = np.empty((n_envs, n_agents), dtype=object)
-            for game in range(n_envs):
-                texts[game] = [self._observation_text(game, agent) for agent in range(n_agents)]
+            texts = np.empty(shape, dtype=object)
+            for game, agent in np.ndindex(*shape):
+                state = (float(array[game, agent]) for array in (self._earned, self._hours))
+                last, mean = self._last[:, game, agent].tolist(), float(self._last[0, game].mean())
+                rates = self._rates[game].tolist() if self.settings.show_mechanism else None
+                wage, time = float(self._wage[game, agent]), int(self._time[game])
+                texts[game, agent] = observation_text(self.citizens, wage, time, *state, last, mean, rates)
             observation["text"] = texts
         if self.settings.show_mechanism:
-            observation["mechanism"] = np.repeat(self._rates.astype(np.float32)[:, None], n_agents, axis=1)
+            observation["mechanism"] = np.repeat(self._rates.astype(np.float32)[:, None], shape[1], axis=1)
         return observation
-
-    def _vector(self) -> np.ndarray:
-        shape = self._wage.shape
-        income, tax, transfer = self._last[:3]
-        mean = np.broadcast_to(income.mean(-1, keepdims=True), shape)
-        money = [np.log1p(x / self._full_time) for x in (income, tax, transfer, mean, self._earned)]
-        steps = self.citizens.steps_per_year
-        shares = (self._time % steps / steps, np.minimum(self._time / self._horizon, 1.0))
-        mean_wage = self.settings.mean_wage
-        wage = np.log(np.where(self._wage > 0, self._wage, mean_wage) / mean_wage)
-        entries = [wage, self._hours / MAX_HOURS, *money, *(np.broadcast_to(x[:, None], shape) for x in shares)]
-        return np.stack(entries, axis=-1).astype(np.float32)
-
-    def _observation_text(self, game: int, agent: int) -> str:
-        """Return the text observation of a worker."""
-        time, wage, incomes, hours = (x[game] for x in (self._time, self._wage, self._earned, self._hours))
-        last, mean = self._last[:, game, agent].tolist(), float(self._last[0, game].mean())
-        rates = self._rates[game].tolist() if self.settings.show_mechanism else None
-        worker_facts = float(wage[agent]), int(time), float(incomes[agent]), float(hours[agent])
-        return observation_text(self.citizens, *worker_facts, last, mean, rates)
 
 
 def _income_tax(edges: Sequence[float], max_rate: float) -> ParameterSpace:

@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.seeding import Seeds
+from llmrl.envs.particles.mpe_scenarios import SimpleReference, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from llmrl.envs.particles.physics import DIRECTIONS, MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
-from llmrl.envs.particles.simple_reference import SimpleReference
-from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
-from llmrl.envs.particles.simple_spread import SimpleSpread
-from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
 
 GAMES: list[tuple[Scenario, str, dict[str, Any]]] = [

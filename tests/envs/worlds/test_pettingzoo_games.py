@@ -10,7 +10,7 @@ from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.adapters.parallel import ParallelAdapter
-from llmrl.envs.particles.simple_spread import SimpleSpread
+from llmrl.envs.particles.mpe_scenarios import SimpleSpread
 from llmrl.envs.particles.vec_env import ParticlesEnv
 
 TICTACTOE, CONNECT_FOUR = "pettingzoo.classic.tictactoe_v3:env", "pettingzoo.classic.connect_four_v3"

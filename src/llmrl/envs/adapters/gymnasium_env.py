@@ -45,11 +45,11 @@ def _channel_space(channel: Channel) -> spaces.Space[Any]:
 
 def action_space(spec: EnvSpec) -> spaces.Space[Any]:
     """Return the action space of one agent: Discrete, MultiDiscrete, or Box, whose integer entries are rounded."""
-    numbers = spec.continuous_actions
-    if numbers is None:
+    box = spec.continuous_actions
+    if box is None:
         return spaces.Discrete(spec.n_actions)
-    low, high = np.array(numbers.low), np.array(numbers.high)
-    if all(numbers.whole):
+    low, high = np.array(box.low), np.array(box.high)
+    if all(box.whole):
         start = low.astype(np.int64)
         return spaces.MultiDiscrete(high.astype(np.int64) - start + 1, start=start)
     return spaces.Box(low.astype(np.float32), high.astype(np.float32))
@@ -76,7 +76,8 @@ def agent_observation(observation: Observation, game: int, agent: int) -> dict[s
 
 def all_observations(observation: Observation) -> dict[str, Any]:
     """Return copies of the observations of all games with one agent each: arrays [n_envs, ...], or tuples of texts."""
-    return {name: _batched_channel(value) for name, value in observation.items()}
+    first_agents = {name: channel[:, 0] for name, channel in observation.items()}
+    return {name: tuple(x) if str(x.dtype) == "object" else _copied_array(x) for name, x in first_agents.items()}
 
 
 def _copied_array(value: Any) -> Any:
@@ -84,12 +85,6 @@ def _copied_array(value: Any) -> Any:
         return value
     array = np.array(on_host(value))
     return array.astype(np.int8) if array.dtype == bool else array
-
-
-def _batched_channel(value: Any) -> Any:
-    if str(value.dtype) == "object":
-        return tuple(value[game, 0] for game in range(value.shape[0]))
-    return _copied_array(value[:, 0])
 
 
 def step_metrics(step: Step, game: int) -> dict[str, float]:
@@ -203,16 +198,16 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
         return all_observations(self.env.reset(seed=seed)), {}
 
     def step(self, actions: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        begin = self._ended
+        starts = self._ended
         step = self.env.step(vec_env_actions(self.env.spec, actions))
-        observation = self.env.reset(mask=begin) if begin.any() else step.observation
-        terminated = np.asarray(step.terminated, dtype=bool) & ~begin
-        truncated = np.asarray(step.truncated, dtype=bool) & ~begin
+        observation = self.env.reset(mask=starts) if starts.any() else step.observation
+        terminated = np.asarray(step.terminated, dtype=bool) & ~starts
+        truncated = np.asarray(step.truncated, dtype=bool) & ~starts
         self._ended = terminated | truncated
         arrays = {**step.info, "base_reward": step.base_reward[:, 0]}
         infos: dict[str, Any] = {name: np.array(on_host(value), dtype=np.float64) for name, value in arrays.items()}
-        infos |= {f"_{name}": ~begin for name in arrays}
-        reward = np.where(begin, 0.0, np.array(on_host(step.reward[:, 0]), dtype=np.float64))
+        infos |= {f"_{name}": ~starts for name in arrays}
+        reward = np.where(starts, 0.0, np.array(on_host(step.reward[:, 0]), dtype=np.float64))
         return all_observations(observation), reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:

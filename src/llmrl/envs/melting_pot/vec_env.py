@@ -28,7 +28,6 @@ from llmrl.envs.melting_pot.worker import CENSUS, MemoryLayout
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.society_env import SocietyEnv, SubstrateSettings, describe
-from llmrl.envs.substrate.sprites import agent_colors
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, check_n_agents
 
 _POLL_SECONDS = 1
@@ -40,7 +39,7 @@ class GameWorker:
     """The process of one game and its socket (the protocol is described in `worker`)."""
 
     process: subprocess.Popen[bytes]
-    link: socket.socket
+    connection: socket.socket
 
 
 class GamePool:
@@ -68,23 +67,23 @@ class GamePool:
         finally:
             os.close(descriptor)
 
-    def exchange(self, orders: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Send one order to each of the given games, and return their answers: game -> byte.
+    def exchange(self, commands: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send one command to each of the given games, and return their answers: game -> byte.
 
         Raises:
             EngineError: a game died. All games are ended then: the batch cannot go on without it.
         """
-        for slot, order in orders.items():
+        for slot, command in commands.items():
             try:
-                self.workers[slot].link.sendall(order)
+                self.workers[slot].connection.sendall(command)
             except OSError as error:
-                raise self._died(slot) from error
-        return {slot: self._answer(slot) for slot in orders}
+                raise self._close_after_exit(slot) from error
+        return {slot: self._receive(slot) for slot in commands}
 
     def close(self) -> None:
         """End the games. It may be called twice, and after a game has died."""
         for worker in self.workers:
-            worker.link.close()
+            worker.connection.close()
         deadline = time.monotonic() + _EXIT_SECONDS
         for worker in self.workers:
             try:
@@ -108,11 +107,11 @@ class GamePool:
             process = subprocess.Popen(command, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL)
         return GameWorker(process, parent_socket)
 
-    def _answer(self, slot: int) -> bytes:
+    def _receive(self, slot: int) -> bytes:
         worker = self.workers[slot]
         while True:
             try:
-                answer = worker.link.recv(1)
+                answer = worker.connection.recv(1)
             except BlockingIOError:
                 # After a worker was killed, its child process keeps the socket open for a moment.
                 if worker.process.poll() is None:
@@ -121,10 +120,11 @@ class GamePool:
             except OSError:
                 answer = b""
             if not answer:
-                raise self._died(slot)
+                raise self._close_after_exit(slot)
             return answer
 
-    def _died(self, slot: int) -> EngineError:
+    def _close_after_exit(self, slot: int) -> EngineError:
+        """End all games after one has died, and return the error that gives the cause."""
         try:
             cause = _describe_exit(self.workers[slot].process.wait(_EXIT_SECONDS))
         except subprocess.TimeoutExpired:
@@ -210,9 +210,11 @@ class MeltingPotEnv(SocietyEnv):
             seeds = list(seed) if isinstance(seed, Sequence) else [seed]
             self.spec.games_per_group(len(seeds))
             self._reset_seeds, self._episodes[:] = seeds, 0
-        pool = self._get_pool()
+        if self._pool is None:  # started at the first reset, so that an unused environment costs nothing
+            self._pool = GamePool(self._layout, self._next_seeds())
+            self._arrays = self._pool.arrays
         self._arrays["seed"][:] = self._next_seeds()
-        self._exchange(pool, {int(slot): b"R" for slot in np.flatnonzero(games)})
+        self._exchange(self._pool, {int(slot): b"R" for slot in np.flatnonzero(games)})
         # Set before this episode ends, so that the workers can prepare the next one.
         self._episodes[games] += 1
         self._arrays["seed"][:] = self._next_seeds()
@@ -295,9 +297,6 @@ class MeltingPotEnv(SocietyEnv):
             observation["mechanism"] = np.repeat(self._values[:, None, :], self.spec.n_agents, axis=1)
         return observation
 
-    def _set_values(self, values: NDArray[np.float32]) -> None:
-        self._values = values
-
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, uint8, 8 pixels per cell.
 
@@ -310,11 +309,6 @@ class MeltingPotEnv(SocietyEnv):
             remedy = "call reset() first" if self._layout.render else "set env.render=true"
             raise ConfigError(f"{self.spec.name} has no frame to show; {remedy}")
         return np.array(self._arrays["world"][index])
-
-    def agent_colors(self) -> NDArray[np.uint8]:
-        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
-        game = self._init_args[0]
-        return agent_colors(game.substrate, game.n_agents, "melting_pot")
 
     def state_dict(self) -> State:
         """Return the number of episodes that each game has begun, so that a resumed run continues with new seeds.
@@ -344,16 +338,9 @@ class MeltingPotEnv(SocietyEnv):
             for slot, count in enumerate(self._episodes)
         ]
 
-    def _get_pool(self) -> GamePool:
-        """Return the pool of workers, started at the first call, so that an unused environment costs nothing."""
-        if self._pool is None:
-            self._pool = GamePool(self._layout, self._next_seeds())
-            self._arrays = self._pool.arrays
-        return self._pool
-
-    def _exchange(self, pool: GamePool, orders: dict[int, bytes]) -> dict[int, bytes]:
+    def _exchange(self, pool: GamePool, commands: dict[int, bytes]) -> dict[int, bytes]:
         try:
-            return pool.exchange(orders)
+            return pool.exchange(commands)
         except EngineError:
             self.close()
             raise

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import logging
 import os
 import platform
@@ -59,9 +60,8 @@ def build(jit: Jit, entry: Jit | None = None) -> SimpleNamespace:
         jit: compiler of a function: `numba.njit(...)`, `cuda.jit(device=True)`, or the identity.
         entry: compiler of the functions that are called from outside; None: `jit`.
     """
-    names: dict[str, Any] = {}
-    for module in MODULES:
-        names |= {name: x for name, x in vars(module).items() if not name.startswith("_")}
+    variables = itertools.chain.from_iterable(vars(module).items() for module in MODULES)
+    names: dict[str, Any] = {name: x for name, x in variables if not name.startswith("_")}
     names["__name__"] = batch_loop.__name__
     functions = SimpleNamespace()
     for name, function in list(names.items()):
@@ -171,8 +171,12 @@ def simulated() -> bool:
     return bool(numba.config.ENABLE_CUDASIM)
 
 
-def digest() -> str:
-    """Return a digest of everything that compiled functions depend on: the engine's files, Numba, and the CPU."""
+@functools.cache
+def cache_folder() -> Path:
+    """Return the folder of cached functions, in `$XDG_CACHE_HOME/llmrl`, else in `~/.cache/llmrl`.
+
+    Its name is a digest of everything that compiled functions depend on: the engine's files, Numba, and the CPU.
+    """
     import llvmlite
     import numba
     from llvmlite import binding
@@ -181,13 +185,8 @@ def digest() -> str:
     parts += [binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
     files = sorted(Path(__file__).parent.glob("*.py"))
     parts += [f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-@functools.cache
-def cache_folder() -> Path:
-    """Return the folder of cached functions, in `$XDG_CACHE_HOME/llmrl`, else in `~/.cache/llmrl`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmrl" / f"games-{digest()}"
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmrl" / f"games-{digest}"
 
 
 @contextlib.contextmanager

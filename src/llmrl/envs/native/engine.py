@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,29 +104,8 @@ class Engine:
         actions = torch.tensor(np.stack([moves, turns], 1), dtype=torch.int32, device=device)
         chances = REGROWTH if self.harvest else growth(self.n_dirt)
         table = functools.partial(int32_table, device=device)
-        self.tables = Tables(
-            steps=table(step_targets(game_map)),
-            sites=table(cell_indices(game_map, game_map.apples)),
-            spots=table(cell_indices(game_map, game_map.dirt)),
-            beams=table(self.beams),
-            near=table(neighbor_table),
-            spawn=table(spawn),
-            groups=table(groups),
-            places=table(places),
-            dirty=table(game_map.dirty),
-            chances=table(np.array([max(0, threshold(chance)) for chance in chances])),
-            actions=array(actions, ACTION),
-            settings=self._settings(),
-        )
-        self.no_views = ViewTables(*(table(np.zeros(shape)) for shape in ((0,), (0,), (0, 0), (0, 0), (0, 0))))
-        """Empty tables of views, and below empty outputs, for steps without observations."""
-        self.no_grids = table(np.zeros((0, 0, 0)))
-        self.no_vectors = array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
-
-    def _settings(self) -> Settings:
-        """Return the numbers of the rules."""
-        facts, is_on = SUBSTRATES[self.setup.game_map.substrate], self.setup.has_rule
-        return Settings(
+        facts, is_on = SUBSTRATES[game_map.substrate], setup.has_rule
+        settings = Settings(
             harvest=self.harvest,
             zap=self.actions.index("zap") if "zap" in self.actions else -1,
             clean=self.actions.index("clean") if "clean" in self.actions else -1,
@@ -142,6 +122,24 @@ class Engine:
             n_grounds=self.codes.n_grounds,
             n_avatars=self.codes.n_avatars,
         )
+        self.tables = Tables(
+            steps=table(step_targets(game_map)),
+            sites=table(cell_indices(game_map, game_map.apples)),
+            spots=table(cell_indices(game_map, game_map.dirt)),
+            beams=table(self.beams),
+            near=table(neighbor_table),
+            spawn=table(spawn),
+            groups=table(groups),
+            places=table(places),
+            dirty=table(game_map.dirty),
+            chances=table(np.array([max(0, threshold(chance)) for chance in chances])),
+            actions=array(actions, ACTION),
+            settings=settings,
+        )
+        self.no_views = ViewTables(*(table(np.zeros(shape)) for shape in ((0,), (0,), (0, 0), (0, 0), (0, 0))))
+        """Empty tables of views, and below empty outputs, for steps without observations."""
+        self.no_grids = table(np.zeros((0, 0, 0)))
+        self.no_vectors = array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
 
     def batch(self, n: int, threads: int) -> Batch:
         """Return arrays for `n` games that at most `threads` threads play; on a GPU each game has its own thread."""
@@ -217,15 +215,12 @@ def neighbor_matrix(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.f
 
 def _group_starts(starts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the tables `groups` and `places` that `rules.start_game` reads: players who share start cells."""
-    groups: list[list[int]] = []
+    groups: list[tuple[int, int, int]] = []
     places: list[int] = []
-    position = 0
-    while position < len(starts):
-        cells = starts[position]
-        share = sum(start is cells for start in starts[position:])
-        groups.append([len(places), len(cells), share])
+    for _, players in itertools.groupby(starts, key=id):
+        cells, *others = players
+        groups.append((len(places), len(cells), 1 + len(others)))
         places += cells.tolist()
-        position += share
     return np.array(groups), np.array(places)
 
 

@@ -25,7 +25,7 @@ from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.observations import ObservationBuilder
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.society_env import MAX_HORIZON, SocietyEnv, SubstrateSettings, describe
-from llmrl.envs.substrate.sprites import Source, agent_colors
+from llmrl.envs.substrate.sprites import Source
 from llmrl.envs.substrate.substrate_rules import FIRST_END, SUBSTRATES
 
 
@@ -58,7 +58,7 @@ class NativeEnv(SocietyEnv):
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
         self._shape = (n_envs, game.n_agents)
-        super().__init__(game, describe(game, "native", device, game_map.sites))
+        super().__init__(game, describe(game, "native", device, game_map.sites), tiles)
         self._roots: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
         bytes_per_game = self.observer.bytes_per_game
@@ -74,13 +74,10 @@ class NativeEnv(SocietyEnv):
         # The last arguments of `Engine.run`, which are the same at every step.
         self._fixed = (self._batch.arrays(), self.engine.tables, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
-        # Outputs and actions of a reset, which are not used.
-        self._reset_outputs = self._empty(3, *self._shape)
-        self._reset_actions = self._at_device(np.zeros(self._shape, dtype=np.int64))
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._keys = np.zeros((n_envs, 2), dtype=np.int32)
         self._clock = EpisodeClock(n_envs, game.horizon, self.engine.setup)
-        self._begun = False
+        self._was_reset = False
         self._commands: Any = None  # command for each game in the next step, `batch_loop.STEP` or `batch_loop.WAIT`
         self._device_keys: Any = None
         self._running: torch.Tensor | None = None  # whether each game is in progress; None: all are
@@ -98,7 +95,10 @@ class NativeEnv(SocietyEnv):
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         if seed is not None:
-            self._set_roots(seed)
+            seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
+            self.spec.games_per_group(len(seeds))  # raises ConfigError if the games cannot be divided
+            self._roots = [_root(Seeds(int(root_seed))) for root_seed in seeds]
+            self._episodes[:] = 0
         roots = self._roots or [_root(self._seeds)]
         group_size = self._group_size if len(roots) == 1 else self.spec.n_envs // len(roots)
         sources = np.repeat(np.array(roots, dtype=np.int64), self.spec.n_envs // len(roots))
@@ -106,16 +106,16 @@ class NativeEnv(SocietyEnv):
         self._keys[games] = keys[games]
         self._episodes[games] += 1
         self._clock.begin(games)
-        commands = array(self._at_device(np.where(games | (not self._begun), START, KEEP).astype(np.uint8)))
-        self._begun = True
+        commands = array(self._at_device(np.where(games | (not self._was_reset), START, KEEP).astype(np.uint8)))
+        self._was_reset = True
         self._update_device_copies()
         self._begin_mechanism(games)
-        return self._observation(
-            *self._play(commands, array(self._reset_actions), self._reset_outputs, self._empty(0, 0))
-        )
+        # A reset uses no actions, and its rewards are not read.
+        actions = array(self._at_device(np.zeros(self._shape, dtype=np.int64)))
+        return self._observation(*self._play(commands, actions, self._empty(3, *self._shape), self._empty(0, 0)))
 
     def step(self, action: Array) -> Step:
-        if not self._begun:
+        if not self._was_reset:
             raise ValueError("reset() must be called before step()")
         actions = self._check_actions(action)
         player_stats, info = self._empty(3, *self._shape), self._empty(len(METRICS), self._shape[0])
@@ -146,16 +146,11 @@ class NativeEnv(SocietyEnv):
         """Return frames of the views of all players of game `index`, [n_agents, 88, 88, 3] uint8, for any `observe`."""
         return self.observer.players(self._current_batch(), index)
 
-    def agent_colors(self) -> NDArray[np.uint8]:
-        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
-        game, _, _, tiles = self._init_args
-        return agent_colors(game.substrate, game.n_agents, tiles)
-
     def state_dict(self) -> State:
         state = {name: x.cpu() for name, x in self._batch.state_dict().items()}
         return {
             "map": self.engine.setup.game_map.text,
-            "state": state if self._begun else None,
+            "state": state if self._was_reset else None,
             "deeds": self._batch.player_events.cpu().clone(),
             "roots": self._roots,
             "group": self._group_size,
@@ -189,7 +184,7 @@ class NativeEnv(SocietyEnv):
         self._episodes[:], self._keys[:] = np.array(state["episodes"]), np.array(state["keys"])
         self._clock.set(np.array(state["steps"]), np.array(state["ended"], dtype=bool))
         self._set_values(np.array(state["values"]))
-        self._begun = state["state"] is not None
+        self._was_reset = state["state"] is not None
         if state["state"] is not None:
             saved = {name: torch.as_tensor(x).to(self._device) for name, x in state["state"].items()}
             self._batch.load_state_dict(saved, self.engine.near)
@@ -209,7 +204,7 @@ class NativeEnv(SocietyEnv):
         return min(torch.get_num_threads(), self._lanes)
 
     def _current_batch(self) -> Batch:
-        if not self._begun:
+        if not self._was_reset:
             raise ConfigError(f"{self.spec.name} has no frame to show; call reset() first")
         return self._batch
 
@@ -267,12 +262,6 @@ class NativeEnv(SocietyEnv):
                 f"got {actions.min()} to {actions.max()}"
             )
         return actions if self._on_host else array(self._at_device(actions))
-
-    def _set_roots(self, seed: int | Sequence[int]) -> None:
-        seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
-        self.spec.games_per_group(len(seeds))  # raises ConfigError if the games cannot be divided
-        self._roots = [_root(Seeds(int(root_seed))) for root_seed in seeds]
-        self._episodes[:] = 0
 
     def _empty(self, *shape: int) -> Array:
         """Return new float32 memory for outputs of the loops.

@@ -165,9 +165,9 @@ class _Contacts:
         self._reach = bodies.size[self._first] + bodies.size[self._second]
         # For each agent, its pairs in order, with the sign of the force; the extra pair at the end has no force.
         agent_contacts = [
-            [(p, 1.0 if pair[0] == i else -1.0) for p, pair in enumerate(pairs) if i in pair] for i in range(n_agents)
+            [(p, 1.0 if pair[0] == i else -1.0) for p, pair in enumerate(pairs) if moves[i] and i in pair]
+            for i in range(n_agents)
         ]
-        agent_contacts = [contacts if moves[i] else [] for i, contacts in enumerate(agent_contacts)]
         max_contacts = max(map(len, agent_contacts), default=0)
         padded = [contacts + [(len(pairs), 1.0)] * (max_contacts - len(contacts)) for contacts in agent_contacts]
         table = np.array(padded).reshape(n_agents, max_contacts, 2)

@@ -30,6 +30,7 @@ Entries that no part covers are padding, always zero.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -48,19 +49,10 @@ def parts(**sizes: int) -> Parts:
     >>> parts(velocity=2, position=2)
     {'velocity': slice(0, 2, None), 'position': slice(2, 4, None)}
     """
-    result, start = {}, 0
-    for name, size in sizes.items():
-        result[name] = slice(start, start + size)
-        start += size
-    return result
+    stops = itertools.accumulate(sizes.values())
+    return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
 
-def width(layouts: tuple[Parts, ...]) -> int:
-    """Return the length of the longest of several agents' vectors."""
-    return max(int(part.stop) for layout in layouts for part in layout.values())
-
-
-NEAR = 0.15  # distance at which a landmark counts as reached, units
 GRAY = np.array([110, 110, 110], dtype=np.uint8)
 DARK = np.array([40, 40, 40], dtype=np.uint8)
 
@@ -70,8 +62,7 @@ class Scenario(ABC):
 
     Attributes:
         bodies: agents, and landmarks or obstacles.
-        layouts: named entries of the observation vector, one mapping per agent
-            (`llmrl.envs.particles.scenario`).
+        layouts: named entries of the observation vector, one mapping per agent.
         metrics: per-step metrics with their aggregation over an episode.
         action_names: names of all actions.
         legal: whether each agent may take each action, [A, n_actions] bool; None: all agents may take all actions.
@@ -90,7 +81,7 @@ class Scenario(ABC):
 
     def __init__(self, bodies: Bodies, layouts: tuple[Parts, ...]) -> None:
         self.bodies, self.layouts = bodies, layouts
-        self.width = width(layouts)
+        self.width = max(int(part.stop) for layout in layouts for part in layout.values())
         self.start = np.ones(len(bodies.size))
         self.n_landmarks = len(bodies.size) - bodies.n_agents
         # Row i: all agents except i, in order.
@@ -122,7 +113,7 @@ class Scenario(ABC):
     def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return colors for frames: fill and outline of each disc, each [E, 3] uint8, in a game with goals [G]."""
         n_agents = self.bodies.n_agents
-        fill = np.concatenate([hues(n_agents), np.tile(GRAY, (self.n_landmarks, 1))])
+        fill = np.concatenate([agent_colors(n_agents), np.tile(GRAY, (self.n_landmarks, 1))])
         return fill, np.tile(DARK, (len(fill), 1))
 
     def _offsets_to_landmarks(self, world: ParticleWorld) -> np.ndarray:
@@ -139,46 +130,19 @@ class Scenario(ABC):
         return np.asarray(length(world.agents[:, agents] - world.agents[:, partners]) < size[agents] + size[partners])
 
 
-class GuidedScenario(Scenario):
-    """Base class of scenarios in which each goal is one of three landmarks, red, green and blue."""
-
-    metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
-
-    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
-        distance = length(self._offsets_from_goals(world))
-        return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
-
-    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return fill and outline [E, 3] uint8; the outline of an agent with a goal has the color of its landmark."""
-        n_agents = self.bodies.n_agents
-        fill, outline = super().colors(goal)
-        shades = (40 + 190 * np.eye(3)).astype(np.uint8)
-        fill[n_agents:] = shades
-        # Hues are shifted so that no agent looks like a landmark.
-        fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
-        for (_, agent), landmark in zip(self.guides, goal, strict=True):
-            outline[agent] = shades[landmark]
-        return fill, outline
-
-    def _offsets_from_goals(self, world: ParticleWorld) -> np.ndarray:
-        """Return the offset from each goal to the agent that must reach it, [n_envs, G, 2]."""
-        guided_agents = [agent for _, agent in self.guides]
-        targets = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
-        return np.asarray(world.agents[:, guided_agents] - targets)
-
-
 def length(vector: np.ndarray) -> np.ndarray:
     """Return the Euclidean length of vectors [..., 2], [...]."""
     return np.asarray(np.sqrt(np.square(vector[..., 0]) + np.square(vector[..., 1])))
 
 
-def hues(count: int) -> np.ndarray:
+def agent_colors(count: int) -> np.ndarray:
     """Return `count` colors of evenly spaced hues, [count, 3] uint8."""
     phase = 2 * np.pi * (np.arange(count)[:, None] / max(count, 1) + np.array([0.0, -1 / 3, 1 / 3]))
     return np.asarray(np.clip(135 + 110 * np.cos(phase), 0, 255), dtype=np.uint8)
 
 
-def concatenate_features(world: ParticleWorld, *pieces: np.ndarray) -> np.ndarray:
+def concatenate_features(world: ParticleWorld, *features: np.ndarray) -> np.ndarray:
     """Return arrays [n_envs, A, ...] flattened after the agents' axis and concatenated, [n_envs, A, width] float32."""
-    lead = world.velocity.shape[:2]
-    return np.concatenate([piece.reshape(*lead, -1) for piece in pieces], axis=2, dtype=np.float32, casting="same_kind")
+    leading_shape = world.velocity.shape[:2]
+    flat = [feature.reshape(*leading_shape, -1) for feature in features]
+    return np.concatenate(flat, axis=2, dtype=np.float32, casting="same_kind")

@@ -12,8 +12,6 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.substrate.substrate_rules import GRID_SHAPE, PIXELS_SHAPE
 
-_ALTERNATIVE = "env.engine=native plays the same game without it"
-
 
 def substrate_env(
     settings: SubstrateSettings,
@@ -40,7 +38,7 @@ def substrate_env(
     try:
         return MeltingPotEnv(settings, seeds, render)
     except EngineError as error:
-        raise EngineError(f"{error} Or: {_ALTERNATIVE}.") from error
+        raise EngineError(f"{error} Or use env.engine=native, which plays the same game without it.") from error
 
 
 def _game_processes(options: Mapping[str, Any]) -> int:

@@ -100,19 +100,14 @@ def game_text(
     `shown`: whether players see the values of the mechanism.
     """
     actions = action_names(substrate, rules)
-    facts = SUBSTRATES[substrate]
-    zap = (
-        f" A player who is hit by a zap is out of the game for {facts.removal_steps} steps." if "zap" in actions else ""
-    )
-    if mechanism is None:
-        eating, cleaning = (
-            "is eaten and gives you a reward; nothing else does",
-            "cleaning itself is not rewarded, and ",
-        )
-        payment = ""
-    else:
+    facts, has_dirt = SUBSTRATES[substrate], SUBSTRATES[substrate].has_dirt
+    eating, cleaning = "is eaten and gives you a reward; nothing else does", "cleaning itself is not rewarded, and "
+    payment = zap = ""
+    if mechanism is not None:
         eating, cleaning = "is eaten", ""
         payment = f" {mechanism_text.rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, shown)}"
+    if "zap" in actions:
+        zap = f" A player who is hit by a zap is out of the game for {facts.removal_steps} steps."
     if substrate == "cleanup":
         goal = (
             f"{n_agents} players live on a map with an orchard on one side and a river on the other. An apple that you "
@@ -129,7 +124,7 @@ def game_text(
             f"patch that is eaten bare stays bare.{zap}{payment} Only your own reward counts for you, over the whole "
             "episode."
         )
-    river = ", ~ clean river, x dirty river" if SUBSTRATES[substrate].has_dirt else ""
+    river = ", ~ clean river, x dirty river" if has_dirt else ""
     observation = [
         (
             "map",
@@ -142,15 +137,22 @@ def game_text(
             "apples on the map; nearest_apple: how many cells ahead (behind if negative) and to the right (left)",
         ),
     ]
-    if SUBSTRATES[substrate].has_dirt:
+    if has_dirt:
         observation.append(("dirt", "dirty cells on the map; nearest_dirt: where, as for apples"))
     observation.append(("players", "others on the map: cells ahead, cells to the right, and where they face"))
     if "zap" in actions:
         observation.append(("can_zap", "whether your beam is ready"))
-    if SUBSTRATES[substrate].has_dirt:
+    if has_dirt:
         observation.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
+    report: Mapping[str, Any] = {}
     if mechanism is not None:
         observation += mechanism_text.fields(mechanism.spec, mechanism.player_facts, shown)
+        report = mechanism_text.example(mechanism.spec, mechanism.player_facts, shown)
+    # The example is an observation among apples, with all other players in view and every payment made.
+    view = np.zeros((11, 11, 4), dtype=np.uint8)
+    view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
+    cells = np.arange(0, 2 * (n_agents - 1), 2)
+    view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
     return EnvDescription(
         goal,
         tuple(observation),
@@ -158,20 +160,8 @@ def game_text(
             (name, _ACTION_TEXTS[name].format(away=facts.removal_steps, zap_cooldown=facts.zap_cooldown))
             for name in actions
         ),
-        example=_example(substrate, rules, n_agents, mechanism, shown),
+        example=observation_text(view, substrate, rules, (1.0, 0.0) if has_dirt else (1.0,), report),
     )
-
-
-def _example(
-    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None, show_mechanism: bool
-) -> str:
-    """Return an observation among apples, with all other players in view and every payment made."""
-    view = np.zeros((11, 11, 4), dtype=np.uint8)
-    view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
-    cells = np.arange(0, 2 * (n_agents - 1), 2)
-    view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
-    report = {} if mechanism is None else mechanism_text.example(mechanism.spec, mechanism.player_facts, show_mechanism)
-    return observation_text(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].has_dirt else (1.0,), report)
 
 
 def observation_text(
@@ -190,17 +180,17 @@ def observation_text(
         scalars: the numbers of `Substrate.vector_observations`.
         mechanism_report: report on the mechanism (`MechanismReport.observation_entries`); None: there is no mechanism.
     """
-    kinds, players = np.where(view[..., 1] > 0, 0, view[..., 0]), view[..., 1]
-    rows = [
-        "".join(_cell_symbol(int(kind), int(slot)) for kind, slot in zip(*row, strict=True))
-        for row in zip(kinds, players, strict=True)
-    ]
+    players = view[..., 1]
+    contents = np.where(players > 0, 0, view[..., 0])
+    # Players are numbered from 1, without the viewing player, whose sign is set below.
+    symbols = np.array([*_CONTENT_SYMBOLS, *"123456789ABCDEF"])
+    rows = ["".join(row) for row in symbols[np.where(players > 1, players + len(_CONTENT_SYMBOLS) - 2, contents)]]
     y, x = _AGENT_POSITION
     rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
     facts: dict[str, object] = {"map": rows}
     count_codes = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].has_dirt else {})}
     for name, code in count_codes.items():
-        cells = np.argwhere(kinds == code)
+        cells = np.argwhere(contents == code)
         facts[name] = len(cells)
         if len(cells):
             row, column = cells[np.abs(cells - _AGENT_POSITION).sum(1).argmin()].tolist()
@@ -215,7 +205,3 @@ def observation_text(
     if len(scalars) > 1:
         facts["others_who_cleaned"] = int(scalars[1])
     return json.dumps({**facts, **(mechanism_report or {})})
-
-
-def _cell_symbol(kind: int, player: int) -> str:
-    return _CONTENT_SYMBOLS[kind] if player < 2 else "123456789ABCDEF"[player - 2]

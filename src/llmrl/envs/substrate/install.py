@@ -148,24 +148,21 @@ def install(constraint: Path | None = None) -> bool:
 
 
 def _pip(arguments: Sequence[str], constraint: Path | None, **environment: str) -> None:
-    command = [*_installer(), *arguments]
+    """Install packages into this interpreter's environment with pip, or with uv if there is no pip."""
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "install", *arguments]
+    elif (uv := os.environ.get("UV") or shutil.which("uv")) is not None:
+        command = [uv, "pip", "install", "--python", sys.executable, *arguments]
+    else:
+        raise EngineError(
+            "this environment has no pip, and no uv is on the path; "
+            f"`{sys.executable} -m ensurepip` adds pip. {_UNAFFECTED}"
+        )
     if constraint is not None:
         command += ["--constraint", str(constraint)]
     log.info("%s", " ".join(command))
     if subprocess.run(command, env={**os.environ, **environment}, check=False).returncode != 0:
         raise EngineError(f"`{' '.join(command)}` failed; the cause is in its output above. {_UNAFFECTED}")
-
-
-def _installer() -> list[str]:
-    """Return the command that installs packages into this interpreter's environment: that of pip, or of uv."""
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "install"]
-    if (uv := os.environ.get("UV") or shutil.which("uv")) is not None:
-        return [uv, "pip", "install", "--python", sys.executable]
-    raise EngineError(
-        "this environment has no pip, and no uv is on the path; "
-        f"`{sys.executable} -m ensurepip` adds pip. {_UNAFFECTED}"
-    )
 
 
 def _verify() -> None:

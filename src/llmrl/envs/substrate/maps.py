@@ -149,23 +149,21 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
     grid[MARGIN : MARGIN + height, MARGIN : MARGIN + width] = [list(row) for row in rows]
     flat = grid.reshape(-1)
 
-    def cells_of(symbols_: str) -> NDArray[np.int64]:
-        return np.flatnonzero(np.isin(flat, list(symbols_))) if symbols_ else np.zeros(0, np.int64)
+    def cells_of(marks: str) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(flat, [mark for mark in marks if mark in symbols]))
 
     stacks: list[tuple[str, ...]] = [(), *dict.fromkeys(symbols.values())]
     stack_indices = np.zeros(flat.size, np.int64)
     for symbol, stack in symbols.items():
         stack_indices[flat == symbol] = stacks.index(stack)
-    spawn, inner = cells_of("P"), cells_of("Q" if "Q" in symbols else "")
+    spawn, apples, dirt = cells_of("P"), cells_of(APPLES[substrate]), cells_of(DIRT)
     if not len(spawn):
         raise ConfigError(
             "env.map has no spawn cell; mark with P at least one cell in which players begin and return after a zap"
         )
-    apples = cells_of(APPLES[substrate])
     if not len(apples):
         marks = " or ".join(APPLES[substrate])
         raise ConfigError(f"env.map has no cell where apples grow; mark at least one with {marks}")
-    dirt = cells_of(DIRT) if SUBSTRATES[substrate].has_dirt else cells_of("")
     if SUBSTRATES[substrate].has_dirt and not len(dirt):
         raise ConfigError(
             "env.map has no river cell that can get dirty, on which the growth of apples depends; mark cells with H "
@@ -178,11 +176,11 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
         height=height,
         wall=np.isin(flat, ["", "W"]),
         spawn=spawn,
-        inside=inner,
+        inside=cells_of("Q"),
         apples=apples,
         dirt=dirt,
         dirty=flat[dirt] == DIRT[1],
-        river=cells_of("~S") if SUBSTRATES[substrate].has_dirt else cells_of(""),
+        river=cells_of("~S"),
         stack_indices=stack_indices,
         stacks=tuple(stacks),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -18,6 +17,7 @@ from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import RAW_REWARD, Mechanism, Settlement, SocietyEvents
 from llmrl.envs.substrate.grid_text import game_text, grid_codes, grid_planes, observation_text
+from llmrl.envs.substrate.sprites import Source, agent_colors
 from llmrl.envs.substrate.substrate_rules import (
     FIRST_END,
     GRID_SHAPE,
@@ -184,12 +184,13 @@ def _facts(
     return facts if mechanism is None else {**facts, **mechanism.facts}
 
 
-class SocietyEnv(ABC):
+class SocietyEnv:
     """Base class of Clean Up and Harvest on either engine.
 
     Args:
         game: settings of the games.
         spec: description of the environment.
+        tiles: source of the sprites in frames.
 
     Attributes:
         settlement: the mechanism's settlement of the last step; None without a mechanism or before the first step.
@@ -197,8 +198,8 @@ class SocietyEnv(ABC):
 
     settlement: Settlement | None = None
 
-    def __init__(self, game: SubstrateSettings, spec: EnvSpec) -> None:
-        self.spec, self._game = spec, game
+    def __init__(self, game: SubstrateSettings, spec: EnvSpec, tiles: Source = "melting_pot") -> None:
+        self.spec, self._game, self._tiles = spec, game, tiles
         self._mechanism = mechanism = game.mechanism
         # Number of games with different random numbers; the following groups draw the same numbers.
         self._group_size = spec.n_envs
@@ -209,15 +210,19 @@ class SocietyEnv(ABC):
         low = np.zeros(0) if mechanism is None else mechanism.spec.low
         self._set_values(np.tile(low.astype(np.float32), (spec.n_envs, 1)))
 
-    @abstractmethod
     def _set_values(self, values: NDArray[np.float32]) -> None:
         """Set the mechanism's values, [n_envs, d]."""
+        self._values: Any = values
 
     def set_mechanism(self, values: Array) -> None:
         if self._mechanism is None:
             raise ConfigError(f"{self.spec.name} has no mechanism; set one, e.g. with env.mechanism in its option file")
         parameters = self._mechanism.spec.check(values).astype(np.float32)
         self._set_values(np.broadcast_to(parameters, (self.spec.n_envs, self._mechanism.spec.dim)).copy())
+
+    def agent_colors(self) -> NDArray[np.uint8]:
+        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
+        return agent_colors(self._game.substrate, self._game.n_agents, self._tiles)
 
     def set_context(self, context: int | np.ndarray) -> None:
         raise ConfigError(f"{self.spec.name} has no contexts")

@@ -65,8 +65,8 @@ def agent_colors(substrate: SubstrateName, n_agents: int, source: Source) -> Spr
     """
     dominant = []
     for sprite in load(substrate, n_agents, source).avatars[:, 2].reshape(n_agents, -1, 4):
-        kinds, counts = np.unique(sprite[sprite[:, 3] == 255, :3], axis=0, return_counts=True)
-        dominant.append(kinds[counts.argmax()])
+        colors, counts = np.unique(sprite[sprite[:, 3] == 255, :3], axis=0, return_counts=True)
+        dominant.append(colors[counts.argmax()])
     return np.array(dominant, np.uint8)
 
 
@@ -110,7 +110,7 @@ def _appearance(kwargs: Mapping[str, Any]) -> dict[str, Sprite]:
         if "spriteShapes" in kwargs:
             image = _paint(kwargs["spriteShapes"][index], kwargs["palettes"][index])
         else:
-            image = _flat_sprite(kwargs["spriteRGBColors"][index])
+            image = _color_sprite(kwargs["spriteRGBColors"][index])
         is_fixed = kwargs.get("noRotates", [False] * len(names))[index]
         views[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = _views(image, turns=not is_fixed)
     return views
@@ -122,11 +122,6 @@ def _paint(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
     factor = image.shape[0] // SIZE
     mean: Sprite = (image.reshape(SIZE, factor, SIZE, factor, 4).sum((1, 3)) // factor**2).astype(np.uint8)
     return mean
-
-
-def _flat_sprite(color: Sequence[int]) -> Sprite:
-    """Return a sprite of one RGB or RGBA color, [8, 8, 4]."""
-    return np.full((SIZE, SIZE, 4), [*color, 255][:4], np.uint8)
 
 
 def _views(image: Sprite, turns: bool) -> Sprite:
@@ -165,31 +160,30 @@ _GROUNDS = {
     "water_4": (45, 128, 182),
 }
 _SHADOW = (0, 0, 0, 45)
-_DIRT = (105, 75, 25, 150)
-_APPLE = (205, 45, 45)
-_ONESELF = (40, 90, 230)
-_FRONT_MARK = (255, 255, 255)
-_BEAMS = ((120, 225, 245, 170), (255, 245, 90, 255))
 
 
 def _plain_sprites(n_agents: int) -> SpriteSet:
     """Return sprites of flat colors, for machines without Melting Pot. Players have a white mark in front."""
-    sprites = {name: _views(_flat_sprite(color), turns=False) for name, color in _GROUNDS.items()}
-    sprites["dirt"] = _views(_flat_sprite(_DIRT), turns=False)
-    sprites["apple"] = _views(_partial_sprite(_APPLE, rows=slice(2, 6), columns=slice(2, 6)), turns=False)
-    sprites["grass_edge"] = _views(_partial_sprite(_GROUNDS["grass"], rows=slice(4, 8)), turns=True)
-    sprites["shadow_n"] = _views(_partial_sprite(_SHADOW, rows=slice(0, 3)), turns=True)
-    sprites["shadow_w"] = _views(_partial_sprite(_SHADOW, columns=slice(0, 3)), turns=True)
-    sprites["shadow_e"] = _views(_partial_sprite(_SHADOW, columns=slice(5, 8)), turns=True)
+    undirected = {name: _color_sprite(color) for name, color in _GROUNDS.items()}
+    undirected["dirt"] = _color_sprite((105, 75, 25, 150))
+    undirected["apple"] = _color_sprite((205, 45, 45), rows=slice(2, 6), columns=slice(2, 6))
+    directed = {
+        "grass_edge": _color_sprite(_GROUNDS["grass"], rows=slice(4, 8)),
+        "shadow_n": _color_sprite(_SHADOW, rows=slice(0, 3)),
+        "shadow_w": _color_sprite(_SHADOW, columns=slice(0, 3)),
+        "shadow_e": _color_sprite(_SHADOW, columns=slice(5, 8)),
+    }
+    sprites = {name: _views(image, turns=False) for name, image in undirected.items()}
+    sprites |= {name: _views(image, turns=True) for name, image in directed.items()}
     # To a viewer who turns right, others seem to turn left: facing right is the image rotated clockwise.
-    avatars = [
-        np.stack([np.rot90(_player_sprite(_player_color(slot)), -k) for k in range(4)]) for slot in range(n_agents)
-    ]
-    return SpriteSet(sprites, np.stack(avatars), _player_sprite(_ONESELF), np.array(_BEAMS, np.uint8))
+    players = [_player_sprite(_player_color(slot)) for slot in range(n_agents)]
+    avatars = np.stack([np.stack([np.rot90(player, -k) for k in range(4)]) for player in players])
+    beams = np.array([(120, 225, 245, 170), (255, 245, 90, 255)], np.uint8)
+    return SpriteSet(sprites, avatars, _player_sprite((40, 90, 230)), beams)
 
 
-def _partial_sprite(color: Sequence[int], rows: slice = slice(None), columns: slice = slice(None)) -> Sprite:
-    """Return an image that has a color in some rows and columns and is transparent elsewhere."""
+def _color_sprite(color: Sequence[int], rows: slice = slice(None), columns: slice = slice(None)) -> Sprite:
+    """Return an image [8, 8, 4] that has an RGB or RGBA color in some rows and columns and is transparent elsewhere."""
     image = np.zeros((SIZE, SIZE, 4), np.uint8)
     image[rows, columns] = [*color, 255][:4]
     return image
@@ -197,8 +191,8 @@ def _partial_sprite(color: Sequence[int], rows: slice = slice(None), columns: sl
 
 def _player_sprite(color: Sequence[int]) -> Sprite:
     """Return the sprite of a player who faces up."""
-    image = _partial_sprite(color, rows=slice(1, 8), columns=slice(1, 7))
-    image[1:3, 3:5] = [*_FRONT_MARK, 255]
+    image = _color_sprite(color, rows=slice(1, 8), columns=slice(1, 7))
+    image[1:3, 3:5] = 255
     return image
 
 

@@ -1,0 +1,320 @@
+"""The scenarios of the multi-agent particle environment: spread, tag, reference, and speaker and listener."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Interval
+
+from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
+from llmrl.core.spaces import Aggregate
+from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
+from llmrl.envs.particles.scenario import Scenario, concatenate_features, length, parts
+
+GOAL_DISTANCE = 0.15  # distance at which a landmark counts as reached, units
+COVERED_DISTANCE = 0.1  # distance at which a landmark counts as covered, units
+CATCH_REWARD = 10.0  # reward of a contact, per step
+REFERENCE_COLORS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
+REFERENCE_WORDS = 10
+SPEAKER_COLORS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
+SPEAKER_WORDS = 3
+
+
+class SimpleSpread(Scenario):
+    """As many landmarks as agents, all visible to all (Lowe et al., 2017; rewards as in `mpe2.simple_spread_v3`).
+
+    **Agents.** `agent_0`, `agent_1`, ..., solid discs of radius 0.15.
+
+    **Reward.** -(1 - local_ratio) * D - local_ratio * c, where D is the sum over landmarks of the distance of the
+    nearest agent, the same for all agents, and c the number of agents that overlap with the rewarded one.
+
+    **Metrics.** `collisions`: pairs of agents that overlap, summed over the episode. `landmarks_covered`: landmarks
+    with an agent closer than 0.1, in the last step. `mean_distance`: mean over landmarks of the distance of the nearest
+    agent, mean over steps. `success`: every landmark has an agent within 0.15 in the last step.
+
+    Args:
+        n_agents: number of agents, and of landmarks.
+        local_ratio: weight of an agent's own collisions; the shared distances have the weight 1 - local_ratio.
+    """
+
+    name = "simple_spread"
+    metrics: ClassVar[dict[str, Aggregate]] = {
+        "collisions": "sum",
+        "landmarks_covered": "last",
+        "mean_distance": "mean",
+        "success": "last",
+    }
+
+    def __init__(self, n_agents: PositiveInt = 3, local_ratio: UnitInterval = 0.5) -> None:
+        self.n_agents, self.local_ratio = n_agents, local_ratio
+        names = tuple(f"agent_{i}" for i in range(n_agents))
+        partner_width = 2 * (n_agents - 1)
+        layout = parts(velocity=2, position=2, landmarks=2 * n_agents, agents=partner_width, heard=partner_width)
+        super().__init__(Bodies.create(names, 0.15, Landmarks(n_agents, 0.05), solid=True), (layout,) * n_agents)
+        self._first, self._second = np.triu_indices(n_agents, k=1)
+
+    def observe(self, world: ParticleWorld) -> np.ndarray:
+        return concatenate_features(
+            world,
+            world.velocity,
+            world.agents,
+            self._offsets_to_landmarks(world),
+            self._offsets_to_others(world),
+            world.said[:, self._other_agents],
+        )
+
+    def reward(self, world: ParticleWorld) -> np.ndarray:
+        touching = self._in_contact(world, self._first, self._second)
+        collisions = np.zeros(world.velocity.shape[:2])
+        for pair, (agent, partner) in enumerate(zip(self._first, self._second, strict=True)):
+            collisions[:, agent] += touching[:, pair]
+            collisions[:, partner] += touching[:, pair]
+        shared = -_nearest(world).sum(axis=1, keepdims=True)
+        return np.asarray(shared * (1 - self.local_ratio) - collisions * self.local_ratio)
+
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
+        nearest = _nearest(world)
+        return {
+            "collisions": self._in_contact(world, self._first, self._second).sum(axis=1),
+            "landmarks_covered": (nearest < COVERED_DISTANCE).sum(axis=1),
+            "mean_distance": nearest.mean(axis=1),
+            "success": (nearest <= GOAL_DISTANCE).all(axis=1),
+        }
+
+
+def _nearest(world: ParticleWorld) -> np.ndarray:
+    """Return the distance of the nearest agent to each landmark, [n_envs, L]."""
+    return np.asarray(length(world.agents[:, :, None] - world.landmarks[:, None]).min(axis=1))
+
+
+class SimpleTag(Scenario):
+    """Predators and prey (Lowe et al., 2017; rewards as in `mpe2.simple_tag_v3`).
+
+    **Agents.** `adversary_0`, ... (radius 0.075, at most 1.0 units per second), then the good agents `agent_0`, ...
+    (0.05, at most 1.3). Obstacles are solid and have a radius of 0.2.
+
+    **Reward.** Adversaries: +10 for each contact of any adversary with any good agent, the same for all of them. Good
+    agents: -10 for each adversary that touches them, and a penalty for leaving the arena: for each of x and y, with
+    d its absolute value, 0 up to 0.9, then 10 * (d - 0.9) up to 1, then exp(2 * d - 2), at most 10.
+
+    **Metrics.** `catches`: contacts of an adversary with a good agent, summed over the episode.
+
+    Args:
+        n_adversaries: number of adversaries.
+        n_good: number of good agents.
+        n_obstacles: number of obstacles.
+    """
+
+    name = "simple_tag"
+    metrics: ClassVar[dict[str, Aggregate]] = {"catches": "sum"}
+
+    def __init__(
+        self, n_adversaries: PositiveInt = 3, n_good: PositiveInt = 1, n_obstacles: NonNegativeInt = 2
+    ) -> None:
+        self.n_adversaries, self.n_good, self.n_obstacles = n_adversaries, n_good, n_obstacles
+        predators, prey = range(n_adversaries), range(n_adversaries, n_adversaries + n_good)
+        names = (*(f"adversary_{i}" for i in predators), *(f"agent_{i}" for i in range(n_good)))
+        counts = [n_adversaries, n_good]
+        bodies = Bodies.create(
+            names,
+            np.repeat([0.075, 0.05], counts),
+            Landmarks(n_obstacles, 0.2, solid=True),
+            solid=True,
+            acceleration=np.repeat([3.0, 4.0], counts),
+            max_speed=np.repeat([1.0, 1.3], counts),
+        )
+        others = [(n_adversaries - 1, n_good)] * n_adversaries + [(n_adversaries, n_good - 1)] * n_good
+        layouts = (
+            parts(
+                velocity=2,
+                position=2,
+                obstacles=2 * n_obstacles,
+                adversaries=2 * adversaries,
+                good=2 * good,
+                good_velocities=2 * good,
+            )
+            for adversaries, good in others
+        )
+        super().__init__(bodies, tuple(layouts))
+        self.start[len(names) :] = 0.9
+        self._predators, self._prey = (x.ravel() for x in np.meshgrid(predators, prey, indexing="ij"))
+        # Good agents whose velocities each agent observes; a good agent has a row of zeros (index -1) for its own.
+        self._observed_prey = np.array(
+            [[*(j for j in prey if j != i), *([-1] if i in prey else [])] for i in range(len(names))]
+        )
+
+    def observe(self, world: ParticleWorld) -> np.ndarray:
+        velocity = np.concatenate([world.velocity, np.zeros_like(world.velocity[:, :1])], axis=1)
+        return concatenate_features(
+            world,
+            world.velocity,
+            world.agents,
+            self._offsets_to_landmarks(world),
+            self._offsets_to_others(world),
+            velocity[:, self._observed_prey],
+        )
+
+    def reward(self, world: ParticleWorld) -> np.ndarray:
+        catches = self._catches(world)
+        d = np.abs(world.agents[:, self.n_adversaries :])
+        penalty = np.where(d < 0.9, 0.0, np.where(d < 1.0, (d - 0.9) * 10, np.exp(2 * np.minimum(d, 3.0) - 2)))
+        penalty = np.minimum(penalty, 10.0)
+        good_rewards = -CATCH_REWARD * catches.sum(axis=1) - penalty[..., 0] - penalty[..., 1]
+        predator_rewards = np.repeat(CATCH_REWARD * catches.sum(axis=(1, 2))[:, None], self.n_adversaries, axis=1)
+        return np.concatenate([predator_rewards, good_rewards], axis=1)
+
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
+        return {"catches": self._catches(world).sum(axis=(1, 2))}
+
+    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return fill and outline [E, 3] uint8: shades of red for adversaries, of green for good agents."""
+        fill, outline = super().colors(goal)
+        for start, count, channel in ((0, self.n_adversaries, 0), (self.n_adversaries, self.n_good, 1)):
+            shade = np.linspace(0, 1, count + 1)[:-1]
+            fill[start : start + count] = (40 + 110 * shade)[:, None].astype(np.uint8)
+            fill[start : start + count, channel] = 225
+        return fill, outline
+
+    def _catches(self, world: ParticleWorld) -> np.ndarray:
+        """Return which adversaries touch which good agents, [n_envs, n_adversaries, n_good] bool."""
+        touching = self._in_contact(world, self._predators, self._prey)
+        return touching.reshape(-1, self.n_adversaries, self.n_good)
+
+
+class GuidedScenario(Scenario):
+    """Base class of scenarios in which each goal is one of three landmarks, red, green and blue."""
+
+    metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
+
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
+        distance = length(self._offsets_from_goals(world))
+        return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= GOAL_DISTANCE).all(axis=1)}
+
+    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return fill and outline [E, 3] uint8; the outline of an agent with a goal has the color of its landmark."""
+        n_agents = self.bodies.n_agents
+        fill, outline = super().colors(goal)
+        shades = (40 + 190 * np.eye(3)).astype(np.uint8)
+        fill[n_agents:] = shades
+        # Hues are shifted so that no agent looks like a landmark.
+        fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
+        for (_, agent), landmark in zip(self.guides, goal, strict=True):
+            outline[agent] = shades[landmark]
+        return fill, outline
+
+    def _offsets_from_goals(self, world: ParticleWorld) -> np.ndarray:
+        """Return the offset from each goal to the agent that must reach it, [n_envs, G, 2]."""
+        guided_agents = [agent for _, agent in self.guides]
+        targets = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
+        return np.asarray(world.agents[:, guided_agents] - targets)
+
+
+class SimpleReference(GuidedScenario):
+    """Each agent observes the goal of the next agent (Lowe et al., 2017; rewards as in `mpe2.simple_reference_v3`).
+
+    **Agents.** `agent_0`, `agent_1`, ... in a ring: agent i observes which of the three landmarks agent i + 1 must
+    reach; the last agent observes the goal of agent 0. All agents hear each other. The published game has two agents;
+    longer rings are a generalization. No disc is solid.
+
+    **Actions.** One of five moves and one of ten words at once: action 5 * word + move. Words have no fixed meaning.
+
+    **Reward.** local_ratio * r_i + (1 - local_ratio) * the mean of r over all agents, where r_i is minus the distance
+    of the agent that agent i guides to its goal.
+
+    **Metrics.** `distance_to_goal`: mean over agents, mean over steps. `success`: every agent is within 0.15 of its
+    goal in the last step.
+
+    Args:
+        n_agents: length of the ring, >= 2.
+        local_ratio: weight of the guided agent's distance; the mean over all agents has the weight 1 - local_ratio.
+    """
+
+    name = "simple_reference"
+
+    def __init__(self, n_agents: Annotated[int, Ge(2)] = 2, local_ratio: UnitInterval = 0.5) -> None:
+        self.n_agents, self.local_ratio = n_agents, local_ratio
+        self.words = REFERENCE_WORDS
+        self.action_names = tuple(f"{move}_say_{word}" for word in range(REFERENCE_WORDS) for move in MOVES)
+        self.guides = tuple((i, (i + 1) % n_agents) for i in range(n_agents))
+        names = tuple(f"agent_{i}" for i in range(n_agents))
+        layout = parts(velocity=2, landmarks=6, told_goal=3, heard=REFERENCE_WORDS * (n_agents - 1))
+        super().__init__(Bodies.create(names, 0.05, Landmarks(len(REFERENCE_COLORS), 0.05)), (layout,) * n_agents)
+
+    def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return action % len(MOVES), np.eye(REFERENCE_WORDS)[action // len(MOVES)]
+
+    def observe(self, world: ParticleWorld) -> np.ndarray:
+        return concatenate_features(
+            world,
+            world.velocity,
+            self._offsets_to_landmarks(world),
+            REFERENCE_COLORS[world.goal],
+            world.said[:, self._other_agents],
+        )
+
+    def reward(self, world: ParticleWorld) -> np.ndarray:
+        local = -length(self._offsets_from_goals(world))
+        shared = local.sum(axis=1, keepdims=True) / self.n_agents
+        return np.asarray(shared * (1 - self.local_ratio) + local * self.local_ratio)
+
+
+class SimpleSpeakerListener(GuidedScenario):
+    """A speaker and its listeners (Lowe et al., 2017; rewards as in `mpe2.simple_speaker_listener_v4`).
+
+    **Agents.** `speaker_0`, which cannot move and observes only the color of each listener's goal, then `listener_0`,
+    ..., which observe the three landmarks and the word addressed to them. The published game has one listener; more
+    listeners, each with its own goal and word, are a generalization. No disc is solid.
+
+    **Actions.** 0 to 4 are moves, for listeners. From 5 on, 3^k actions of the speaker say one of 3 words to each of k
+    listeners at once. `action_mask` shows each agent's actions. In `mpe2` the speaker's actions begin at 0.
+
+    **Reward.** Minus the squared distance of a listener to its goal, mean over listeners, the same for all agents.
+
+    **Metrics.** `distance_to_goal`: mean over listeners, mean over steps. `success`: every listener is within 0.15 of
+    its goal in the last step.
+
+    Args:
+        n_agents: speaker and listeners, 2 to 5. The bound of 5 limits the number of the speaker's actions, 3 to the
+            power of the number of listeners.
+    """
+
+    name = "simple_speaker_listener"
+
+    def __init__(self, n_agents: Annotated[int, Interval(ge=2, le=5)] = 2) -> None:
+        self.n_agents, self.n_listeners = n_agents, n_agents - 1
+        listeners = range(self.n_listeners)
+        sentences = np.array(list(np.ndindex(*(SPEAKER_WORDS,) * self.n_listeners)))  # [3^k, k]
+        self.words = SPEAKER_WORDS * self.n_listeners
+        self.action_names = (*MOVES, *("say_" + "_".join(map(str, words)) for words in sentences))
+        self.legal = np.zeros((n_agents, len(self.action_names)), dtype=bool)
+        self.legal[0, len(MOVES) :] = True
+        self.legal[1:, : len(MOVES)] = True
+        self.guides = tuple((0, 1 + k) for k in listeners)
+        names = ("speaker_0", *(f"listener_{k}" for k in listeners))
+        layouts = (
+            parts(told_goal=3 * self.n_listeners),
+            *(parts(velocity=2, landmarks=6, heard=SPEAKER_WORDS) for _ in listeners),
+        )
+        movable = np.arange(n_agents) > 0
+        super().__init__(Bodies.create(names, 0.075, Landmarks(len(SPEAKER_COLORS), 0.04), movable=movable), layouts)
+        self._sentences = np.eye(SPEAKER_WORDS)[sentences].reshape(len(sentences), self.words)
+
+    def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        messages = np.zeros((*action.shape, self.words))
+        messages[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
+        return np.where(np.arange(self.n_agents) > 0, action, 0), messages
+
+    def observe(self, world: ParticleWorld) -> np.ndarray:
+        n_envs = len(world.goal)
+        observation = np.zeros((n_envs, self.n_agents, self.width), dtype=np.float32)
+        observation[:, 0, : 3 * self.n_listeners] = SPEAKER_COLORS[world.goal].reshape(n_envs, -1)
+        observation[:, 1:, :2] = world.velocity[:, 1:]
+        observation[:, 1:, 2:8] = self._offsets_to_landmarks(world)[:, 1:].reshape(n_envs, self.n_listeners, 6)
+        observation[:, 1:, 8:11] = world.said[:, 0].reshape(n_envs, self.n_listeners, SPEAKER_WORDS)
+        return observation
+
+    def reward(self, world: ParticleWorld) -> np.ndarray:
+        offset = self._offsets_from_goals(world)
+        squared = np.square(offset[..., 0]) + np.square(offset[..., 1])
+        return np.repeat(-squared.mean(axis=1, keepdims=True), self.n_agents, axis=1)
