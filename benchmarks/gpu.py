@@ -36,7 +36,7 @@ from gpu_learning import measure_ppo, measure_societies
 from gpu_part import LIMITS, TOY, Part, Sizes
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.native.compilation import kernel
+from llmrl.envs.native.compilation import build_kernel
 
 
 class TimeUp(BaseException):
@@ -125,7 +125,7 @@ def main() -> None:
         print("no GPU: torch.cuda.is_available() is false; --toy runs the same code at toy sizes", file=sys.stderr)
         sys.exit(2)
     try:
-        kernel()
+        build_kernel()
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -14,7 +14,7 @@ from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.native import compilation
-from llmrl.envs.native.compilation import CpuGames, simulated
+from llmrl.envs.native.compilation import CpuGames, is_simulated
 from llmrl.envs.native.game_arrays import Inputs, Outputs, array
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.society_env import SubstrateSettings
@@ -32,7 +32,7 @@ class GamesDifferError(Exception):
 def make_games(device: str, game: SubstrateSettings) -> NativeEnv:
     """Return games on `cuda`, on `simulated` (Numba's simulator), or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
-    if device == "cpu" and simulated():
+    if device == "cpu" and is_simulated():
         env.engine.run = CpuGames()
     return env
 
@@ -102,14 +102,14 @@ class RandomGames:
         """Return a function that runs the loops and the painting, with its own arrays."""
         env, observer = self.env, self.env.observer
         checked_actions = [env._check_actions(action) for action in self.actions]
-        rooms = [env._empty(3, self.games, PLAYERS), env._empty(8, self.games)]
+        rooms = [env._allocate(3, self.games, PLAYERS), env._allocate(8, self.games)]
         written = [room if env._on_host else array(room) for room in rooms]
 
         def kernel_step(k: int) -> None:
             frame = observer.frame()
-            outputs = Outputs(*written, frame["grid"][1], frame["ids"][1], env.engine.no_vectors)
+            outputs = Outputs(*written, frame["grid"][1], frame["ids"][1], env.engine.empty_vectors)
             inputs = Inputs(env._commands, checked_actions[k], env._device_keys)
-            env.engine.run(env.threads, self.games, (inputs, outputs, *env._fixed))
+            env.engine.run(env.threads, self.games, (inputs, outputs, *env._constant_arguments))
             if observer.has_pixels:
                 observer.renderer.expand(frame["ids"][0], out=frame["pixels"][0])
 

@@ -106,8 +106,8 @@ class Native:
         generator = torch.Generator().manual_seed(0)
         self.actions = torch.randint(self.env.spec.n_actions, (16, batch, PLAYERS), generator=generator)
         observer, frame = self.env.observer, self.env.observer.frame()
-        room = self.env._empty(3, batch, PLAYERS), self.env._empty(8, batch)
-        vector = observer.vector()[1] if observer.has_vectors else self.env.engine.no_vectors
+        room = self.env._allocate(3, batch, PLAYERS), self.env._allocate(8, batch)
+        vector = observer.vector()[1] if observer.has_vectors else self.env.engine.empty_vectors
         self._outputs = Outputs(*room, frame["grid"][1], frame["ids"][1], vector)
         self._frame = frame
         for action in self.actions[:8]:
@@ -121,7 +121,7 @@ class Native:
         """Run the loops and the painting of pictures."""
         env = self.env
         inputs = Inputs(env._commands, action, env._device_keys)
-        env.engine.run(env.threads, self.batch, (inputs, self._outputs, *env._fixed))
+        env.engine.run(env.threads, self.batch, (inputs, self._outputs, *env._constant_arguments))
         if env.observer.has_pixels:
             env.observer.renderer.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
 

@@ -19,7 +19,7 @@ from llmrl.core import ram
 from llmrl.core.arguments import checked
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.experiment.parts import check_values
 from llmrl.experiment.run_job import compute as run_reporting
 from llmrl.results.run_records import read_run
@@ -99,7 +99,7 @@ def test_close_error_keeps_original_error(caplog: pytest.LogCaptureFixture) -> N
     env = Faulty(settings_of("env/escape_room", n_envs=1), Seeds(0))
     Faulty.fault = "close"
     try:
-        env = guarded(env)
+        env = name_env_in_errors(env)
         with pytest.raises(KeyError, match="first"):
             try:
                 raise KeyError("first")

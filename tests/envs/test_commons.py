@@ -126,7 +126,7 @@ class TestRules:
             assert np.array_equal(env.step(action).reward, fishery.step(action).reward)
 
 
-class TestSharingOut:
+class TestAllocation:
     def test_units_are_allocated_sequentially(self) -> None:
         """Compare means and deviations with the published rule, unit by unit."""
 
@@ -191,7 +191,7 @@ class TestProperties:
         assert step.terminated.all() and step.info["stock"] == 0 and step.base_reward.sum() == 100
 
 
-class TestMeasures:
+class TestMetrics:
     def run_metrics(self, env: Commons, *months: Any) -> dict[str, float]:
         class Plays:
             channels: tuple[str, ...] = ()
@@ -343,7 +343,7 @@ class TestPlayers:
         assert metrics["x/months"] == months and metrics["x/base_return"] == (120 if is_described else 20)
 
 
-class TestGoingOn:
+class TestStateAndSeeds:
     def test_loaded_state_is_identical(self) -> None:
         rng = np.random.default_rng(0)
         env = make(n_envs=6, max_catch=60)

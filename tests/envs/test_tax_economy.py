@@ -123,7 +123,7 @@ class TestMoney:
         assert citizens(0).income_utility(income).tolist() == [52, 0.5]
         assert citizens(1).income_utility(income) == pytest.approx(np.log(net))
         assert citizens(2).income_utility(income) == pytest.approx([1 - 1 / 52, 0])
-        assert citizens(0.5).marginal(net) == pytest.approx(net**-0.5)
+        assert citizens(0.5).marginal_utility(net) == pytest.approx(net**-0.5)
 
     def test_taxes_cover_full_year(self) -> None:
         """Check that halves of 20,000 and 80,000 dollars are taxed as one income of 100,000 at the end of the year."""

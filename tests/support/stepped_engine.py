@@ -145,8 +145,8 @@ class SteppedEngine(Engine):
         player_stats = torch.zeros((3, n, players), dtype=torch.float32)
         inputs = Inputs(array(commands), array(action.contiguous()), array(source.contiguous()))
         no_metrics = array(torch.zeros((0, 0), dtype=torch.float32))
-        outputs = Outputs(array(player_stats), no_metrics, self.no_grids, self.no_grids, self.no_vectors)
-        run(1, n, (inputs, outputs, batch.arrays(), self.tables, self.no_views))
+        outputs = Outputs(array(player_stats), no_metrics, self.empty_grids, self.empty_grids, self.empty_vectors)
+        run(1, n, (inputs, outputs, batch.arrays(), self.tables, self.empty_views))
         return player_stats[0]
 
     def _replay_table(self, draws: HashedRandom, t: torch.Tensor) -> torch.Tensor:
@@ -171,8 +171,8 @@ class SteppedEngine(Engine):
         return torch.cat([offsets, *draw_tables], 1)
 
 
-def _replay_begin(source: Any, b: int, t: int) -> Any:
-    """Return a game's row of the table of replayed random numbers; replaces `hashed_random.begin`."""
+def _replay_hash_step(source: Any, b: int, t: int) -> Any:
+    """Return a game's row of the table of replayed random numbers; replaces `hashed_random.hash_step`."""
     return source[b]
 
 
@@ -194,8 +194,8 @@ def _replaying_functions() -> SimpleNamespace:
 
     # Rows of a table are views of an array, which need reference counts.
     options = {**compilation.OPTIONS, "_nrt": True}
-    with compilation.cached_in(compilation.cache_folder()) as cache:
+    with compilation.numba_cache(compilation.cache_folder()) as cache:
         inner, entry = numba.njit(**compilation.INNER_OPTIONS, **options), numba.njit(cache=cache, **options)
-        replay = {"begin": _replay_begin, "draw": _replay_draw}
+        replay = {"hash_step": _replay_hash_step, "draw": _replay_draw}
         with mock.patch.multiple(rules, **replay), mock.patch.multiple(hashed_random, **replay):
-            return compilation.build(inner, entry)
+            return compilation.build_functions(inner, entry)

@@ -1,4 +1,4 @@
-"""Base class of environments whose games are rows of arrays, all stepped at once."""
+"""Base class of environments that keep the state of all games in arrays and step them at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl.core.state_fields import StateFields
 
 
 class ArrayGames(StateFields, ABC):
-    """Games in lock step that can be continued with other random numbers (`llmrl.core.protocols.Forkable`).
+    """Games in lock step whose states can be continued with other random numbers (`llmrl.core.protocols.Forkable`).
 
     All random numbers come from the generators in `_rngs`, which draw for all games of a group, or from the seeds in
     `_roots`, each of a group. A subclass lists one of the two in `_state_fields`, and sets `spec`.
@@ -70,7 +70,7 @@ class ArrayGames(StateFields, ABC):
 
     def set_context(self, context: int | np.ndarray) -> None:
         """Raise ConfigError: there are no contexts."""
-        raise ConfigError(f"{self.spec.name} has no contexts, so context {context} cannot be set")
+        raise ConfigError(f"{self.spec.name} has no contexts, and context {context} was set. Do not set a context.")
 
     def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
@@ -125,5 +125,5 @@ class ArrayGames(StateFields, ABC):
         """Return checked values of the mechanism, [n_envs, d]."""
         space = self.spec.mechanism
         if space is None:
-            raise ConfigError(f"{self.spec.name} has no mechanism to set (as where env.mechanism=false)")
+            raise ConfigError(f"{self.spec.name} has no mechanism to set, as with env.mechanism=false; remove the call")
         return np.broadcast_to(space.check(values), (self.spec.n_envs, space.dim)).copy()

@@ -18,7 +18,7 @@ from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, game_text, observation_text, tax_space
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
 
@@ -148,7 +148,7 @@ class Commons(ArrayGames):
 
     def one_game(self) -> Commons:
         """Return the same environment with a single independent game."""
-        return guarded(self.resized(1))
+        return name_env_in_errors(self.resized(1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         if seed is not None:

@@ -1,6 +1,6 @@
 """Options and texts of a common-pool resource game: a fishery, a pasture or a polluted river.
 
-The three stories are those of GovSim (Piatti et al. 2024, arXiv 2404.16698), in other words. The game is the same.
+The three stories are those of GovSim (Piatti et al. 2024, arXiv 2404.16698), rephrased. Their games are the same.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class CommonsSettings:
         if self.universalization and "text" not in self.observe:
             raise ConfigError("env.universalization=true adds a sentence to texts; add text to env.observe")
         if self.show_mechanism and not self.mechanism:
-            raise ConfigError("env.show_mechanism=true requires env.mechanism=true")
+            raise ConfigError("env.show_mechanism=true requires a mechanism; set env.mechanism=true")
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Words of a story.
+    """Words that describe the game in a story.
 
     Attributes:
         players: what the players are called, plural.

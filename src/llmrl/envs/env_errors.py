@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 Env = TypeVar("Env")
 
 CREATION_ERRORS = (KeyError, IndexError, ValueError, AssertionError, ImportError)
-"""Errors that constructors raise for invalid arguments; an ImportError is raised for versions that have moved
-elsewhere."""
+"""Errors that constructors raise for invalid arguments; an ImportError is raised for versions that another package
+now contains."""
 READING_ERRORS = (KeyError, IndexError, ValueError, TypeError)
-"""Errors that are raised when an observation is read that is not in its space."""
+"""Errors that reading an observation raises if it is not in its space."""
 
 
-def guarded(env: Env) -> Env:
+def name_env_in_errors(env: Env) -> Env:
     """Wrap `reset`, `step` and `close` of an environment, in place, so that errors name it; return the environment.
 
     These methods then raise EngineError for every exception except an LlmrlError. If `close` fails while another
@@ -43,7 +43,7 @@ def guarded(env: Env) -> Env:
     return env
 
 
-def raised(env: str, where: str, error: BaseException) -> EngineError:
+def engine_error(env: str, where: str, error: BaseException) -> EngineError:
     """Return the EngineError for an exception that the environment named `env` raised in `where`, e.g. `step()`."""
     return EngineError(f"the environment {env} raised in {where}: {short_error(error)}")
 
@@ -65,10 +65,10 @@ def _wrap(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]
         except LlmrlError:
             raise
         except Exception as error:
-            engine_error = raised(env, f"{name}()", error)
+            named_error = engine_error(env, f"{name}()", error)
             if active_error is None:
-                raise engine_error from error
-            log.warning("%s", engine_error)
+                raise named_error from error
+            log.warning("%s", named_error)
             return None
 
     return call
@@ -76,7 +76,7 @@ def _wrap(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]
 
 @contextmanager
 def creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Raise ConfigError for an environment that cannot be made with `kwargs`; missing packages are left to others."""
+    """Raise ConfigError for an environment that cannot be made with `kwargs`; let ModuleNotFoundError pass."""
     try:
         yield
     except ModuleNotFoundError:

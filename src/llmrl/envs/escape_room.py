@@ -1,4 +1,4 @@
-"""Contextual Escape Room: some agents must hold a lever at a cost so that others can leave for a reward.
+"""Contextual Escape Room: some agents must hold a lever at a cost so that others can leave and are rewarded.
 
 The game follows the Large Legislative Models experiments (Hegazy et al., 2024, arXiv 2410.08345). They extend the
 Escape Room of Yang et al. (2020, arXiv 2006.06051) by a context, the lever that works.
@@ -22,7 +22,7 @@ from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec, Param
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs import mechanism_text
 from llmrl.envs.array_games import ArrayGames
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import EQUAL_CHARGE_RULE, charge_equally
 
@@ -64,7 +64,7 @@ class EscapeRoomSettings:
                 f"env.fixed_context={self.fixed_context} is not a lever; use 0 to {self.n_levers - 1}, or null"
             )
         if self.show_mechanism and not self.mechanism:
-            raise ConfigError("env.show_mechanism=true requires env.mechanism=true")
+            raise ConfigError("env.show_mechanism=true requires a mechanism; set env.mechanism=true")
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ class EscapeRoom(ArrayGames):
 
     def one_game(self) -> EscapeRoom:
         """Return the same environment with a single independent game."""
-        return guarded(self.resized(1))
+        return name_env_in_errors(self.resized(1))
 
     @property
     def _was_reset(self) -> np.ndarray:

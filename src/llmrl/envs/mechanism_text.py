@@ -45,7 +45,7 @@ def fields(space: ParameterSpace, player_facts: Mapping[str, str], shown: bool) 
 def example(space: ParameterSpace, player_facts: Mapping[str, str], shown: bool) -> dict[str, Any]:
     """Return an example of `MechanismReport.observation_entries`, to estimate lengths of prompts.
 
-    In it, every value is set and pays.
+    Every value in it is set and has an effect on the reward.
     """
     report = MechanismReport(space, 1, 1, shown, player_facts)
     values, jacobian = (space.high * 0.123)[None], np.ones((1, 1, space.dim))

@@ -21,7 +21,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.array_games import ArrayGames
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanisms import validate_edges
 from llmrl.envs.tax_citizens import (
     FULL_TIME,
@@ -188,7 +188,7 @@ class TaxEconomy(ArrayGames):
 
     def one_game(self) -> TaxEconomy:
         """Return the same environment with a single independent game."""
-        return guarded(self.resized(1))
+        return name_env_in_errors(self.resized(1))
 
     @property
     def _was_reset(self) -> np.ndarray:
@@ -311,11 +311,16 @@ class TaxEconomy(ArrayGames):
         if "text" in self.spec.observation:
             texts = np.empty(shape, dtype=object)
             for game, agent in np.ndindex(*shape):
-                state = (float(array[game, agent]) for array in (self._earned, self._hours))
-                last, mean = self._last[:, game, agent].tolist(), float(self._last[0, game].mean())
-                rates = self._rates[game].tolist() if self.settings.show_mechanism else None
-                wage, time = float(self._wage[game, agent]), int(self._time[game])
-                texts[game, agent] = observation_text(self.citizens, wage, time, *state, last, mean, rates)
+                texts[game, agent] = observation_text(
+                    self.citizens,
+                    float(self._wage[game, agent]),
+                    int(self._time[game]),
+                    float(self._earned[game, agent]),
+                    float(self._hours[game, agent]),
+                    self._last[:, game, agent].tolist(),
+                    float(self._last[0, game].mean()),
+                    self._rates[game].tolist() if self.settings.show_mechanism else None,
+                )
             observation["text"] = texts
         if self.settings.show_mechanism:
             observation["mechanism"] = np.repeat(self._rates.astype(np.float32)[:, None], shape[1], axis=1)

@@ -68,7 +68,7 @@ def test_respawn_conflict_is_random() -> None:
 def test_default_map_and_tiles_need_no_melting_pot(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
     env = native("harvest", 1, observe=["pixels"])
-    assert "map of our own" in caplog.text
+    assert "env.map=own" in caplog.text
     assert env.engine.setup.game_map.text == maps.find("harvest", "own").text
     picture = env.reset(seed=1)["pixels"]
     assert picture.shape == (1, 7, 88, 88, 3) and len(picture.unique()) > 5

@@ -13,7 +13,7 @@ from llmrl.core.records import on_host
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.native.engine import Setup
 from llmrl.envs.native.hashed_random import game_keys
-from llmrl.envs.native.vec_env import is_over
+from llmrl.envs.native.vec_env import has_ended
 from llmrl.envs.substrate import maps
 from native_games import SUBSTRATES, flat, native, random_actions
 
@@ -115,13 +115,13 @@ def test_completed_games_wait_with_zero_rewards() -> None:
 def test_episodes_end_at_random_as_upstream(substrate: Any, chance: float) -> None:
     setup = Setup(maps.find(substrate, "own"), 2)
     keys = game_keys(np.full(20_000, 3), np.arange(20_000), np.zeros(20_000, np.int64))
-    assert not is_over(np.full(20_000, 1098), None, keys, setup).any()
-    assert not is_over(np.full(20_000, 1100), None, keys, setup).any()
-    shares = [is_over(np.full(20_000, t), None, keys, setup).mean() for t in (1099, 1199, 4899)]
+    assert not has_ended(np.full(20_000, 1098), None, keys, setup).any()
+    assert not has_ended(np.full(20_000, 1100), None, keys, setup).any()
+    shares = [has_ended(np.full(20_000, t), None, keys, setup).mean() for t in (1099, 1199, 4899)]
     assert all(abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 20_000) for share in shares)
-    assert is_over(np.full(2, 5000), None, keys[:2], setup).all()
+    assert has_ended(np.full(2, 5000), None, keys[:2], setup).all()
     legislative_setup = Setup(setup.game_map, 2, "legislative")
-    assert not is_over(np.full(20_000, 1099), None, keys, legislative_setup).any()
+    assert not has_ended(np.full(20_000, 1099), None, keys, legislative_setup).any()
 
 
 def test_legislative_rules_disable_zap() -> None:

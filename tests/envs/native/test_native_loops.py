@@ -36,7 +36,10 @@ def keys(games: int = 20) -> np.ndarray:
 def draw_numbers(functions: Any, source: np.ndarray) -> np.ndarray:
     """Draw 10,000 numbers of 20 games, for each purpose."""
     return np.array(
-        [[functions.draw(functions.begin(source, b, 40 + b), k % 8, k) for k in range(500)] for b in range(len(source))]
+        [
+            [functions.draw(functions.hash_step(source, b, 40 + b), k % 8, k) for k in range(500)]
+            for b in range(len(source))
+        ]
     )
 
 
@@ -51,7 +54,7 @@ def test_random_numbers_agree_across_backends() -> None:
     source = keys()
     plain = draw_numbers(hashed_random, source)
     assert plain.size == 10_000 and len(np.unique(plain)) > 9_980
-    compiled = compilation.build(numba.njit(**compilation.OPTIONS))
+    compiled = compilation.build_functions(numba.njit(**compilation.OPTIONS))
     assert np.array_equal(plain, draw_numbers(compiled, source)) and np.array_equal(plain, draw_tensors(source))
 
 
@@ -66,7 +69,7 @@ def test_thresholds_match_float_comparison() -> None:
 
 
 def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-    compilation.plain().play(0, n, 0, *arrays)
+    compilation.plain_functions().play(0, n, 0, *arrays)
 
 
 @pytest.mark.long
@@ -127,7 +130,7 @@ def test_fork_after_threads_is_safe(two_threads: None) -> None:
 
 
 def test_readonly_actions_need_no_recompilation() -> None:
-    env, compiled = small("harvest"), compilation.compiled().play.overloads
+    env, compiled = small("harvest"), compilation.compiled_functions().play.overloads
     env.reset(seed=1)
     action = np.zeros((GAMES, 2), np.int64)
     action.flags.writeable = False
@@ -171,9 +174,9 @@ def test_disk_cache_depends_on_code(tmp_path: Path) -> None:
 
 def test_gpu_requires_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    compilation.kernel.cache_clear()
+    compilation.build_kernel.cache_clear()
     with pytest.raises(ConfigError, match=r"numba-cuda.*llmrl\[gpu\]"):
-        compilation.kernel()
+        compilation.build_kernel()
 
 
 def test_numba_is_imported_on_demand(tmp_path: Path) -> None:

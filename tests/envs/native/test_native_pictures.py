@@ -55,14 +55,14 @@ class Reader:
             kind, facing = self.kinds[index]
             if re.fullmatch(r"Avatar\d+", kind):
                 slot = int(kind[6:]) - 1
-                avatar = self.codes.viewer if is_self else 1 + 4 * slot + (HEADINGS.index(facing) + heading) % 4
+                avatar = self.codes.n_avatars - 1 if is_self else 1 + 4 * slot + (HEADINGS.index(facing) + heading) % 4
             elif kind.startswith("Beam"):
                 beams.append(kind[4:].lower())
             elif kind in ("OutOfBounds", "OutOfView"):
                 return 0
             elif kind not in ("", "Empty", "AppleWait"):
                 ground.append(snake(kind))
-        self.codes_seen |= {*ground, *beams, "oneself" if is_self and avatar else avatar}
+        self.codes_seen |= {*ground, *beams, "viewer" if is_self and avatar else avatar}
         if beams == ["zap", "clean"]:
             return None
         beam = BEAMS.index(beams[-1]) if beams else 0
@@ -133,7 +133,7 @@ def test_player_view_matches_engine(substrate, rules):
             views += 1
     assert views > 200 and black >= 10
     expected_pixels = (
-        {"wall", "grass", "zap", "oneself", "apple"} if rules == "legislative" else {"wall", "grass", "zap", "oneself"}
+        {"wall", "grass", "zap", "viewer", "apple"} if rules == "legislative" else {"wall", "grass", "zap", "viewer"}
     )
     if substrate == "cleanup":
         expected_pixels |= {

@@ -15,7 +15,7 @@ from scipy import stats
 
 from llmrl.envs.native.engine import Setup
 from llmrl.envs.native.hashed_random import game_keys
-from llmrl.envs.native.vec_env import is_over
+from llmrl.envs.native.vec_env import has_ended
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.maps import GameMap, parse
 from statistics_of_games import condition_of, of_native, reference, z_scores
@@ -196,7 +196,7 @@ def test_episodes_end_at_1099_then_per_hundred(substrate, p):
     for t in range(1, 5001):
         if t not in (1098, 1099, 1100, 4999, 5000) and (t % 100 not in (0, 99)):
             continue
-        ends = going & is_over(np.full(N_GAMES, t), None, random_keys, setup)
+        ends = going & has_ended(np.full(N_GAMES, t), None, random_keys, setup)
         lengths += [t] * int(ends.sum())
         if ends.any() and t < 4999 and n_remaining > 500:
             assert binomial(n_remaining, ends.sum(), p), t

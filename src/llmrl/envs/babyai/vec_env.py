@@ -27,7 +27,7 @@ from llmrl.envs.babyai.language import (
     vocabulary,
 )
 from llmrl.envs.babyai.level_games import LevelGames
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.rooms.grid_world import DONE
@@ -254,7 +254,7 @@ class BabyAIEnv(ReplayableEnv):
 
     def one_game(self) -> BabyAIEnv:
         """Return the same environment with a single independent game."""
-        return guarded(BabyAIEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
+        return name_env_in_errors(BabyAIEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def provide(self, channels: Sequence[str]) -> None:
         """Add these channels to the observations from now on. The first call removes all other channels.

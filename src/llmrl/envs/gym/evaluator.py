@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError, EngineError, LlmrlError
 from llmrl.core.protocols import Controller
-from llmrl.envs.env_errors import raised
+from llmrl.envs.env_errors import engine_error
 from llmrl.envs.gym.channel_spaces import observation_channels, to_actions
 from llmrl.envs.gym.env_factory import EnvFactory, Games
 from llmrl.envs.gym.episode_scores import SuccessCriterion
@@ -207,7 +207,7 @@ class GymEvaluator:
         except LlmrlError:
             raise
         except Exception as error:
-            raise raised(self._rules.env_factory.id, "an episode", error) from error
+            raise engine_error(self._rules.env_factory.id, "an episode", error) from error
         results = results.reshape(len(vectors), len(seeds))
         returns, success = results["episode_return"], self._rules.success
         successes = None if success is None else success.is_met(returns, results["max_reward"], results["terminated"])
@@ -338,7 +338,7 @@ def _serve_evaluations(connection: Connection) -> None:
         except (ConfigError, EngineError) as error:
             reply = error
         except Exception as error:  # noqa: BLE001 (the parent process raises any error of a third party's game)
-            reply = raised(rules.env_factory.id, "a worker process", error)
+            reply = engine_error(rules.env_factory.id, "a worker process", error)
             reply.add_note(traceback.format_exc())
         connection.send(reply)
 

@@ -15,7 +15,7 @@ from llmrl.core.records import Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.env_errors import READING_ERRORS, check_rewards, guarded, observation_error
+from llmrl.envs.env_errors import READING_ERRORS, check_rewards, name_env_in_errors, observation_error
 from llmrl.envs.gym.channel_spaces import LazyTextArray, continuous_actions, observation_channels, to_actions
 from llmrl.envs.gym.env_factory import Engine, EnvFactory, make
 from llmrl.envs.gym.episode_scores import ReturnScale, SuccessCriterion, SuccessQuantity
@@ -192,7 +192,7 @@ class GymnasiumEnv(ReplayableEnv):
 
     def one_game(self) -> GymnasiumEnv:
         """Return the same environment with a single independent game."""
-        return guarded(GymnasiumEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
+        return name_env_in_errors(GymnasiumEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """Return one more game, as Gymnasium's own environment."""

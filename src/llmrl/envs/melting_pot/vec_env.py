@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanisms import SocietyEvents
 from llmrl.envs.melting_pot.worker import CENSUS, MemoryLayout
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.society_env import SocietyEnv, SubstrateSettings, describe
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, check_n_agents
+from llmrl.envs.substrate.substrate_rules import MAX_AGENTS, SUBSTRATES
 
 _POLL_SECONDS = 1
 _EXIT_SECONDS = 5
@@ -126,7 +126,11 @@ class GamePool:
     def _close_after_exit(self, slot: int) -> EngineError:
         """End all games after one has died, and return the error that gives the cause."""
         try:
-            cause = _describe_exit(self.workers[slot].process.wait(_EXIT_SECONDS))
+            code = self.workers[slot].process.wait(_EXIT_SECONDS)
+            # As in a shell, the worker passes on a signal that killed its child as 128 + signal.
+            number = -code if code < 0 else code - 128
+            name = f": {signal.Signals(number).name}" if number in set(signal.Signals) else ""
+            cause = f"exit code {code}{name}"
         except subprocess.TimeoutExpired:
             cause = "its process hangs"
         self.close()
@@ -135,17 +139,6 @@ class GamePool:
             f"{game} died ({cause}); the output of its process is above. Start the same command again; the run resumes "
             "from its newest checkpoint."
         )
-
-
-def _describe_exit(code: int) -> str:
-    """Return an exit code as text.
-
-    As in a shell, the worker passes on a signal that killed its child as 128 + signal.
-    """
-    number = -code if code < 0 else code - 128
-    if number in set(signal.Signals):
-        return f"exit code {code}: {signal.Signals(number).name}"
-    return f"exit code {code}"
 
 
 class MeltingPotEnv(SocietyEnv):
@@ -175,8 +168,12 @@ class MeltingPotEnv(SocietyEnv):
         install.check()
         self._init_args = (game, seeds, render)
         n_envs, n_agents, rules = game.n_envs, game.n_agents, game.rules
-        check_n_agents(n_agents, game.substrate, rules)
         self._substrate = SUBSTRATES[game.substrate]
+        max_agents = len(self._substrate.spawn_cells) if rules == "legislative" else MAX_AGENTS
+        if not 1 <= n_agents <= max_agents:
+            raise ConfigError(
+                f"env.n_agents={n_agents} must be 1 to {max_agents} in {game.substrate} with env.rules={rules}"
+            )
         game_map = None if game.map in ("auto", "melting_pot") else find(game.substrate, game.map)
         if game_map is not None:
             game_map.starts(n_agents)
@@ -202,7 +199,7 @@ class MeltingPotEnv(SocietyEnv):
         """Return the same environment with a single independent game in a worker process of its own."""
         game, seeds, render = self._init_args
         solo = replace(game, n_envs=1, mechanism=copy.deepcopy(game.mechanism))  # a mechanism stores state of its games
-        return guarded(MeltingPotEnv(solo, seeds, render))
+        return name_env_in_errors(MeltingPotEnv(solo, seeds, render))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -307,7 +304,7 @@ class MeltingPotEnv(SocietyEnv):
         """
         if "world" not in self._arrays:
             remedy = "call reset() first" if self._layout.render else "set env.render=true"
-            raise ConfigError(f"{self.spec.name} has no frame to show; {remedy}")
+            raise ConfigError(f"{self.spec.name} has no frame to render; {remedy}")
         return np.array(self._arrays["world"][index])
 
     def state_dict(self) -> State:

@@ -50,11 +50,6 @@ class CellCodes:
         return 2 + 4 * self.n_agents
 
     @property
-    def viewer(self) -> int:
-        """Avatar code of the viewing player."""
-        return self.n_avatars - 1
-
-    @property
     def n_codes(self) -> int:
         return self.n_grounds * self.n_avatars * len(BEAMS)
 
@@ -72,12 +67,13 @@ class CellCodes:
         table = np.zeros((4, self.n_codes, 4), np.uint8)
         # Of several sprites on a cell, the one with the highest index into `grid_text.CONTENTS` counts.
         contents = np.array([max(map(sprite_content, stack), default=0) for stack in self.grounds], np.uint8)
-        is_opponent = (avatar > 0) & (avatar < self.viewer)
+        is_viewer = avatar == self.n_avatars - 1
+        is_opponent = (avatar > 0) & ~is_viewer
         slot, heading = (avatar - 1) // 4, (avatar - 1) % 4
         for direction in range(4):
             table[direction, :, 0] = contents[ground]
-            table[direction, :, 1] = np.where(is_opponent, 2 + slot, avatar == self.viewer)
-            table[direction, :, 2] = np.where(is_opponent, 1 + (heading - direction) % 4, avatar == self.viewer)
+            table[direction, :, 1] = np.where(is_opponent, 2 + slot, is_viewer)
+            table[direction, :, 2] = np.where(is_opponent, 1 + (heading - direction) % 4, is_viewer)
             table[direction, :, 3] = beam
         table[:, ground == 0] = 0  # players do not see avatars or beams outside the map
         return table
@@ -117,7 +113,7 @@ def _sprite_stacks(stack: tuple[str, ...], kind: str, withers: bool) -> list[tup
 
 @dataclass(frozen=True)
 class Tiles:
-    """Pictures of all codes.
+    """Images of all codes.
 
     Attributes:
         player: the tile of each code as a player with each heading sees it, [4, n_codes] indices into `bank`.
@@ -137,7 +133,7 @@ def load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprit
     Raises:
         ConfigError, EngineError: the map or the sprites are not available; see `maps.parse` and `sprites.load`.
     """
-    return _load_tiles(substrate, text, n_agents, sprites.resolve(source))
+    return _load_tiles(substrate, text, n_agents, sprites.resolve_source(source))
 
 
 @functools.lru_cache(maxsize=16)
@@ -179,7 +175,7 @@ def _paint_codes(codes: CellCodes, sprite_set: SpriteSet, heading: int) -> NDArr
 
     opponents = sprite_set.avatars[:, (np.arange(4) - heading) % 4].reshape(-1, SIZE, SIZE, 4)
     nobody = np.zeros((1, SIZE, SIZE, 4), np.uint8)
-    avatars = np.concatenate([nobody, opponents, sprite_set.oneself[None]])
+    avatars = np.concatenate([nobody, opponents, sprite_set.viewer[None]])
     ground_images = np.stack([paint_stack(stack) for stack in codes.grounds])
     cells = blend(ground_images[None], avatars[:, None])
     layers = [cells] + [blend(cells, sprite_set.beams[beam]) for beam in range(len(BEAMS) - 1)]

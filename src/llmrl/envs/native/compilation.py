@@ -41,7 +41,7 @@ _ENTRIES = {"play", "any_invalid", "copy_tiles"}
 Jit = Callable[[Any], Any]
 WORK_PER_THREAD = 3072
 """Work that justifies a thread: number of players who take a step, where a player whose view is written counts as
-three. It takes about 0.4 ms, while a sleeping thread takes up to 0.1 ms to wake."""
+three. It takes about 0.4 ms; a sleeping thread takes up to 0.1 ms to wake."""
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Options of all functions. None of them allocates memory, so no references to arrays are counted."""
 INNER_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -53,7 +53,7 @@ cuda: Any = None  # replaced by Numba's module in the kernel
 play: Any = batch_loop.play  # replaced by the device function in the kernel
 
 
-def build(jit: Jit, entry: Jit | None = None) -> SimpleNamespace:
+def build_functions(jit: Jit, entry: Jit | None = None) -> SimpleNamespace:
     """Return the functions of the games, compiled by `jit`, as attributes; they call each other's compiled versions.
 
     Args:
@@ -72,21 +72,21 @@ def build(jit: Jit, entry: Jit | None = None) -> SimpleNamespace:
     return functions
 
 
-def plain() -> SimpleNamespace:
+def plain_functions() -> SimpleNamespace:
     """Return the functions uncompiled, for tests and for inspection of a single game."""
-    return build(lambda function: function)
+    return build_functions(lambda function: function)
 
 
 @functools.cache
-def compiled() -> SimpleNamespace:
+def compiled_functions() -> SimpleNamespace:
     """Return the functions for a CPU. Numba is imported here; it compiles them when they are first called."""
     import numba
 
-    with cached_in(cache_folder()) as cache:
-        return build(numba.njit(**INNER_OPTIONS, **OPTIONS), numba.njit(cache=cache, **OPTIONS))
+    with numba_cache(cache_folder()) as cache:
+        return build_functions(numba.njit(**INNER_OPTIONS, **OPTIONS), numba.njit(cache=cache, **OPTIONS))
 
 
-def lanes(games: int, players: int, observed: bool) -> int:
+def count_threads(games: int, players: int, observed: bool) -> int:
     """Return the number of threads that the work of these games and the cores justify.
 
     `observed`: whether the loops write observations.
@@ -99,7 +99,7 @@ class CpuGames:
     """Plays all games of a batch on CPU cores; compiles the loops if they are not in the cache."""
 
     def __init__(self) -> None:
-        self._functions = compiled()
+        self._functions = compiled_functions()
         self._play: Callable[..., None] | None = None
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
@@ -120,7 +120,7 @@ class CpuGames:
         function = play.compile(signature)
         if not is_compiled and signature not in play.stats.cache_hits:
             seconds = time.perf_counter() - begin
-            log.info("compiled the rules of the native games in %.1f s; kept in %s", seconds, cache_folder())
+            log.info("compiled the rules of the native games in %.1f s and cached them in %s", seconds, cache_folder())
         return function
 
 
@@ -161,7 +161,7 @@ def thread_pool() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=thread_pool.cache_clear)
 
 
-def simulated() -> bool:
+def is_simulated() -> bool:
     """Return whether Numba simulates a GPU in this process.
 
     If so, the kernel plays the games, in memory of the host.
@@ -190,7 +190,7 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def cached_in(folder: Path) -> Iterator[bool]:
+def numba_cache(folder: Path) -> Iterator[bool]:
     """Let Numba cache compiled functions in a folder; yield whether it is writable."""
     import numba
 
@@ -198,7 +198,7 @@ def cached_in(folder: Path) -> Iterator[bool]:
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
     except OSError as error:
-        log.info("compiled games are not kept for the next run: %s", error)
+        log.info("compiled games cannot be cached for the next run: %s", error)
         yield False
         return
     with exclusive():
@@ -210,20 +210,20 @@ def cached_in(folder: Path) -> Iterator[bool]:
             numba.config.CACHE_DIR = previous
 
 
-def _one_game(n: int, inputs: Inputs, outputs: Outputs, games: Games, tables: Tables, views: ViewTables) -> None:
+def _play_game(n: int, inputs: Inputs, outputs: Outputs, games: Games, tables: Tables, views: ViewTables) -> None:
     b = cuda.grid(1)
     if b < n:
         play(b, b + 1, b, inputs, outputs, games, tables, views)
 
 
 @functools.cache
-def kernel() -> Any:
+def build_kernel() -> Any:
     """Return the kernel; it is compiled when it is first launched.
 
     Raises:
         ConfigError: `numba-cuda` is not installed.
     """
-    if not simulated() and importlib.util.find_spec("numba_cuda") is None:  # Numba's own CUDA support is older
+    if not is_simulated() and importlib.util.find_spec("numba_cuda") is None:  # Numba's own CUDA support is older
         raise ConfigError(
             "Clean Up and Harvest on a GPU need numba-cuda, which is not installed; run pip install 'llmrl[gpu]', or "
             "use hardware=cpu"
@@ -233,21 +233,21 @@ def kernel() -> Any:
     config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # few games are played on purpose
     logging.getLogger("numba").setLevel(logging.WARNING)  # Numba logs every module that it frees
     # In the simulator, compiled helpers would hide functions that cannot be typed on a device, so plain ones are used.
-    functions = plain() if simulated() else build(cuda.jit(device=True))
+    functions = plain_functions() if is_simulated() else build_functions(cuda.jit(device=True))
     names = {"cuda": cuda, "play": functions.play, "__name__": __name__}
-    return cuda.jit(FunctionType(_one_game.__code__, names, "_one_game"))
+    return cuda.jit(FunctionType(_play_game.__code__, names, "_play_game"))
 
 
 class GpuGames:
     """Plays all games of a batch in one launch on torch's current stream, without waiting for it."""
 
     def __init__(self) -> None:
-        self._kernel = kernel()
+        self._kernel = build_kernel()
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
         """Launch the kernel for `n` games; `threads`, those of the host, are not used."""
         grid = -(-n // BLOCK)
-        if simulated():
+        if is_simulated():
             self._kernel[grid, BLOCK](n, *arrays)
             return
         from numba import cuda

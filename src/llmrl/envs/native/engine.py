@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native.cell_codes import assign_codes
-from llmrl.envs.native.compilation import CpuGames, GpuGames, simulated
+from llmrl.envs.native.compilation import CpuGames, GpuGames, is_simulated
 from llmrl.envs.native.game_arrays import ACTION, Batch, Settings, Tables, ViewTables, array
 from llmrl.envs.native.hashed_random import threshold
 from llmrl.envs.substrate.maps import GameMap
@@ -88,8 +88,8 @@ class Engine:
         self.n_cells = game_map.n_cells
         self.actions = action_names(game_map.substrate, setup.rules)
         self.codes = assign_codes(game_map, n)
-        self.on_gpu = torch.device(device).type == "cuda" or simulated()
-        self.run: Any = GpuGames() if self.on_gpu else CpuGames()
+        self.uses_gpu = torch.device(device).type == "cuda" or is_simulated()
+        self.run: Any = GpuGames() if self.uses_gpu else CpuGames()
         fixed_starts = _assigned_cells(setup) if setup.has_rule("own_spawn_cells") else None
         starts = game_map.starts(n) if fixed_starts is None else [fixed_starts[i : i + 1] for i in range(n)]
         groups, places = _group_starts(starts)
@@ -136,14 +136,14 @@ class Engine:
             actions=array(actions, ACTION),
             settings=settings,
         )
-        self.no_views = ViewTables(*(table(np.zeros(shape)) for shape in ((0,), (0,), (0, 0), (0, 0), (0, 0))))
+        self.empty_views = ViewTables(*(table(np.zeros(shape)) for shape in ((0,), (0,), (0, 0), (0, 0), (0, 0))))
         """Empty tables of views, and below empty outputs, for steps without observations."""
-        self.no_grids = table(np.zeros((0, 0, 0)))
-        self.no_vectors = array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
+        self.empty_grids = table(np.zeros((0, 0, 0)))
+        self.empty_vectors = array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
 
     def batch(self, n: int, threads: int) -> Batch:
         """Return arrays for `n` games that at most `threads` threads play; on a GPU each game has its own thread."""
-        return Batch(self.setup.game_map, self.n_agents, n, n if self.on_gpu else threads, self.device)
+        return Batch(self.setup.game_map, self.n_agents, n, n if self.uses_gpu else threads, self.device)
 
 
 def int32_table(values: NDArray[Any], device: str) -> Any:

@@ -21,7 +21,7 @@ Int32: TypeAlias = NDArray[np.int32]
 Float32: TypeAlias = NDArray[np.float32]
 Records: TypeAlias = "np.recarray[Any, np.dtype[np.record]]"
 Words: TypeAlias = tuple[int, int]
-"""Result of `hashed_random.begin`, from which the numbers of a game's step are drawn."""
+"""Result of `hashed_random.hash_step`, from which the numbers of a game's step are drawn."""
 
 
 def _record(kind: type[np.generic], *names: str) -> np.dtype[np.void]:
@@ -178,12 +178,12 @@ class Inputs(NamedTuple):
     Attributes:
         commands: `batch_loop.WAIT`, `STEP`, `START` or `KEEP` of each game, [B] uint8.
         action: action of each player, [B, N] int64.
-        source: keys of the games' random numbers, [B, 2] int32.
+        keys: keys of the games' random numbers, [B, 2] int32.
     """
 
     commands: NDArray[np.uint8]
     action: NDArray[np.int64]
-    source: NDArray[Any]
+    keys: NDArray[Any]
 
 
 class Outputs(NamedTuple):
@@ -216,8 +216,8 @@ def array(x: torch.Tensor, record: np.dtype[np.void] | None = None) -> Any:
         return plain if record is None else plain.view(record)[..., 0].view(np.recarray)
     from numba import cuda
 
-    on_gpu = cuda.as_cuda_array(x)
-    return on_gpu if record is None else on_gpu.view(record).reshape(*x.shape[:-1])
+    gpu_array = cuda.as_cuda_array(x)
+    return gpu_array if record is None else gpu_array.view(record).reshape(*x.shape[:-1])
 
 
 def width(record: np.dtype[np.void]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PLACE, FACE, WATER, ORDER, GROW, SPILL, RETURN, RETURN_FACE = range(8)
+START_CELL, START_HEADING, WATER_PHASE, MOVE_ORDER, APPLE_GROWTH, SPILL, RETURN_CELL, RETURN_HEADING = range(8)
 """Purposes of numbers: start cell and heading of a player, frame of the water, order of moves, growth of apples,
 appearance of dirt, cell and heading of a returning player."""
 
@@ -34,18 +34,18 @@ def mix(x: int) -> int:
     return x ^ (x >> 16)
 
 
-def begin(source: NDArray[Any], b: int, t: int) -> tuple[int, int]:
+def hash_step(keys: NDArray[Any], b: int, t: int) -> tuple[int, int]:
     """Return the two words from which all numbers of game `b` at step `t` are made.
 
-    One word of 32 bits would repeat among millions of games and steps. `source` [n_games, 2] int32: the games' keys.
+    One word of 32 bits would repeat among millions of games and steps. `keys` [n_games, 2] int32: the games' keys.
     """
-    word_0 = mix((int(source[b, 0]) + int(t) * GOLDEN) & MASK_32)
-    word_1 = mix((int(source[b, 1]) ^ (int(t) * MIX_1)) & MASK_32)
+    word_0 = mix((int(keys[b, 0]) + int(t) * GOLDEN) & MASK_32)
+    word_1 = mix((int(keys[b, 1]) ^ (int(t) * MIX_1)) & MASK_32)
     return word_0, word_1
 
 
 def draw(words: tuple[int, int], purpose: int, index: int) -> int:
-    """Return the number of a purpose and an index, 0 to 2**24 - 1; `words` from `begin`."""
+    """Return the number of a purpose and an index, 0 to 2**24 - 1; `words` from `hash_step`."""
     x = ((int(index) * 8 + purpose) * GOLDEN + words[0]) & MASK_32
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     x = ((x ^ (x >> 15)) + words[1]) & MASK_32

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmrl.core.records import Observation
 from llmrl.envs.native import batch_loop
 from llmrl.envs.native.cell_codes import Tiles, load_tiles, paint
-from llmrl.envs.native.compilation import compiled, run_in_threads
+from llmrl.envs.native.compilation import compiled_functions, run_in_threads
 from llmrl.envs.native.engine import VIEW, Engine, int32_table, view_offsets
 from llmrl.envs.native.game_arrays import Batch, Games, Outputs, ViewTables, array
 from llmrl.envs.substrate.maps import MARGIN
@@ -47,7 +47,7 @@ class ObservationBuilder:
         """Approximate memory of one game, bytes: its state, derived arrays, and the observations of its players."""
         engine, n = self._engine, self._engine.n_agents
         state = 4 * (16 + 13 * n) + 4 * engine.n_apples + 2 * engine.n_water + engine.n_cells
-        if engine.on_gpu:
+        if engine.uses_gpu:
             state += 4 * (engine.n_cells + 9 * max(engine.n_apples, 3 * n))
         step = 4 * _N_FRAMES * (8 + 8 * n)
         grid = self.has_grids * 4 * 121 * _N_FRAMES
@@ -57,7 +57,7 @@ class ObservationBuilder:
     def tables(self) -> ViewTables:
         """Return the constants that `batch_loop` reads."""
         if not (self.has_grids or self.has_pixels):
-            return self._engine.no_views
+            return self._engine.empty_views
         return self._tables(self._engine.device, self.has_pixels)
 
     def frame(self) -> dict[str, tuple[Any, Any]]:
@@ -82,13 +82,13 @@ class ObservationBuilder:
             channels["vector"] = vector
         return channels
 
-    def world_image(self, batch: Batch, index: int) -> NDArray[np.uint8]:
+    def render_world(self, batch: Batch, index: int) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
         codes = self._game_with_codes(batch, index).codes[0].reshape(-1, self._engine.setup.game_map.stride)
         tiles = self._load_tiles()
         return paint(tiles.bank, tiles.world[codes[MARGIN:-MARGIN, MARGIN:-MARGIN]])
 
-    def players(self, batch: Batch, index: int) -> NDArray[np.uint8]:
+    def render_players(self, batch: Batch, index: int) -> NDArray[np.uint8]:
         """Return the views of the players of game `index`, [N, 88, 88, 3] uint8, whatever channels they observe."""
         games, ids = self._game_with_codes(batch, index), np.zeros((1, self._engine.n_agents, 121), np.int32)
         empty = np.zeros((0, 0, 0), np.float32)
@@ -116,7 +116,7 @@ class ObservationBuilder:
     def _allocate_frame(self) -> dict[str, tuple[Any, Any]]:
         """Return new arrays for one frame: for each channel, the players' array and the loops' view of it."""
         engine, shape = self._engine, (self._games, self._engine.n_agents)
-        frame: dict[str, tuple[Any, Any]] = dict.fromkeys(("grid", "ids"), (None, engine.no_grids))
+        frame: dict[str, tuple[Any, Any]] = dict.fromkeys(("grid", "ids"), (None, engine.empty_grids))
         if self.has_grids:
             grid = torch.zeros((*shape, *GRID_SHAPE), dtype=torch.uint8, device=engine.device)
             frame["grid"] = grid, array(grid.view(torch.int32).view(*shape, -1))
@@ -170,7 +170,7 @@ class ViewRenderer:
         lines = out.view(-1).view(torch.int64).view(len(ids), SIZE, ids.shape[1], -1)
         if ids.device.type == "cpu":
             threads = min(torch.get_num_threads(), out.numel() // _BYTES_PER_THREAD)
-            copy = compiled().copy_tiles
+            copy = compiled_functions().copy_tiles
             run_in_threads(copy, max(1, threads), len(ids), (ids.numpy(), self.lines.numpy(), lines.numpy()))
         else:
             offsets = torch.arange(SIZE, dtype=torch.int32, device=ids.device)[:, None]

@@ -15,17 +15,17 @@ import numpy as np
 
 from llmrl.envs.native.game_arrays import Float32, Games, Inputs, Tables, Words
 from llmrl.envs.native.hashed_random import (
-    FACE,
-    GROW,
-    ORDER,
-    PLACE,
-    RETURN,
-    RETURN_FACE,
+    APPLE_GROWTH,
+    MOVE_ORDER,
+    RETURN_CELL,
+    RETURN_HEADING,
     SCALE,
     SPILL,
-    WATER,
-    begin,
+    START_CELL,
+    START_HEADING,
+    WATER_PHASE,
     draw,
+    hash_step,
 )
 
 NO_MOVE = 4
@@ -39,7 +39,7 @@ REWARD, CLEANED, ACTIVE = range(3)
 def start_game(b: int, inputs: Inputs, games: Games, tables: Tables) -> None:
     """Start an episode."""
     settings = tables.settings
-    words = begin(inputs.source, b, 0)
+    words = hash_step(inputs.keys, b, 0)
     for cell in range(games.occupied.shape[1]):
         games.occupied[b, cell] = 0
     i = 0
@@ -49,7 +49,7 @@ def start_game(b: int, inputs: Inputs, games: Games, tables: Tables) -> None:
             place, lowest = 0, 1 << 30
             for k in range(tables.groups[group, 0], tables.groups[group, 0] + tables.groups[group, 1]):
                 if games.occupied[b, tables.places[k]] == 0:
-                    number = draw(words, PLACE, k)
+                    number = draw(words, START_CELL, k)
                     if number < lowest:
                         place, lowest = tables.places[k], number
             games.occupied[b, place] = i + 1
@@ -57,7 +57,7 @@ def start_game(b: int, inputs: Inputs, games: Games, tables: Tables) -> None:
             i += 1
     for i in range(games.players.shape[1]):
         player = games.players[b, i]
-        player.heading = 0 if settings.facing_north else draw(words, FACE, i) >> 22
+        player.heading = 0 if settings.facing_north else draw(words, START_HEADING, i) >> 22
         player.alive = 1
         player.out_for = 0
         player.zap_wait = 0
@@ -75,7 +75,7 @@ def start_game(b: int, inputs: Inputs, games: Games, tables: Tables) -> None:
         spot = games.river[b, k]
         spot.dirt = tables.dirty[k] if k < settings.n_dirt else 0
         dirt += spot.dirt
-        spot.phase = draw(words, WATER, k) >> 22
+        spot.phase = draw(words, WATER_PHASE, k) >> 22
     world = games.world[b]
     world.t = 0
     world.apples = games.orchard.shape[1] * full
@@ -86,7 +86,7 @@ def step_game(b: int, lane: int, inputs: Inputs, player_stats: Float32, games: G
     """Advance a game by one step; write rewards, numbers of cleaned cells and who could act into `player_stats`."""
     settings = tables.settings
     n = games.players.shape[1]
-    words = begin(inputs.source, b, games.world[b].t + 1)
+    words = hash_step(inputs.keys, b, games.world[b].t + 1)
     n_regrown = 0
     if not settings.harvest:
         n_regrown = grow_apples(b, lane, words, games, tables)
@@ -122,7 +122,7 @@ def grow_apples(b: int, lane: int, words: Words, games: Games, tables: Tables) -
     if chance > 0:
         for k in range(games.orchard.shape[1]):
             site = games.orchard[b, k]
-            if site.apple == 0 and draw(words, GROW, k) < chance:
+            if site.apple == 0 and draw(words, APPLE_GROWTH, k) < chance:
                 site.apple = FRESH
                 games.scratch[lane, n_regrown].grown_site = k
                 n_regrown += 1
@@ -159,7 +159,7 @@ def move_players(b: int, lane: int, words: Words, inputs: Inputs, games: Games, 
             action = tables.actions[inputs.action[b, i]]
             player.heading = (player.heading + action.turn) & 3
             if action.move != NO_MOVE:
-                order_key = -i if tables.settings.fixed_order else draw(words, ORDER, i)
+                order_key = -i if tables.settings.fixed_order else draw(words, MOVE_ORDER, i)
                 k = movers
                 while k > 0 and games.scratch[lane, k - 1].order_key > order_key:
                     games.scratch[lane, k].order_key = games.scratch[lane, k - 1].order_key
@@ -297,7 +297,7 @@ def free_cell(b: int, words: Words, games: Games, tables: Tables) -> int:
     for place in range(tables.spawn.shape[0]):
         cell = tables.spawn[place]
         if games.occupied[b, cell] == 0:
-            number = draw(words, RETURN, place)
+            number = draw(words, RETURN_CELL, place)
             if number < lowest:
                 spot, lowest = cell, number
     return spot
@@ -310,9 +310,11 @@ def order_returns(lane: int, due: int, words: Words, games: Games) -> None:
     """
     for k in range(1, due):
         i = games.scratch[lane, k].returning
-        order_key = draw(words, RETURN_FACE, i) & 0x3FFFFF
+        order_key = draw(words, RETURN_HEADING, i) & 0x3FFFFF
         index = k
-        while index > 0 and draw(words, RETURN_FACE, games.scratch[lane, index - 1].returning) & 0x3FFFFF > order_key:
+        while (
+            index > 0 and draw(words, RETURN_HEADING, games.scratch[lane, index - 1].returning) & 0x3FFFFF > order_key
+        ):
             games.scratch[lane, index].returning = games.scratch[lane, index - 1].returning
             index -= 1
         games.scratch[lane, index].returning = i
@@ -322,7 +324,7 @@ def place_player(b: int, i: int, cell: int, words: Words, games: Games) -> None:
     """Put a player on a cell, with a random heading."""
     player = games.players[b, i]
     player.pos = cell
-    player.heading = draw(words, RETURN_FACE, i) >> 22
+    player.heading = draw(words, RETURN_HEADING, i) >> 22
     player.alive = 1
     games.occupied[b, cell] = i + 1
 
@@ -344,7 +346,7 @@ def regrow_apples(b: int, lane: int, words: Words, player_stats: Float32, games:
             n_near = min(site.near, 3)
             site.group = n_near
             site.dry = 1 if n_near == 0 else 0
-            if group > 0 and draw(words, GROW, k) < tables.chances[group]:
+            if group > 0 and draw(words, APPLE_GROWTH, k) < tables.chances[group]:
                 site.group = -1
                 site.apple = FRESH
                 games.scratch[lane, n_regrown].grown_site = k

@@ -15,10 +15,10 @@ from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.ram import need_memory
 from llmrl.core.records import Array, Observation, State, Step, on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanisms import SocietyEvents
 from llmrl.envs.native.batch_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
-from llmrl.envs.native.compilation import compiled, lanes
+from llmrl.envs.native.compilation import compiled_functions, count_threads
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.game_arrays import PLAYER, Batch, Inputs, Outputs, array, fields
 from llmrl.envs.native.hashed_random import game_keys
@@ -69,10 +69,10 @@ class NativeEnv(SocietyEnv):
             f"env.observe=[{','.join(channels)}])",
             "use fewer games" + (", or observe grid instead of pixels" if "pixels" in channels else ""),
         )
-        self._lanes = lanes(n_envs, game.n_agents, self.observer.has_pixels or self.observer.has_grids)
+        self._lanes = count_threads(n_envs, game.n_agents, self.observer.has_pixels or self.observer.has_grids)
         self._batch = self.engine.batch(n_envs, self._lanes)
         # The last arguments of `Engine.run`, which are the same at every step.
-        self._fixed = (self._batch.arrays(), self.engine.tables, self.observer.tables())
+        self._constant_arguments = (self._batch.arrays(), self.engine.tables, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._keys = np.zeros((n_envs, 2), dtype=np.int32)
@@ -90,7 +90,7 @@ class NativeEnv(SocietyEnv):
 
     def one_game(self) -> NativeEnv:
         """Return the same environment with a single independent game."""
-        return guarded(self.resized(1))
+        return name_env_in_errors(self.resized(1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -105,30 +105,30 @@ class NativeEnv(SocietyEnv):
         keys = game_keys(sources, np.arange(self.spec.n_envs) % group_size, self._episodes)
         self._keys[games] = keys[games]
         self._episodes[games] += 1
-        self._clock.begin(games)
-        commands = array(self._at_device(np.where(games | (not self._was_reset), START, KEEP).astype(np.uint8)))
+        self._clock.set(np.where(games, 0, self._clock.steps), self._clock.ended & ~games)
+        commands = array(self._to_device(np.where(games | (not self._was_reset), START, KEEP).astype(np.uint8)))
         self._was_reset = True
         self._update_device_copies()
         self._begin_mechanism(games)
         # A reset uses no actions, and its rewards are not read.
-        actions = array(self._at_device(np.zeros(self._shape, dtype=np.int64)))
-        return self._observation(*self._play(commands, actions, self._empty(3, *self._shape), self._empty(0, 0)))
+        actions = array(self._to_device(np.zeros(self._shape, dtype=np.int64)))
+        return self._observation(*self._play(commands, actions, self._allocate(3, *self._shape), self._allocate(0, 0)))
 
     def step(self, action: Array) -> Step:
         if not self._was_reset:
             raise ValueError("reset() must be called before step()")
         actions = self._check_actions(action)
-        player_stats, info = self._empty(3, *self._shape), self._empty(len(METRICS), self._shape[0])
+        player_stats, info = self._allocate(3, *self._shape), self._allocate(len(METRICS), self._shape[0])
         running = self._running
         outputs = self._play(self._commands, actions, player_stats, info)
-        raw = self._tensor(player_stats[0])
+        raw = self._as_tensor(player_stats[0])
         metrics = dict(zip(self._metrics, info, strict=False))
         base = reward = raw
         reward_jacobian = None
         if self._mechanism is not None:
             values = self._values if running is None else self._values * running[:, None]
-            cleanings = self._tensor(player_stats[1]) if self.engine.n_dirt else None
-            events = SocietyEvents(raw, cleanings, self._tensor(player_stats[2]) != 0)
+            cleanings = self._as_tensor(player_stats[1]) if self.engine.n_dirt else None
+            events = SocietyEvents(raw, cleanings, self._as_tensor(player_stats[2]) != 0)
             settlement = self._settle(events, values, self._clock.live, metrics)
             base, reward = settlement.base_reward, settlement.reward(values)
             reward_jacobian = settlement.reward_jacobian
@@ -140,11 +140,11 @@ class NativeEnv(SocietyEnv):
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
-        return self.observer.world_image(self._current_batch(), index)
+        return self.observer.render_world(self._current_batch(), index)
 
     def render_players(self, index: int = 0) -> NDArray[np.uint8]:
         """Return frames of the views of all players of game `index`, [n_agents, 88, 88, 3] uint8, for any `observe`."""
-        return self.observer.players(self._current_batch(), index)
+        return self.observer.render_players(self._current_batch(), index)
 
     def state_dict(self) -> State:
         state = {name: x.cpu() for name, x in self._batch.state_dict().items()}
@@ -205,18 +205,18 @@ class NativeEnv(SocietyEnv):
 
     def _current_batch(self) -> Batch:
         if not self._was_reset:
-            raise ConfigError(f"{self.spec.name} has no frame to show; call reset() first")
+            raise ConfigError(f"{self.spec.name} has no frame to render; call reset() first")
         return self._batch
 
     def _update_device_copies(self) -> None:
         """Update the device's copies of the running games and of their keys, after either has changed."""
         live = self._clock.live
-        self._commands = array(self._at_device(np.where(live, STEP, WAIT).astype(np.uint8)))
-        self._running = None if live.all() else self._at_device(live)
-        self._device_keys = array(self._at_device(self._keys))
+        self._commands = array(self._to_device(np.where(live, STEP, WAIT).astype(np.uint8)))
+        self._running = None if live.all() else self._to_device(live)
+        self._device_keys = array(self._to_device(self._keys))
 
     def _set_values(self, values: NDArray[np.float32]) -> None:
-        self._values = self._at_device(values)
+        self._values = self._to_device(values)
         self._observed_values = self._values[:, None, :].expand(-1, self._shape[1], -1)
 
     def _play(
@@ -225,12 +225,12 @@ class NativeEnv(SocietyEnv):
         """Run `batch_loop.play` for all games with `commands`; return the outputs for the observation."""
         observer, engine = self.observer, self.engine
         frame = observer.frame()
-        vector, vector_array = observer.vector() if observer.has_vectors else (None, engine.no_vectors)
+        vector, vector_array = observer.vector() if observer.has_vectors else (None, engine.empty_vectors)
         if not self._on_host:
             player_stats, info = array(player_stats), array(info)
         inputs = Inputs(commands, action, self._device_keys)
         outputs = Outputs(player_stats, info, frame["grid"][1], frame["ids"][1], vector_array)
-        engine.run(self.threads, self._shape[0], (inputs, outputs, *self._fixed))
+        engine.run(self.threads, self._shape[0], (inputs, outputs, *self._constant_arguments))
         return frame, vector
 
     def _observation(self, frame: dict[str, Any], vector: torch.Tensor | None) -> Observation:
@@ -256,26 +256,26 @@ class NativeEnv(SocietyEnv):
                 return array(device_actions.contiguous())
             action = action.cpu().numpy()
         actions = np.ascontiguousarray(action, dtype=np.int64)
-        if compiled().any_invalid(actions, self.spec.n_actions):
+        if compiled_functions().any_invalid(actions, self.spec.n_actions):
             raise ValueError(
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"
             )
-        return actions if self._on_host else array(self._at_device(actions))
+        return actions if self._on_host else array(self._to_device(actions))
 
-    def _empty(self, *shape: int) -> Array:
+    def _allocate(self, *shape: int) -> Array:
         """Return new float32 memory for outputs of the loops.
 
-        On the host it is a NumPy array, which takes a third of the time of a tensor to create; `_tensor` converts it.
+        On the host it is a NumPy array, which is created in a third of the time of a tensor; `_as_tensor` converts it.
         """
         if self._on_host:
             return np.empty(shape, dtype=np.float32)
         return torch.empty(shape, dtype=torch.float32, device=self._device)
 
-    def _tensor(self, outputs: Array) -> torch.Tensor:
+    def _as_tensor(self, outputs: Array) -> torch.Tensor:
         return torch.from_numpy(outputs) if self._on_host else outputs
 
-    def _at_device(self, x: NDArray[Any]) -> torch.Tensor:
+    def _to_device(self, x: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(x.copy()).to(self._device, non_blocking=self._device.type == "cuda")
 
 
@@ -314,10 +314,6 @@ class EpisodeClock:
         self._counted_tick = self._tick
         return self._steps
 
-    def begin(self, games: NDArray[np.bool_]) -> None:
-        """Start new episodes in the games where `games` [n] is true."""
-        self.set(np.where(games, 0, self.steps), self.ended & ~games)
-
     def set(self, steps: NDArray[np.int64], is_ended: NDArray[np.bool_]) -> None:
         """Set the number of steps and whether the episode has ended for all games, both [n]."""
         self._steps, self._counted_tick = steps.astype(np.int64), self._tick
@@ -332,7 +328,7 @@ class EpisodeClock:
         if self._tick < self._next_check:
             return False
         previous = self.ended
-        self._settle(previous | is_over(self.steps, self._horizon, keys, self._setup))
+        self._settle(previous | has_ended(self.steps, self._horizon, keys, self._setup))
         return bool((self.ended & ~previous).any())
 
     def _settle(self, is_ended: NDArray[np.bool_]) -> None:
@@ -349,7 +345,9 @@ class EpisodeClock:
         self._next_check = self._tick + int(remaining.min())
 
 
-def is_over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup) -> NDArray[np.bool_]:
+def has_ended(
+    steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup
+) -> NDArray[np.bool_]:
     """Return whether each game's episode ends after `steps` [n] of its episode, [n] bool.
 
     `keys` [n, 2] are the keys of the random numbers.

@@ -11,7 +11,7 @@ from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.array_games import ArrayGames
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import DARK, Scenario
 
@@ -73,7 +73,7 @@ class ParticlesEnv(ArrayGames):
     def one_game(self) -> ParticlesEnv:
         """Return the same environment with a single independent game."""
         options: Any = self._init_kwargs
-        return guarded(ParticlesEnv(**options, n_envs=1))
+        return name_env_in_errors(ParticlesEnv(**options, n_envs=1))
 
     @property
     def _was_reset(self) -> np.ndarray:

@@ -11,7 +11,7 @@ from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, ParameterSpace
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.env_errors import check_rewards, guarded
+from llmrl.envs.env_errors import check_rewards, name_env_in_errors
 from llmrl.envs.gym.channel_spaces import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
@@ -241,7 +241,7 @@ class PettingZooEnv(ReplayableEnv):
 
     def one_game(self) -> PettingZooEnv:
         """Return the same environment with a single independent game."""
-        return guarded(PettingZooEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
+        return name_env_in_errors(PettingZooEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def close(self) -> None:
         for game in self.games:

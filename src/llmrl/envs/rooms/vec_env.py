@@ -15,7 +15,7 @@ from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.array_games import ArrayGames
-from llmrl.envs.env_errors import guarded
+from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
 from llmrl.envs.rooms.tasks import RoomTask
 from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, Viewer
@@ -106,7 +106,7 @@ class RoomsEnv(ArrayGames):
     def one_game(self) -> RoomsEnv:
         """Return the same environment with a single independent game."""
         options: Any = self._init_kwargs
-        return guarded(RoomsEnv(**options, n_envs=1))
+        return name_env_in_errors(RoomsEnv(**options, n_envs=1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         if seed is not None:

@@ -1,4 +1,4 @@
-"""Maps of Clean Up and Harvest, parsed from text, with errors that name the place and the mistake."""
+"""Maps of Clean Up and Harvest, parsed from text, with errors that name the row, the column and the mistake."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
 def find(substrate: SubstrateName, choice: str) -> GameMap:
     """Return the map for a value of `env.map`: `auto`, `melting_pot`, `own`, the path of a text file, or a map as text.
 
-    `auto` is Melting Pot's map if Melting Pot is installed, else our own (with a warning).
+    `auto` is Melting Pot's map if Melting Pot is installed, else the map of this package (with a warning).
 
     Raises:
         ConfigError: the file cannot be read, or does not contain a map (see `parse`).
@@ -199,8 +199,8 @@ def find(substrate: SubstrateName, choice: str) -> GameMap:
         return parse(substrate, _melting_pot(substrate))
     if choice == "auto":
         logger.warning(
-            "Melting Pot is not installed: %s is played on a map of our own (env.map=own), and its numbers are not "
-            "those of Melting Pot's; %s",
+            "Melting Pot is not installed: %s uses this package's map (env.map=own), and its results cannot be "
+            "compared with those on Melting Pot's map; %s",
             substrate,
             install.HINT,
         )

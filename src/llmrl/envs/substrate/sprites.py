@@ -1,4 +1,4 @@
-"""Sprites of 8 x 8 pixels by name: Melting Pot's, read from the installed package, or plain ones of our own."""
+"""Sprites of 8 x 8 pixels by name: Melting Pot's, read from the installed package, or plain ones."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class SpriteSet:
             sprites on the ground rotate with it; sprites without a direction are the same in all four.
         avatars: each slot as others see it, [n_agents, 4, 8, 8, 4]: from behind, facing to the viewer's right, from
             the front, facing to the viewer's left.
-        oneself: the viewing player, from behind, [8, 8, 4].
+        viewer: the viewing player, from behind, [8, 8, 4].
         beams: the color of each of `grid_text.BEAMS` but the first, all over the cell, [2, 4].
     """
 
     sprites: Mapping[str, Sprite]
     avatars: Sprite
-    oneself: Sprite
+    viewer: Sprite
     beams: Sprite
 
 
@@ -48,11 +48,11 @@ def load(substrate: SubstrateName, n_agents: int, source: Source) -> SpriteSet:
 
     Raises:
         ConfigError: no such source, or Melting Pot has no more colors for so many players.
-        EngineError: `melting_pot` is not installed, or is another version that this cannot read.
+        EngineError: `melting_pot` is not installed, or is a version that cannot be read.
     """
     if source not in ("auto", "melting_pot", "plain"):
         raise ConfigError(f"env.tiles={source} does not exist; use auto, melting_pot or plain")
-    if resolve(source) == "plain":
+    if resolve_source(source) == "plain":
         return _plain_sprites(n_agents)
     return _melting_pot_sprites(substrate, n_agents)
 
@@ -70,7 +70,7 @@ def agent_colors(substrate: SubstrateName, n_agents: int, source: Source) -> Spr
     return np.array(dominant, np.uint8)
 
 
-def resolve(source: Source) -> Source:
+def resolve_source(source: Source) -> Source:
     """Return the source that `auto` stands for on this machine; any other source unchanged."""
     if source != "auto":
         return source
@@ -92,13 +92,13 @@ def _melting_pot_sprites(substrate: SubstrateName, n_agents: int) -> SpriteSet:
             f"env.n_agents={n_agents} is too large: Melting Pot has colors for {len(palette)} players; use fewer "
             "players, or env.tiles=plain"
         )
-    oneself = module.TARGET_SPRITE_SELF
+    viewer = module.TARGET_SPRITE_SELF
     avatars = [
-        [_paint(text, shapes.get_palette(palette_name)) for text in oneself["shape"]]
+        [_paint(text, shapes.get_palette(palette_name)) for text in viewer["shape"]]
         for palette_name in palette[:n_agents]
     ]
     return SpriteSet(
-        sprites, np.array(avatars), _paint(oneself["shape"][0], oneself["palette"]), _engine_beams(substrate)
+        sprites, np.array(avatars), _paint(viewer["shape"][0], viewer["palette"]), _engine_beams(substrate)
     )
 
 
@@ -112,7 +112,7 @@ def _appearance(kwargs: Mapping[str, Any]) -> dict[str, Sprite]:
         else:
             image = _color_sprite(kwargs["spriteRGBColors"][index])
         is_fixed = kwargs.get("noRotates", [False] * len(names))[index]
-        views[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = _views(image, turns=not is_fixed)
+        views[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = _rotated_views(image, turns=not is_fixed)
     return views
 
 
@@ -124,7 +124,7 @@ def _paint(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
     return mean
 
 
-def _views(image: Sprite, turns: bool) -> Sprite:
+def _rotated_views(image: Sprite, turns: bool) -> Sprite:
     """Return an image as viewers with each heading see it, [4, 8, 8, 4]."""
     return np.stack([np.rot90(image, heading if turns else 0) for heading in range(4)])
 
@@ -173,8 +173,8 @@ def _plain_sprites(n_agents: int) -> SpriteSet:
         "shadow_w": _color_sprite(_SHADOW, columns=slice(0, 3)),
         "shadow_e": _color_sprite(_SHADOW, columns=slice(5, 8)),
     }
-    sprites = {name: _views(image, turns=False) for name, image in undirected.items()}
-    sprites |= {name: _views(image, turns=True) for name, image in directed.items()}
+    sprites = {name: _rotated_views(image, turns=False) for name, image in undirected.items()}
+    sprites |= {name: _rotated_views(image, turns=True) for name, image in directed.items()}
     # To a viewer who turns right, others seem to turn left: facing right is the image rotated clockwise.
     players = [_player_sprite(_player_color(slot)) for slot in range(n_agents)]
     avatars = np.stack([np.stack([np.rot90(player, -k) for k in range(4)]) for player in players])

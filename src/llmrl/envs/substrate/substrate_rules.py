@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmrl.core.errors import ConfigError
-
 Rules = Literal["upstream", "legislative"]
 SubstrateName = Literal["cleanup", "harvest"]
 Definition = dict[str, Any]
@@ -208,13 +206,6 @@ def action_names(name: SubstrateName, rules: Rules) -> tuple[str, ...]:
     """Return the names of a player's actions under `rules`, in the order of their indices."""
     excluded = {"zap"} if any(c.name == "no_zap" for c in changes(name, rules)) else set()
     return tuple(action for action in SUBSTRATES[name].actions if action not in excluded)
-
-
-def check_n_agents(n_agents: int, name: SubstrateName, rules: Rules) -> None:
-    """Raise ConfigError unless a substrate supports `n_agents` players under `rules`."""
-    limit = len(SUBSTRATES[name].spawn_cells) if rules == "legislative" else MAX_AGENTS
-    if not 1 <= n_agents <= limit:
-        raise ConfigError(f"n_agents={n_agents} must be 1 to {limit} in {name} with rules={rules}")
 
 
 def substrate_definition(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_told_games import ENGINES, SMALL
+from test_native_prompt_facts import ENGINES, SMALL
 
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import VecEnv
