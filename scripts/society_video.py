@@ -21,7 +21,7 @@ from llmrl.core.frames import SIDE_BY_SIDE
 from llmrl.evaluation.evaluate_run import evaluate_run
 from llmrl.evaluation.settings import EvaluationSettings
 
-FILM = Path(__file__).parents[1] / "docs" / "figures" / "society.webp"
+VIDEO_TAG = Path(__file__).parents[1] / "docs" / "figures" / "society.webp"
 MAX_FRAMES = 110
 MAX_BYTES = 1_500_000
 FPS = 9
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a run with a principal")
     parser.add_argument("--seed", type=int, default=1000, help="of the episode (default 1000)")
     parser.add_argument("--steps", type=int, default=None, help="steps of it (default: the whole episode)")
-    parser.add_argument("--out", type=Path, default=FILM, help="file to write (default: that of the README)")
+    parser.add_argument("--out", type=Path, default=VIDEO_TAG, help="file to write (default: that of the README)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = EvaluationSettings(

@@ -709,7 +709,7 @@ for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted")
 @attack("llmrl-sweep cancel of job ids that are options, and of a bystander's process", "not reached, not signaled")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run import ownership
-    from llmrl.run.queued import Queued
+    from llmrl.run.queued import LaunchRecord
     from llmrl.run.status import Status
 
     for name, text in (("scancel", ""), ("squeue", ""), ("scontrol", "ClusterName = atlas\n"), ("sacct", "")):
@@ -724,7 +724,7 @@ def _(folder: Path) -> tuple[bool, str]:
         for i, job_id in enumerate(("--user=root", "--state=RUNNING", "1 2", "1_[0-9]", "")):
             run = folder / "outputs" / "study" / "defaults-00000000" / f"s{i}"
             run.mkdir(parents=True)
-            Queued(
+            LaunchRecord(
                 slurm if job_id else "", 0, job_id, machine, bystander.pid, start, "here", str(folder), "", "elsewhere",
                 "ada", 0.0, "", [],
             ).write(run)  # fmt: skip

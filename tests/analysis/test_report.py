@@ -23,7 +23,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
 from llmrl.results.run_records import find_runs
 from llmrl.run.ownership import this_machine
-from llmrl.run.queued import Queued
+from llmrl.run.queued import LaunchRecord
 from llmrl.run.run import Run
 from llmrl.run.status import RunProgress
 from llmrl.statistics.intervals import mean_interval
@@ -176,7 +176,9 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
         "here",
         str(tmp_path),
     )
-    Queued(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=["principal=ucb"]).write(waiting)
+    LaunchRecord(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=["principal=ucb"]).write(
+        waiting
+    )
     (corrupt.with_name("s6")).mkdir()
     with Run.open(tmp_path, "game", {"of": ["game", "principal=ucb"]}, ["principal=ucb"], 7) as run:
         run.status.progress = RunProgress(4, 10, "steps")

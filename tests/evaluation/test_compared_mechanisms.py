@@ -29,7 +29,7 @@ from llmrl.evaluation.evaluated_mechanisms import (
     select_mechanisms,
 )
 from llmrl.evaluation.society_pictures import LEVELS
-from llmrl.evaluation.videos import RunningSums, film, save_side_by_side
+from llmrl.evaluation.videos import RunningSums, record_video, save_side_by_side
 from llmrl.experiment.parts import build_parts
 from llmrl.results.mechanism_comparison import cells, differences, labels, reference, sentences
 from llmrl.rollout.collector import Collector
@@ -65,8 +65,8 @@ def escape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run_folder(root)
 
 
-def run_evaluation(folder: Path, *words: str) -> dict:
-    return evaluate(parser().parse_args([str(folder), *words]))
+def run_evaluation(folder: Path, *arguments: str) -> dict:
+    return evaluate(parser().parse_args([str(folder), *arguments]))
 
 
 def adaptation_equal(first: dict, second: dict) -> bool:
@@ -93,9 +93,9 @@ def test_text_and_numbers(vectors_text, requested):
 @pytest.mark.parametrize(
     ("vectors_text", "message"),
     [
-        (["none,1,2"], "give words"),
-        (["most"], r"mechanism most is invalid: give words \(none, last, best"),
-        (["0,,1"], "give words"),
+        (["none,1,2"], "give names"),
+        (["most"], r"mechanism most is invalid: give names \(none, last, best"),
+        (["0,,1"], "give names"),
         (["none", "best,none"], "none is given twice"),
         (["1,2", "1.0,2"], "1,2 is given twice"),
     ],
@@ -333,21 +333,18 @@ def test_video_needs_frames(escape, monkeypatch):
 
 def test_shorter_video_freezes_at_end(tmp_path):
     parts = build_parts(compose(*CLEANUP), None, play_only=True)
-    frame_lists = [film(parts, parts.agents[0].policy, Seeds(0), steps, False, compared=True) for steps in (2, 6)]
-    assert [len(frames) for frames in frame_lists] == [3, 7]
-    last = frame_lists[0].recorder.frames["world"][-1].copy()
-    for frames in frame_lists:
-        frames.hold(7)
-    assert [len(frames.moments) for frames in frame_lists] == [7, 7] and frame_lists[0].moments[2:] == [
-        frame_lists[0].moments[2]
-    ] * 5
-    assert all((frame == last).all() for frame in frame_lists[0].recorder.frames["world"][2:])
-    assert [moment.step for moment in frame_lists[0].moments] == [0, 1, 2, 2, 2, 2, 2]
-    assert next(iter(frame_lists[0].moments[2].counts)) == "apples eaten" and set(
-        frame_lists[0].moments[2].levels
-    ) == set(LEVELS)
+    videos = [record_video(parts, parts.agents[0].policy, Seeds(0), steps, False, compared=True) for steps in (2, 6)]
+    assert [len(video) for video in videos] == [3, 7]
+    last = videos[0].recorder.frames["world"][-1].copy()
+    for video in videos:
+        video.pad_to(7)
+    assert [len(video.moments) for video in videos] == [7, 7] and videos[0].moments[2:] == [videos[0].moments[2]] * 5
+    assert all((frame == last).all() for frame in videos[0].recorder.frames["world"][2:])
+    assert [moment.step for moment in videos[0].moments] == [0, 1, 2, 2, 2, 2, 2]
+    assert next(iter(videos[0].moments[2].counts)) == "apples eaten" and set(videos[0].moments[2].levels) == set(LEVELS)
     sentences = ["short", "a sentence that is long enough to need more than one row of words" * 2]
-    files = save_side_by_side(frame_lists, ["one", "two"], sentences, tmp_path, 10)
+    societies = [video.to_society(*text) for video, *text in zip(videos, ["one", "two"], sentences, strict=True)]
+    files = save_side_by_side(societies, videos[0].setting, tmp_path, 10)
     assert len(read_frames(files[0])) == 7
 
 

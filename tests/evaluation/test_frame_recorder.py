@@ -44,11 +44,11 @@ def transition(n_agents, notes=None):
 
 def test_thoughts_of_player_and_teacher():
     notes = [[{"reflection": "A door."}], [{}]]
-    words = Thoughts(object(), make_spec(1), Planner(), "cpu").words(transition(1, notes))
-    assert [heading for heading, _ in words] == [
+    captions = Thoughts(object(), make_spec(1), Planner(), "cpu").describe_step(transition(1, notes))
+    assert [heading for heading, _ in captions] == [
         *("action", "probabilities of the policy", "probabilities of the teacher", "reflection", "plans")
     ]
-    texts = dict(words)
+    texts = dict(captions)
     assert texts["action"] == "right" and texts["reflection"] == "A door."
     assert texts["probabilities of the policy"].startswith("right 0.80, stay 0.04")
     assert texts["probabilities of the policy"].count(",") == MAX_ACTIONS - 1
@@ -56,12 +56,12 @@ def test_thoughts_of_player_and_teacher():
 
 
 def test_thoughts_name_several_agents():
-    words = Thoughts(object(), make_spec(MAX_AGENTS + 1), None, "cpu").words(transition(MAX_AGENTS + 1))
-    actions = [heading for heading, _ in words if heading.endswith("action")]
+    captions = Thoughts(object(), make_spec(MAX_AGENTS + 1), None, "cpu").describe_step(transition(MAX_AGENTS + 1))
+    actions = [heading for heading, _ in captions if heading.endswith("action")]
     assert actions == [f"agent {i}, action" for i in range(MAX_AGENTS)]
 
 
-def test_words_match_world(tmp_path, monkeypatch):
+def test_captions_match_world(tmp_path, monkeypatch):
     world = np.full((20, 30, 3), 100, dtype=np.uint8)
     env = SimpleNamespace(spec=make_spec(1), render=lambda game: world)
     recorder = FrameRecorder(env, thoughts=Thoughts(object(), make_spec(1), None, "cpu"))

@@ -15,7 +15,7 @@ from llmrl.evaluation.society_pictures import (
     SINGLE_WIDTH,
     Moment,
     PictureSettings,
-    ShownSociety,
+    SocietyEpisode,
     SocietyPictures,
 )
 
@@ -26,13 +26,13 @@ GREY = np.full((21, 30, 3), 90, np.uint8)
 
 def society(
     payoffs: np.ndarray, levels: dict[str, list[float]], world: np.ndarray = GREY, title: str = "a"
-) -> ShownSociety:
+) -> SocietyEpisode:
     """Return a society with as many moments as `payoffs` [n, n_agents] has rows."""
     moments = [
         Moment(i, float(row.mean()), row, {"apples eaten": 3.0 * i}, {k: x[i] for k, x in levels.items()} if i else {})
         for i, row in enumerate(payoffs)
     ]
-    return ShownSociety(title, "What is done.", [world] * len(moments), moments)
+    return SocietyEpisode(title, "What is done.", [world] * len(moments), moments)
 
 
 def has(picture: np.ndarray, color) -> int:

@@ -19,7 +19,7 @@ from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.language import LANGUAGES, action_names
-from llmrl.evaluation.suite import suite_of
+from llmrl.evaluation.suite import parse_suite
 from llmrl.evaluation.suite_results import experiments
 from llmrl.run.trajectories import read
 from run_folders import write_run
@@ -289,7 +289,7 @@ def test_suite_options_are_not_runs():
 
 def package_suite(name):
     env = compose("env=babyai_text", "agent=random")["env"]
-    return suite_of(name, options("suite")[name], env)
+    return parse_suite(name, options("suite")[name], env)
 
 
 @pytest.mark.slow
@@ -355,8 +355,8 @@ def test_new_names_keep_action_count():
 
 def test_error_names_missing_option():
     with pytest.raises(ConfigError, match=r"suite.tests.a.env.*'levels'"):
-        suite_of("x", {**yaml.safe_load(SUITE), "tests": {"a": {"env": {"levels": 1}}}}, config("")["env"])
+        parse_suite("x", {**yaml.safe_load(SUITE), "tests": {"a": {"env": {"levels": 1}}}}, config("")["env"])
     no_actions = {key: value for key, value in config("")["env"].items() if key != "actions"}
     with pytest.raises(ConfigError, match=r"suite.tests.a.rename.*'actions'"):
-        suite_of("x", {**yaml.safe_load(SUITE), "env": {}, "tests": {"a": {"rename": ["b"]}}}, no_actions)
+        parse_suite("x", {**yaml.safe_load(SUITE), "env": {}, "tests": {"a": {"rename": ["b"]}}}, no_actions)
     assert Errands(Seeds(0)).spec.n_actions == Reader(Errands(Seeds(0)).spec, 1.0).n_actions

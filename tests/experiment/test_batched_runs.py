@@ -31,7 +31,7 @@ from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run import signals
 from llmrl.run.artifacts import saved_state
 from llmrl.run.ownership import read_owner
-from llmrl.run.progress_bar import ProgressBar, RowsDisplay
+from llmrl.run.progress_bar import MultiRunDisplay, ProgressBar
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import record_launch
@@ -267,11 +267,11 @@ def test_uninterruptible_thread_ends_with_process(monkeypatch):
         monkeypatch.setattr(signals, name, seconds)
     reads, writes = os.pipe()
     if (pid := os.fork()) == 0:
-        leader = StopFlag(give_up=KeyboardInterrupt)
+        leader = StopFlag(make_interrupt=KeyboardInterrupt)
 
         def stuck():
             leader.lead()
-            with StopFlag(overdue=lambda: os.write(writes, b"recorded") and None):
+            with StopFlag(before_exit=lambda: os.write(writes, b"recorded") and None):
                 time.sleep(STALLED_S)
 
         with leader:
@@ -294,10 +294,10 @@ def test_runs_are_displayed_jointly(monkeypatch):
     monkeypatch.setattr(Bars, "start", lambda bars: displays.append(bars))
     for terminal in (True, False):
         monkeypatch.setattr("sys.stderr", stderr_text := io.StringIO())
-        with RowsDisplay(3, every_s=0.0, terminal=terminal) as display:
+        with MultiRunDisplay(3, every_s=0.0, terminal=terminal) as display:
 
             def play(display, name):
-                display.show_here(name)
+                display.register_thread(name)
                 with ProgressBar(10, "steps", "design") as progress:
                     progress.update(5 if name == "a" else 10)
 

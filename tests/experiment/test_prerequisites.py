@@ -14,7 +14,7 @@ import pytest
 
 from llmrl.core.errors import ConfigError, PrerequisiteFailed, RunInUse
 from llmrl.experiment import prerequisites
-from llmrl.run.ownership import Ownership, in_use
+from llmrl.run.ownership import Ownership, is_in_use
 from llmrl.run.status import RunProgress, Status, read_status
 
 
@@ -38,7 +38,7 @@ class Waiting:
     def compute(self, config: Any, overrides: Any) -> None:
         assert not self.is_suspended
         self.tries += 1
-        if in_use(self.folder):
+        if is_in_use(self.folder):
             raise RunInUse("somebody works on it")
         self.finished = True
 
@@ -60,7 +60,7 @@ def test_waiting_run_is_suspended_once(waiting: Waiting) -> None:
     held = Ownership(waiting.folder)
     threading.Timer(0.3, held.release).start()
     prerequisites.ensure([waiting], run(), waiting.compute, waiting.away)  # type: ignore[list-item]
-    assert not in_use(waiting.folder)
+    assert not is_in_use(waiting.folder)
     assert (waiting.n_suspensions, waiting.tries, waiting.finished) == (1, 2, True)
 
 

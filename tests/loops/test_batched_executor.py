@@ -95,9 +95,9 @@ class Recorder:
 
     def safe_point(self, *_: Any) -> None: ...
 
-    checkpoint = within_grace = safe_point
+    checkpoint = stop_after_grace = safe_point
 
-    def saved_if_refused(self, *_: Any) -> Any:
+    def save_on_llm_error(self, *_: Any) -> Any:
         return nullcontext()
 
     def mark(self) -> dict[str, Any]:

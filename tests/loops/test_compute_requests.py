@@ -103,7 +103,7 @@ class TestServing:
             raise LLMError("nobody answers")
 
         def loop(run: Run) -> Requests[None]:
-            with run.saved_if_refused(3, lambda: {"x": 1}):
+            with run.save_on_llm_error(3, lambda: {"x": 1}):
                 yield Call(ask, is_long=True)
 
         with pytest.raises(LLMError), Run.open(tmp_path, "asks", {"of": 1}) as run:

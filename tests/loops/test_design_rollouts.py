@@ -56,7 +56,7 @@ def test_full_episode_is_single_rollout(tmp_path):
 def test_stop_in_round_resumes_exactly(tmp_path, monkeypatch):
     """A round is abandoned and repeated if the grace period ends after its first piece."""
     reference = design(tmp_path / "whole", "design.rollout_steps=2")
-    original, checks = Run.within_grace, []
+    original, checks = Run.stop_after_grace, []
 
     def impatient(self, iteration, state):
         checks.append(iteration)
@@ -65,7 +65,7 @@ def test_stop_in_round_resumes_exactly(tmp_path, monkeypatch):
             self.safe_point(iteration, state)
         original(self, iteration, state)
 
-    monkeypatch.setattr(Run, "within_grace", impatient)
+    monkeypatch.setattr(Run, "stop_after_grace", impatient)
     with pytest.raises(Stopped):
         run(*ROOM, "design.rollout_steps=2", f"output_root={tmp_path / 'stopped'}")
     folder, summary = design(tmp_path / "stopped", "design.rollout_steps=2")

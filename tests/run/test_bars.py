@@ -13,7 +13,7 @@ from rich.console import Console
 
 from llmrl.results.run_records import read_runs
 from llmrl.run.bars import Bars
-from llmrl.run.progress_bar import DisplayRow, ProgressBar, RowsDisplay, shorten
+from llmrl.run.progress_bar import DisplayRow, MultiRunDisplay, ProgressBar, shorten
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
 from llmrl.sweeps.watch import summarize_running
@@ -99,7 +99,7 @@ def test_sweep_line_has_last_proposal(running):
 
 def test_packed_runs_share_lines(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with RowsDisplay(2, every_s=0.0, terminal=False) as display:
+    with MultiRunDisplay(2, every_s=0.0, terminal=False) as display:
         display.update_row("first", Numbers(1, 10, steps_per_second=2.0, value=1.0, proposed="a: 1"))
         display.update_row("second", Numbers(3, 10, steps_per_second=2.0, value=2.0, proposed="a: 2"))
     lines = stream.getvalue().splitlines()
@@ -110,7 +110,7 @@ def test_packed_runs_share_lines(monkeypatch):
 def test_dependent_runs_are_not_counted(monkeypatch):
     """The progress of a run that waits is that of the needed run."""
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with RowsDisplay(2, every_s=0.0, terminal=False) as display:
+    with MultiRunDisplay(2, every_s=0.0, terminal=False) as display:
         row = DisplayRow(display, "first")
         row.stage = "pre-training"
         row.show("design", Numbers(9, 10), "")

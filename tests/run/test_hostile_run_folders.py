@@ -18,14 +18,14 @@ from llmrl.run.artifacts import read_config
 from llmrl.run.files import read_json_lines
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog, read_metrics
-from llmrl.run.queued import Queued, read_queued
+from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.run import Run
 from llmrl.run.tensorboard_file import EventFile
 from llmrl.run.training_episodes import TrainingEpisodes, read_training_episodes
 
 CONFIG = {"env": "toy"}
 FILES = ("metrics.jsonl", "training_episodes.tsv", "run.log", "llm_calls.jsonl", ".events.tmp")
-QUEUED = json.dumps(asdict(Queued("", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", []))).encode()
+QUEUED = json.dumps(asdict(LaunchRecord("", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", []))).encode()
 FOLDERS = ("checkpoints", "episodes", "trajectories", "sources", "loggers", "llm_images", "backup.partial")
 
 
@@ -100,7 +100,7 @@ READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
     "training_episodes.tsv": (b'# {"games": 1, "horizon": 1}\ngame\tstart\tlength\n', read_training_episodes),
     "episodes.jsonl": (b"{}\n", lambda folder: read_json_lines(folder / "episodes.jsonl")),
     "config.yaml": (b"env: {}\n", lambda folder: read_config(folder, ())),
-    "queued.json": (QUEUED, read_queued),
+    "queued.json": (QUEUED, read_launch_record),
 }
 
 

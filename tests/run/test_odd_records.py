@@ -137,7 +137,9 @@ def test_dangling_link_is_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("damage", ANY_RECORD)
 def test_odd_queue_record_affects_single_run(tmp_path: Path, damage: str) -> None:
     folder = finish(tmp_path)
-    content = queued.Queued("llmrl.sweeps.backends.local.Local", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", [])
+    content = queued.LaunchRecord(
+        "llmrl.sweeps.backends.local.Local", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", []
+    )
     content.write(folder)
     if damage != "a truth value as a number":
         ANY_RECORD[damage](folder / queued.FILE_NAME, json.loads((folder / queued.FILE_NAME).read_text()))

@@ -7,8 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+from llmrl.core.plain_data import read_object
 from llmrl.run.config_hash import EXCLUDED
-from llmrl.run.provenance import collect
+from llmrl.run.provenance import FILE_NAME, write_provenance
 from llmrl.run.status import RunProgress, RunState, Status
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,8 @@ EXCLUSIONS = {
 
 def test_keys_are_documented(tmp_path: Path) -> None:
     names = [*EXCLUDED, *get_args(RunState), *(f.name for f in fields(Status)), *(f.name for f in fields(RunProgress))]
-    names += collect(tmp_path / "code-1.diff")
+    write_provenance(tmp_path, attempt=1)
+    names += read_object(tmp_path / FILE_NAME)["attempts"][0]
     assert [name for name in names if f"`{name}`" not in PAGE] == []
 
 

@@ -21,7 +21,16 @@ from llmrl.core.errors import RunFolderError
 from llmrl.results.run_records import find_runs, only_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import EXCLUDED, config_hash
-from llmrl.run.folder import MAX_LABEL, find_folder, hash_of, is_run_folder, run_folder, run_label, seed_of, title
+from llmrl.run.folder import (
+    MAX_LABEL,
+    find_folder,
+    format_overrides,
+    hash_of,
+    is_run_folder,
+    run_folder,
+    run_label,
+    seed_of,
+)
 from llmrl.sweeps.jobs import naming_overrides
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -122,8 +131,8 @@ def test_label_states_length_in_sweep() -> None:
 
 def test_tables_use_short_keys() -> None:
     options = {"principal": "ucb", "agent.rate": "0.1", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"}
-    assert title(options) == "principal=ucb, rate=0.1, init_from=0a1b2c3d-s4"
-    assert title(options, ["principal.rate"]) == "principal=ucb, agent.rate=0.1, init_from=0a1b2c3d-s4"
+    assert format_overrides(options) == "principal=ucb, rate=0.1, init_from=0a1b2c3d-s4"
+    assert format_overrides(options, ["principal.rate"]) == "principal=ucb, agent.rate=0.1, init_from=0a1b2c3d-s4"
 
 
 def test_parent_folder_resolves_to_single_run(tmp_path: Path) -> None:
@@ -192,7 +201,7 @@ def test_locked_folder_raises_until_process_dies(tmp_path: Path) -> None:
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
     mine = ownership.Ownership(tmp_path)
-    assert mine.held
+    assert mine.is_held
     mine.release()
     assert list(tmp_path.iterdir()) == []
     process.join()
@@ -250,6 +259,6 @@ def test_partial_owner_file_does_not_block(tmp_path: Path) -> None:
 def test_stolen_folder_is_not_released(tmp_path: Path) -> None:
     mine = ownership.Ownership(tmp_path)
     _claim_remotely(tmp_path, age_s=0)
-    assert not mine.held
+    assert not mine.is_held
     mine.release()
     assert ownership.read_owner(tmp_path) is not None

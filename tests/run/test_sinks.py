@@ -21,39 +21,39 @@ from llmrl.run.folder import run_label
 from llmrl.run.metrics import FILE_NAME, MetricLog, read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
-from llmrl.run.sink import Ending, Opening, Row, Sink, flat
+from llmrl.run.sink import Ending, Opening, Row, Sink, flatten_config
 
 CONFIG: dict[str, Any] = {"env": "toy", "agent": {"lr": 0.1}}
 KEY = "sk-abcdefghij0123456789ABCDEFGHIJ"
 
 
-class Notes(Sink):
-    """Keeps what it is told."""
+class RecordingSink(Sink):
+    """Records every call."""
 
     def __init__(self, background: bool = True) -> None:
         self.background = background
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.numbers: list[int] = []
 
     def open(self, opening: Opening) -> None:
-        self.told.append(opening)
+        self.events.append(opening)
 
     def rows(self, rows: Sequence[Row]) -> None:
         assert rows
-        self.told += rows
+        self.events += rows
         self.numbers += [row.number for row in rows]
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
-        self.told.append((row.number, tag, markdown))
+        self.events.append((row.number, tag, markdown))
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
-        self.told.append((row.number, tag, path))
+        self.events.append((row.number, tag, path))
 
     def close(self, ending: Ending) -> None:
-        self.told.append(ending)
+        self.events.append(ending)
 
 
-class Broken(Notes):
+class Broken(RecordingSink):
     """Fails at the rows whose numbers it is given, once each."""
 
     def __init__(self, *numbers: int, background: bool = True) -> None:
@@ -67,7 +67,7 @@ class Broken(Notes):
         super().rows(rows)
 
 
-class Stuck(Notes):
+class Stuck(RecordingSink):
     """Waits for a server that does not answer, at its first rows or when it is to close."""
 
     def __init__(self, at: str) -> None:
@@ -95,18 +95,18 @@ def record(metrics: MetricLog, numbers: range) -> None:
 
 
 @pytest.fixture
-def notes() -> Notes:
-    return Notes(background=False)
+def notes() -> RecordingSink:
+    return RecordingSink(background=False)
 
 
-def test_sink_receives_all_events(tmp_path: Path, notes: Notes) -> None:
+def test_sink_receives_all_events(tmp_path: Path, notes: RecordingSink) -> None:
     with Run.open(tmp_path, "toys", CONFIG, ["env=toy", "agent.lr=0.1"], 3, sinks=lambda: {"notes": notes}) as run:
         record(run.metrics, range(1))
         run.metrics.attach("said", lambda line: f"at {line['env_steps']}")
         run.metrics.attach_pictures("film", lambda line: [tmp_path / "a.gif"] if line["updates"] else [])
         record(run.metrics, range(1, 2))
         run.result, run.summary = 2.5, {"worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
-    opening, first, text, second, second_text, film, ending = notes.told
+    opening, first, text, second, second_text, film, ending = notes.events
     assert (opening.folder, opening.root, opening.name, opening.kept) == (run.folder, tmp_path, "toys", 0)
     assert opening.label == "/".join(run.folder.parts[-2:]) and opening.label.endswith("/s3")
     assert opening.config == CONFIG and opening.hyperparameters == {"env": "toy", "agent.lr": 0.1, "seed": 3}
@@ -123,7 +123,7 @@ def test_sink_receives_all_events(tmp_path: Path, notes: Notes) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_resume_repeats_rows_to_sink(tmp_path: Path, background: bool) -> None:
-    sinks = [Notes(background), Notes(background)]
+    sinks = [RecordingSink(background), RecordingSink(background)]
     metrics = MetricLog(tmp_path, None, {"notes": sinks[0]})
     record(metrics, range(3))
     position = metrics.position()
@@ -133,26 +133,26 @@ def test_resume_repeats_rows_to_sink(tmp_path: Path, background: bool) -> None:
     record(metrics, range(3, 6))
     metrics.close()
     metrics.wait()
-    opening = sinks[1].told[0]
-    assert opening.kept == 3 and opening.started == sinks[1].told[1].unix
+    opening = sinks[1].events[0]
+    assert opening.kept == 3 and opening.started == sinks[1].events[1].unix
     assert sinks[1].numbers == [0, 1, 2, 3, 4, 5]
-    assert [event[0] for event in sinks[1].told if isinstance(event, tuple)] == [0, 1, 2, 3, 4, 5]
+    assert [event[0] for event in sinks[1].events if isinstance(event, tuple)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_end_state_reaches_sink(tmp_path: Path, notes: Notes) -> None:
+def test_end_state_reaches_sink(tmp_path: Path, notes: RecordingSink) -> None:
     with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"notes": notes}):
         raise ZeroDivisionError("no division")
-    assert (notes.told[-1].state, notes.told[-1].error) == ("failed", "ZeroDivisionError: no division")
-    assert notes.told[-1].final == {} and not notes.told[-1].succeeded
+    assert (notes.events[-1].state, notes.events[-1].error) == ("failed", "ZeroDivisionError: no division")
+    assert notes.events[-1].final == {} and not notes.events[-1].succeeded
     with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"notes": notes}) as run:
         os.kill(os.getpid(), signal.SIGTERM)
         run.safe_point(1, dict)
-    assert notes.told[-1].state == "preempted"
+    assert notes.events[-1].state == "preempted"
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_sink_failure_is_isolated(tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool) -> None:
-    broken, notes = Broken(1, 2, 3, background=background), Notes(background)
+    broken, notes = Broken(1, 2, 3, background=background), RecordingSink(background)
     sinks = {"broken": broken, "notes": notes}
     with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: sinks) as run:
         for number in range(4):
@@ -160,7 +160,7 @@ def test_sink_failure_is_isolated(tmp_path: Path, caplog: pytest.LogCaptureFixtu
             wait_for(lambda n=number: len(notes.numbers) == n + 1 and broken.numbers == [0])
         run.result = 1.0
     assert Run.open(tmp_path, "toys", CONFIG).finished
-    assert notes.numbers == [0, 1, 2, 3] and isinstance(notes.told[-1], Ending)
+    assert notes.numbers == [0, 1, 2, 3] and isinstance(notes.events[-1], Ending)
     assert len(read_metrics(run.folder / FILE_NAME)) == 4
     warnings = [record.getMessage() for record in caplog.records if "loggers.broken" in record.getMessage()]
     assert len(warnings) == 2, "once when it fails, once at the end"
@@ -201,7 +201,7 @@ def test_stop_does_not_wait_for_server(
     assert time.monotonic() - start_time < fan_out.FINISH_S / 2
     assert "loggers.stuck" in caplog.text and "did not answer in time" in caplog.text
     assert ("lacks the last 2 of 2 rows" in caplog.text) == (at == "rows")
-    assert not isinstance((stuck.told or [None])[-1], Ending) and stuck.abandoned
+    assert not isinstance((stuck.events or [None])[-1], Ending) and stuck.abandoned
     stuck.answer.set()
 
 
@@ -210,25 +210,25 @@ def test_finished_run_flushes_sinks(tmp_path: Path, caplog: pytest.LogCaptureFix
     with Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         threading.Timer(0.3, stuck.answer.set).start()
-    assert isinstance(stuck.told[-1], Ending) and "loggers.stuck" not in caplog.text and not stuck.abandoned
+    assert isinstance(stuck.events[-1], Ending) and "loggers.stuck" not in caplog.text and not stuck.abandoned
 
 
 def test_sinks_receive_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
-    notes = Notes(background=False)
+    notes = RecordingSink(background=False)
     config = {"a": {"b": f"uses {KEY}", "correct-horse-battery": 1}}
     opening = Opening(tmp_path, tmp_path, "n", "l", config, {"x": "correct-horse-battery"})
     metrics = MetricLog(tmp_path, None, {"notes": notes}, opening)
     metrics.attach("said", lambda line: f"Bearer {KEY}")
     metrics.log("update", "updates", {"loss/correct-horse-battery": 1.0, "fine": 2.0}, updates=1)
     metrics.close("failed", {"found": f"key {KEY}"}, error=f"no access with {KEY}")
-    events = repr(notes.told)
+    events = repr(notes.events)
     assert KEY not in events and "correct-horse-battery" not in events
-    assert notes.told[1].metrics == {"loss/<redacted>": 1.0, "fine": 2.0}
+    assert notes.events[1].metrics == {"loss/<redacted>": 1.0, "fine": 2.0}
 
 
-def test_sinks_are_not_hashed(tmp_path: Path, notes: Notes) -> None:
-    with_sink = {**CONFIG, "loggers": {"notes": {"_target_": "my.Notes"}}}
+def test_sinks_are_not_hashed(tmp_path: Path, notes: RecordingSink) -> None:
+    with_sink = {**CONFIG, "loggers": {"notes": {"_target_": "my.RecordingSink"}}}
     assert config_hash(with_sink) == config_hash(CONFIG)
     overrides = ["loggers=[tensorboard,wandb]", "+loggers.mine._target_=my.Sink", "loggers.wandb.mode=offline"]
     assert run_label(overrides) == run_label([])
@@ -257,12 +257,12 @@ def test_invalid_sinks_keep_finished_run(tmp_path: Path) -> None:
 def test_run_id_changes_on_rerun(tmp_path: Path) -> None:
     ids = []
     for rerun in (False, False, True):
-        notes = Notes(background=False)
+        notes = RecordingSink(background=False)
         with (
             pytest.raises(ZeroDivisionError),
             Run.open(tmp_path, "t", {**CONFIG, "rerun": rerun}, sinks=lambda sink=notes: {"n": sink}) as run,
         ):
-            ids.append(notes.told[0].run_id())
+            ids.append(notes.events[0].run_id())
             run.checkpoint(1, {})
             raise ZeroDivisionError
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 16
@@ -281,12 +281,12 @@ def test_parallel_sinks_share_run_id(tmp_path: Path) -> None:
 def test_invalid_sinks() -> None:
     config: dict[str, Any] = {"trusted_modules": ["test_sinks"], "loggers": {}}
     assert RunResources(config).sinks == {} == RunResources({**config, "loggers": None}).sinks
-    loggers = {"mine": {"_target_": "test_sinks.Notes", "background": False}, "none": {"_target_": None}}
-    assert isinstance(RunResources({**config, "loggers": loggers}).sinks["mine"], Notes)
+    loggers = {"mine": {"_target_": "test_sinks.RecordingSink", "background": False}, "none": {"_target_": None}}
+    assert isinstance(RunResources({**config, "loggers": loggers}).sinks["mine"], RecordingSink)
     for node, complaint in [
         ({"_target_": "test_sinks.Key"}, "no such name"),
         ({"_target_": "test_sinks.NoSink"}, "is not a sink"),
-        ({"_target_": "test_sinks.Notes", "color": 1}, "'color'"),
+        ({"_target_": "test_sinks.RecordingSink", "color": 1}, "'color'"),
         ("wandb", "must name the class"),
         ({"_target_": "llmrl.run.tensorboard_file.EventFile"}, "outside the trusted modules"),
         ({"_target_": "llmrl.run.sinks.wandb.WandB", "finish_timeout": 0.0}, "finish_timeout"),
@@ -312,7 +312,7 @@ def test_missing_library_suggests_installation(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_flat_config() -> None:
-    assert flat({"a": {"b": {}, "c": [1, {"d": 2}]}, "e": {"f": {"g": None}}}) == {
+    assert flatten_config({"a": {"b": {}, "c": [1, {"d": 2}]}, "e": {"f": {"g": None}}}) == {
         "a.c": [1, {"d": 2}],
         "e.f.g": None,
     }

@@ -65,10 +65,10 @@ def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
 
 def position_of(path: Path) -> dict:
     """Return the position that a checkpoint stores for the end of a `metrics.jsonl` (`MetricLog.position`)."""
-    from llmrl.run.metrics import without_clock
+    from llmrl.run.metrics import drop_nondeterministic_metrics
 
     data = path.read_bytes()
-    return {"lines": data.count(b"\n"), "sha256": hashlib.sha256(without_clock(data)).hexdigest()}
+    return {"lines": data.count(b"\n"), "sha256": hashlib.sha256(drop_nondeterministic_metrics(data)).hexdigest()}
 
 
 def rows_alike(two: list[dict], second_rows: list[dict], rel: float, abs: float = 1e-6) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.frames import save_video
-from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
+from llmrl.run.episode_files import TEXT_COLUMN_WIDTH, EpisodeFiles
 from run_folders import write_run
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'>\u2028 line & <b>bold</b>"
@@ -80,7 +80,7 @@ def _step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, pla
 
 
 def _picture(step: int) -> np.ndarray:
-    picture = np.full((32, 48 + FILM_COLUMN, 3), 255, dtype=np.uint8)
+    picture = np.full((32, 48 + TEXT_COLUMN_WIDTH, 3), 255, dtype=np.uint8)
     picture[:, :48] = [20 + 40 * step % 200, 90, 160]
     picture[:, 48 + step] = 0
     return picture

@@ -94,9 +94,9 @@ class UnsavedRun:
     def safe_point(self, iteration, state):
         """Save nothing."""
 
-    within_grace = checkpoint = safe_point
+    stop_after_grace = checkpoint = safe_point
 
-    def saved_if_refused(self, iteration, state, learns=False):
+    def save_on_llm_error(self, iteration, state, learns=False):
         return nullcontext()
 
 

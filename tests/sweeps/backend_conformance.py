@@ -91,7 +91,7 @@ def compute_reference(cwd: Path, *overrides: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def row_of(cwd: Path, seed: int) -> dict:
+def to_sink_row(cwd: Path, seed: int) -> dict:
     return next((row for row in table(cwd) if row["seed"] == seed), {}) if (cwd / "outputs").exists() else {}
 
 
@@ -99,7 +99,7 @@ def wait_for_steps(cwd: Path, *seeds: int) -> None:
     """Wait until the runs of these seeds have saved something."""
 
     def are_advanced() -> bool:
-        rows = [row_of(cwd, seed) for seed in seeds]
+        rows = [to_sink_row(cwd, seed) for seed in seeds]
         return all(
             row and row["state"] == "running" and row["last_metrics"].get("principal_steps", 0) >= 1 for row in rows
         )
@@ -140,9 +140,9 @@ class BackendConformance:
     def test_lost_worker_affects_single_run(self, place: Place, slow_reference: Numbers, tmp_path: Path):
         launcher = place.start(*SLOW, "seed=0,1", cwd=tmp_path)
         wait_for_steps(tmp_path, 0, 1)
-        os.kill(row_of(tmp_path, 0)["pid"], signal.SIGKILL)
-        wait_for(lambda: row_of(tmp_path, 0)["state"] == "lost")
-        assert row_of(tmp_path, 1)["state"] == "running"
+        os.kill(to_sink_row(tmp_path, 0)["pid"], signal.SIGKILL)
+        wait_for(lambda: to_sink_row(tmp_path, 0)["state"] == "lost")
+        assert to_sink_row(tmp_path, 1)["state"] == "running"
         (tmp_path / "ok").touch()
         out, err = launcher.communicate(timeout=WAIT_S)
         assert launcher.returncode == 1 and "1 lost" in out and "1 finished" in out, out + err
@@ -154,7 +154,7 @@ class BackendConformance:
         wait_for_steps(tmp_path, 0, 1)
         place.lose_node(sorted(table(tmp_path), key=lambda row: row["seed"]), launcher)
         try:
-            wait_for(lambda: row_of(tmp_path, 0)["state"] in ("lost", "queued"))
+            wait_for(lambda: to_sink_row(tmp_path, 0)["state"] in ("lost", "queued"))
         finally:
             place.restore()
         (tmp_path / "ok").touch()
@@ -186,7 +186,7 @@ class BackendConformance:
         overrides = (*SLOW, "hardware.parallel=1", "seed=0,1")
         launcher = place.start(*overrides, cwd=tmp_path)
         wait_for_steps(tmp_path, 0)
-        assert row_of(tmp_path, 1)["state"] == "queued"
+        assert to_sink_row(tmp_path, 1)["state"] == "queued"
         os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
         interrupted_at = time.monotonic()
         out, err = launcher.communicate(timeout=WAIT_S)

@@ -25,7 +25,7 @@ from llmrl.results.run_records import JobEnd, Queue, read_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
-from llmrl.run.queued import Queued, read_queued
+from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
 from llmrl.sweeps.backends.here import Here
@@ -68,7 +68,7 @@ def job(root: Path, seed: int, backend: Backend, does: str) -> Job:
 def computes(config: dict[str, Any], overrides: list[str]) -> float | None:
     """Return a run that writes its status as runs do; what it does is in its config."""
     folder = find_folder(Path(config["output_root"]), config["name"], config_hash(config), [], config["seed"])
-    queued = read_queued(folder)
+    queued = read_launch_record(folder)
     assert queued is not None
     status = Status("running", attempt=queued.attempt + 1, overrides=overrides, pid=os.getpid())
     os.environ["LEFT_BEHIND"] = "by a run"
@@ -95,7 +95,7 @@ def test_local_runs_match_process_runs(tmp_path, monkeypatch):
     assert [outcome.result for outcome in outcomes] == [0.0, None, None, 3.0]
     assert "made to fail" in outcomes[1].error and "made to fail" in (outcomes[1].folder / "traceback.txt").read_text()
     assert "LEFT_BEHIND" not in os.environ, "what one run sets is not there for the next"
-    assert read_queued(outcomes[0].folder).backend == "llmrl.sweeps.backends.here.Here"
+    assert read_launch_record(outcomes[0].folder).backend == "llmrl.sweeps.backends.here.Here"
     second_outcomes, code = launch(jobs, computes, tmp_path / "sweep")
     assert [outcome.skipped for outcome in second_outcomes] == [True, False, False, True]
 
@@ -109,7 +109,7 @@ def test_local_rows_end_independently(tmp_path):
     batches = []
 
     def count_works(works: Sequence[JobWork]) -> list[RunExit]:
-        batches.append([len(read_queued(work.folder).other_run_folders) for work in works])
+        batches.append([len(read_launch_record(work.folder).other_run_folders) for work in works])
         return run_works(works)
 
     does = ("finish", "fail early", "exit", "finish", "finish")
@@ -164,7 +164,7 @@ def test_faulty_backend_affects_only_assigned_runs(tmp_path):
 class Sleepers:
     """A scheduler of processes that go on without their launcher: a job's id is its process's."""
 
-    def ask(self, jobs: Sequence[Queued]) -> list[Queue]:
+    def ask(self, jobs: Sequence[LaunchRecord]) -> list[Queue]:
         if Path(jobs[0].cluster, "silent").exists():
             raise SchedulerError("nobody answers")
         states = {queued.job_id: "RUNNING" for queued in jobs if Path("/proc", queued.job_id, "stat").exists()}
@@ -229,7 +229,7 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
     assert [outcome.state for outcome in outcomes] == ["submitted"] * 2 and code == 0
     assert all(outcome.error == f"job {outcome.job_id}" for outcome in outcomes)
     assert [record.state for record in records(tmp_path / "outputs")] == ["queued"] * 2
-    assert read_queued(jobs[0].folder).backend == backend_name(backend)
+    assert read_launch_record(jobs[0].folder).backend == backend_name(backend)
 
     (place / "silent").touch()
     assert [record.state for record in records(tmp_path / "outputs")] == ["queued"] * 2, "believed"

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import sweeping
 from llmrl.cli import sweep
-from llmrl.cli.sweep import RETRIED
+from llmrl.cli.sweep import RETRIED_STATES
 from llmrl.results.run_records import UNFINISHED_STATES, Queue, read_run
 from llmrl.run import ownership
-from llmrl.run.queued import Queued, read_queued, record_cancellation
+from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_submission
 from llmrl.sweeps.backends.local import Local, PackPool
@@ -66,7 +66,7 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
     for job_ in jobs:
         record = read_run(job_.folder)
         assert record.state == "cancelled" and "before" in record.error and record.attempt == 0
-    retried_folders = [record.folder for record in records(tmp_path) if record.state in RETRIED.split(",")]
+    retried_folders = [record.folder for record in records(tmp_path) if record.state in RETRIED_STATES.split(",")]
     assert len(retried_folders) == 3, "the same command, and retry, come back to them"
 
 
@@ -85,9 +85,9 @@ def test_stop_during_takeover_cancels_all(tmp_path: Path) -> None:
     assert not (tmp_path / "begun").exists()
 
 
-def in_slurm(folder: Path, job_id: str, **changes: Any) -> Queued:
+def in_slurm(folder: Path, job_id: str, **changes: Any) -> LaunchRecord:
     folder.mkdir(parents=True, exist_ok=True)
-    queued = Queued(SLURM, 0, job_id, "here", 1, "1", "here", str(folder), "", "atlas", "ada", 0.0, "", [])
+    queued = LaunchRecord(SLURM, 0, job_id, "here", 1, "1", "here", str(folder), "", "atlas", "ada", 0.0, "", [])
     queued = replace(queued, **changes)
     queued.write(folder)
     return queued
@@ -215,7 +215,9 @@ def test_takeover_resets_to_waiting(tmp_path: Path) -> None:
     assert read_run(folder, queues).state == "cancelled"
     in_slurm(folder, "52")
     assert read_run(folder, queues).state == "queued"
-    assert read_queued(folder) is not None and json.loads((folder / "queued.json").read_text())["cancelled"] == ""
+    assert (
+        read_launch_record(folder) is not None and json.loads((folder / "queued.json").read_text())["cancelled"] == ""
+    )
 
 
 def test_sigkill_loses_queue(tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ def test_owner_process_is_signaled(tmp_path: Path) -> None:
     finally:
         owned.release()
         signal.signal(signal.SIGTERM, handler)
-    assert not ownership.has_open(os.getpid(), folder / "owner.json")
+    assert not ownership.has_open_for_writing(os.getpid(), folder / "owner.json")
 
 
 def test_launcher_stops_runs_on_other_machines(tmp_path: Path) -> None:

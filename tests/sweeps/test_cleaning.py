@@ -9,7 +9,7 @@ import pytest
 
 from llmrl.cli import sweep
 from llmrl.run.ownership import process_start, this_machine
-from llmrl.run.queued import Queued
+from llmrl.run.queued import LaunchRecord
 from llmrl.run.status import Status
 
 KINDS = ("--backups", "--checkpoints", "--launches", "--unfinished")
@@ -146,6 +146,6 @@ def test_launch_folder_with_remaining_runs_survives(tmp_path):
     machine, pid = this_machine(), os.getpid()
     local_backend = "llmrl.sweeps.backends.here.Here"
     place = (local_backend, 0, "", machine, pid, process_start(pid), "here", str(busy))
-    Queued(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=[]).write(run)
+    LaunchRecord(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=[]).write(run)
     assert clean(tmp_path, "--launches", "--yes") == 0
     assert busy.is_dir() and not completed.exists()

@@ -275,7 +275,7 @@ def test_long_error_is_truncated(tmp_path):
 def test_remote_queue_expires_with_heartbeat(tmp_path):
     """A workstation that was rebooted leaves runs that nobody will come to."""
     from llmrl.results.run_records import read_run
-    from llmrl.run.queued import Queued
+    from llmrl.run.queued import LaunchRecord
 
     run = tmp_path / "study" / "defaults-00000000" / "s0"
     sweep_folder = tmp_path / ".sweeps" / "one"
@@ -283,7 +283,9 @@ def test_remote_queue_expires_with_heartbeat(tmp_path):
         folder.mkdir(parents=True)
     alive = sweep_folder / "launcher.alive"
     for backend in ("llmrl.sweeps.backends.local.Local", "llmrl.sweeps.backends.slurm_submission.Slurm"):
-        Queued(backend, 0, "", "elsewhere", 1, "1", "elsewhere", str(sweep_folder), "", "", "", 0.0, "", []).write(run)
+        LaunchRecord(
+            backend, 0, "", "elsewhere", 1, "1", "elsewhere", str(sweep_folder), "", "", "", 0.0, "", []
+        ).write(run)
         alive.touch()
         assert read_run(run).state == "queued"
         os.utime(alive, (0, 0))
@@ -302,12 +304,12 @@ def test_run_variables_reach_runs(tmp_path):
 def test_queue_answers_only_for_visible_jobs(tmp_path):
     """Jobs of another cluster, or of a user it was not asked for, are believed; its own are gone if it has none."""
     from llmrl.results.run_records import Queue, read_run
-    from llmrl.run.queued import Queued
+    from llmrl.run.queued import LaunchRecord
 
     run = tmp_path / "study" / "defaults-00000000" / "s0"
     run.mkdir(parents=True)
     slurm = "llmrl.sweeps.backends.slurm_submission.Slurm"
-    queued = Queued(slurm, 0, "7", "here", 1, "1", "here", str(tmp_path), "", "atlas", "ada", 0.0, "", [])
+    queued = LaunchRecord(slurm, 0, "7", "here", 1, "1", "here", str(tmp_path), "", "atlas", "ada", 0.0, "", [])
     queued.write(run)
     for cluster, user, jobs, state in (
         ("atlas", "ada", {"7": "PENDING"}, "queued"),

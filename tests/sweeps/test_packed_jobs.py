@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.queued import read_queued
+from llmrl.run.queued import read_launch_record
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_submission
 from llmrl.sweeps.backends.protocol import Hardware, Job
@@ -74,13 +74,13 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
     assert {outcome.job_id for outcome in outcomes} == {"77_0", "77_1"}
     jobs_per_id: dict[str, list[Job]] = {}
     for job in nine:
-        queued = read_queued(job.folder)
+        queued = read_launch_record(job.folder)
         assert queued is not None
         jobs_per_id.setdefault(queued.job_id, []).append(job)
     assert sorted(len(jobs) for jobs in jobs_per_id.values()) == [4, 5]
     for jobs_ in jobs_per_id.values():
         for job in jobs_:
-            queued = read_queued(job.folder)
+            queued = read_launch_record(job.folder)
             assert queued is not None
             assert set(queued.other_run_folders) == {str(job.folder) for job in jobs_} - {str(job.folder)}
     script = (cluster / "sbatch.script").read_text()
@@ -100,7 +100,7 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
 def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> None:
     nine = jobs(tmp_path, 9)
     launch(nine, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
-    with_first = [job for job in nine if read_queued(job.folder).job_id == "77_0"]  # type: ignore[union-attr]
+    with_first = [job for job in nine if read_launch_record(job.folder).job_id == "77_0"]  # type: ignore[union-attr]
     for job in with_first[1:]:
         (job.folder / "summary.json").write_text("{}")
         Status("finished", attempt=1, result=1.0).write(job.folder)
@@ -112,7 +112,7 @@ def test_free_cluster_gets_job_per_run(tmp_path: Path, cluster: Path) -> None:
     launch(three, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
     script = (cluster / "sbatch.script").read_text()
     assert "--array=0-2%" in script and "--mem=1000M" in script
-    assert all(read_queued(job.folder).other_run_folders == [] for job in three)  # type: ignore[union-attr]
+    assert all(read_launch_record(job.folder).other_run_folders == [] for job in three)  # type: ignore[union-attr]
 
 
 @pytest.fixture

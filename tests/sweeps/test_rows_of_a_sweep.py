@@ -14,7 +14,7 @@ import pytest
 
 from experiments import comparable_metrics
 from llmrl.core.errors import RunFolderError
-from llmrl.run.queued import read_queued
+from llmrl.run.queued import read_launch_record
 from llmrl.sweeps.run_control import cancel, records
 from sweeping import command, start, sweep, table, wait_for
 
@@ -55,7 +55,7 @@ def test_rows_match_single_runs(tmp_path):
     processes = {row["pid"] for row in table(tmp_path, "rows")}
     assert len(processes) == len({row["log"] for row in table(tmp_path, "rows")}) in (1, 2)
     assert len({row["pid"] for row in table(tmp_path, "alone")}) == 1
-    queued = read_queued(Path(table(tmp_path, "rows")[0]["folder"]))
+    queued = read_launch_record(Path(table(tmp_path, "rows")[0]["folder"]))
     assert queued is not None and len(queued.other_run_folders) == 4 / len(processes) - 1
 
 

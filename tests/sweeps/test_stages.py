@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl.cli.sweep import as_json
+from llmrl.cli.sweep import to_json
 from llmrl.display.sweeps import print_prerequisites
 from llmrl.results.run_records import RunRecord, read_runs
-from llmrl.run.queued import Queued
+from llmrl.run.queued import LaunchRecord
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
 from llmrl.sweeps.watch import stage_counts, stage_of, stage_text, summarize_running
 from run_folders import write_run
@@ -32,7 +32,7 @@ def record(root: Path, seed: int, state: str, stage: RunStage | None = None) -> 
 
 
 def queue_after(folder: Path, *prerequisites: PrerequisiteRecord) -> None:
-    Queued(
+    LaunchRecord(
         *("here", 1, "", "machine", 1, "start", "host", "sweep", "", "", "", time.time(), "code", []),
         after=list(prerequisites),
     ).write(folder)
@@ -46,7 +46,7 @@ def test_runs_are_counted_by_stage(tmp_path: Path) -> None:
     assert summarize_running(records).startswith(text) and "1 running" in summarize_running(records)
     assert summarize_running(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
     assert {stage_text(stage_of(running)) for running in records[:3]} == {"1/3 reference lines: coarse scan 45%"}
-    assert as_json(records[0])["stage"]["fraction"] == 0.45 and as_json(records[3])["stage"] is None
+    assert to_json(records[0])["stage"]["fraction"] == 0.45 and to_json(records[3])["stage"] is None
 
 
 def test_no_dependencies_give_empty_counts(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ class CsvFile(Sink):
         self.separator = separator
 
     def open(self, opening: Opening) -> None:
-        self.file = (opening.own_folder("csv") / "metrics.csv").open("w", newline="")  # the rows kept are told again
+        self.file = (opening.sink_folder("csv") / "metrics.csv").open("w", newline="")  # the rows kept are told again
         self.lines = csv.writer(self.file, delimiter=self.separator)
         self.lines.writerow(["row", "axis", "place", "metric", "value"])
 

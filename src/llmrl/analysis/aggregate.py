@@ -17,7 +17,7 @@ from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
 from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, common_frames, is_training_metric, training_note
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.results.groups import FinishedGroups, Group, ReportTask, replication_remarks, tasks_of, units_of
+from llmrl.results.groups import FinishedGroups, Group, ReportTask, replication_remarks, replication_units, tasks_of
 from llmrl.results.principal_scores import ReferenceLine, read_references
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.results.study_settings import StudyResult, StudySettings, read_study_settings, short_group_names
@@ -125,7 +125,7 @@ def _section(
         summaries,
         improvement_matrix(
             [np.array(list(scores[group.label].values())) for group, _ in compared],
-            [units_of(runs) for _, runs in compared],
+            [replication_units(runs) for _, runs in compared],
         ),
         curves,
         notes if frames is None else (*notes, training_note(frames)),
@@ -142,7 +142,7 @@ def _summary(group: Group, scores: Mapping[Path, float]) -> GroupSummary:
     if not scores:
         return GroupSummary(group, values, remark="no finished run")
     runs = [run for run in group.runs if run.folder in scores]
-    units = units_of(runs)
+    units = replication_units(runs)
     error = float(standard_error(values, units))
     return GroupSummary(group, values, estimates(values, units), error, "; ".join(replication_remarks(runs)))
 

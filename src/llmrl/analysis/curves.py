@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import Group, units_of
+from llmrl.results.groups import Group, replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.statistics.intervals import Band, mean_interval
 
@@ -146,7 +146,7 @@ def _read_curve(
             missing_seeds.append(run.seed)
     if missing_seeds:
         reasons.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
-    line = group_curve(curves, units_of(runs_with_metric)) if curves else None
+    line = group_curve(curves, replication_units(runs_with_metric)) if curves else None
     if curves and line is None:
         reasons.append(f"its runs have no common range of {AXES[x_axis][1]}")
     return line, reasons

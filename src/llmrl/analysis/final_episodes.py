@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.plain_data import convert, parse_record, read_object
-from llmrl.results.groups import SINGLE_GROUP, Group, ReportTask, units_of
+from llmrl.results.groups import SINGLE_GROUP, Group, ReportTask, replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME
@@ -91,7 +91,7 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
             continue
         is_per_run = learned or carried
         scores = np.array([part.mean() for part in parts]) if is_per_run else np.concatenate(parts)
-        error = standard_error(scores, units_of(runs_with_episodes) if is_per_run else None)
+        error = standard_error(scores, replication_units(runs_with_episodes) if is_per_run else None)
         means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
     parts_of_label = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
     agent = results[0].get("agent")

@@ -16,7 +16,7 @@ import numpy as np
 from llmrl.analysis.curves import GroupCurve, group_curve
 from llmrl.analysis.scores import DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import Group, pretrainings_of, units_of
+from llmrl.results.groups import Group, n_pretrainings, replication_units
 from llmrl.results.principal_scores import (
     ANYTIME,
     MEASUREMENTS,
@@ -62,12 +62,12 @@ class GroupTrace:
     @property
     def units(self) -> list[object]:
         """Label of the top-level unit of each run."""
-        return units_of(self.runs)
+        return replication_units(self.runs)
 
     @property
     def pretrainings(self) -> int:
         """Number of different pre-training runs that its runs start from."""
-        return pretrainings_of(self.runs)
+        return n_pretrainings(self.runs)
 
     @property
     def score(self) -> Band:

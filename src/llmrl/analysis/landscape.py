@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import pretrainings_of, units_of
+from llmrl.results.groups import n_pretrainings, replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import NumberFormat, ReportTable, interval_cells, with_interval
@@ -79,7 +79,7 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
     if lacking:
         raise RunFolderError(f"report.map={settings.map}: {lacking[0]} is unknown; use {', '.join(names)}")
     vectors = np.array([[value for _, value in setting] for setting in settings_of_first])
-    units = units_of(runs)
+    units = replication_units(runs)
 
     def to_array(means_by_run: Sequence[Mapping[_Setting, float]]) -> np.ndarray:
         return np.array([[means[setting] for means in means_by_run] for setting in settings_of_first])
@@ -91,7 +91,7 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
         n: mean_interval(to_array([_mean_by_setting(history, n) for history in histories]), units)
         for n in sorted(set.intersection(*validated_rounds))
     }
-    pretrainings = pretrainings_of(runs)
+    pretrainings = n_pretrainings(runs)
     basis = f"{len(runs)} runs" + (f" of {pretrainings} pre-trained societies" if pretrainings else "")
     unit = settings.unit or "objective"
     tables = [_table(names, vectors, band, unit, basis)]

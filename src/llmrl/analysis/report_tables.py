@@ -35,7 +35,7 @@ from llmrl.results.table_format import (
 )
 from llmrl.run.artifacts import read_config
 from llmrl.run.config_hash import is_excluded
-from llmrl.run.sink import flat
+from llmrl.run.sink import flatten_config
 
 
 def build_tables(report: Report) -> list[ReportTable]:
@@ -395,7 +395,7 @@ def _drop_absent_parts(
 
 
 def _config(group: Group) -> dict[str, str]:
-    config: dict[str, Any] = flat(read_config(group.runs[0].folder, ()))
+    config: dict[str, Any] = flatten_config(read_config(group.runs[0].folder, ()))
     return {key: _text(value) for key, value in config.items() if key != "seed" and not is_excluded(key)}
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from llmrl.core.model_protocols import Scorer
     from llmrl.llms.client import ChatClient
 
-PROBE = "check"
+PROBE_PURPOSE = "check"
 """Purpose of the test request, as logged."""
-NUMBER = 7
+REQUESTED_NUMBER = 7
 """The number that the prompt of `check` asks for."""
 VALID_FORM = "a reply of the form asked for"
 """Text that `check` prints for a usable reply; with any other text, the command exits with 1."""
-IGNORED = (
+SCHEMA_IGNORED = (
     "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
     "follows the prompt; llm.structured=false sends no schemas"
 )
@@ -103,7 +103,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     client.forget()  # a cached answer would not test the model
     prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
     message = {"role": "user", "content": prompt.text}
-    request = ChatRequest((message,), json_schema(Probe), PROBE, prompt.name, prompt.hash)
+    request = ChatRequest((message,), json_schema(Probe), PROBE_PURPOSE, prompt.name, prompt.hash)
     uses_schema = isinstance(client.provider, HostedProvider) and client.provider.settings.structured
     refusal = ""
     start = time.perf_counter()
@@ -119,8 +119,8 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     form, schema_support = VALID_FORM, "accepted and kept"
     try:
         answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.cut))
-        if answer.number != NUMBER:
-            form = f"{VALID_FORM}, but with the number {answer.number} instead of {NUMBER}"
+        if answer.number != REQUESTED_NUMBER:
+            form = f"{VALID_FORM}, but with the number {answer.number} instead of {REQUESTED_NUMBER}"
     except InvalidReply as fault:
         truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
         form = (
@@ -134,7 +134,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         try:
             read(reply, lambda completion: parse_object(completion.text, Probe, completion.cut))
         except InvalidReply:
-            schema_support = IGNORED
+            schema_support = SCHEMA_IGNORED
     provider = client.provider
     return [
         ("model", client.label),

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 _NUMERIC = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
 STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
-RETRIED = "failed,stopped,preempted,cancelled,lost"
+RETRIED_STATES = "failed,stopped,preempted,cancelled,lost"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     status.add_argument("--json", action="store_true", help="one JSON list, for programs")
     retry = command("retry", "go on with what is not finished, as each run's config says", any_folder)
-    retry.add_argument("--states", default=RETRIED, help=f"which runs, by state (default {RETRIED})")
+    retry.add_argument("--states", default=RETRIED_STATES, help=f"which runs, by state (default {RETRIED_STATES})")
     add_trust(retry)
     retry.add_argument(
         "--no-wait", action="store_true", help="return when they are submitted (backends with a scheduler)"
@@ -86,7 +86,7 @@ def status(args: argparse.Namespace) -> int:
 
     run_records = records(args.folder)
     if args.json:
-        print(json.dumps([as_json(record) for record in run_records], indent=2))
+        print(json.dumps([to_json(record) for record in run_records], indent=2))
         return 0
     print_status(run_records, args.folder)
     return 1 if any(record.state in ("failed", "lost", "unreadable") for record in run_records) else 0
@@ -125,12 +125,12 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     """Return the cells of a run's row; `prefix` names its experiment if there are several."""
     overrides = {key: value for key, value in record.overrides.items() if key not in common}
     from llmrl.llms.validity import validity_warning
-    from llmrl.run.folder import title
-    from llmrl.run.progress_bar import clock
+    from llmrl.run.folder import format_overrides
+    from llmrl.run.progress_bar import format_clock
     from llmrl.sweeps.watch import newest_value, stage_of, stage_text
 
     stage = stage_of(record)
-    name = title(overrides) or record.digest
+    name = format_overrides(overrides) or record.digest
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     cost, pending_cost = metrics.get("usage/llm_cost"), metrics.get("usage/llm_unsettled_cost")
@@ -143,7 +143,9 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         "-" if stage is None else stage_text(stage),
         "100%" if record.state == "finished" else f"{p.done / p.total:.0%}" if p.total else "-",
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
-        "-" if (eta_s := stage.eta_s if stage is not None else p.eta_s if active else None) is None else clock(eta_s),
+        "-"
+        if (eta_s := stage.eta_s if stage is not None else p.eta_s if active else None) is None
+        else format_clock(eta_s),
         "-" if (value := newest_value(record, metrics)) is None else f"{value:.4g}",
         p.proposed or "-",
         "-" if "usage/llm_calls" not in metrics else ("unknown" if cost is None else f"{cost:.2f}") + maybe,
@@ -154,7 +156,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     ]
 
 
-def as_json(record: RunRecord) -> dict[str, Any]:
+def to_json(record: RunRecord) -> dict[str, Any]:
     """Return a record as plain data, with its stage and the newest values of its metrics."""
     from llmrl.sweeps.watch import stage_of
 

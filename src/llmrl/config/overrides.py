@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import FREE_FORM, names, root
-from llmrl.run.folder import safe
+from llmrl.run.folder import sanitize
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -183,9 +183,9 @@ def evaluation_folder_name(changes: Sequence[str]) -> str:
     """
     plain = "_".join(["evaluation", *changes])
     name = plain.replace("=", "_").replace(",", "-")
-    if name == safe(name) and "-" not in plain and len(name) <= 80:
+    if name == sanitize(name) and "-" not in plain and len(name) <= 80:
         return name
-    return f"{safe(name)[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
+    return f"{sanitize(name)[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
 
 
 def check_same_shapes(changes: Sequence[str], saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -84,6 +84,6 @@ def print_report_table(table: ReportTable) -> None:
             print_line(note)
 
 
-def near(folder: Path) -> Path:
+def relative_to_cwd(folder: Path) -> Path:
     """Return a folder relative to the working directory if it is inside it, else unchanged."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrl.core.errors import RunFolderError
 from llmrl.core.trust import SHELL
-from llmrl.display.console import near, print_line, print_report_table, print_rows, print_table
+from llmrl.display.console import print_line, print_report_table, print_rows, print_table, relative_to_cwd
 from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
 from llmrl.results.principal_scores import LINES, ONLINE, RECOMMENDATION, RECOMMENDATION_ERROR
 from llmrl.results.table_format import ReportTable
-from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
+from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY, read_config
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
@@ -42,28 +44,19 @@ def print_skipped(run: Run) -> None:
     result = "" if run.result is None else f" (result {run.result:.4g})"
     print_line(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
     print_validity_warning(read_json_or_empty(run.folder / SUMMARY_NAME))
-    configs = (run.config, _load_config(run.folder))
-    target_videos, previous_videos = (config.get("play", {}).get("videos", 0) for config in configs)
-    added = sorted(set(run.config.get("loggers", {})) - set(configs[1].get("loggers", {})))
-    if configs[1] and added:
+    previous_config: dict[str, Any] = {}
+    with suppress(RunFolderError):
+        previous_config = read_config(run.folder, ())
+    target_videos, previous_videos = (x.get("play", {}).get("videos", 0) for x in (run.config, previous_config))
+    added = sorted(set(run.config.get("loggers", {})) - set(previous_config.get("loggers", {})))
+    if previous_config and added:
         print_line(f"It was run without loggers {', '.join(added)}; rerun=true runs it again with them.")
     if target_videos > previous_videos:
         print_line(
             f"It was run with play.videos={previous_videos}, not {target_videos}. rerun=true plays the same episodes "
             "again, with videos (replies in llm.cache are not paid again); "
-            f"{evaluate_command(run.config, near(run.folder))} records an episode of another seed."
+            f"{evaluate_command(run.config, relative_to_cwd(run.folder))} records an episode of another seed."
         )
-
-
-def _load_config(folder: Path) -> dict[str, Any]:
-    """Return the config of the last attempt of a run; empty if it cannot be read."""
-    from llmrl.core.errors import RunFolderError
-    from llmrl.run.artifacts import read_config
-
-    try:
-        return read_config(folder, ())
-    except RunFolderError:
-        return {}
 
 
 def print_summary(run: Run) -> None:
@@ -77,19 +70,16 @@ def print_summary(run: Run) -> None:
     final_results = read_json_or_empty(run.folder / RESULTS_NAME)  # measurements of the final episodes
     if final_results:
         print_estimates(f"{final_results['episodes']} final episodes", final_results["table"])
-        print_carried(final_results["carried"])
+        print_dependence_note(final_results["carried"])
     rows = objective_rows(run.summary) if history else []
     for name, value in run.summary.items():
-        if name in SCORES and history:
-            continue
-        if isinstance(value, int | float | str) and not (
-            final_results and name.startswith(("evaluation/", "welfare/"))
-        ):
+        is_repeated = (history and name in SCORES) or (final_results and name.startswith(("evaluation/", "welfare/")))
+        if isinstance(value, int | float | str) and not is_repeated:
             rows.append((name.replace("_", " "), _format_value(value)))
     if "llm" in run.summary and (seconds := _reply_seconds(run.folder)) is not None:
         rows.append(("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)"))
     print_rows(f"{run.folder.parent.parent.name}, {run.folder.name}", rows)
-    print_line(f"Run folder: {near(run.folder)}")
+    print_line(f"Run folder: {relative_to_cwd(run.folder)}")
     print_validity_warning(run.summary)
     for line in logger_lines(run.config["loggers"], run.folder):
         print_line(line)
@@ -178,7 +168,7 @@ def print_estimates(title: str, rows: Mapping[str, Mapping[str, float | None]]) 
     cells = []
     for name, row in rows.items():
         number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
-        numbers = [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
+        numbers = [number["mean"], number["standard_error"], format_interval(row), number["min"], number["max"]]
         cells.append([name.replace("_", " "), *numbers])
     print_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"], cells, "l")
 
@@ -245,7 +235,7 @@ def objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("online performance", online + unevaluated)]
 
 
-def print_carried(carried: Sequence[str]) -> None:
+def print_dependence_note(carried: Sequence[str]) -> None:
     """Print why episodes that depend on each other have no standard error; nothing if none do."""
     if carried:
         print_line(
@@ -254,7 +244,7 @@ def print_carried(carried: Sequence[str]) -> None:
         )
 
 
-def interval(row: Mapping[str, float | None]) -> str:
+def format_interval(row: Mapping[str, float | None]) -> str:
     """Return an interval as text; `-` if it is unknown."""
     low, high = row["low"], row["high"]
     return "-" if low is None or high is None else f"{low:.3f} … {high:.3f}"
@@ -285,7 +275,9 @@ def print_references(references: Mapping[str, Any]) -> None:
 def sentences(references: Mapping[str, Any]) -> list[str]:
     """Return sentences about a summary's `references`."""
     texts = [
-        f"{_gain(context)}{_compare_scan(context)}" for context in references["contexts"] if context["gain"] is not None
+        f"{_gain_sentence(context)}{_scan_sentence(context)}"
+        for context in references["contexts"]
+        if context["gain"] is not None
     ]
     if references["learned"] is False:
         texts.append(
@@ -297,7 +289,7 @@ def sentences(references: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _gain(context: Mapping[str, Any]) -> str:
+def _gain_sentence(context: Mapping[str, Any]) -> str:
     """Return a sentence with the gain of a context's recommendation over no mechanism."""
     value, error = context["gain"]["value"], context["gain"]["standard_error"]
     location = "" if context["context"] is None else f" in context {context['context']}"
@@ -308,7 +300,7 @@ def _gain(context: Mapping[str, Any]) -> str:
     return f"{text}." if context["gain"]["beyond_noise"] else f"{text}: within noise (three standard errors)."
 
 
-def _compare_scan(context: Mapping[str, Any]) -> str:
+def _scan_sentence(context: Mapping[str, Any]) -> str:
     """Return a sentence if the recommendation is not better than the best of the coarse scan; else empty."""
     if context["scan_best"] is None:
         return ""
@@ -332,12 +324,11 @@ def print_evaluation(results: dict[str, Any]) -> None:
     if "mechanisms" in results:
         _print_comparison(title, results)
         return
-    several = len(results["players"]) > 1
-    if several:
+    if len(results["players"]) > 1:
         _print_players(title, results["players"])
     else:
         print_estimates(title, results["table"])
-    print_carried(results["carried"])
+    print_dependence_note(results["carried"])
     print_line(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
 
 
@@ -357,12 +348,12 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
     )
     for line in method_sentences(results):
         print_line(line)
-    print_carried(results["carried"])
+    print_dependence_note(results["carried"])
     out = Path(results["out"])
     videos = ", videos/" if results["videos"] else ""
-    print_line(f"Saved in {near(out)}: results.json, episodes.csv{videos}")
+    print_line(f"Saved in {relative_to_cwd(out)}: results.json, episodes.csv{videos}")
     for file in results["videos"][:1]:  # MP4, or GIF where no MP4 could be written; stills follow
-        print_line(f"Video, side by side: {near(Path(file))}")
+        print_line(f"Video, side by side: {relative_to_cwd(Path(file))}")
     for sentence in results["sentences"]:
         print_line(sentence, style="bold")
 
@@ -382,7 +373,7 @@ def _print_players(title: str, players: Sequence[dict[str, Any]]) -> None:
     for name in dict.fromkeys(name for player in players for name in player["table"]):
         if not name.startswith(("welfare/", "base ")):
             rows = [player["table"].get(name) for player in players]
-            cells = ["-" if row is None else f"{row['mean']:.3f}\n{interval(row)}" for row in rows]
+            cells = ["-" if row is None else f"{row['mean']:.3f}\n{format_interval(row)}" for row in rows]
             table_rows.append([name.replace("_", " "), *cells])
     columns = ["mean\n95% interval", *(f"{player['policy']}\n{player['mode']}" for player in players)]
     print_table(title, columns, table_rows, "l")

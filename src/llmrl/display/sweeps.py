@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.display.console import near, print_line, print_table
+from llmrl.display.console import print_line, print_table, relative_to_cwd
 from llmrl.display.results import validity_warning_of
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.status import SUMMARY_NAME
@@ -27,7 +27,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         outcomes: outcomes of all jobs.
         commands: whether to print commands for further steps, too.
     """
-    from llmrl.run.folder import split_overrides, title
+    from llmrl.run.folder import format_overrides, split_overrides
 
     all_outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     outcomes = [outcome for outcome in all_outcomes if not outcome.job.what]
@@ -42,7 +42,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     title_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
     rows, styles = [], []
     for outcome, note in zip(outcomes, notes, strict=True):
-        name = title(split_overrides(outcome.job.naming)) or outcome.folder.parent.name
+        name = format_overrides(split_overrides(outcome.job.naming)) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
         styles.append({"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold"))
         seed = str(outcome.job.config["seed"])
@@ -50,7 +50,9 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     print_table(title_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], rows, "lrlrl", styles)
     incomplete = [o for o in all_outcomes if o.state not in ("finished", "elsewhere", "submitted")]
     if incomplete:
-        print_line(f"Log of the first: {shlex.join(['llmrl-sweep', 'logs', str(near(incomplete[0].folder))])}")
+        print_line(
+            f"Log of the first: {shlex.join(['llmrl-sweep', 'logs', str(relative_to_cwd(incomplete[0].folder))])}"
+        )
         print_line("The same command continues the unfinished runs.")
     if not commands:
         return
@@ -59,7 +61,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
 
 def print_commands(folder: Path) -> None:
     """Print the commands that show a folder of runs."""
-    root = shlex.quote(str(near(folder)))
+    root = shlex.quote(str(relative_to_cwd(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         print_line(f"{command} {root}")
 
@@ -71,7 +73,7 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
         outcomes: outcomes of all jobs of the sweep; jobs of prerequisite runs have `Job.what`.
     """
     from llmrl.core.errors import RunFolderError
-    from llmrl.run.progress_bar import clock
+    from llmrl.run.progress_bar import format_clock
     from llmrl.run.status import PrerequisiteRecord, read_status
 
     jobs = {outcome.folder: outcome for outcome in outcomes if outcome.job.what}
@@ -100,9 +102,9 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
             status, state = None, state or "unreadable"
         if status is not None:
             state, seconds = state or status.state, status.updated - status.started
-        duration = "-" if seconds is None else clock(seconds)
+        duration = "-" if seconds is None else format_clock(seconds)
         styles.append(None if state in ("finished", "submitted") else "bold")
-        rows.append([prerequisite.name, prerequisite.what, state or "-", duration, str(near(folder))])
+        rows.append([prerequisite.name, prerequisite.what, state or "-", duration, str(relative_to_cwd(folder))])
     columns = ["name", "what", "state", "duration", "folder"]
     print_table("Prerequisite runs", columns, rows, "lllrl", styles)
 
@@ -170,7 +172,7 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
 
     from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_tables import STUDY_TASKS, compare_tasks, slugs
-    from llmrl.display.console import near, print_line
+    from llmrl.display.console import print_line, relative_to_cwd
     from llmrl.results.study_settings import parse_settings
 
     has_matplotlib = find_spec("matplotlib") is not None
@@ -188,8 +190,8 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
         f"{name}_study" for name, section in zip(slugs(numbers), numbers.sections, strict=True) if section.study
     ]
     for name in [] if not has_matplotlib else drawings if comparison is None else [STUDY_TASKS]:
-        print_line(f"Figure: {near(page.parent / 'figures' / f'{name}.png')}")
-    print_line(f"Report: {near(page)}")
+        print_line(f"Figure: {relative_to_cwd(page.parent / 'figures' / f'{name}.png')}")
+    print_line(f"Report: {relative_to_cwd(page)}")
 
 
 def print_study(section: Section) -> None:

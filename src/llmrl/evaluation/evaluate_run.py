@@ -48,7 +48,7 @@ from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures
 from llmrl.run.artifacts import RUN_KEY
 from llmrl.run.files import check_no_links, path_inside, write_json
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-from llmrl.run.metrics import place_of, read_metrics
+from llmrl.run.metrics import last_x_value, read_metrics
 from llmrl.run.tensorboard_file import write_evaluation
 
 Columns = Mapping[str, np.ndarray]
@@ -104,7 +104,7 @@ def write_results(
         description: description of the evaluation.
         mechanism_episodes: episodes of each player under each mechanism.
         videos: files of videos.
-        place: counter of the run at its checkpoint (`metrics.place_of`).
+        place: counter of the run at its checkpoint (`metrics.last_x_value`).
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
     spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
@@ -239,7 +239,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
             _announce_adaptation(evaluation, plan, full_config)
             vectors = [mechanism.vector for mechanism in mechanisms if mechanism.vector is not None]
             states = adapt_societies(plan, saved.config, llm, vectors, context, seeds, saved.agent)
-        videos = evaluation.film(states) if settings.video else Videos()
+        videos = evaluation.record_videos(states) if settings.video else Videos()
         mechanism_episodes = evaluation.play(states, n_episodes, bool(callers))
     except BudgetExhausted as error:
         raise budget_error(error) from error
@@ -247,7 +247,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         parts.close()
     logged = read_metrics(run / METRICS_NAME)[: saved.state[RUN_KEY]["metrics"]["lines"]]
     return write_results(
-        evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos, place_of(logged)
+        evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos, last_x_value(logged)
     ) | {"out": str(out)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from llmrl.config.builder import Builder
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.printable import printable
-from llmrl.core.protocols import Agent, Policy, VecEnv
+from llmrl.core.protocols import Agent, Policy
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
@@ -27,7 +28,7 @@ from llmrl.evaluation.planned_evaluation import (
 )
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
-from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
+from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, parse_suite
 from llmrl.evaluation.suite_results import STUDENT, experiments, merge_suite_results, summarize_test, write_suite
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
@@ -130,7 +131,7 @@ def _play_suite(
         LlmrlError: the suite is invalid, or is for other runs.
     """
     config = without_teacher(saved.config)
-    suite = suite_of(name, content, config["env"])
+    suite = parse_suite(name, content, config["env"])
     if content.get("n_envs") is not None:
         config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
     out.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,7 @@ def _play_test(
         except ConfigError as error:
             failed |= {name: str(error) for name in names}
             break
-        try:
+        with closing(env):
             try:
                 test.check_possible(kind, run_spec, env.spec)
             except ConfigError as error:
@@ -199,7 +200,10 @@ def _play_test(
             for name in [name for name in names if name not in failed]:
                 folder = out / "steps" / test.name / kind / name if settings.trajectories else None
                 try:
-                    policy = _policy(name, parts, env, test.reads)
+                    if name in BASELINE_POLICIES:
+                        policy = BASELINE_POLICIES[name](env.spec)
+                    else:
+                        policy = _adapted_policy(parts.agents[0], run_spec, env.spec, test.reads)
                     suite.check_metric(env.spec)
                     collector = recording_collector(env, policy, parts.device, folder)
                     # All players play the same games.
@@ -215,8 +219,6 @@ def _play_test(
                     failed[name] = str(error)
                 else:
                     player_statistics[name][kind] = _summarize_episodes(episodes, suite.metric)
-        finally:
-            env.close()
     for name in names:
         if lacking and not player_statistics[name] and name not in failed:
             failed[name] = "; ".join(lacking.values())
@@ -230,21 +232,8 @@ def _play_test(
     return {**description, "players": players, "refused": failed, "lacking": lacking}
 
 
-def _policy(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Policy:
-    """Return the policy of a player for the environment of a test that changes the channels `reads`.
-
-    Raises:
-        ConfigError: it cannot play there.
-    """
-    if name in BASELINE_POLICIES:
-        return BASELINE_POLICIES[name](env.spec)
-    [agent] = parts.agents
-    _fit(agent, parts.env.spec, env.spec, reads)
-    return agent.policy
-
-
-def _fit(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -> None:
-    """Prepare an agent that was built for `run_spec` to play in `spec`.
+def _adapted_policy(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -> Policy:
+    """Return the policy of an agent that was built for `run_spec`, adapted to `spec`.
 
     Args:
         agent: agent that plays.
@@ -264,11 +253,7 @@ def _fit(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -
         if name not in spec.observation:
             raise ConfigError(f"the agent reads the channel {name!r}, which the environment of the test lacks")
         run_channel, test_channel = run_spec.observation[name], spec.observation[name]
-        if (run_channel.shape, run_channel.dtype, run_channel.codes) != (
-            test_channel.shape,
-            test_channel.dtype,
-            test_channel.codes,
-        ):
+        if any(getattr(run_channel, x) != getattr(test_channel, x) for x in ("shape", "dtype", "codes")):
             raise ConfigError(
                 f"the agent reads the channel {name!r}, which has another format in the test than in training"
             )
@@ -276,6 +261,7 @@ def _fit(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -
         agent.adapt(spec)
     elif spec.n_actions != run_spec.n_actions:
         raise ConfigError(f"the agent chooses one of {run_spec.n_actions} actions, and there are {spec.n_actions}")
+    return agent.policy
 
 
 def _summarize_episodes(episodes: Sequence[Episode], metric: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from llmrl.loops.executor import serve
 from llmrl.loops.societies import AdaptationRounds, Societies
 from llmrl.rollout.collector import Collector
 
-WORDS = ("none", "last", "best")
+MECHANISM_NAMES = ("none", "last", "best")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class EvaluatedMechanism:
     """A mechanism that is evaluated.
 
     Attributes:
-        name: name on the command line: one of `WORDS`, or numbers like `0,2,0`.
+        name: name on the command line: one of `MECHANISM_NAMES`, or numbers like `0,2,0`.
         vector: values, [d]; None: the initial ones of the environment, if the run has no proposals.
         words: values in words.
         heading: title above a video.
@@ -51,28 +51,28 @@ class EvaluatedMechanism:
 
 
 def parse_mechanisms(texts: Sequence[str]) -> list[str]:
-    """Return the names of mechanisms in some texts, each one of `WORDS` or numbers like `0,2,0`.
+    """Return the names of mechanisms in some texts, each one of `MECHANISM_NAMES` or numbers like `0,2,0`.
 
-    A text holds words, several with commas, or the numbers of one vector.
+    A text holds names, several with commas, or the numbers of one vector.
 
     Raises:
-        ConfigError: neither words nor numbers, or one of them twice.
+        ConfigError: a text holds neither names nor numbers, or a mechanism is named twice.
     """
     names: list[str] = []
     for text in texts:
         parts = [part.strip() for part in text.split(",")]
-        words = [part in WORDS for part in parts]
-        if all(words):
+        is_name = [part in MECHANISM_NAMES for part in parts]
+        if all(is_name):
             names += parts
-        elif any(words) or not all(is_number(part) for part in parts):
+        elif any(is_name) or not all(is_number(part) for part in parts):
             raise ConfigError(
-                f"mechanism {text} is invalid: give words ({', '.join(WORDS)}; several with commas) or the numbers of "
-                "one vector (0.5,1,0). Give several vectors one by one"
+                f"mechanism {text} is invalid: give names ({', '.join(MECHANISM_NAMES)}; several with commas) or the "
+                "numbers of one vector (0.5,1,0). Give several vectors one by one"
             )
         else:
             names.append(",".join(f"{float(part):.12g}" for part in parts))
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise ConfigError(f"mechanism: {twice[0]} is given twice; remove one")
+    if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(f"mechanism: {repeated[0]} is given twice; remove one")
     return names
 
 

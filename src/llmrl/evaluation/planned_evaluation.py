@@ -23,7 +23,7 @@ from llmrl.core.services import TeacherServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
-from llmrl.evaluation.videos import film, save_alone, save_side_by_side
+from llmrl.evaluation.videos import record_video, save_alone, save_side_by_side
 from llmrl.experiment.parts import Config, Parts
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector, evaluate_policy
@@ -94,7 +94,7 @@ class PlannedEvaluation:
         """Return the folder for files of one mechanism, in the subfolder `below` of the evaluation."""
         return self.out / below / mechanism.name if self.is_comparison else self.out / below
 
-    def film(self, states: Sequence[State]) -> Videos:
+    def record_videos(self, states: Sequence[State]) -> Videos:
         """Film the first player under each mechanism; return the files.
 
         Of several mechanisms, only the world is filmed, all videos have the same length, and one video shows them side
@@ -110,17 +110,19 @@ class PlannedEvaluation:
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
             steps, compared = self.settings.video_steps, self.is_comparison
-            videos.append(film(self.parts, policy, self.seeds, steps, greedy, compared))
-        files: dict[str, Sequence[Path]] = {}
-        fps, titles = self.settings.fps, [mechanism.heading for mechanism in self.mechanisms]
-        sentences = [mechanism.sentence for mechanism in self.mechanisms]
+            videos.append(record_video(self.parts, policy, self.seeds, steps, greedy, compared))
+        fps = self.settings.fps
         if not self.is_comparison:
-            [mechanism], [single_video], words = self.mechanisms, videos, (titles[0], sentences[0])
-            return Videos({mechanism.name: save_alone(single_video, *words, self.folder(mechanism, "videos"), fps)})
+            [mechanism], [video] = self.mechanisms, videos
+            folder = self.folder(mechanism, "videos")
+            return Videos({mechanism.name: save_alone(video, mechanism.heading, mechanism.sentence, folder, fps)})
+        files: dict[str, Sequence[Path]] = {}
         for mechanism, video in zip(self.mechanisms, videos, strict=True):
-            video.hold(max(map(len, videos)))
+            video.pad_to(max(map(len, videos)))
             files[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
-        return Videos(files, save_side_by_side(videos, titles, sentences, self.out / "videos", fps))
+        societies = [v.to_society(m.heading, m.sentence) for v, m in zip(videos, self.mechanisms, strict=True)]
+        assert videos[0].setting is not None
+        return Videos(files, save_side_by_side(societies, videos[0].setting, self.out / "videos", fps))
 
     def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[Player, list[Episode]]]:
         """Play with each player in each mode under each mechanism.

@@ -33,8 +33,8 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class ShownSociety:
-    """A society to draw in an episode.
+class SocietyEpisode:
+    """A society in an episode, to be drawn.
 
     Attributes:
         title: short name.
@@ -70,7 +70,7 @@ LEVELS: Mapping[str, tuple[str, Color]] = {
     "apples_live": ("apples", (200, 45, 45)),
     "dirt": ("dirt", (20, 140, 130)),
 }
-"""Metrics of a step that are drawn over time if the environment has them, with their words and colors."""
+"""Metrics of a step that are drawn over time if the environment has them, with their display names and colors."""
 
 SINGLE_WIDTH, SIDE_BY_SIDE_WIDTH = 640, 400
 """Width of a society that is shown alone, and side by side with others; pixels."""
@@ -102,7 +102,7 @@ class SocietyPictures(LazyFrames):
         setting: properties that they share.
     """
 
-    def __init__(self, societies: Sequence[ShownSociety], setting: PictureSettings) -> None:
+    def __init__(self, societies: Sequence[SocietyEpisode], setting: PictureSettings) -> None:
         self.societies, self.setting = societies, setting
         self.width = SINGLE_WIDTH if len(societies) == 1 else SIDE_BY_SIDE_WIDTH
         worlds = [scale_to_width(society.worlds[0], self.width) for society in societies]
@@ -177,14 +177,14 @@ class SocietyPictures(LazyFrames):
             pen.text((max(zero, end) + 5, y - 1), f"{value:,.0f}", fill=_INK, font=font(_SMALL))
         pen.line((zero, top, zero, top + len(moment.payoffs) * _ROW - 1), fill=_FAINT)
 
-    def _curves(self, image: Any, pen: Any, x: int, width: int, society: ShownSociety, i: int) -> None:
+    def _curves(self, image: Any, pen: Any, x: int, width: int, society: SocietyEpisode, i: int) -> None:
         """Draw the levels of a society over the steps so far."""
         top, moment = self._below + _LINE + 4, society.moments[i]
         box, at = (x, top, x + width, top + self._plot), x
         lines = []
         for name, max_level in self._levels.items():
-            words, color = _level(name)
-            level_text = f"{words} {moment.levels.get(name, 0.0):,.0f}"
+            label, color = _level(name)
+            level_text = f"{label} {moment.levels.get(name, 0.0):,.0f}"
             pen.text((at, self._below), level_text, fill=color, font=font(_SMALL))
             at += int(font(_SMALL).getlength(level_text)) + 12
             points = [(m.step, m.levels[name]) for m in society.moments[: i + 1] if name in m.levels]

@@ -102,7 +102,7 @@ class Suite:
             raise ConfigError(f"suite.metric={self.metric} is unknown; the environment has {metric_names}")
 
 
-def suite_of(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -> Suite:
+def parse_suite(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -> Suite:
     """Return the suite that plain data describe, for a run with the environment `env`.
 
     Raises:

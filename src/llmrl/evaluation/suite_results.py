@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.results.groups import tasks_of, units_of
+from llmrl.results.groups import replication_units, tasks_of
 from llmrl.results.run_records import RunRecord, read_run
 from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME
@@ -96,7 +96,9 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
             if refusals:
                 refused[label] = refusals[0]
             else:
-                players[label] = _average_runs([x["players"][STUDENT] for x in run_tests], units_of(groups[label]))
+                players[label] = _average_runs(
+                    [x["players"][STUDENT] for x in run_tests], replication_units(groups[label])
+                )
         for name in other_players:
             players[name] = test["players"][name]
             if name in test["refused"]:

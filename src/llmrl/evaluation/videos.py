@@ -17,7 +17,7 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, ShownSociety, SocietyPictures
+from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, SocietyEpisode, SocietyPictures
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
 from llmrl.rollout.episode_summaries import episode_welfare
@@ -33,7 +33,7 @@ MAX_AGENTS = 3
 MAX_ACTIONS = 5
 """Maximum number of actions whose probabilities are shown."""
 
-Words = list[tuple[str, str]]
+Captions = list[tuple[str, str]]
 """Texts with their headings."""
 
 
@@ -52,14 +52,14 @@ class Thoughts:
         self.channels = () if teacher is None else teacher.channels
         self._teacher_state: torch.Tensor | None = None
 
-    def words(self, transition: Transition) -> Words:
+    def describe_step(self, transition: Transition) -> Captions:
         """Return the texts for the state in which the actions of `transition` were chosen."""
         act = transition.output
         thinkers: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
         if self.teacher is not None and self.teacher is not self.policy:
             thinkers["teacher"] = self._advice(self.teacher, transition.observation)
         agents = range(min(self.spec.n_agents, MAX_AGENTS))
-        return [entry for agent in agents for entry in self._agent_words(agent, act, thinkers)]
+        return [caption for agent in agents for caption in self._describe_agent(agent, act, thinkers)]
 
     def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
         """Return the teacher's action in game 0 only, because it may have to ask a language model."""
@@ -77,7 +77,7 @@ class Thoughts:
         self._teacher_state = act.state
         return act
 
-    def _agent_words(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Words:
+    def _describe_agent(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Captions:
         """Return an agent's action, the probabilities of actions by thinker, its reflection and the teacher's plans."""
         who = "" if self.spec.n_agents == 1 else f"agent {agent}, "
         action = act.action[0, agent]
@@ -86,16 +86,16 @@ class Thoughts:
         else:
             pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
             action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
-        words = [(f"{who}action", action_text)]
+        captions = [(f"{who}action", action_text)]
         for name, output in thinkers.items():
             if output.logits is not None:
                 probabilities = output.logits[0, agent].softmax(-1).tolist()
-                words.append((f"{who}probabilities of the {name}", self._probability_text(probabilities)))
+                captions.append((f"{who}probabilities of the {name}", self._probability_text(probabilities)))
         note = {} if act.notes is None else act.notes[0][agent]
         # Only a teacher that plans has thoughts to show.
         teacher_thoughts = getattr(self.teacher, "thoughts", None)
         plans = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
-        return [*words, (f"{who}reflection", note.get("reflection", "")), (f"{who}plans", "\n".join(plans))]
+        return [*captions, (f"{who}reflection", note.get("reflection", "")), (f"{who}plans", "\n".join(plans))]
 
     def _probability_text(self, probabilities: Sequence[float]) -> str:
         """Return the most probable actions with their probabilities."""
@@ -116,7 +116,7 @@ class FrameRecorder(Observer):
         self.env, self.views, self.thoughts = env, views, thoughts
         self.channels = () if thoughts is None else thoughts.channels
         self.frames: dict[str, list[np.ndarray]] = {}
-        self._words: list[Words] = []
+        self._captions: list[Captions] = []
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         if games[0]:
@@ -124,10 +124,10 @@ class FrameRecorder(Observer):
 
     def on_step(self, transition: Transition) -> None:
         if self.thoughts is not None:
-            self._words.append(self.thoughts.words(transition))
+            self._captions.append(self.thoughts.describe_step(transition))
         self._record(transition.step.observation)
 
-    def hold(self, length: int) -> None:
+    def pad_to(self, length: int) -> None:
         """Repeat the last frames until there are `length` of them."""
         for frames in self.frames.values():
             frames += [frames[-1]] * (length - len(frames))
@@ -149,13 +149,13 @@ class FrameRecorder(Observer):
 
     def _shown_frames(self, name: str) -> LazyFrames:
         """Return enlarged frames; those of the world have the thoughts of their states beside them."""
-        frames, has_words = self.frames[name], name == "world" and self.thoughts is not None
+        frames, has_captions = self.frames[name], name == "world" and self.thoughts is not None
 
         def draw(i: int) -> np.ndarray:
             frame = enlarge(frames[i])
-            if not has_words:
+            if not has_captions:
                 return frame
-            return with_text_column(frame, self._words[i] if i < len(self._words) else [], frame.shape[0], COLUMN)
+            return with_text_column(frame, self._captions[i] if i < len(self._captions) else [], frame.shape[0], COLUMN)
 
         return LazyFrames(len(frames), draw)
 
@@ -195,17 +195,17 @@ class EpisodeVideo:
     def __len__(self) -> int:
         return len(self.recorder.frames["world"])
 
-    def hold(self, length: int) -> None:
+    def pad_to(self, length: int) -> None:
         """Repeat the last picture until there are `length` pictures."""
-        self.recorder.hold(length)
+        self.recorder.pad_to(length)
         self.moments += self.moments[-1:] * (length - len(self.moments))
 
-    def shown(self, title: str, sentence: str) -> ShownSociety:
+    def to_society(self, title: str, sentence: str) -> SocietyEpisode:
         """Return the society to draw, with a title and a sentence about the mechanism."""
-        return ShownSociety(title, sentence, self.recorder.frames["world"], self.moments)
+        return SocietyEpisode(title, sentence, self.recorder.frames["world"], self.moments)
 
 
-def film(
+def record_video(
     parts: Parts,
     policy: Policy,
     seeds: Seeds,
@@ -289,19 +289,21 @@ class RunningSums:
         """Return the state of the episode to show."""
         episode = self._running.running_episode(0)
         if episode is None:
-            return Moment(0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_words, self._counts), 0.0), {})
+            return Moment(
+                0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_display_name, self._counts), 0.0), {}
+            )
         objective = float(episode_welfare([episode], self.objective, self.spending_cost)[0])
-        counts = {_words(name): episode.summaries[name] for name in self._counts}
+        counts = {_display_name(name): episode.summaries[name] for name in self._counts}
         return Moment(episode.length, objective, episode.base_returns, counts, self._levels)
 
 
-def _words(name: str) -> str:
+def _display_name(name: str) -> str:
     return name.replace("_", " ")
 
 
 def save_alone(video: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
     """Write a video by itself, and the view of each agent in it; return the files."""
-    pictures = None if video.setting is None else SocietyPictures([video.shown(title, sentence)], video.setting)
+    pictures = None if video.setting is None else SocietyPictures([video.to_society(title, sentence)], video.setting)
     return video.recorder.save(folder, fps, pictures)
 
 
@@ -310,23 +312,19 @@ MAX_PICTURES = 400
 
 
 def save_side_by_side(
-    videos: Sequence[EpisodeVideo], titles: Sequence[str], sentences: Sequence[str], folder: Path, fps: int
+    societies: Sequence[SocietyEpisode], setting: PictureSettings, folder: Path, fps: int
 ) -> list[Path]:
-    """Write videos of one length side by side; return the files.
+    """Write the video of several societies side by side; return the files.
 
     Long videos skip steps at equal intervals, so that there are at most `MAX_PICTURES` pictures.
 
     Args:
-        videos: videos of societies.
-        titles: title of each video.
-        sentences: effect of the mechanism of each video.
+        societies: societies in episodes of one length.
+        setting: settings of their pictures.
         folder: folder of the files.
         fps: frames per second.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    setting = videos[0].setting
-    assert setting is not None
-    societies = [video.shown(*words) for video, *words in zip(videos, titles, sentences, strict=True)]
     all_frames = SocietyPictures(societies, setting)
     stride = -(-len(all_frames) // MAX_PICTURES)
     frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]

@@ -29,8 +29,8 @@ from llmrl.experiment.run_job import compute
 from llmrl.loops.executor import BatchedExecutor, BatchSeat
 from llmrl.run.command_exit import EXIT_FAILED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
-from llmrl.run.progress_bar import RowsDisplay
-from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag
+from llmrl.run.progress_bar import MultiRunDisplay
+from llmrl.run.signals import PROMISED_S, StopFlag, WorkDiscarded
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import Machine
 from llmrl.sweeps.work import JobWork, RunExit
@@ -56,9 +56,9 @@ def compute_rows(jobs: Sequence[JobWork]) -> list[RunExit]:
     with suppress(ConfigError):  # every run reports it itself
         _ = RunResources(jobs[0].config).device  # sets torch's threads, which are settings of this thread
 
-    def build_error() -> GivenUp:
+    def build_error() -> WorkDiscarded:
         assert stop.signal is not None
-        return GivenUp(stop.signal)
+        return WorkDiscarded(stop.signal)
 
     stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", build_error)
     rows = BatchedExecutor()
@@ -68,12 +68,12 @@ def compute_rows(jobs: Sequence[JobWork]) -> list[RunExit]:
         try:
             name = f"{job.folder.parent.name}/{job.folder.name}"
             stop.lead()
-            display.show_here(name)
+            display.register_thread(name)
             exits[number] = job.run_and_capture_exit(partial(compute, seat=seat, label=name))
         finally:
             seat.leave()
 
-    with stop, RowsDisplay(len(jobs)) as display:
+    with stop, MultiRunDisplay(len(jobs)) as display:
         threads = []
         for number, job in enumerate(jobs):
             context, row = contextvars.copy_context(), partial(compute_row, number, job, rows.seat(job.batch_key))

@@ -26,7 +26,7 @@ from llmrl.loops.reference_measurements import References
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.principals.bandits import BanditPrincipal
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
-from llmrl.run.progress_bar import duration
+from llmrl.run.progress_bar import format_duration
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
@@ -116,7 +116,7 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     if isinstance(loop, DesignLoop):
         rate = steps_per_second(loop.adaptation, seeds)
         waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
-        text = f"about {duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
+        text = f"about {format_duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
         return [("time", text)]
     seconds = estimate_seconds(loop, seeds)
     if seconds is None:
@@ -124,7 +124,7 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     condition = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
     asks = isinstance(parts.llm, ChatClient) and not _is_scripted(parts.llm)
     waits = ", and the language model's replies" if asks else ""
-    return [("time", f"about {duration(seconds)} on this machine{condition}{waits}")]
+    return [("time", f"about {format_duration(seconds)} on this machine{condition}{waits}")]
 
 
 def _is_scripted(model: object) -> bool:

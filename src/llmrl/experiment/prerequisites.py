@@ -20,9 +20,9 @@ from llmrl.results.run_records import UNFINISHED_STATES, read_run
 from llmrl.run.artifacts import CONFIG_NAME, read_config
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder, seed_of
-from llmrl.run.ownership import in_use
-from llmrl.run.progress_bar import active_row, clock
-from llmrl.run.queued import read_queued, typed_overrides
+from llmrl.run.ownership import is_in_use
+from llmrl.run.progress_bar import active_row, format_clock
+from llmrl.run.queued import read_launch_record, typed_overrides
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
@@ -158,7 +158,7 @@ def _ensure_run(
             waiting = True
             with suspend():
                 # Suspended until the run is free, because other rows wait while this one is active.
-                while run.stop.signal is None and in_use(prerequisite.folder):
+                while run.stop.signal is None and is_in_use(prerequisite.folder):
                     time.sleep(_POLL_S)
         except NotAsked:
             raise
@@ -173,7 +173,7 @@ def _submission_time_and_folder(run: Run) -> tuple[float, str]:
 
     Infinity and an empty text if the run was started without a launcher.
     """
-    queue_entry = read_queued(run.folder)
+    queue_entry = read_launch_record(run.folder)
     if queue_entry is None or run.status.attempt != queue_entry.attempt + 1:
         return math.inf, ""
     return queue_entry.submitted, queue_entry.sweep
@@ -183,7 +183,7 @@ def _failure(prerequisite: PrerequisiteRun, start: float, launch: str) -> str | 
     """Return how the run ended without a result after `start` or in the same launch; None if it did not."""
     if not prerequisite.folder.is_dir():
         return None
-    record, queue_entry = read_run(prerequisite.folder), read_queued(prerequisite.folder)
+    record, queue_entry = read_run(prerequisite.folder), read_launch_record(prerequisite.folder)
     launches_match = queue_entry is not None and queue_entry.sweep == launch
     if record.state not in UNFINISHED_STATES or not (launches_match or record.updated >= start):
         return None
@@ -219,7 +219,7 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
         run.status.stage = None
         if row is not None:
             row.stage = outer
-    log.info("%s: finished after %s", stage, clock(time.monotonic() - began))
+    log.info("%s: finished after %s", stage, format_clock(time.monotonic() - began))
 
 
 def _report(run: Run, stage: RunStage, folder: Path, stop_event: threading.Event) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.folder import hash_of, safe_path, seed_folder, seed_of
+from llmrl.run.folder import hash_of, sanitize_path, seed_folder, seed_of
 
 Kind = Literal["run", "latest", "preset"]
 
@@ -145,7 +145,7 @@ def newest_run(name: str, root: Path) -> Path:
     """Return the run under `name` that was finished last; raise RunFolderError if none is finished."""
     from llmrl.results.run_records import find_runs
 
-    name_folder = root.expanduser() / safe_path(name)
+    name_folder = root.expanduser() / sanitize_path(name)
     runs = find_runs(name_folder) if name_folder.is_dir() else []
     candidates = [run for run in runs if is_finished(run)]
     if not candidates:

@@ -31,7 +31,7 @@ from llmrl.experiment.run_lookup import (
 )
 from llmrl.run.artifacts import ADAPTER, CONFIG_NAME, read_config
 from llmrl.run.config_hash import RESOLVED, config_hash
-from llmrl.run.folder import hash_of, safe_path, seed_folder, seed_of
+from llmrl.run.folder import hash_of, sanitize_path, seed_folder, seed_of
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ def _select_entry(
 def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config: Config) -> RunReference:
     """Return the experiment that `latest:` means in `config`, as recorded when the config was first composed."""
     root = Path(config["output_root"]).expanduser()
-    folder = root / safe_path(str(config["name"])) / _PINNED_FOLDER
+    folder = root / sanitize_path(str(config["name"])) / _PINNED_FOLDER
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
     record = _read_record(path)
     if record is None:

@@ -22,8 +22,8 @@ from llmrl.experiment.sweep_jobs import jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
-from llmrl.run.folder import split_overrides, title
-from llmrl.run.progress_bar import duration
+from llmrl.run.folder import format_overrides, split_overrides
+from llmrl.run.progress_bar import format_duration
 from llmrl.sweeps.backends.protocol import Job, Pack
 from llmrl.sweeps.jobs import check_distinct, find_missing
 from llmrl.sweeps.launch import group_by_backend
@@ -139,7 +139,7 @@ def _row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
     n, reason = len(jobs), reason_to_run_alone(jobs[0].config)
     calls, cost = _calls(estimate, n), _money(estimate, n)
     steps = "unknown" if estimate.env_steps is None else f"{n * estimate.env_steps:,}"
-    name = title(split_overrides(jobs[0].naming)) or jobs[0].folder.parent.name
+    name = format_overrides(split_overrides(jobs[0].naming)) or jobs[0].folder.parent.name
     return [name, f"{n:,}", steps, calls, cost, "" if reason is None else str(reason)]
 
 
@@ -215,7 +215,7 @@ def _time(
     concurrency = f"{places:,} at once" if places is not None else "all at once, if the cluster has room"
     waits = ", and replies of language models" if any(estimates[j.digest].asks for p in packs for j in p.jobs) else ""
     total_seconds = setup_seconds + makespan(seconds, places or len(seconds))
-    return f"time: about {duration(total_seconds)} at the speed of this machine, {concurrency}{waits}"
+    return f"time: about {format_duration(total_seconds)} at the speed of this machine, {concurrency}{waits}"
 
 
 def makespan(seconds: Sequence[float], places: int) -> float:

@@ -232,7 +232,7 @@ class FinetuneLoop(StateFields):
             if name in done:
                 continue
             log.info("%s %s: asking %d questions of %s", phase, name, len(task.prompts), client.label)
-            with run.saved_if_refused(iteration + number, self.state_dict):
+            with run.save_on_llm_error(iteration + number, self.state_dict):
                 replies = yield Call(partial(client.chat, task.requests()), is_long=True)
             # The same seeds before and after training.
             done[name] = task.measure([reply.text for reply in replies])

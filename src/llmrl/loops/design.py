@@ -180,7 +180,7 @@ class DesignLoop:
         """Request vectors, measure them, and tell the principal their outcomes."""
         progress, context = self.progress, self._context()
         if progress.trial is None:
-            with run.saved_if_refused(progress.iteration, progress.state_dict):
+            with run.save_on_llm_error(progress.iteration, progress.state_dict):
                 vectors = yield Call(partial(self.principal.ask, context, self.settings.candidates), is_long=True)
             progress.trial = Trial("proposal", context, vectors, n_earlier_occurrences(vectors), progress.step)
             self.record.clear()

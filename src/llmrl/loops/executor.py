@@ -40,7 +40,7 @@ from llmrl.loops.compute_requests import (
 from llmrl.rollout.batched_evaluator import EvaluationBatch, Evaluator, SupportsEvaluator
 from llmrl.rollout.multi_run_rollout import BatchedRun, EpisodeStart, RunBatch
 from llmrl.run.run import Run
-from llmrl.run.signals import GivenUp
+from llmrl.run.signals import WorkDiscarded
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +217,7 @@ class BatchedExecutor:
         """Answer requests until all runs have ended.
 
         Raises:
-            KeyboardInterrupt, GivenUp: a signal was received.
+            KeyboardInterrupt, WorkDiscarded: a signal was received.
         """
         while (seats := self._next_group()) is not None:
             self._answer(seats)
@@ -282,7 +282,7 @@ class BatchedExecutor:
                 answers = self._update(seats)
             else:
                 answers = self._play(seats)
-        except (KeyboardInterrupt, GivenUp):  # these end the process
+        except (KeyboardInterrupt, WorkDiscarded):  # these end the process
             raise
         except BaseException as error:  # noqa: BLE001 (raised again in the threads of the runs)
             answers = [error] * len(seats)

@@ -324,7 +324,7 @@ class LearnLoop(Loop):
         """Return a context that saves the run if a language model, where one is used, refuses to reply."""
         if self.meter is None:
             return nullcontext()
-        return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
+        return run.save_on_llm_error(self.iteration, self.state_dict, learns=True)
 
     def _restore(self, run: Run) -> Requests[None]:
         self.iteration, state, spec = run.iteration, run.restored, self.env.spec

@@ -23,7 +23,7 @@ from llmrl.rollout.episode_summaries import evaluation_metrics, write_results
 from llmrl.rollout.run_observers import EpisodeLogger, EpisodeLogSettings, EpisodeProgress
 from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, stored_text_channel
 from llmrl.run.artifacts import RESULT_EPISODES
-from llmrl.run.episode_files import FILM, EpisodeFiles
+from llmrl.run.episode_files import VIDEO_TAG, EpisodeFiles
 from llmrl.run.run import Run
 
 
@@ -120,7 +120,7 @@ class PlayLoop:
     def requests(self, run: Run) -> Requests[float]:
         """Play; return the mean objective of the episodes (by default an agent's base return)."""
         yield from self._restore(run)
-        run.metrics.attach_pictures(FILM, self.files.new_videos)
+        run.metrics.attach_pictures(VIDEO_TAG, self.files.new_videos)
         if self.independent:
             yield from self._play_independently(run)
             return self._finish(run)
@@ -137,7 +137,7 @@ class PlayLoop:
                     if self.env.spec.deterministic:
                         yield SafePoint(self.steps, self.state_dict)
                     else:
-                        run.within_grace(*self._resumable())
+                        run.stop_after_grace(*self._resumable())
                 counters = {"episodes": self._done, "env_steps": self.env_steps}
                 yield Log("episode", "episodes", self._metrics(), counters)
                 self._anchor = None
@@ -322,7 +322,7 @@ class PlayLoop:
         """Return a context that saves the work so far if a language model is used and cannot be reached."""
         if self.meter is None:
             return nullcontext()
-        return run.saved_if_refused(*self._resumable())
+        return run.save_on_llm_error(*self._resumable())
 
     def _resumable(self) -> tuple[int, Callable[[], State]]:
         """Return the safe point from which an interrupted run would resume now, and a function for its state."""

@@ -201,7 +201,7 @@ class SearchLoop(StateFields):
 
     def _iterate(self, run: Run, progress: ProgressBar) -> Requests[None]:
         """Ask for vectors, play episodes with them, and tell the principal."""
-        with nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, self.state_dict):
+        with nullcontext() if self.meter is None else run.save_on_llm_error(self.iteration, self.state_dict):
             proposals = yield Call(partial(self.principal.ask, None, self.candidates), is_long=True)
         seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
         vectors, batch = yield from self._try(self.space.rounded(proposals, clip=False), seeds)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrl.results.run_records import RunRecord
-from llmrl.run.folder import TREATMENT
-from llmrl.run.folder import title as title_of
+from llmrl.run.folder import TREATMENT, format_overrides
 from llmrl.run.shared_factors import PRETRAINING, REPLIES, SOCIETY
 from llmrl.statistics.intervals import MINIMUM_UNITS
 
@@ -205,7 +204,7 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
     default_label = SINGLE_GROUP if len(groups) == 1 else _DEFAULT
     label_keys = _label_keys(differing, overrides)
     label_overrides = [{key: options[key] for key in label_keys if key in options} for options in overrides]
-    labels = [title_of(options, label_keys) or default_label for options in label_overrides]
+    labels = [format_overrides(options, label_keys) or default_label for options in label_overrides]
     # Equal overrides in different folders: another setting, such as a default value, has changed.
     repeated = Counter(labels)
     labels = [
@@ -254,12 +253,12 @@ def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
     return overrides
 
 
-def units_of(runs: Sequence[RunRecord]) -> list[object]:
+def replication_units(runs: Sequence[RunRecord]) -> list[object]:
     """Return the label of the top-level unit of each run, [n_runs]: its pre-training run, or else its own folder."""
     return [tuple(run.shared.get(PRETRAINING, ())) or run.folder for run in runs]
 
 
-def pretrainings_of(runs: Sequence[RunRecord]) -> int:
+def n_pretrainings(runs: Sequence[RunRecord]) -> int:
     """Return the number of different pre-training runs that some runs started from."""
     return len({tuple(run.shared[PRETRAINING]) for run in runs if PRETRAINING in run.shared})
 
@@ -270,9 +269,9 @@ def replication_remarks(runs: Sequence[RunRecord]) -> list[str]:
     Args:
         runs: finished runs of the group.
     """
-    n_units, remarks = len(set(units_of(runs))), []
+    n_units, remarks = len(set(replication_units(runs))), []
     if n_units < MINIMUM_UNITS:
-        unit = "run" if n_units == len(runs) or not pretrainings_of(runs) else "pre-training run"
+        unit = "run" if n_units == len(runs) or not n_pretrainings(runs) else "pre-training run"
         remarks.append(f"{n_units} {unit}{'' if n_units == 1 else 's'}: no interval below {MINIMUM_UNITS}")
     replies = [name for run in runs for name in run.shared.get(REPLIES, ())]
     if len(replies) > len(set(replies)):

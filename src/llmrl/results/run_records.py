@@ -23,7 +23,7 @@ from llmrl.run.folder import is_run_folder, seed_of, split_overrides
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
 from llmrl.run.ownership import seems_alive
-from llmrl.run.queued import Queued, read_queued
+from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.status import SUMMARY_NAME, RunProgress, RunState, Status, read_status
 
 State = RunState | Literal["queued", "cancelled", "lost", "unreadable"]
@@ -197,7 +197,7 @@ class Queue:
     """The waiting and running jobs of a scheduler.
 
     Attributes:
-        backend: class of the jobs (`Queued.backend`).
+        backend: class of the jobs (`LaunchRecord.backend`).
         cluster: name of the cluster.
         users: users whose jobs were queried.
         states: state by job id, as named by the scheduler (`PENDING`, `RUNNING`, ...).
@@ -212,7 +212,7 @@ class Queue:
     ended: Mapping[str, JobEnd] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
-    def knows(self, queued: Queued) -> bool:
+    def knows(self, queued: LaunchRecord) -> bool:
         """Return whether a run's job would be in this queue: it has the same backend, cluster and user."""
         is_same_cluster = (queued.backend, queued.cluster) == (self.backend, self.cluster)
         return is_same_cluster and queued.user in self.users
@@ -238,7 +238,7 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
     folder = folder.absolute()
     record = RunRecord(folder, folder.parent.parent.name, folder.parent.name, _seed(folder), state="unreadable")
     try:
-        status, queued = read_status(folder), read_queued(folder)
+        status, queued = read_status(folder), read_launch_record(folder)
         if queued is not None:
             record = replace(record, backend=queued.backend, log=queued.log)
         if status is None and queued is None:
@@ -287,7 +287,7 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
     )
 
 
-def _queued_state(queued: Queued, queue: Queue | None) -> tuple[State, str]:
+def _queued_state(queued: LaunchRecord, queue: Queue | None) -> tuple[State, str]:
     """Return the state of a run that has not started, and an error message."""
     if queued.cancelled:
         return "cancelled", f"canceled before it started: {queued.cancelled}"

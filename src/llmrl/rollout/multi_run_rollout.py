@@ -18,7 +18,7 @@ from llmrl.core.records import Observation
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import generators
 from llmrl.rollout.collector import Collector
-from llmrl.run.signals import GivenUp
+from llmrl.run.signals import WorkDiscarded
 
 InContext = Callable[..., Any]
 """Function that calls another function in the context of a run."""
@@ -202,7 +202,7 @@ class _Observers(Observer):
         if self.errors[i] is None:
             try:
                 self._runs[i].call_in_context(notify)
-            except (KeyboardInterrupt, GivenUp):  # they concern the whole process
+            except (KeyboardInterrupt, WorkDiscarded):  # they concern the whole process
                 raise
             except BaseException as error:  # noqa: BLE001 (raised again where the run asked for the rollout)
                 self.errors[i] = error

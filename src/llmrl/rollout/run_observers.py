@@ -18,7 +18,7 @@ from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import add_costs, episode_row
-from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
+from llmrl.run.episode_files import TEXT_COLUMN_WIDTH, EpisodeFiles
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.run import Run
 from llmrl.run.training_episodes import TrainingEpisodes
@@ -65,14 +65,14 @@ class GracePeriodObserver(Observer):
     Args:
         run: run that has been asked to stop.
         resumable: returns the position to resume from and a function that builds its state, as
-            `Run.within_grace` expects them.
+            `Run.stop_after_grace` expects them.
     """
 
     def __init__(self, run: Run, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
         self.run, self.resumable = run, resumable
 
     def on_progress(self, steps: int) -> None:
-        self.run.within_grace(*self.resumable())
+        self.run.stop_after_grace(*self.resumable())
 
 
 class TrainingEpisodeWriter(Observer):
@@ -324,7 +324,9 @@ class EpisodeLogger(Observer):
         if len(words) > MAX_SHOWN_PLAYERS:
             sections.append(("and", f"{len(words) - MAX_SHOWN_PLAYERS} more players"))
         height = HEIGHT if self.spec.n_agents == 1 else SOCIETY_HEIGHT
-        self.files.frame(self.first_episode + game, with_text_column(frame, [head, *sections], height, FILM_COLUMN))
+        self.files.frame(
+            self.first_episode + game, with_text_column(frame, [head, *sections], height, TEXT_COLUMN_WIDTH)
+        )
 
 
 def _copy_totals(totals: Mapping[str, Any]) -> dict[str, Any]:

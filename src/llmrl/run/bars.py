@@ -14,7 +14,7 @@ from llmrl.core.terminal import drawing
 
 
 class Bars(Progress):
-    """Progress bars, not started, of tasks with the fields `unit`, `speed` and `news`.
+    """Progress bars, not started, of tasks with the fields `unit`, `speed` and `result_text`.
 
     Args:
         console: console to draw on; None: standard error.
@@ -25,7 +25,7 @@ class Bars(Progress):
 
     def __init__(self, console: Console | None = None) -> None:
         self.note = ""
-        news = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        result_text = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -33,7 +33,7 @@ class Bars(Progress):
             TextColumn("{task.fields[unit]}"),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[news]}", markup=False, table_column=news),
+            TextColumn("{task.fields[result_text]}", markup=False, table_column=result_text),
             console=console or Console(file=drawing(sys.stderr)),
             expand=True,
         )

@@ -38,14 +38,14 @@ _NOT_MIRRORED = (
 )
 
 
-def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, first: Callable[[], Run]) -> Run:
+def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open_main: Callable[[], Run]) -> Run:
     """Open a run in the first of the `processes`; the other processes get a `WorkerRun` and write to no sinks.
 
     Args:
         processes: processes that compute the run together.
         config: config of the run.
         seed: seed of the run.
-        first: function that opens the run (`Run.open`); only the first process calls it.
+        open_main: function that opens the run (`Run.open`); only the first process calls it.
 
     Raises:
         RunFolderError, CheckpointError: as `Run.open`.
@@ -57,17 +57,18 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
         run = WorkerRun(processes)
         run.digest = config_hash(config)
     else:
-        run = first()
+        run = open_main()
         run.processes = processes
     if processes.world_size == 1:
         return run
     try:
-        place = (socket.gethostname(), os.getpid(), ownership.process_start(os.getpid()))
-        states = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, place, run.digest))
+        process = (socket.gethostname(), os.getpid(), ownership.process_start(os.getpid()))
+        local_state = (str(run.folder), run.state, run.iteration, run.result, process, run.digest)
+        states = processes.all_gather_object(local_state)
         if len({digest for *_, digest in states}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
         if isinstance(run, WorkerRun):
-            folder, run.state, run.iteration, run.result, run.first, _ = states[0]
+            folder, run.state, run.iteration, run.result, run.main_process, _ = states[0]
             run.config, run.seed = dict(config), seed
             if not run.finished:
                 run.follow(Path(folder))
@@ -92,8 +93,8 @@ class WorkerRun(Run):
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
         # The flag prints nothing and does not interrupt: the first process decides for all, and would lose this one.
-        self.stop = StopFlag(forward=self._signal_first)
-        self.first: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
+        self.stop = StopFlag(forward=self._signal_main_process)
+        self.main_process: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def follow(self, folder: Path) -> None:
@@ -109,15 +110,15 @@ class WorkerRun(Run):
             store = CheckpointStore(folder / _CHECKPOINTS, config_hash=self.digest)
             _, self.restored = store.load(store.path(self.iteration))
             position = self.restored.pop(RUN_KEY)["metrics"]
-            _mirror(folder, self.folder)
+            _copy_run_files(folder, self.folder)
         self.metrics = MetricLog(self.folder, position)
 
-    def _signal_first(self) -> None:
+    def _signal_main_process(self) -> None:
         """Send SIGTERM to the first process, if it is on this machine, because it may be far from a safe point.
 
         By SIGTERM, because a second Ctrl-C would stop it at once.
         """
-        host, pid, start = self.first
+        host, pid, start = self.main_process
         if host == socket.gethostname() and ownership.process_start(pid) == start:
             os.kill(pid, signal.SIGTERM)
 
@@ -140,7 +141,7 @@ class WorkerRun(Run):
             self._temporary.cleanup()
 
 
-def _mirror(folder: Path, to: Path) -> None:
+def _copy_run_files(folder: Path, to: Path) -> None:
     """Copy the files that a loop has written into a run folder.
 
     Arrays are linked, because they are large and never changed.

@@ -28,9 +28,9 @@ from llmrl.run.files import read_json_lines, report_write_errors
 EPISODES = "episodes.jsonl"
 FOLDER = "episodes"
 REPLIES = "replies.jsonl"
-FILM = "episode/film"
+VIDEO_TAG = "episode/film"
 """Tag of videos in sinks."""
-FILM_COLUMN = 520
+TEXT_COLUMN_WIDTH = 520
 """Width of the text column at the right of each video frame, pixels."""
 _EMPTY = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 

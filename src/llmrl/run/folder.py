@@ -53,7 +53,9 @@ def run_label(overrides: Iterable[str], name: str = "") -> str:
     >>> run_label(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
     'principal_ucb'
     """
-    return label({key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)})
+    return format_label(
+        {key: value for key, value in split_overrides(overrides).items() if (key, value) != ("env", name)}
+    )
 
 
 def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
@@ -67,12 +69,12 @@ def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], se
     relative = Path(name)
     if not name or relative.is_absolute() or ".." in relative.parts:
         raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
-    if not (cleaned := safe_path(name)).parts:
+    if not (cleaned := sanitize_path(name)).parts:
         raise RunFolderError(f"name={name!r} has no character that folder names may have; use e.g. name=my_sweep")
     parent = root.expanduser().absolute() / cleaned
     try:
         with os.scandir(parent) as entries:
-            matches = [entry for entry in entries if entry.name.endswith(f"-{digest}") and is_safe(entry.name)]
+            matches = [entry for entry in entries if entry.name.endswith(f"-{digest}") and is_sanitized(entry.name)]
         siblings = sorted(Path(entry.path) for entry in matches if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         siblings = []
@@ -102,7 +104,7 @@ def unwritable(folder: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot write {folder}: {describe_write_error(folder, error)}.{place}")
 
 
-LENGTHS = (
+LENGTH_OPTIONS = (
     "learn.env_steps",
     "design.steps",
     "design.adapt_rounds",
@@ -113,7 +115,7 @@ LENGTHS = (
 )
 """Options that set the length of a run."""
 
-ALWAYS = ("experiment", "treatment", "llm", *LENGTHS)
+LABEL_OPTIONS = ("experiment", "treatment", "llm", *LENGTH_OPTIONS)
 """Options that a label always contains if they were typed, even if all runs of a sweep share them, because they
 distinguish sweeps of the same name."""
 
@@ -157,34 +159,34 @@ def hash_of(folder: Path) -> str | None:
     return match[1] if match else None
 
 
-def is_safe(name: str) -> bool:
+def is_sanitized(name: str) -> bool:
     """Return whether a name has only characters that are safe in shells, URLs and file systems."""
     return _NAME.fullmatch(name) is not None
 
 
-def safe(text: str) -> str:
+def sanitize(text: str) -> str:
     """Return a text in `[A-Za-z0-9._-]` only: accents are removed, other characters become `-`; it may be empty.
 
-    >>> safe("Étude 3: Qwen/Qwen2.5 (großes)")
+    >>> sanitize("Étude 3: Qwen/Qwen2.5 (großes)")
     'Etude-3-Qwen-Qwen2.5-gro-es'
     """
     plain = "".join(x for x in unicodedata.normalize("NFKD", text) if not unicodedata.combining(x))
     return re.sub(r"-{2,}", "-", _SAFE.sub("-", plain)).strip("-.")
 
 
-def safe_path(name: str) -> Path:
-    """Return the path `name=` with each of its parts made `safe`; empty if no character is left."""
-    return Path(*filter(None, (safe(part) for part in Path(name).parts)))
+def sanitize_path(name: str) -> Path:
+    """Return the path `name=` with each part sanitized (`sanitize`); empty if no character is left."""
+    return Path(*filter(None, (sanitize(part) for part in Path(name).parts)))
 
 
-def short(overrides: Mapping[str, str]) -> dict[str, str]:
+def shorten_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return overrides with short keys and values.
 
     A key is cut to its last part, or to two if another key has the same last part. A path is cut to its last part, or
     to the hash and seed of a run folder.
 
-    >>> short({"principal": "ucb", "learn.env_steps": "1000", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"})
-    {'principal': 'ucb', 'env_steps': '1000', 'init_from': '0a1b2c3d-s4'}
+    >>> shorten_overrides({"learn.env_steps": "1000", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"})
+    {'env_steps': '1000', 'init_from': '0a1b2c3d-s4'}
     """
     keys = {key: re.split(r"[./@:]", key) for key in overrides}
     names: dict[str, str] = {}
@@ -195,13 +197,13 @@ def short(overrides: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
-def title(overrides: Mapping[str, str], among: Iterable[str] = ()) -> str:
-    """Return overrides as a title for tables and figures, `principal=ucb, env_steps=1000`.
+def format_overrides(overrides: Mapping[str, str], among: Iterable[str] = ()) -> str:
+    """Return overrides as text for tables and figures, `principal=ucb, env_steps=1000`.
 
     Keys are shortened so that they differ from the keys in `among`, too. A treatment comes first, without its key.
     """
     keys = dict.fromkeys([*among, *overrides], "")
-    names = dict(zip(keys, short(keys), strict=True))
+    names = dict(zip(keys, shorten_overrides(keys), strict=True))
     ordered = sorted(overrides.items(), key=lambda item: item[0] != _TREATMENT)
     return ", ".join((f"{names[key]}=" if key != _TREATMENT else "") + _short_value(value) for key, value in ordered)
 
@@ -219,27 +221,28 @@ def _short_value(value: str) -> str:
     return match[1] if match else parts[-1]
 
 
-def label(overrides: Mapping[str, str]) -> str:
+def format_label(overrides: Mapping[str, str]) -> str:
     """Return the readable part of a run folder's name, at most `MAX_LABEL` characters; `defaults` if nothing was typed.
 
     TensorBoard cuts long names, so overrides that are usually compared come first: a treatment, then parts, then their
     fields. The study, which most runs of a sweep share, comes last.
 
-    >>> label({"principal": "ucb", "learn.env_steps": "1000", "env.n_envs": "8", "experiment": "legislative/cleanup"})
-    'principal_ucb-env_steps_1000-n_envs_8-cleanup'
+    >>> format_label({"principal": "ucb", "learn.env_steps": "1000", "experiment": "legislative/cleanup"})
+    'principal_ucb-env_steps_1000-cleanup'
     """
     redacted = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in overrides.items())
     order = sorted(
-        redacted, key=lambda key: (_ORDER.index(key if key in _ORDER else ""), "." in key, key not in LENGTHS, key)
+        redacted,
+        key=lambda key: (_ORDER.index(key if key in _ORDER else ""), "." in key, key not in LENGTH_OPTIONS, key),
     )
     parts = []
-    for key, (name, value) in zip(order, short({key: redacted[key] for key in order}).items(), strict=True):
-        text = safe(value)[:_MAX_VALUE]
-        parts.append(text if key in _STUDIES else f"{safe(name)}_{text}")
-    return safe("-".join(parts))[:MAX_LABEL].strip("-._") or "defaults"
+    for key, (name, value) in zip(order, shorten_overrides({key: redacted[key] for key in order}).items(), strict=True):
+        text = sanitize(value)[:_MAX_VALUE]
+        parts.append(text if key in _STUDIES else f"{sanitize(name)}_{text}")
+    return sanitize("-".join(parts))[:MAX_LABEL].strip("-._") or "defaults"
 
 
 def label_overrides(overrides: Iterable[str], differing: Iterable[str]) -> list[str]:
-    """Return the overrides that a label shows: those with a key in `differing` or in `ALWAYS`."""
-    keys = {*differing, *ALWAYS}
+    """Return the overrides that a label shows: those with a key in `differing` or in `LABEL_OPTIONS`."""
+    keys = {*differing, *LABEL_OPTIONS}
     return [override for override in overrides if override.partition("=")[0].lstrip("+~") in keys]

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "metrics.jsonl"
 TIME = "time/"
-SPENT = "usage/"
+USAGE = "usage/"
 FINAL = "Final/"
 """Prefix of the tags of final numbers. It is capitalized because TensorBoard's HParams tab shows the five metrics that
 sort first, and its plots omit runs that lack one of them. Only metrics that all runs have should therefore sort
@@ -44,7 +44,7 @@ KIND, X = "kind", "x"
 _NOT_FINAL: tuple[Kind, ...] = ("adaptation", "confirmation", "recommendation", "race")
 """Kinds of rows whose counter is not the x coordinate of final numbers."""
 _NO_METRICS = frozenset({KIND, X, *COUNTERS})
-_ANYWHERE = (TIME, SPENT)
+_SHARED_PREFIXES = (TIME, USAGE)
 """Prefixes of metrics that rows of every kind may have."""
 
 TextOf = Callable[[Mapping[str, Any]], str | None]
@@ -74,7 +74,7 @@ class MetricLog(LineFile):
         sinks: Mapping[str, Sink] | None = None,
         opening: Opening | None = None,
     ) -> None:
-        super().__init__(folder / FILE_NAME, position, without_clock)
+        super().__init__(folder / FILE_NAME, position, drop_nondeterministic_metrics)
         self._not_finite: set[str] = set()
         rows = read_metrics(self._path)
         self._started = time.monotonic()
@@ -98,7 +98,7 @@ class MetricLog(LineFile):
         self._sinks = FanOut(sinks or {}, opening)
         self._number = len(rows)
         if self._sinks:
-            self._sinks.open([row_of(number, line) for number, line in enumerate(rows)])
+            self._sinks.open([to_sink_row(number, line) for number, line in enumerate(rows)])
 
     def attach(self, tag: str, text_of: TextOf) -> None:
         """Attach a text to each row, earlier and later ones, under `tag`."""
@@ -122,7 +122,7 @@ class MetricLog(LineFile):
         self._attachments.append(send)
         if self._sinks:
             for number, line in enumerate(read_metrics(self._path)):
-                send(row_of(number, line), line)
+                send(to_sink_row(number, line), line)
 
     def log(self, kind: Kind, x: Counter, metrics: Mapping[str, Any], **counters: int) -> None:
         """Record a row of `metrics` (anything that `float()` accepts).
@@ -151,7 +151,7 @@ class MetricLog(LineFile):
         self.write([json.dumps(line, allow_nan=False)])
         self._x = line[x]
         if self._sinks:
-            row = row_of(self._number, line)
+            row = to_sink_row(self._number, line)
             self._sinks.row(row)
             for send in self._attachments:
                 send(row, line)
@@ -175,7 +175,7 @@ class MetricLog(LineFile):
         if not self._file.closed:
             super().close()
             summary = dict(final or {})
-            self._sinks.close(Ending(state, error, final_numbers(summary), self._x, time.time(), summary))
+            self._sinks.close(Ending(state, error, final_metrics(summary), self._x, time.time(), summary))
 
     def wait(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Wait a limited time for sinks that are still closing, less if `is_stopping()`, and report incomplete ones."""
@@ -191,7 +191,10 @@ class MetricLog(LineFile):
         if (counter := self._counter_by_kind.setdefault(kind, x)) != x:
             raise ValueError(f"the x coordinate of a row of kind {kind} is {x}, but {counter} in earlier rows")
         for name in metrics_of(row):
-            if not name.startswith(_ANYWHERE) and (earlier := self._kind_by_metric.setdefault(name, kind)) != kind:
+            if (
+                not name.startswith(_SHARED_PREFIXES)
+                and (earlier := self._kind_by_metric.setdefault(name, kind)) != kind
+            ):
                 raise ValueError(f"metric {name} is in rows of kind {earlier}, and now in one of kind {kind}")
 
     def _finite(self, x: int, name: str, value: float) -> float | None:
@@ -276,7 +279,7 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {repr(value)[:60]}, not a number")
 
 
-def place_of(rows: Sequence[Mapping[str, Any]]) -> int:
+def last_x_value(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return the x coordinate that a run had reached after `rows`, for its evaluations or proposals; 0 without rows.
 
     Rows of the kinds in `_NOT_FINAL` have other x coordinates and are skipped.
@@ -293,7 +296,7 @@ def _x(row: Mapping[str, Any]) -> int:
     return int(row[row[X]])
 
 
-def without_clock(lines: bytes) -> bytes:
+def drop_nondeterministic_metrics(lines: bytes) -> bytes:
     """Return complete lines of a `metrics.jsonl` without numbers that differ between equal runs.
 
     These are wall-clock numbers and costs.
@@ -306,12 +309,12 @@ def without_clock(lines: bytes) -> bytes:
 def _without_clock(line: bytes) -> bytes:
     try:
         row = json.loads(line)
-        return json.dumps({name: value for name, value in row.items() if not name.startswith((TIME, SPENT))}).encode()
+        return json.dumps({name: value for name, value in row.items() if not name.startswith((TIME, USAGE))}).encode()
     except (ValueError, AttributeError, RecursionError):
         return line
 
 
-def final_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the floats of a run's findings as metrics `Final/<name>`, without those that have a curve."""
     return {
         FINAL + name: value
@@ -320,7 +323,7 @@ def final_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def row_of(number: int, line: Mapping[str, Any]) -> Row:
+def to_sink_row(number: int, line: Mapping[str, Any]) -> Row:
     """Return the line `number`, from 0, as a `Row` for sinks."""
     return Row(
         number=number,

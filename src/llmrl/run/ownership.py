@@ -115,10 +115,10 @@ class Ownership:
         self._path = folder / FILE_NAME
         self._stale_after_s = stale_after_s
         self._acquire()
-        self._heartbeat = Heartbeat(self._path, is_owner=lambda: self.held)
+        self._heartbeat = Heartbeat(self._path, is_owner=lambda: self.is_held)
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """True while this process owns the folder; another machine may take it over after a long suspension."""
         try:
             current = read_owner(self.folder)
@@ -131,7 +131,7 @@ class Ownership:
         """Release the folder; in a forked child, or if the folder has been taken over, the owner file is kept."""
         self._heartbeat.close()
         self._file.close()
-        if os.getpid() == self.owner.pid and self.held:
+        if os.getpid() == self.owner.pid and self.is_held:
             self._path.unlink(missing_ok=True)
 
     def _acquire(self) -> None:
@@ -143,7 +143,7 @@ class Ownership:
                 continue
             except OSError as error:
                 raise unwritable(self.folder, error) from error
-            self._file = os.fdopen(descriptor, "w")  # open until release, see `has_open`
+            self._file = os.fdopen(descriptor, "w")  # open until release, see `has_open_for_writing`
             try:
                 json.dump(asdict(self.owner), self._file)
                 self._file.flush()
@@ -197,7 +197,7 @@ class Ownership:
         return True
 
 
-def in_use(folder: Path) -> bool:
+def is_in_use(folder: Path) -> bool:
     """Return whether a live process owns `folder`.
 
     Raises:
@@ -268,7 +268,7 @@ def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
         return False
 
 
-def has_open(pid: int, path: Path) -> bool:
+def has_open_for_writing(pid: int, path: Path) -> bool:
     """Return whether process `pid` has the file `path` open for writing, as an owner has its owner file.
 
     Unlike the content of that file, this cannot be forged by the user who wrote the folder.

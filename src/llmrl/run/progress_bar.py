@@ -85,7 +85,12 @@ class ProgressBar:
 
             self._bar, n = Bars(), self.numbers
             self._task = self._bar.add_task(
-                self._description, total=n.total, completed=int(n.done), unit=n.unit, speed="", news=printable(n.news)
+                self._description,
+                total=n.total,
+                completed=int(n.done),
+                unit=n.unit,
+                speed="",
+                result_text=printable(n.result_text),
             )
             self._bar.start()
         return self
@@ -115,7 +120,9 @@ class ProgressBar:
             if numbers.total is not None:
                 numbers.eta_s = max(numbers.total - done, 0) / numbers.steps_per_second
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, speed=self._speed(), news=printable(numbers.news))
+            self._bar.update(
+                self._task, completed=done, speed=self._speed(), result_text=printable(numbers.result_text)
+            )
         elif now - self._last_log >= (LOG_EVERY_S if self._logged else FIRST_LOG_S):
             self._last_log, self._logged = now, True
             self._log()
@@ -148,7 +155,7 @@ class ProgressBar:
                 sys.stdout.write(f"\r{printable(text):<100}\n")
 
     @property
-    def drawn(self) -> bool:
+    def has_bar(self) -> bool:
         """True if there is a bar on the terminal."""
         return self._bar is not None
 
@@ -174,10 +181,10 @@ class ProgressBar:
         n = self.numbers
         total = "" if n.total is None else f"/{n.total:.0f}"
         percent = f" ({n.done / n.total:.1%})" if n.total else ""
-        remaining = "" if n.eta_s is None else f", {clock(n.eta_s)} left"
+        remaining = "" if n.eta_s is None else f", {format_clock(n.eta_s)} left"
         speed = f", {self._speed()}" if n.steps_per_second else ""
-        news = f"; {n.news}" if n.news else ""
-        return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{remaining}{news}"
+        result_text = f"; {n.result_text}" if n.result_text else ""
+        return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{remaining}{result_text}"
 
     def _speed(self) -> str:
         speed = self.numbers.steps_per_second
@@ -191,17 +198,17 @@ def shorten(words: str, max_characters: int = MAX_CHARACTERS) -> str:
     return words if len(words) <= max_characters else f"{words[: max_characters - 1]}…"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Return a duration as `h:mm:ss`, or `m:ss` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration with its units, in the two largest that it has: `2 h 5 min`, `17 min 40 s`, `40 s`.
 
-    >>> duration(7500), duration(1060), duration(0.4)
+    >>> format_duration(7500), format_duration(1060), format_duration(0.4)
     ('2 h 5 min', '17 min 40 s', '0 s')
     """
     minutes, rest = divmod(round(seconds), 60)
@@ -214,7 +221,7 @@ def duration(seconds: float) -> str:
 _row: ContextVar[DisplayRow | None] = ContextVar("llmrl_progress_row", default=None)
 
 
-class RowsDisplay:
+class MultiRunDisplay:
     """A display of the progress of runs, each in a thread of its own; a context manager.
 
     Args:
@@ -231,7 +238,7 @@ class RowsDisplay:
         self._rows: dict[str, tuple[float, float]] = {}  # finished share and steps per second, by run
         self._last_report = time.monotonic()
 
-    def __enter__(self) -> RowsDisplay:
+    def __enter__(self) -> MultiRunDisplay:
         if self._terminal:
             from llmrl.run.bars import Bars
 
@@ -243,7 +250,7 @@ class RowsDisplay:
         if self._bars is not None:
             self._bars.stop()
 
-    def show_here(self, name: str) -> None:
+    def register_thread(self, name: str) -> None:
         """Show the progress of this thread, from now on, as that of the run called `name`."""
         _row.set(DisplayRow(self, name))
 
@@ -257,8 +264,8 @@ class RowsDisplay:
             self._last_report = now
             shares, speeds = zip(*self._rows.values(), strict=True)
         text = f"{len(shares)} of {self._runs} runs under way, {sum(shares) / len(shares):.1%} of these"
-        news = f"; {name}: {numbers.news}" if numbers.news else ""
-        sys.stderr.write(printable(f"{text}, {sum(speeds):,.4g} a second{news}") + "\n")
+        result_text = f"; {name}: {numbers.result_text}" if numbers.result_text else ""
+        sys.stderr.write(printable(f"{text}, {sum(speeds):,.4g} a second{result_text}") + "\n")
 
 
 class DisplayRow:
@@ -272,7 +279,7 @@ class DisplayRow:
         stage: name of the stage, while the run waits for another run; empty while it is computed itself.
     """
 
-    def __init__(self, display: RowsDisplay, name: str) -> None:
+    def __init__(self, display: MultiRunDisplay, name: str) -> None:
         self._display, self._name, self.stage = display, name, ""
         self._task: rich.progress.TaskID | None = None
 
@@ -284,7 +291,7 @@ class DisplayRow:
                 self._display.update_row(self._name, numbers)
             return
         if self._task is None:
-            self._task = bars.add_task(self._name, total=None, unit="", speed="", news="")
+            self._task = bars.add_task(self._name, total=None, unit="", speed="", result_text="")
         bars.update(
             self._task,
             description=printable(f"{self._name} {self.stage or description}"),
@@ -292,7 +299,7 @@ class DisplayRow:
             completed=numbers.done,
             unit=numbers.unit,
             speed=speed,
-            news=printable(numbers.news),
+            result_text=printable(numbers.result_text),
         )
 
 

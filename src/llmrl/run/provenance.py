@@ -57,18 +57,12 @@ def write_provenance(folder: Path, attempt: int) -> str:
         pass
     except (ValueError, KeyError, TypeError) as error:
         log.warning("%s cannot be read (%s); starting it anew", path, error)
-    facts = collect(folder / f"code-{attempt}.diff")
-    write_json(path, {"attempts": [*attempts, {"attempt": attempt, **facts}]})
-    return str(facts["code_digest"])
-
-
-def collect(diff_path: Path) -> dict[str, Any]:
-    """Return facts about code, packages, machine and command; write uncommitted changes, if any, to `diff_path`."""
-    return {
+    record = {
+        "attempt": attempt,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": redact_arguments(sys.argv),
         "working_folder": str(Path.cwd()),
-        "code": _code(diff_path),
+        "code": _code(folder / f"code-{attempt}.diff"),
         "code_digest": code_digest(),
         "python": sys.version.split()[0],
         "packages": packages(),
@@ -80,6 +74,8 @@ def collect(diff_path: Path) -> dict[str, Any]:
         "gpus": _gpus(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }
+    write_json(path, {"attempts": [*attempts, record]})
+    return code_digest()
 
 
 @functools.cache

@@ -29,7 +29,7 @@ prerequisites."""
 
 
 @dataclass(frozen=True)
-class Queued:
+class LaunchRecord:
     """The record of a launch: which process took a run on, and for which backend.
 
     Attributes:
@@ -79,7 +79,7 @@ class Queued:
         return seems_alive(self.machine, self.pid, self.process_start, Path(self.sweep) / ALIVE_NAME)
 
 
-def read_queued(folder: Path) -> Queued | None:
+def read_launch_record(folder: Path) -> LaunchRecord | None:
     """Return the record in the run folder `folder`; None if no launcher has accepted the run.
 
     Raises:
@@ -87,7 +87,7 @@ def read_queued(folder: Path) -> Queued | None:
     """
     path = folder / FILE_NAME
     try:
-        return parse_record(Queued, {**_OPTIONAL, **read_object(path)})
+        return parse_record(LaunchRecord, {**_OPTIONAL, **read_object(path)})
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -100,7 +100,7 @@ def typed_overrides(folder: Path) -> list[str]:
     Raises:
         RunFolderError: one of these records cannot be read.
     """
-    records = (read_status(folder), read_queued(folder))
+    records = (read_status(folder), read_launch_record(folder))
     return next((list(record.overrides) for record in records if record is not None and record.overrides), [])
 
 
@@ -111,7 +111,7 @@ def record_cancellation(folder: Path, reason: str) -> None:
     written is only logged as a warning.
     """
     try:
-        queued = read_queued(folder)
+        queued = read_launch_record(folder)
         if queued is not None:
             replace(queued, cancelled=reason).write(folder)
     except RunFolderError as error:
@@ -121,7 +121,7 @@ def record_cancellation(folder: Path, reason: str) -> None:
 def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:
     """Log a warning if the code of `attempt`, by its `digest`, differs from the code at the time of the launch."""
     try:
-        submission = read_queued(folder)
+        submission = read_launch_record(folder)
     except RunFolderError as error:
         log.warning("%s", error)
         return

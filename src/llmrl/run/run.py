@@ -56,7 +56,7 @@ from llmrl.run.metrics import MetricLog
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
-from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag, Stopped, agreed
+from llmrl.run.signals import PROMISED_S, StopFlag, Stopped, WorkDiscarded, agree_on_safe_point
 from llmrl.run.sink import FOLDER as SINKS
 from llmrl.run.sink import Opening, Sink
 from llmrl.run.tensorboard_file import hyperparameters_of
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 TRACEBACK_NAME = "traceback.txt"
 GRACE_S = 5.0
-"""Seconds after a stop signal from which `Run.within_grace` saves and stops. A loop that does not call it is
+"""Seconds after a stop signal from which `Run.stop_after_grace` saves and stops. A loop that does not call it is
 interrupted later (`llmrl.run.signals.GIVE_UP_S`)."""
 _LINKS_ALLOWED = ("backup_*", f"{SINKS}/*")
 """Folders of a run that may have links: nothing is written to backups, and libraries of sinks make their own links."""
@@ -130,7 +130,7 @@ class Run:
         run.seed, run.config, run.digest = seed, dict(config), digest or config_hash(config)
         private = config.get("private", True)
         folder = find_folder(root, name, run.digest, overrides, seed)
-        run._created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        run._created_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         run.folder = run_folder(root, name, run.digest, overrides, seed, private)
         run.timer.interval = config.get("checkpoint_seconds", run.timer.interval)
         last_status = status.latest(run.folder, rerun)
@@ -141,7 +141,7 @@ class Run:
         try:
             opened_sinks = sinks()  # before anything is moved or written
         except BaseException as error:
-            remove_if_rejected(run._created, error)
+            remove_if_rejected(run._created_folders, error)
             raise
         run._ownership = ownership.Ownership(run.folder, attempt=last_status.attempt + 1 if last_status else 1)
         # The previous owner may have just finished the run.
@@ -152,9 +152,9 @@ class Run:
             run._start(root, name, overrides, opened_sinks, fresh=restarts or not config.get("resume", True))
         except BaseException as error:
             run._fail(error)
-            run._leave_sinks()
+            run._wait_for_sinks()
             run._release()
-            remove_if_rejected(run._created, error)
+            remove_if_rejected(run._created_folders, error)
             raise
         return run
 
@@ -167,7 +167,9 @@ class Run:
         self.restored: State | None = None
         self.iteration = 0
         self.stop = StopFlag(
-            f"saving and stopping, within {PROMISED_S} s; a second Ctrl-C stops at once", self.given_up, self._overdue
+            f"saving and stopping, within {PROMISED_S} s; a second Ctrl-C stops at once",
+            self.early_stop_error,
+            self._record_forced_exit,
         )
         self.status = status.Status()
         self.result: float | None = None
@@ -176,8 +178,8 @@ class Run:
         self.processes = ProcessGroup()
         self._ownership: ownership.Ownership | None = None
         self._log_file: LogFile | None = None
-        self._created: list[Path] = []  # the folder and its parents, if this attempt made them
-        self._saved: int | None = None  # iteration of the newest checkpoint
+        self._created_folders: list[Path] = []  # the folder and its parents, if this attempt made them
+        self._saved_iteration: int | None = None  # iteration of the newest checkpoint
 
     @property
     def finished(self) -> bool:
@@ -206,7 +208,7 @@ class Run:
         if newest is not None:
             self.state = "resumed"
             self.iteration, self.restored = newest
-            self._saved = self.iteration
+            self._saved_iteration = self.iteration
             position = self.restored.pop(RUN_KEY)["metrics"]
         save_config(self.folder / CONFIG_NAME, self.config)
         warn_of_changed_code(self.folder, self.status.attempt, write_provenance(self.folder, self.status.attempt))
@@ -234,7 +236,7 @@ class Run:
     ) -> None:
         if self.finished:
             return
-        cause, error = error, self.given_up() if isinstance(error, GivenUp) else error
+        cause, error = error, self.early_stop_error() if isinstance(error, WorkDiscarded) else error
         with self.stop.saving():
             try:
                 if error is None:
@@ -246,9 +248,9 @@ class Run:
                     self._fail(failure)
                 raise
             finally:
-                self._leave_sinks()
+                self._wait_for_sinks()
                 self._release()
-                remove_if_rejected(self._created, error)
+                remove_if_rejected(self._created_folders, error)
                 self.stop.__exit__()
         if error is None or (isinstance(error, Stopped) and error.together):
             # All processes wait until everything is written: a launcher may kill the others once one of them exits.
@@ -264,9 +266,9 @@ class Run:
             RunFolderError: another process has taken over the folder, or has changed the run's `metrics.jsonl`.
         """
         self._check_ownership()
-        with self._logged(), self.saving():
+        with self._log_context(), self.saving():
             path = self.checkpoints.save(iteration, {**self.mark(), **state})
-            self._saved = iteration
+            self._saved_iteration = iteration
         self.timer.finish()
         return path
 
@@ -298,13 +300,15 @@ class Run:
             ProcessesError: the processes of this run have logged different numbers.
         """
         self.metrics.check()
-        signal_number, due = agreed(self.processes, self.stop.signal, self.timer.is_due(), self.metrics.digest)
+        signal_number, due = agree_on_safe_point(
+            self.processes, self.stop.signal, self.timer.is_due(), self.metrics.digest
+        )
         if due:
             self.checkpoint(iteration, state())
         if signal_number is not None:
             raise Stopped(self.folder, signal_number)
 
-    def within_grace(self, iteration: int, state: Callable[[], State]) -> None:
+    def stop_after_grace(self, iteration: int, state: Callable[[], State]) -> None:
         """Stop early if a signal came more than `GRACE_S` ago; call it often between two safe points.
 
         `state` must return the state of the last safe point: the work since then is discarded, and repeated on resume.
@@ -313,22 +317,22 @@ class Run:
             Stopped: a signal has requested a stop; `state()` is saved.
         """
         if any(self.processes.all_gather_object(self.stop.seconds_since_signal > GRACE_S)):
-            with self._logged():
+            with self._log_context():
                 log.info("no safe point was reached within %g s: the work since the last one is discarded", GRACE_S)
             self.safe_point(iteration, state)
 
-    def given_up(self) -> Stopped:
+    def early_stop_error(self) -> Stopped:
         """Return the exception for a run that was signaled to stop and is too far from its next safe point."""
         assert self.stop.signal is not None
         note = "there is no checkpoint yet, so the run starts anew"
-        if self._saved is not None:
-            note = f"the work since the checkpoint of iteration {self._saved} is repeated on resume"
+        if self._saved_iteration is not None:
+            note = f"the work since the checkpoint of iteration {self._saved_iteration} is repeated on resume"
         return Stopped(self.folder, self.stop.signal, note, together=False)
 
-    def _overdue(self) -> None:
+    def _record_forced_exit(self) -> None:
         """Record the end of the process when its main thread is in a call that no signal interrupts. Takes no lock."""
-        stopped = self.given_up()
-        if self._ownership is not None and self._ownership.held:
+        stopped = self.early_stop_error()
+        if self._ownership is not None and self._ownership.is_held:
             self.status.state, self.status.error = stopped.state, stopped.brief
             # If that fails, the run looks as if its process was killed, and can still be resumed.
             with suppress(OSError, RunFolderError):
@@ -336,12 +340,12 @@ class Run:
             self._ownership.release()
         os.write(2, f"\n{stopped}\n".encode())
 
-    def _logged(self) -> AbstractContextManager[None]:
+    def _log_context(self) -> AbstractContextManager[None]:
         """Return a context whose log messages go to this run's log file, also in a thread that several runs share."""
         return nullcontext() if self._log_file is None else self._log_file.here()
 
     @contextmanager
-    def saved_if_refused(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
+    def save_on_llm_error(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
         """Return a context for a block that calls a language model, entered where the loop can be resumed.
 
         If the model cannot be reached, the budget is used up, or a signal ends the wait, the state before the block is
@@ -382,7 +386,7 @@ class Run:
         return ProgressBar(total, unit, description, done=done, report=report)
 
     def _check_ownership(self) -> None:
-        if self._ownership is None or not self._ownership.held:
+        if self._ownership is None or not self._ownership.is_held:
             if not self.folder.is_dir():
                 raise RunFolderError(f"{self.folder} has been removed; the same command starts this run anew")
             raise RunFolderError(
@@ -402,7 +406,7 @@ class Run:
 
     def _fail(self, error: BaseException) -> None:
         """Record why the run ended early, unless another process has taken over the folder."""
-        if self._ownership is None or not self._ownership.held:
+        if self._ownership is None or not self._ownership.is_held:
             log.error("nothing recorded in %s, which another process has taken over: %s", self.folder, error)
             return
         state: status.RunState = "failed"
@@ -430,7 +434,7 @@ class Run:
         if hasattr(self, "metrics"):
             self.metrics.close(state, error=self.status.error)
 
-    def _leave_sinks(self) -> None:
+    def _wait_for_sinks(self) -> None:
         """Wait a limited time for sinks to take the remaining rows; everything in the folder is written by now."""
         if hasattr(self, "metrics"):
             self.metrics.wait(lambda: self.stop.requested)

@@ -59,13 +59,13 @@ _END = 0
 _watching = 0  # flags of this process that have a watching thread
 
 
-def _leave_to_the_parent() -> None:
+def _detach_from_parent() -> None:
     """Stop a forked child from writing its signals into the pipe of its parent."""
     if _watching:
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_detach_from_parent)
 
 
 class Stopped(BaseException):  # not an `Exception`, which libraries catch
@@ -92,7 +92,7 @@ class Stopped(BaseException):  # not an `Exception`, which libraries catch
         return "stopped" if self.signal == signal.SIGINT else "preempted"
 
 
-class GivenUp(Stopped):
+class WorkDiscarded(Stopped):
     """The exception that discards what the main thread computes for several runs; each run reports what it has saved.
 
     Args:
@@ -114,21 +114,22 @@ class StopFlag:
     called there, which must be entered; without one, it does nothing.
 
     Args:
-        says: text to print on the first signal, after its name; empty: nothing is printed.
-        give_up: function that makes the exception to raise in the main thread `GIVE_UP_S` after the signal; None: no
-            exception is raised.
-        overdue: function to call in another thread `OVERDUE_S` after the signal, before the process ends.
-        forward: function to call in another thread a second after a signal; for a flag without `give_up`.
+        message: text to print on the first signal, after its name; empty: nothing is printed.
+        make_interrupt: function that makes the exception to raise in the main thread `GIVE_UP_S` after the signal;
+            None: no exception is raised.
+        before_exit: function to call in another thread `OVERDUE_S` after the signal, before the process ends.
+        forward: function to call in another thread a second after a signal; for a flag without `make_interrupt`.
     """
 
     def __init__(
         self,
-        says: str = "",
-        give_up: Callable[[], BaseException] | None = None,
-        overdue: Callable[[], None] = lambda: None,
+        message: str = "",
+        make_interrupt: Callable[[], BaseException] | None = None,
+        before_exit: Callable[[], None] = lambda: None,
         forward: Callable[[], None] | None = None,
     ) -> None:
-        self._says, self._give_up, self._overdue, self._forward = says, give_up, overdue, forward
+        self._message, self._make_interrupt = message, make_interrupt
+        self._before_exit, self._forward = before_exit, forward
         self.signal: int | None = None
         self._since = 0.0
         self._pid = os.getpid()
@@ -157,12 +158,12 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is not threading.main_thread():
             if (leader := _leader.get()) is not None:
-                leader._take(self)
+                leader._add_follower(self)
                 return self
             log.warning("not in the main thread: this run cannot be stopped safely by signals")
             return self
         global _watching
-        if self._give_up is not None or self._forward is not None:
+        if self._make_interrupt is not None or self._forward is not None:
             _watching += 1
             pipe, self._wakeup_fd = os.pipe()
             os.set_blocking(self._wakeup_fd, False)
@@ -179,7 +180,7 @@ class StopFlag:
     def __exit__(self, *_: object) -> None:
         global _watching
         if self._leader is not None:
-            self._leader._let_go(self)
+            self._leader._remove_follower(self)
             self._leader = None
             return
         self._is_abandoning = False
@@ -197,7 +198,7 @@ class StopFlag:
             self._wakeup_fd = None
         if outer is not None and self.signal is not None and outer.signal is None:
             outer._has_reported = self._has_reported
-            outer._begin(self.signal, self._since)  # the signal was meant for the outer flag, too
+            outer._record_signal(self.signal, self._since)  # the signal was meant for the outer flag, too
             if outer._wakeup_fd is not None:
                 os.write(outer._wakeup_fd, bytes([self.signal]))
 
@@ -219,14 +220,14 @@ class StopFlag:
         """Make this flag the leader of flags that are entered in the calling thread, which is not the main one."""
         _leader.set(self)
 
-    def _take(self, follower: StopFlag) -> None:
+    def _add_follower(self, follower: StopFlag) -> None:
         follower._leader, follower._has_reported = self, True
         with self._following:
             self._followers = (*self._followers, follower)
         if self.signal is not None:  # a signal that comes now finds it among the followers
-            follower._begin(self.signal, self._since)
+            follower._record_signal(self.signal, self._since)
 
-    def _let_go(self, follower: StopFlag) -> None:
+    def _remove_follower(self, follower: StopFlag) -> None:
         with self._following:
             self._followers = tuple(follower_flag for follower_flag in self._followers if follower_flag is not follower)
 
@@ -235,24 +236,24 @@ class StopFlag:
             return
         first = self.signal is None
         if first:
-            self._begin(number, time.monotonic())
+            self._record_signal(number, time.monotonic())
         if self._is_abandoning:
             self._is_abandoning = False
-            if self._give_up is not None and not self._saving:
-                raise self._give_up()
+            if self._make_interrupt is not None and not self._saving:
+                raise self._make_interrupt()
         elif number == signal.SIGINT and not first:
             if not self._saving:
                 raise KeyboardInterrupt
             self._interrupt_after_saving = True
             self._print_message("stopping when the checkpoint is saved", number)
 
-    def _begin(self, number: int, since: float) -> None:
+    def _record_signal(self, number: int, since: float) -> None:
         self.signal, self._since = number, since
         for follower in self._followers:
-            follower._begin(number, since)
-        if self._says and not self._has_reported:
+            follower._record_signal(number, since)
+        if self._message and not self._has_reported:
             self._has_reported = True
-            self._print_message(self._says, number)
+            self._print_message(self._message, number)
 
     def _forward_signals(self, pipe: int) -> None:
         """Run the watching thread of a flag that forwards signals.
@@ -279,9 +280,9 @@ class StopFlag:
             has_ended = partial(_has_been_reset, pipe, since)
             if has_ended(min(_HANDLED_S, GIVE_UP_S)):
                 return
-            if self.signal is None and self._says:
+            if self.signal is None and self._message:
                 self._has_reported = True
-                self._print_message(self._says, number)
+                self._print_message(self._message, number)
             for after in (GIVE_UP_S, GIVE_UP_AGAIN_S):
                 if has_ended(after):
                     return
@@ -305,11 +306,11 @@ class StopFlag:
     def _exit(self, number: int, since: float) -> NoReturn:
         """End the process, which did not end by itself."""
         self._has_reported = True
-        self._begin(number if self.signal is None else self.signal, since)
+        self._record_signal(number if self.signal is None else self.signal, since)
         # Followers for which others wait come last.
         for follower in reversed(self._followers):
-            follower._overdue()
-        self._overdue()
+            follower._before_exit()
+        self._before_exit()
         assert self.signal is not None
         os._exit(128 + self.signal)
 
@@ -336,7 +337,9 @@ def _has_been_reset(pipe: int, since: float, after: float) -> bool:
     return False
 
 
-def agreed(processes: ProcessGroup, signal_number: int | None, due: bool, digest: str) -> tuple[int | None, bool]:
+def agree_on_safe_point(
+    processes: ProcessGroup, signal_number: int | None, due: bool, digest: str
+) -> tuple[int | None, bool]:
     """Return the common decision of all processes of a run at a safe point.
 
     It is the signal that stops them (None: none came), and whether to save. They save if any process was signaled, or

@@ -90,7 +90,7 @@ class Opening:
     started: float = 0.0
     kept: int = 0
 
-    def own_folder(self, sink: str) -> Path:
+    def sink_folder(self, sink: str) -> Path:
         """Return the folder for the files of `sink` in this run; create it if it is missing."""
         folder = self.folder / FOLDER / sink
         create_folder(folder, self.folder)
@@ -166,7 +166,7 @@ class Sink(ABC):
         """
 
 
-def need(module: str, option: str, extra: str) -> None:
+def require_library(module: str, option: str, extra: str) -> None:
     """Raise ConfigError if a library is not installed; it is not imported.
 
     Args:
@@ -178,16 +178,16 @@ def need(module: str, option: str, extra: str) -> None:
         raise ConfigError(f"loggers={option} needs {module}: pip install 'llmrl[{extra}]'; or leave {option} out")
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a config as one mapping from dotted keys to values; lists are kept, empty mappings are left out.
 
-    >>> flat({"a": {"b": 1, "c": {"d": [2]}}, "e": None})
+    >>> flatten_config({"a": {"b": 1, "c": {"d": [2]}}, "e": None})
     {'a.b': 1, 'a.c.d': [2], 'e': None}
     """
     flat_values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            flat_values |= flat(value, f"{prefix}{key}.")
+            flat_values |= flatten_config(value, f"{prefix}{key}.")
         else:
             flat_values[f"{prefix}{key}"] = value
     return flat_values

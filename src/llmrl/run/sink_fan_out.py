@@ -24,7 +24,7 @@ MAX_QUEUED = 20_000
 """Maximum number of rows, texts and pictures that wait for a sink; a sink with more has failed."""
 _POLL_S = 0.05
 
-Call = Callable[[Sink], None]
+SinkCall = Callable[[Sink], None]
 
 
 class FanOut:
@@ -39,7 +39,7 @@ class FanOut:
         opening = replace(
             opening, config=redact_nested(opening.config), hyperparameters=redact_nested(opening.hyperparameters)
         )
-        self._guards = [_Guard(f"loggers.{name}", sink, opening) for name, sink in sinks.items()]
+        self._guards = [_GuardedSink(f"loggers.{name}", sink, opening) for name, sink in sinks.items()]
         self._safe_tags: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -47,25 +47,25 @@ class FanOut:
 
     def open(self, rows: Sequence[Row]) -> None:
         """Open all sinks and pass them the rows that are kept of earlier attempts."""
-        safe_rows = [self._safe(row) for row in rows]
+        safe_rows = [self._redact_tags(row) for row in rows]
         for guard in self._guards:
             guard.open(safe_rows)
 
     def row(self, row: Row) -> None:
         """Pass on a row that was just logged."""
-        safe = self._safe(row)
+        safe = self._redact_tags(row)
         for guard in self._guards:
             guard.row(safe)
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
         """Pass on a text that belongs to a row."""
-        row, markdown = self._safe(row), redact(markdown)
+        row, markdown = self._redact_tags(row), redact(markdown)
         for guard in self._guards:
             guard.send(lambda sink: sink.text(row, tag, markdown))
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         """Pass on a picture or video that belongs to a row."""
-        row = self._safe(row)
+        row = self._redact_tags(row)
         for guard in self._guards:
             guard.send(lambda sink: sink.picture(row, tag, path))
 
@@ -81,17 +81,17 @@ class FanOut:
         Then report incomplete ones. A sink that is not closed by then is abandoned: its thread ends with the process.
         """
         deadline, is_shortened = time.monotonic() + FINISH_S, False
-        while any(guard.closed and guard.busy for guard in self._guards) and time.monotonic() <= deadline:
+        while any(guard.is_closed and guard.is_busy for guard in self._guards) and time.monotonic() <= deadline:
             if not is_shortened and is_stopping():
                 deadline, is_shortened = min(deadline, time.monotonic() + STOP_S), True
             time.sleep(_POLL_S)
         for guard in self._guards:
-            if (lacks := guard.lacks()) is not None:
-                log.warning("%s %s; metrics.jsonl in the run folder has everything", guard.name, lacks)
-            guard.leave()
+            if (problem := guard.describe_missing_rows()) is not None:
+                log.warning("%s %s; metrics.jsonl in the run folder has everything", guard.name, problem)
+            guard.abandon_if_busy()
         self._guards = []
 
-    def _safe(self, row: Row) -> Row:
+    def _redact_tags(self, row: Row) -> Row:
         """Return a row whose tags hold no secret."""
         if row.metrics.keys() <= self._safe_tags:
             return row
@@ -100,7 +100,7 @@ class FanOut:
         return replace(row, metrics=metrics)
 
 
-class _Guard:
+class _GuardedSink:
     """A sink, whose failures are reported; it is not called again after one.
 
     A sink in the background is called in a thread of its own, which takes waiting messages; others by the caller.
@@ -111,12 +111,12 @@ class _Guard:
         self._opening = opening
         self.n_sent = self.n_rows = 0  # rows passed to the sink, and all rows so far
         self.error = ""
-        self.closed = self.is_abandoned = False
-        self._waiting: queue.Queue[Row | Call | None] = queue.Queue()
+        self.is_closed = self.is_abandoned = False
+        self._waiting: queue.Queue[Row | SinkCall | None] = queue.Queue()
         self._thread = daemon_thread(f"llmrl-{name}", self._work) if sink.background else None
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True while the thread of the sink has work."""
         return self._thread is not None and self._thread.is_alive()
 
@@ -137,7 +137,7 @@ class _Guard:
         self.n_rows = row.number + 1
         self.send(row)
 
-    def send(self, message: Row | Call) -> None:
+    def send(self, message: Row | SinkCall) -> None:
         """Pass a row on, or call a function with the sink, now or in the thread."""
         if self._thread is None:
             self._deliver(message)
@@ -147,24 +147,24 @@ class _Guard:
             self._waiting.put(message)
 
     def close(self, ending: Ending) -> None:
-        if not self.closed:
-            self.closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self.send(lambda sink: sink.close(ending))
             self._waiting.put(None)
 
-    def lacks(self) -> str | None:
+    def describe_missing_rows(self) -> str | None:
         """Return a report on an incomplete sink; None if there is nothing to report."""
-        error = "it did not answer in time" if self.busy else self.error
+        error = "it did not answer in time" if self.is_busy else self.error
         if not error:
             return None
         missing = self.n_rows - self.n_sent
         problem = f"lacks the last {missing:,} of {self.n_rows:,} rows" if missing else "was not closed properly"
         return f"{problem}: {error}"
 
-    def leave(self) -> None:
+    def abandon_if_busy(self) -> None:
         """Abandon a sink that is not closed yet."""
         self.is_abandoned = True
-        if self.busy:
+        if self.is_busy:
             self.error = ""
             self._deliver(lambda sink: sink.abandon())
 
@@ -184,7 +184,7 @@ class _Guard:
             self.sink.rows(rows)
             self.n_sent = rows[-1].number + 1
 
-    def _deliver(self, message: Row | Call) -> None:
+    def _deliver(self, message: Row | SinkCall) -> None:
         """Pass a row on or call a function with the sink, unless the sink has failed."""
         if self.error:
             return

@@ -43,7 +43,7 @@ class RunProgress:
     proposed: str = ""
 
     @property
-    def news(self) -> str:
+    def result_text(self) -> str:
         """The last value and its proposal in a few words; empty until known."""
         if self.value is None:
             return ""

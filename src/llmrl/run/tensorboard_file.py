@@ -153,7 +153,7 @@ def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Pa
     Args:
         folder: folder of the evaluation, inside the run folder: TensorBoard shows it as another run,
             `<run>/evaluation`.
-        x: x coordinate of the run's evaluations and proposals in TensorBoard (`metrics.place_of`).
+        x: x coordinate of the run's evaluations and proposals in TensorBoard (`metrics.last_x_value`).
         scalars: numbers by tag; with a tag of the run's own curves, the point is in their chart.
         gif: animation of an episode; None: there is none.
 

@@ -22,7 +22,7 @@ from llmrl.core.folder_files import open_file, read_bytes
 from llmrl.run.files import FilePosition, LineFile
 
 FILE_NAME = "training_episodes.tsv"
-PLACE = ("game", "start", "length")
+INDEX_COLUMNS = ("game", "start", "length")
 _ANEW = "# begun anew at step "
 _MARK = re.compile(f"^{_ANEW}(\\d+)$", re.MULTILINE)
 _HEAD = 2  # lines before the episodes
@@ -53,22 +53,22 @@ class TrainingEpisodes(LineFile):
         super().__init__(folder / FILE_NAME, position)
         if position is None:
             shared = json.dumps({"games": games, "horizon": horizon})
-            self.write([f"# {shared}", "\t".join((*PLACE, *metrics))])
+            self.write([f"# {shared}", "\t".join((*INDEX_COLUMNS, *metrics))])
 
     def begin_anew(self, step: int) -> None:
         """Record that all games were reset at `step` of every game, so that episodes in progress never end."""
         self.write([f"{_ANEW}{step}"])
 
-    def write_episodes(self, places: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
+    def write_episodes(self, indices: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
         """Append finished episodes.
 
         Args:
-            places: game, first step and length of each episode. The first step is counted in steps of the game from the
-                beginning of the run.
+            indices: game, first step and length of each episode. The first step is counted in steps of the game from
+                the beginning of the run.
             values: metrics of each episode, in the order of their names; NaN where a metric is undefined.
         """
-        rows = zip(places, values, strict=True)
-        self.write("\t".join((*map(str, place), *(f"{x:.9g}" for x in values))) for place, values in rows)
+        rows = zip(indices, values, strict=True)
+        self.write("\t".join((*map(str, index), *(f"{x:.9g}" for x in row_values))) for index, row_values in rows)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TrainingEpisodeTable:
         games: number of games that were played side by side.
         horizon: maximum number of steps of an episode; None if unknown.
         begun: steps of every game at which all games were reset, increasing, 0 first, int64.
-        places: columns of `PLACE` by name, [n_episodes] int64 each.
+        places: columns of `INDEX_COLUMNS` by name, [n_episodes] int64 each.
         metrics: metrics by name, including `length`, [n_episodes] float64 each.
     """
 
@@ -109,8 +109,8 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
             warnings.simplefilter("error", DeprecationWarning)  # NumPy issues it for text that is not a number
             numbers = np.fromstring(_MARK.sub("", complete), dtype=np.float64, sep=" ")
         table = numbers.reshape(-1, len(columns))
-        places = {name: table[:, columns.index(name)].astype(np.int64) for name in PLACE}
-        metrics = {name: table[:, i].copy() for i, name in enumerate(columns) if name not in PLACE}
+        places = {name: table[:, columns.index(name)].astype(np.int64) for name in INDEX_COLUMNS}
+        metrics = {name: table[:, i].copy() for i, name in enumerate(columns) if name not in INDEX_COLUMNS}
         metrics["length"] = table[:, columns.index("length")].copy()
         return TrainingEpisodeTable(int(header["games"]), header["horizon"], begun, places, metrics)
     except FileNotFoundError:
@@ -125,6 +125,6 @@ def training_metrics(folder: Path) -> list[str]:
         with open_file(folder / FILE_NAME, "r") as file:
             file.readline()
             names = file.readline().rstrip("\n").split("\t")
-            return [name for name in names if name == "length" or (name and name not in PLACE)]
+            return [name for name in names if name == "length" or (name and name not in INDEX_COLUMNS)]
     except (OSError, UnicodeDecodeError):
         return []

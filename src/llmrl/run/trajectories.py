@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,14 +72,13 @@ class Trajectories:
 
     def text(self, row: int) -> str:
         """Return the text that was read in a row; "" if none was kept."""
-        place = int(self.prompt[row])
-        return "" if place < 0 else self.prompts[place]
+        index = int(self.prompt[row])
+        return "" if index < 0 else self.prompts[index]
 
-    def rows(self, chosen: np.ndarray) -> Trajectories:
-        """Return the rows `chosen` (indices, or [n] bool), with the same tables."""
-        return Trajectories(
-            self.prompts, self.action_names, **{name: getattr(self, name)[chosen] for name in _columns()}
-        )
+    def rows(self, selection: np.ndarray) -> Trajectories:
+        """Return the rows in `selection` (indices, or [n] bool), with the same tables."""
+        columns = {name: getattr(self, name)[selection] for name in _columns()}
+        return Trajectories(self.prompts, self.action_names, **columns)
 
 
 def _columns() -> list[str]:
@@ -136,31 +135,31 @@ class TrajectoryFiles:
         return self._folder / f"{number}.npz"
 
 
-def files(place: Path) -> list[Path]:
-    """Return the trajectory files of `place` in order: a run folder, its folder `trajectories`, or a single file.
+def files(path: Path) -> list[Path]:
+    """Return the trajectory files of `path` in order: a run folder, its folder `trajectories`, or a single file.
 
     Raises:
         RunFolderError: there are no trajectory files.
     """
-    if place.is_file():
-        return [place]
-    folder = place if place.name == FOLDER else place / FOLDER
+    if path.is_file():
+        return [path]
+    folder = path if path.name == FOLDER else path / FOLDER
     paths = [path for path in folder.glob("*.npz") if path.stem.isdecimal()] if folder.is_dir() else []
     if not paths:
         raise RunFolderError(
-            f"{place} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true, an "
+            f"{path} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true, an "
             "evaluation with --trajectories"
         )
     return sorted(paths, key=lambda path: int(path.stem))
 
 
-def read(place: Path | str) -> Trajectories:
-    """Return all steps of the trajectory `files` of `place`, with one common table of texts.
+def read(path: Path | str) -> Trajectories:
+    """Return all steps of the trajectory `files` of `path`, with one common table of texts.
 
     Raises:
         RunFolderError: there are no such files, or a file was not written by this module.
     """
-    parts = [_read(path) for path in files(Path(place))]
+    parts = [_read(file) for file in files(Path(path))]
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
@@ -172,27 +171,25 @@ def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
     """
     if any(part.action_names != parts[0].action_names for part in parts):
         raise RunFolderError("trajectories with different action names cannot be concatenated")
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     columns: dict[str, list[np.ndarray]] = {name: [] for name in _columns()}
     for part in parts:
-        new = np.array([*(places.setdefault(text, len(places)) for text in part.prompts), -1], dtype=np.int64)
+        new_indices = [*(indices.setdefault(text, len(indices)) for text in part.prompts), -1]
         for name, column in columns.items():
-            column.append(new[part.prompt] if name == "prompt" else getattr(part, name))
-    return Trajectories(list(places), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
+            values = getattr(part, name)
+            column.append(np.array(new_indices, dtype=np.int64)[values] if name == "prompt" else values)
+    return Trajectories(list(indices), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
 
 
 def _arrays(trajectories: Trajectories) -> dict[str, Any]:
     arrays: dict[str, Any] = {"format": np.array(FORMAT)}
     for array_field in fields(trajectories):
         value = getattr(trajectories, array_field.name)
-        texts = array_field.name in (*Trajectories.TABLES, *Trajectories.TEXTS)
-        arrays[array_field.name] = _encoded(value) if texts else value
+        is_text = array_field.name in (*Trajectories.TABLES, *Trajectories.TEXTS)
+        if is_text:
+            value = np.array([str(text).encode("utf-8", errors="replace") for text in value], dtype=np.bytes_)
+        arrays[array_field.name] = value
     return arrays
-
-
-def _encoded(texts: Iterable[str]) -> np.ndarray:
-    """Return texts as UTF-8 bytes, [n]."""
-    return np.array([str(text).encode("utf-8", errors="replace") for text in texts], dtype=np.bytes_)
 
 
 def _decoded(array: np.ndarray) -> list[str]:
@@ -215,13 +212,13 @@ def _read(path: Path) -> Trajectories:
         raise RunFolderError(
             f"{path} is damaged: its columns have {min(lengths.values())} to {max(lengths.values())} rows"
         )
-    place = arrays["prompt"]
-    if len(place) and not -1 <= place.min() <= place.max() < len(arrays["prompts"]):
+    prompt = arrays["prompt"]
+    if len(prompt) and not -1 <= prompt.min() <= prompt.max() < len(arrays["prompts"]):
         raise RunFolderError(f"{path} is damaged: it refers to texts that it does not contain")
     content: dict[str, Any] = {name: arrays[name] for name in names}
     for name in Trajectories.TABLES:
         content[name] = _decoded(arrays[name])
     for name in Trajectories.TEXTS:
-        different, places = np.unique(arrays[name], return_inverse=True)
-        content[name] = np.array(_decoded(different), dtype=object)[places]
+        distinct, inverse = np.unique(arrays[name], return_inverse=True)
+        content[name] = np.array(_decoded(distinct), dtype=object)[inverse]
     return Trajectories(**content)

@@ -21,7 +21,7 @@ from llmrl.run.command_exit import EXIT_IN_USE
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import label_overrides, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
-from llmrl.run.queued import Queued, read_queued, record_cancellation
+from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
 from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, backend_name
 
@@ -42,7 +42,7 @@ def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
 def naming_overrides(overrides: Sequence[str], differing: set[str]) -> list[str]:
     """Return the overrides for the label of a run folder: those that differ within its sweep, or all if none do.
 
-    The study, the length of the run and the language model are always included (`llmrl.run.folder.ALWAYS`).
+    The study, the length of the run and the language model are always included (`llmrl.run.folder.LABEL_OPTIONS`).
     """
     return label_overrides(overrides, differing) if differing else list(overrides)
 
@@ -97,7 +97,7 @@ class Claim:
     """
 
     pack: Pack
-    records: tuple[Queued, ...]
+    records: tuple[LaunchRecord, ...]
 
     @property
     def attempts(self) -> dict[Path, int]:
@@ -138,7 +138,7 @@ def claim_pack(
 
 def record_launch(
     job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "", other_run_folders: Sequence[Path] = ()
-) -> Queued:
+) -> LaunchRecord:
     """Create the run folder and record in it that this process launches the run; return the record.
 
     Args:
@@ -159,7 +159,7 @@ def record_launch(
         raise RunFolderError(f"another process has just created {folder} for this run; repeat the command")
     status = read_status(folder)
     pid = os.getpid()
-    launch_record = Queued(
+    launch_record = LaunchRecord(
         backend=backend_name(job.hardware.backend),
         attempt=status.attempt if status else 0,
         job_id="",
@@ -266,7 +266,7 @@ def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
 def prerequisite_job_ids(jobs: Sequence[Job], sweep_folder: Path) -> list[str]:
     """Return the recorded ids of the jobs of this launch that `jobs` wait for."""
     folders = dict.fromkeys(prerequisite.folder for job in jobs for prerequisite in job.after)
-    records = [launch_record for folder in folders if (launch_record := read_queued(folder)) is not None]
+    records = [launch_record for folder in folders if (launch_record := read_launch_record(folder)) is not None]
     return list(
         dict.fromkeys(record.job_id for record in records if record.job_id and record.sweep == str(sweep_folder))
     )

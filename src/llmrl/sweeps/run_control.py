@@ -19,7 +19,7 @@ from llmrl.core.folder_files import open_folder
 from llmrl.results.run_records import UNFINISHED_STATES, JobEnd, RunRecord, find_runs, read_run, read_runs
 from llmrl.run import ownership
 from llmrl.run.folder import seed_of
-from llmrl.run.queued import ALIVE_NAME, read_queued, record_cancellation
+from llmrl.run.queued import ALIVE_NAME, read_launch_record, record_cancellation
 from llmrl.run.status import read_status
 from llmrl.sweeps.scheduling import ask_schedulers, find_job_ends, scheduler_of
 
@@ -122,7 +122,7 @@ def _check_complete(active: Sequence[RunRecord]) -> None:
     """Raise RunFolderError if the process or job of a run also computes runs that are not in `active`."""
     folders = {run.folder for run in active}
     for run in active:
-        launch_record = read_queued(run.folder)
+        launch_record = read_launch_record(run.folder)
         peer_folders = [Path(folder) for folder in launch_record.other_run_folders] if launch_record is not None else []
         active_peers = [
             folder
@@ -144,7 +144,7 @@ def _process(run: RunRecord) -> int | None:
         holder = ownership.read_owner(run.folder)
     except RunFolderError:
         return None
-    if holder is None or not ownership.has_open(holder.pid, run.folder / ownership.FILE_NAME):
+    if holder is None or not ownership.has_open_for_writing(holder.pid, run.folder / ownership.FILE_NAME):
         return None
     return holder.pid
 
@@ -155,8 +155,10 @@ def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
     Raises:
         RunFolderError: the launcher also has runs that are not in `cancelled`.
     """
-    launch_record = read_queued(run.folder)
-    if launch_record is None or not ownership.has_open(launch_record.pid, Path(launch_record.sweep) / ALIVE_NAME):
+    launch_record = read_launch_record(run.folder)
+    if launch_record is None or not ownership.has_open_for_writing(
+        launch_record.pid, Path(launch_record.sweep) / ALIVE_NAME
+    ):
         return None
     sweep = launch_record.sweep
     peer_folders = [f for f in find_runs(run.folder.parent.parent) if f not in cancelled and _waits_with(f, sweep)]
@@ -170,7 +172,7 @@ def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
 
 def _waits_with(folder: Path, sweep: str) -> bool:
     try:
-        launch_record, status = read_queued(folder), read_status(folder)
+        launch_record, status = read_launch_record(folder), read_status(folder)
     except RunFolderError:
         return False
     if launch_record is None or launch_record.sweep != sweep:
@@ -200,7 +202,7 @@ def find_removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]
         if "checkpoints" in kinds and run.state == "finished":
             paths += sorted(run.folder.glob("checkpoints"))
     if "launches" in kinds:
-        active = [read_queued(run.folder) for run in runs if run.state in ("running", "queued")]
+        active = [read_launch_record(run.folder) for run in runs if run.state in ("running", "queued")]
         busy = {Path(launch_record.sweep) for launch_record in active if launch_record is not None}
         paths += [launch for launch in _launches(folder.absolute()) if launch not in busy]
     return paths

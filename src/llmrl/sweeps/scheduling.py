@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.trust import NOBODY
 from llmrl.results.run_records import JobEnd, Queue, read_run
 from llmrl.run.progress_bar import ProgressBar
-from llmrl.run.queued import Queued, read_queued
+from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, backend_name
 from llmrl.sweeps.jobs import describe_outcome
 from llmrl.sweeps.watch import SweepWatch, bar_name
@@ -44,12 +44,12 @@ def scheduler_of(backend: str) -> Scheduler | None:
     return None if scheduler_class is None else scheduler_class()
 
 
-def find_submissions(folders: Iterable[Path]) -> dict[str, list[Queued]]:
+def find_submissions(folders: Iterable[Path]) -> dict[str, list[LaunchRecord]]:
     """Return the latest submission of each run that has a job id, by backend."""
-    submissions: dict[str, list[Queued]] = {}
+    submissions: dict[str, list[LaunchRecord]] = {}
     for folder in folders:
         try:
-            launch_record = read_queued(folder)
+            launch_record = read_launch_record(folder)
         except RunFolderError:
             continue  # the run's record reports this error
         if launch_record is not None and launch_record.job_id:
@@ -130,14 +130,14 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                 delay = min(delay * 1.3, _MAX_POLL_S)
 
 
-def _submission(outcome: JobOutcome) -> Queued:
+def _submission(outcome: JobOutcome) -> LaunchRecord:
     """Return the launch record of a submitted run, with the job id even if that could not be recorded."""
-    launch_record = read_queued(outcome.folder)
+    launch_record = read_launch_record(outcome.folder)
     assert launch_record is not None
     return replace(launch_record, job_id=outcome.job_id)
 
 
-def job_outcome(submitted: JobOutcome, queued: Queued, queues: Sequence[Queue]) -> JobOutcome:
+def job_outcome(submitted: JobOutcome, queued: LaunchRecord, queues: Sequence[Queue]) -> JobOutcome:
     """Return the outcome of a run whose job is no longer in the queue."""
     job = submitted.job
     record = read_run(job.folder, queues)

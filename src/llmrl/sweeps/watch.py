@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.results.run_records import RunRecord, read_run
-from llmrl.run.progress_bar import ProgressBar, clock
-from llmrl.run.queued import read_queued
+from llmrl.run.progress_bar import ProgressBar, format_clock
+from llmrl.run.queued import read_launch_record
 from llmrl.run.status import RunStage, read_progress, read_status
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class SweepWatch:
 
     def __init__(self, progress: ProgressBar, every_s: float | None = None) -> None:
         self._progress = progress
-        self._every_s = every_s or (_BAR_INTERVAL_S if progress.drawn else LOG_INTERVAL_S)
+        self._every_s = every_s or (_BAR_INTERVAL_S if progress.has_bar else LOG_INTERVAL_S)
         self._last_update = time.monotonic()
 
     def update_if_due(self, folders: Sequence[Path]) -> None:
@@ -65,12 +65,12 @@ def summarize_running(records: Sequence[RunRecord]) -> str:
         parts.append(f"{sum(shares) / len(shares):.0%} done")
     slowest = max(running, key=lambda record: record.progress.eta_s or 0.0).progress
     if slowest.eta_s is not None:
-        parts.append(f"{clock(slowest.eta_s)} left")
+        parts.append(f"{format_clock(slowest.eta_s)} left")
     costs = [record.last_metrics().get(_COST) for record in running]
     if any(costs):
         parts.append(f"${sum(cost or 0.0 for cost in costs):,.2f} spent")
-    news = f"; {slowest.news}" if slowest.news else ""
-    return f"{stages}{'; ' * bool(stages)}{', '.join(parts)}{news}"
+    result_text = f"; {slowest.result_text}" if slowest.result_text else ""
+    return f"{stages}{'; ' * bool(stages)}{', '.join(parts)}{result_text}"
 
 
 def bar_name(jobs: Sequence[Job]) -> str:
@@ -101,7 +101,7 @@ def stage_of(record: RunRecord) -> RunStage | None:
 
 def _find_prerequisite_stage(folder: Path) -> RunStage | None:
     """Return the stage of a queued run that begins after other jobs of its launch."""
-    launch_record = read_queued(folder)
+    launch_record = read_launch_record(folder)
     after = [] if launch_record is None else launch_record.after
     for index, prerequisite in enumerate(after, start=1):
         status = read_status(Path(prerequisite.folder))
@@ -152,4 +152,4 @@ def _progress(stages: Sequence[RunStage]) -> str:
     fractions = [stage.fraction for stage in stages if stage.fraction is not None]
     share = f" {sum(fractions) / len(fractions):.0%}" if fractions else ""
     etas = [stage.eta_s for stage in stages if stage.eta_s is not None]
-    return share + (f" ({clock(max(etas))} left)" if etas else "")
+    return share + (f" ({format_clock(max(etas))} left)" if etas else "")

@@ -16,7 +16,7 @@ from llmrl.core.processes import rank_and_world_size
 from llmrl.core.terminal import guard_terminal
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
-from llmrl.run.queued import read_queued
+from llmrl.run.queued import read_launch_record
 from llmrl.run.status import Status, read_status
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class JobWork:
     def _has_started(self) -> bool:
         """Return whether an attempt of this run has started since the launcher queued it."""
         try:
-            launch_record, status = read_queued(self.folder), read_status(self.folder)
+            launch_record, status = read_launch_record(self.folder), read_status(self.folder)
         except RunFolderError:
             return False  # the run itself reports this error
         return launch_record is not None and status is not None and status.attempt > launch_record.attempt
@@ -116,7 +116,7 @@ class JobWork:
         try:
             if self._has_started():
                 return  # the run has recorded it
-            launch_record = read_queued(self.folder)
+            launch_record = read_launch_record(self.folder)
             attempt = 1 + (launch_record.attempt if launch_record else 0)
             write_atomic(self.folder / "traceback.txt", "".join(traceback.format_exception(error)))
             Status(state="failed", attempt=attempt, overrides=self.overrides, error=short_error(error)).write(

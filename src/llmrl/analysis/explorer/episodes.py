@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.explorer.conversations import Texts, call_record, drop_repeats
 from llmrl.llms.call_log import FILE_NAME, read_calls
-from llmrl.run.episode_files import EPISODES, FILM_COLUMN, FOLDER, REPLIES
+from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES, TEXT_COLUMN_WIDTH
 from llmrl.run.files import read_json_lines, write_bytes
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _pictures(folder: Path) -> Iterator[Image]:
 
 
 def _crop_picture(picture: Image) -> Image:
-    picture = picture.crop((0, 0, max(picture.width - FILM_COLUMN, 1), picture.height))
+    picture = picture.crop((0, 0, max(picture.width - TEXT_COLUMN_WIDTH, 1), picture.height))
     if picture.height > SHEET_PICTURE_HEIGHT:
         picture = picture.resize((max(1, picture.width * SHEET_PICTURE_HEIGHT // picture.height), SHEET_PICTURE_HEIGHT))
     return picture

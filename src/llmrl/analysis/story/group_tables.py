@@ -13,7 +13,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.core.metrics import Kind
 from llmrl.core.plain_data import read_object
-from llmrl.results.groups import Group, units_of
+from llmrl.results.groups import Group, replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
 from llmrl.run.metrics import FILE_NAME, read_metrics
@@ -50,7 +50,7 @@ def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estima
     if not finite:
         return UNKNOWN
     scores = np.array([value for value, _ in finite])
-    units = units_of([run for _, run in finite])
+    units = replication_units([run for _, run in finite])
     return float(unit_means(scores, units).mean()), float(standard_error(scores, units))
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from llmrl.run.sink import Ending, Opening, Row, Sink, flat, need
+from llmrl.run.sink import Ending, Opening, Row, Sink, flatten_config, require_library
 
 _ID, _ROWS = "llmrl.run_id", "llmrl.rows"
 """Tags of an MLflow run: id of the run here, and number of its rows that MLflow has."""
@@ -54,7 +54,7 @@ class MLflow(Sink):
     """
 
     def __init__(self, tracking_uri: str | None = None, experiment: str | None = None) -> None:
-        need("mlflow", "mlflow", "loggers")
+        require_library("mlflow", "mlflow", "loggers")
         self._uri, self._experiment = tracking_uri, experiment
 
     def open(self, opening: Opening) -> None:
@@ -143,7 +143,9 @@ class MLflow(Sink):
 
         tags = {_ID: run_id, "llmrl.folder": str(opening.folder)}
         run = self._client.create_run(experiment, int(opening.started * 1000), tags, opening.label).info.run_id
-        parameters = [Param(_name(key), str(value)[:_MAX_CHARACTERS]) for key, value in flat(opening.config).items()]
+        parameters = [
+            Param(_name(key), str(value)[:_MAX_CHARACTERS]) for key, value in flatten_config(opening.config).items()
+        ]
         for i in range(0, len(parameters), _MAX_PARAMETERS):
             self._client.log_batch(run, params=parameters[i : i + _MAX_PARAMETERS])
         return str(run)

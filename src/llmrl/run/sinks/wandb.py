@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveFloat
-from llmrl.run.sink import FOLDER, Ending, Opening, Row, Sink, flat, need
+from llmrl.run.sink import FOLDER, Ending, Opening, Row, Sink, flatten_config, require_library
 
 _SERVER = "https://api.wandb.ai"
 _ROWS = "llmrl/rows"
@@ -52,7 +52,7 @@ class WandB(Sink):
         finish_timeout: PositiveFloat = 8.0,
         system_metrics: bool = False,
     ) -> None:
-        need("wandb", "wandb", "loggers")
+        require_library("wandb", "wandb", "loggers")
         if mode == "online" and not _has_key():
             raise ConfigError(
                 "loggers=wandb needs an API key: set the environment variable WANDB_API_KEY, call `wandb login`, or "
@@ -62,7 +62,7 @@ class WandB(Sink):
         self._finish_timeout, self._system_metrics = finish_timeout, system_metrics
 
     def open(self, opening: Opening) -> None:
-        folder = opening.own_folder("wandb")
+        folder = opening.sink_folder("wandb")
         # The library's service reads these at its start; it then writes nothing to the home directory or the terminal.
         for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
             os.environ.setdefault(name, str(folder))
@@ -98,7 +98,7 @@ class WandB(Sink):
             id=opening.run_id(),
             name=opening.label,
             group=opening.label.rpartition("/")[0] or None,
-            config={**flat(opening.config), **opening.hyperparameters},
+            config={**flatten_config(opening.config), **opening.hyperparameters},
             resume=None if offline else "allow",
             reinit="create_new",
             settings=settings,
@@ -129,7 +129,9 @@ class WandB(Sink):
             self._log(row, {tag: media}, {row.x: row.place})
 
     def close(self, ending: Ending) -> None:
-        summary = {key: value for key, value in flat(ending.summary).items() if isinstance(value, int | float | str)}
+        summary = {
+            key: value for key, value in flatten_config(ending.summary).items() if isinstance(value, int | float | str)
+        }
         self._run.summary.update({**summary, **ending.final, "state": ending.state})
         if ending.error:
             self._run.summary["error"] = ending.error

@@ -19,7 +19,7 @@ from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder, seed_folder
 
 if TYPE_CHECKING:
-    from llmrl.run.queued import Queued
+    from llmrl.run.queued import LaunchRecord
     from llmrl.sweeps.work import Task
 
 Ending = State | Literal["submitted", "elsewhere", "refused"]
@@ -36,10 +36,10 @@ class Scheduler(Protocol):
     """A scheduler, whose jobs continue without the process that launched them.
 
     Its constructor takes no arguments: `llmrl-sweep` reads run folders long after the launch, and knows of a job only
-    its `queued.json` (`llmrl.run.queued.Queued`).
+    its `queued.json` (`llmrl.run.queued.LaunchRecord`).
     """
 
-    def ask(self, taken: Sequence[Queued]) -> list[Queue]:
+    def ask(self, taken: Sequence[LaunchRecord]) -> list[Queue]:
         """Return the queues that these jobs were submitted to; a job in none of them is assumed to exist.
 
         Raises:

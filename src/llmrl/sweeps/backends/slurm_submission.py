@@ -19,7 +19,7 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.results.run_records import JobEnd, Queue
 from llmrl.run.ownership import JOB_ID
-from llmrl.run.queued import Queued
+from llmrl.run.queued import LaunchRecord
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack, Scheduler, SchedulerError
 from llmrl.sweeps.backends.slurm_work import PEER_EXIT_TIMEOUT_S, ClusterWork
@@ -54,7 +54,7 @@ class SlurmQueue:
         """Name of the cluster; empty if it does not answer."""
         return (cluster_setting("ClusterName") or "") if shutil.which("squeue") else ""
 
-    def ask(self, taken: Sequence[Queued]) -> list[Queue]:
+    def ask(self, taken: Sequence[LaunchRecord]) -> list[Queue]:
         """Return the queue of this machine's cluster, with the jobs of the users in `taken`."""
         users = frozenset(launch_record.user or getpass.getuser() for launch_record in taken)
         jobs = _read_queue(sorted(users)) if self.cluster else None
