@@ -38,7 +38,7 @@ CURVES = {
     "random": (0.0, 1.0, 3.0, 5.0, 9.0),
     "fixed": (0.0, 0.0, 0.0, 0.0, 0.0),
 }
-ONLINE = {"gp": 10.0, "ucb": 14.0, "llm": 8.0, "random": 1.0, "fixed": 0.0}
+ONLINE_PERFORMANCE = {"gp": 10.0, "ucb": 14.0, "llm": 8.0, "random": 1.0, "fixed": 0.0}
 
 
 def write_study(root: Path, report: dict[str, Any] | None, anytime: bool = True, runs: int = 6) -> Path:
@@ -51,11 +51,11 @@ def write_study(root: Path, report: dict[str, Any] | None, anytime: bool = True,
                 "toy",
                 [f"principal={principal}"],
                 seed,
-                np.linspace(0, ONLINE[principal] + shift, 16).tolist(),
+                np.linspace(0, ONLINE_PERFORMANCE[principal] + shift, 16).tolist(),
                 llm=SCRIPTED if principal == "llm" else "",
                 report=report,
                 recommendations=points if anytime else {PLACES[-1]: points[PLACES[-1]]},
-                online=ONLINE[principal] + shift,
+                online=ONLINE_PERFORMANCE[principal] + shift,
             )
     return root / "toy"
 

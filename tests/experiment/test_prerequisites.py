@@ -47,7 +47,7 @@ class Waiting:
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Waiting:
     monkeypatch.setattr(prerequisites, "_POLL_S", 0.01)
     monkeypatch.setattr(prerequisites, "_failure", lambda *args: None)
-    monkeypatch.setattr(prerequisites, "_submission_time_and_folder", lambda run: (0.0, ""))
+    monkeypatch.setattr(prerequisites, "_launch_time_and_folder", lambda run: (0.0, ""))
     return Waiting(tmp_path)
 
 

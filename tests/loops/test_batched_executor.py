@@ -253,7 +253,7 @@ def test_lone_run_gets_answer(needs_batch, max_waves):
             loop = build_loop(config, parts)
             neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.settings.candidates)
             request = loop.adaptation.episode_request(5, [Seeds(0)] * loop.settings.candidates, neutral, 0)
-            with seat.unbatched() if is_unbatched and needs_batch else nullcontext():
+            with seat.suspend_batching() if is_unbatched and needs_batch else nullcontext():
                 while not done.is_set() and len(waves) < 1000:
                     seat.answer(request)
                     done.set() if is_unbatched else waves.append(1)

@@ -10,7 +10,7 @@ from experiments import compose, only_run_folder, run_experiment
 from llmrl.analysis.probes import draw_probes
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.loops.probing import Probes, builtin_probes
+from llmrl.loops.probing import Probes, builtin_probe_list_names
 from llmrl.run.metrics import read_metrics
 
 PROBES = """
@@ -113,7 +113,7 @@ def test_builtin_probes_are_environment_prompts():
     from llmrl.config.builder import Builder
     from llmrl.envs.babyai.language import tokens, vocabulary
 
-    assert builtin_probes() == ["babyai_text"]
+    assert builtin_probe_list_names() == ["babyai_text"]
     env = Builder({"seeds": Seeds(0)}).build({**compose("env=babyai_text", "agent=random")["env"], "n_envs": 1}, "env")
     probes = Probes.load("babyai_text", env, Reader(env.spec, 1.0)).probes
     assert len(probes) == 11 and all(probe.intended in env.spec.action_names for probe in probes)

@@ -20,7 +20,7 @@ from llmrl.results.groups import Group, n_pretrainings, replication_units
 from llmrl.results.principal_scores import (
     ANYTIME,
     MEASUREMENTS,
-    ONLINE,
+    ONLINE_PERFORMANCE,
     RECOMMENDATION,
     ReferenceLine,
     principal_scores,
@@ -123,7 +123,7 @@ def _trace(
             return None
     trace = GroupTrace(name, group, runs, scores)
     if settings.tail_fraction is None and principal_scores(runs, RECOMMENDATION) is not None:
-        trace = replace(trace, online=principal_scores(runs, ONLINE))
+        trace = replace(trace, online=principal_scores(runs, ONLINE_PERFORMANCE))
     if name in settings.levels:
         return trace
     if curves is not None:

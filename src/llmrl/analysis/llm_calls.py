@@ -47,8 +47,8 @@ class CallTotals:
     def paid(self) -> str:
         """Cost in US dollars as text, with the maximum cost of lost replies."""
         cost = "unknown" if self.cost is None else f"{self.cost:.4f}"
-        max_lost_cost = "?" if self.lost_cost is None else f"{self.lost_cost:.4f}"
-        return f"{cost} (+ at most {max_lost_cost})" if self.lost and self.lost_cost != 0.0 else cost
+        max_lost_cost_text = "?" if self.lost_cost is None else f"{self.lost_cost:.4f}"
+        return f"{cost} (+ at most {max_lost_cost_text})" if self.lost and self.lost_cost != 0.0 else cost
 
     def add(self, call: dict[str, Any]) -> None:
         """Add one record of a call log to the totals."""

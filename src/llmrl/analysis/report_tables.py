@@ -18,7 +18,7 @@ from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, be
 from llmrl.results.groups import Group, ReportTask
 from llmrl.results.principal_scores import (
     OBJECTIVE,
-    ONLINE,
+    ONLINE_PERFORMANCE,
     RECOMMENDATION,
     ReferenceLine,
     principal_scores,
@@ -120,7 +120,7 @@ def online_performance(section: Section, settings: ReportSettings) -> dict[str, 
     performance = {}
     for summary in section.compared:
         finished_runs = [run for run in summary.group.runs if run.state == "finished"]
-        online = principal_scores(finished_runs, ONLINE)
+        online = principal_scores(finished_runs, ONLINE_PERFORMANCE)
         if online is not None and principal_scores(finished_runs, RECOMMENDATION) is not None:
             performance[summary.group.shown] = float(online.mean())
     return performance
@@ -234,7 +234,7 @@ def _runs(report: Report) -> ReportTable:
         ["task", "group", "seed", "state", "score", "online_performance", "llm", "folder"],
     ]
     for task, group, run, score in report.runs:
-        online = principal_scores([run], ONLINE) if run.state == "finished" else None
+        online = principal_scores([run], ONLINE_PERFORMANCE) if run.state == "finished" else None
         performance = None if online is None else float(online[0])
         folder = run.folder.relative_to(root).as_posix()
         data.append([task, group.shown, run.seed, run.state, score, performance, run.llm, folder])

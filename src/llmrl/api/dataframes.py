@@ -19,7 +19,7 @@ from llmrl.core.plain_data import read_object
 from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME as CALLS
 from llmrl.llms.call_log import read_calls
-from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores
+from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, principal_scores
 from llmrl.results.run_records import RunRecord
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.episode_files import EPISODES
@@ -175,7 +175,7 @@ def runs_frame(runs: NamedRuns) -> pd.DataFrame:
             "is_prerequisite": run.folder in prerequisites,
             "result": run.result,
             RECOMMENDATION: _score(run, RECOMMENDATION),
-            ONLINE: _score(run, ONLINE),
+            ONLINE_PERFORMANCE: _score(run, ONLINE_PERFORMANCE),
             "environment": run.env,
             "model": run.llm,
             "attempts": run.attempt,

@@ -50,7 +50,7 @@ class Builder:
 
     def __init__(self, services: Services | Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
         self.trust = Trust(tuple(trusted))
-        # Shared by builders with other services (`with_services`).
+        # Shared by builders with other services (`replace_services`).
         self._targets: dict[str, Any] = {}
         # By the identity of the node, which must not be changed afterwards.
         self._parts: dict[int, tuple[Mapping[str, Any], Part]] = {}
@@ -59,7 +59,7 @@ class Builder:
     def _inject(self, services: Services | Mapping[str, Any] | None) -> None:
         self.injected = {**(vars(services) if isinstance(services, Services) else services or {}), "trust": self.trust}
 
-    def with_services(self, services: Services | Mapping[str, Any]) -> Builder:
+    def replace_services(self, services: Services | Mapping[str, Any]) -> Builder:
         """Return a builder with other services that shares the trust and the validated nodes of this one."""
         builder = copy.copy(self)
         builder._inject(services)
@@ -193,7 +193,7 @@ class Builder:
 
     def _factory(self, part: Part) -> PartFactory:
         def build(overrides: Mapping[str, Any], services: Mapping[str, Any]) -> Any:
-            builder = self.with_services({**self.injected, **services})
+            builder = self.replace_services({**self.injected, **services})
             values, part_names = builder._options(part.target, part.signature, overrides, part.where)
             part_names |= part.unchecked - overrides.keys()
             return builder._construct(replace(part, options={**part.options, **values}, unchecked=part_names))

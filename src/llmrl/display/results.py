@@ -15,7 +15,7 @@ from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
-from llmrl.results.principal_scores import LINES, ONLINE, RECOMMENDATION, RECOMMENDATION_ERROR
+from llmrl.results.principal_scores import LINES, ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR
 from llmrl.results.table_format import ReportTable
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY, read_config
 from llmrl.run.files import read_json_or_empty
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmrl.run.run import Run
 
 
-SCORES = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE)
+SCORES = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
 """Keys of a summary that `objective_rows` shows in words."""
 _LINES = {**LINES, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
 """Levels of each context in a summary's `references`, in the order of the table, and their display names."""
@@ -230,7 +230,7 @@ def objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         error = summary[RECOMMENDATION_ERROR]
         value = f"{summary[RECOMMENDATION]:,.4g}" + ("" if error is None else f" ± {error:.3g} (s.e.)")
         rows.append(("recommendation, evaluation on fresh seeds", f"{value}: the result"))
-    online = f"{summary[ONLINE]:,.4g} (mean of the last fifth of the proposals)"
+    online = f"{summary[ONLINE_PERFORMANCE]:,.4g} (mean of the last fifth of the proposals)"
     unevaluated = "" if RECOMMENDATION in summary else ": the result, because design.evaluations=0"
     return [*rows, ("online performance", online + unevaluated)]
 

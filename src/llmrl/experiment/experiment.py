@@ -202,7 +202,7 @@ class Experiment:
     def _compute_needed(self, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Compute a run that this run needs; this run waits until that is done."""
         seat = self.resources.seat
-        with nullcontext() if seat is None else seat.unbatched():
+        with nullcontext() if seat is None else seat.suspend_batching():
             Experiment(config, overrides, seat).run()
 
     def _open(self) -> Run:

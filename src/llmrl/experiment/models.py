@@ -83,14 +83,14 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
         from llmrl.experiment.small_models import SmallModels
 
         services = replace(services, workshop=SmallModels(config))
-    model: Provider | Model = builder.with_services(services).build(node, "llm")
+    model: Provider | Model = builder.replace_services(services).build(node, "llm")
     if isinstance(model, Provider):
         client_services = {
             "provider": model,
             "seed": config["seed"],
             "others": _player_models(resources, llm_config, model),
         }
-        model = builder.with_services(client_services).build(connect, "llm")
+        model = builder.replace_services(client_services).build(connect, "llm")
     assert model is None or isinstance(model, ChatClient | Scorer)
     return model
 
@@ -112,7 +112,7 @@ def _player_models(
         key = f"llm.variants.{name}"
         provider_options = model_options(node)
         services = _services(resources, provider_options, key, f"llm/{name}")
-        make = functools.partial(resources.builder.with_services(services).build, provider_options, key)
+        make = functools.partial(resources.builder.replace_services(services).build, provider_options, key)
         limits = {**llm_config["limits"], **(node.get("limits") or {})}
         models[name] = (model.additional_provider(name, make), resources.builder.build(limits, f"{key}.limits"))
     return models

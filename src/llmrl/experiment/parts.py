@@ -96,7 +96,7 @@ def build_parts(
     seeds = Seeds(config["seed"])
     device = resources.device
     builder = resources.builder
-    env = build_env(_env_options(config, render), builder.with_services(EnvServices(seeds.child("env"), device)))
+    env = build_env(_env_options(config, render), builder.replace_services(EnvServices(seeds.child("env"), device)))
     try:
         if (config.get("play", {}).get("videos") if render is None else render) and not hasattr(env, "render"):
             raise ConfigError(
@@ -197,9 +197,9 @@ def _build_agent(config: Config, services: AgentServices, builder: Builder) -> t
         Incompatible: there is a teacher, and the agent cannot learn from one.
     """
     seeds = services.seeds
-    teacher_builder = builder.with_services(replace(services, seeds=seeds.child("teacher")))
+    teacher_builder = builder.replace_services(replace(services, seeds=seeds.child("teacher")))
     teacher = teacher_builder.build(config["teacher"], "teacher")
-    builder = builder.with_services(replace(services, seeds=seeds.child("agent"), teacher=teacher))
+    builder = builder.replace_services(replace(services, seeds=seeds.child("agent"), teacher=teacher))
     if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
         raise Incompatible(
             Misfit.UNTAUGHT, "a teacher adds a loss to those of a learning agent; use agent=ppo, or teacher=none"
@@ -224,7 +224,7 @@ def _build_principal(
     """
     controller: Controller | None = None if services.has_principal else agent.controller  # type: ignore[attr-defined]
     shared = {service.name: getattr(services, service.name) for service in fields(TeacherServices)}
-    builder = builder.with_services(
+    builder = builder.replace_services(
         PrincipalServices(
             **shared | {"spec": spec, "seeds": Seeds(config["seed"]).child("principal")},
             space=spec.proposals if controller is None else controller.space,
@@ -308,7 +308,7 @@ def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind,
             f"observers={[node.get('_target_') for node in nodes]}: episodes of the loop {kind} are played in other "
             f"processes and cannot be observed; remove observers, which work with the loops {', '.join(WATCHED)}"
         )
-    builder = builder.with_services(ObserverServices(env.spec, env, folder))
+    builder = builder.replace_services(ObserverServices(env.spec, env, folder))
     observers = [builder.build(node, f"observers[{i}]") for i, node in enumerate(nodes)]
     for i, part in enumerate(observers):
         if not isinstance(part, Observer):

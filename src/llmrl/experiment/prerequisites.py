@@ -144,7 +144,7 @@ def _ensure_run(
     prerequisite: PrerequisiteRun, run: Run, compute: Compute, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Compute one run, or wait for another process or run that does; arguments and errors are those of `ensure`."""
-    start, launch = _submission_time_and_folder(run)
+    start, launch = _launch_time_and_folder(run)
     waiting = False
     while not prerequisite.finished:
         if (reason := _failure(prerequisite, start, launch)) is not None:
@@ -168,7 +168,7 @@ def _ensure_run(
             raise Stopped(run.folder, run.stop.signal)
 
 
-def _submission_time_and_folder(run: Run) -> tuple[float, str]:
+def _launch_time_and_folder(run: Run) -> tuple[float, str]:
     """Return when a launcher accepted `run` for this attempt, Unix time, and the folder of the launch.
 
     Infinity and an empty text if the run was started without a launcher.

@@ -158,7 +158,7 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
 
     shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])
-    env = build_env(_env(config), builder.with_services(EnvServices(shared.child("env"))))
+    env = build_env(_env(config), builder.replace_services(EnvServices(shared.child("env"))))
     try:
         exchanges = (_player_exchanges if _is_player(config) else _proposer_exchanges)(config, env, builder, shared)
     finally:
@@ -183,7 +183,7 @@ def _player_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seed
     from llmrl.rollout.collector import Collector
 
     chat = RandomLegalChat()
-    agent = builder.with_services(_agent_services(config, env, seeds, chat)).build(config["agent"], "agent")
+    agent = builder.replace_services(_agent_services(config, env, seeds, chat)).build(config["agent"], "agent")
     collector = Collector(env, agent.policy, "cpu")
     collector.reset(seeds.integer("games"))
     generator = torch.Generator().manual_seed(seeds.integer("actions"))
@@ -206,7 +206,7 @@ def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Se
     services = _agent_services(config, env, seeds, None)
     controller = None
     if config["principal"]["_target_"] is not None and builder.needs(config["principal"], "llm", "principal"):
-        agent = builder.with_services(services).build(config["agent"], "agent")
+        agent = builder.replace_services(services).build(config["agent"], "agent")
         controller = getattr(agent, "controller", None)
     if controller is None:
         raise Incompatible(
@@ -217,7 +217,7 @@ def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Se
     space, rng = controller.space, seeds.numpy("proposals")
     chat = RandomProposals(space, rng)
     shared = {service.name: getattr(services, service.name) for service in fields(TeacherServices)} | {"llm": chat}
-    principal = builder.with_services(PrincipalServices(**shared, space=space, controller=controller)).build(
+    principal = builder.replace_services(PrincipalServices(**shared, space=space, controller=controller)).build(
         config["principal"], "principal"
     )
     search = config["search"]

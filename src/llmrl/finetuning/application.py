@@ -286,10 +286,10 @@ def _build_task(
 
     builder, seeds, prefix = resources.builder, Seeds(config["seed"]), f"transfer.{name}." if name else ""
     nodes = {group: _part_node(task_config[group], group) for group in ("env", "agent")}
-    env = builder.with_services(EnvServices(seeds.child("env"))).build({**nodes["env"], "n_envs": 1}, f"{prefix}env")
+    env = builder.replace_services(EnvServices(seeds.child("env"))).build({**nodes["env"], "n_envs": 1}, f"{prefix}env")
     env.close()
     services = AgentServices(env.spec, seeds.child("agent"))
-    agent = builder.with_services(services).build(nodes["agent"], f"{prefix}agent")
+    agent = builder.replace_services(services).build(nodes["agent"], f"{prefix}agent")
     controller = agent.controller
     evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
     stack.callback(evaluator.close)
@@ -297,7 +297,7 @@ def _build_task(
     principal_services = PrincipalServices(
         env.spec, seeds.child("principal"), llm=client, controller=controller, prompt_folder=prompt_folder
     )
-    proposer = builder.with_services(principal_services).build(principal, "principal")
+    proposer = builder.replace_services(principal_services).build(principal, "principal")
 
     def play(vectors: np.ndarray, episodes: np.ndarray) -> np.ndarray:
         returns: np.ndarray = evaluator.evaluate(controller, vectors, episodes).returns

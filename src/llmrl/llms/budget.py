@@ -67,17 +67,17 @@ class Usage:
         """Return the usage with one more reply, whose reservation is given; a replayed reply costs nothing."""
         if reply.attempts == 0:
             return self
-        has_counts = None not in (reply.prompt_tokens, reply.completion_tokens)
+        has_token_counts = None not in (reply.prompt_tokens, reply.completion_tokens)
         return replace(
             self,
             calls=self.calls + 1,
             attempts=self.attempts + reply.attempts,
             tokens=self.tokens + (reply.prompt_tokens or 0) + (reply.completion_tokens or 0),
             cost=self.cost + (reply.cost or 0.0),
-            unknown_tokens=self.unknown_tokens + (not has_counts),
+            unknown_tokens=self.unknown_tokens + (not has_token_counts),
             unknown_costs=self.unknown_costs + (reply.cost is None),
             seconds=self.seconds + reply.latency,
-            unsettled_tokens=self.unsettled_tokens + (0 if has_counts else reservation.tokens),
+            unsettled_tokens=self.unsettled_tokens + (0 if has_token_counts else reservation.tokens),
             unsettled_cost=self.unsettled_cost + (0.0 if reply.cost is not None else reservation.cost or 0.0),
         )
 

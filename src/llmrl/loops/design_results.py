@@ -257,8 +257,8 @@ class DesignResults:
             scores["recommendation_standard_error"] = final.get("standard_error")
             episodes = [part for evaluation in evaluations.values() for part in evaluation.episodes]
         else:
-            society_returns = [np.array_split(row["values"], self.societies) for row in history.proposals[-last:]]
-            episodes = [np.concatenate(society).tolist() for society in zip(*society_returns, strict=True)]
+            values_by_proposal = [np.array_split(row["values"], self.societies) for row in history.proposals[-last:]]
+            episodes = [np.concatenate(society).tolist() for society in zip(*values_by_proposal, strict=True)]
         summary = {
             **scores,
             "online_performance": online,

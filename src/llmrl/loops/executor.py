@@ -407,7 +407,7 @@ class BatchSeat:
             self._set_state(previous)
 
     @contextmanager
-    def unbatched(self) -> Iterator[None]:
+    def suspend_batching(self) -> Iterator[None]:
         """Return a context in which the run computes another run, which cannot be batched with the others."""
         key, self._key = self._key, None
         previous, self.is_needed = self.is_needed, True

@@ -128,7 +128,7 @@ def metric_name(probe: str, action: str) -> str:
     return f"probe/{probe}/{action.replace(' ', '_')}"
 
 
-def builtin_probes() -> list[str]:
+def builtin_probe_list_names() -> list[str]:
     """Return the names of the lists of probes in the package."""
     return sorted(f.name.removesuffix(".yaml") for f in BUILTIN_FOLDER.iterdir() if f.name.endswith(".yaml"))
 
@@ -138,9 +138,9 @@ def _entries(source: str) -> list[tuple[str, Mapping[str, Any]]]:
     import yaml
 
     is_file = source.endswith((".yaml", ".yml"))
-    if not is_file and source not in builtin_probes():
+    if not is_file and source not in builtin_probe_list_names():
         raise ConfigError(
-            f"learn.probes={source} is unknown; use {', '.join(builtin_probes())}, or a file ending in .yaml"
+            f"learn.probes={source} is unknown; use {', '.join(builtin_probe_list_names())}, or a file ending in .yaml"
         )
     path = Path(source).expanduser() if is_file else BUILTIN_FOLDER / f"{source}.yaml"
     try:

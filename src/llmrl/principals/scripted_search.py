@@ -12,20 +12,20 @@ import numpy as np
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
 
-_COUNT = re.compile(r"^(\d+) numbers, called params\[0\] to params\[\d+\]\.", re.MULTILINE)
+_COUNT_PATTERN = re.compile(r"^(\d+) numbers, called params\[0\] to params\[\d+\]\.", re.MULTILINE)
 _COMMON_RANGE_LINE = re.compile(
     r"Each is a (whole )?number from (\S+) to ([^\s,]+?)(?:, with (\d+) digits? after the point)?\.\s*$", re.MULTILINE
 )
 _RANGE_LINE = re.compile(
     r"^- params\[\d+\]: (whole, )?from (\S+) to ([^\s,]+)(?:, (\d+) digits after the point)?$", re.MULTILINE
 )
-_STEP = re.compile(r"change numbers by about (\S+) at a time")
+_STEP_PATTERN = re.compile(r"change numbers by about (\S+) at a time")
 _SIDE_BY_SIDE = "proposals are made independently"
-_NUMBER = re.compile(r"this is number (\d+) of \d+")
+_NUMBER_PATTERN = re.compile(r"this is number (\d+) of \d+")
 _LIST_ROW = re.compile(r"^\[([^\]]*)\] -> (\S+)", re.MULTILINE)
 _NAMED_ROW = re.compile(r"^(params\[0\]: .*); f\(params\): (\S+)", re.MULTILINE)
 _REPEATS = re.compile(r"^- (\[[^\]]*\]|params\[0\]: .*?): (\d+) times, mean (\S+),", re.MULTILINE)
-_TRIAL_COUNT = re.compile(r"^Tried so far: (\d+)\.", re.MULTILINE)
+_TRIAL_COUNT_PATTERN = re.compile(r"^Tried so far: (\d+)\.", re.MULTILINE)
 _EMPTY_TABLE = "There is room for 0 "
 _JSON, _LINES = "Answer with one JSON object", "in exactly this form"
 
@@ -67,15 +67,17 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         UnreadPromptError: a part of the prompt is not in the form of `principals/search_prompts`.
     """
     prompt = first_question(messages)
-    count = needed(_COUNT.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)")
-    n_trials = int(needed(_TRIAL_COUNT.search(prompt), "how many lists of numbers were tried so far")[1])
+    count = needed(
+        _COUNT_PATTERN.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)"
+    )
+    n_trials = int(needed(_TRIAL_COUNT_PATTERN.search(prompt), "how many lists of numbers were tried so far")[1])
     task = _parse_task(prompt, int(count.group(1)))
     if n_trials and not len(task.values) and _EMPTY_TABLE not in prompt:
         raise UnreadPromptError("the rows of the table of what was tried")
-    number = _NUMBER.search(prompt)
+    number = _NUMBER_PATTERN.search(prompt)
     # The same random numbers for all questions of an iteration, of which number k uses the k-th.
     # A repair turn gets others.
-    rng = _generator("\0".join(_NUMBER.sub("", message["content"]) for message in messages))
+    rng = _generator("\0".join(_NUMBER_PATTERN.sub("", message["content"]) for message in messages))
     if _SIDE_BY_SIDE in prompt:
         needed(number, "which proposal of the iteration is asked for")
     tried = {tuple(row) for row in task.vectors.tolist()}
@@ -93,7 +95,7 @@ def _parse_task(prompt: str, d: int) -> _Task:
     ranges = [common_range.groups()] * d if common_range else _RANGE_LINE.findall(instructions)[:d]
     if len(ranges) != d:
         raise UnreadPromptError("the range of each number")
-    step = _STEP.search(instructions)
+    step = _STEP_PATTERN.search(instructions)
     table, _, repeats_text = table.partition("## Measured several times")
     rows = [(_parse_list(numbers), value) for numbers, value in _LIST_ROW.findall(table)]
     rows += [(_parse_named(numbers), value) for numbers, value in _NAMED_ROW.findall(table)]

@@ -21,7 +21,7 @@ from llmrl.results.run_records import RunRecord
 from llmrl.run.status import SUMMARY_NAME
 from llmrl.statistics.estimators import standard_error
 
-RECOMMENDATION, ONLINE = "recommendation", "online_performance"
+RECOMMENDATION, ONLINE_PERFORMANCE = "recommendation", "online_performance"
 """Keys of the scores in `summary.json`, each the mean over contexts."""
 RECOMMENDATION_ERROR = "recommendation_standard_error"
 """Key of the standard error of the recommendation."""
@@ -41,7 +41,7 @@ def principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | None:
 
     Args:
         runs: finished runs.
-        key: `RECOMMENDATION` or `ONLINE`.
+        key: `RECOMMENDATION` or `ONLINE_PERFORMANCE`.
     """
     scores = []
     for run in runs:

@@ -14,7 +14,7 @@ from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.planners import Distribution
 from llmrl.teachers.plans import Plan, plan_text
 
-GameSentences = tuple[str, ...]
+AgentSentences = tuple[str, ...]
 """Sentence of each agent of a game, in order."""
 
 NO_PLAN = "has no plan yet"
@@ -64,7 +64,7 @@ class Debate(StateFields):
         """Return the plans for each sentence without a debate."""
         return self.planner.plans(sentences)
 
-    def deliberate(self, games: Sequence[GameSentences]) -> list[tuple[Distribution, ...]]:
+    def deliberate(self, games: Sequence[AgentSentences]) -> list[tuple[Distribution, ...]]:
         """Return the plans of each agent of each game, with one batch of questions per round for all games.
 
         Raises:
@@ -97,12 +97,12 @@ class Debate(StateFields):
         share = self.changed / self.looked_up if self.looked_up else 0.0
         return {"teacher/debate_changes": share, **self.planner.metrics()}
 
-    def _ask(self, games: Sequence[GameSentences]) -> list[tuple[Distribution, ...]]:
+    def _ask(self, games: Sequence[AgentSentences]) -> list[tuple[Distribution, ...]]:
         distinct = list(dict.fromkeys(sentence for game in games for sentence in game))
         answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
         return [tuple(answers[sentence] for sentence in game) for game in games]
 
-    def _append_announcements(self, game: GameSentences, plans: tuple[Distribution, ...]) -> GameSentences:
+    def _append_announcements(self, game: AgentSentences, plans: tuple[Distribution, ...]) -> AgentSentences:
         """Return the sentences of a game, each followed by the announcements of the others."""
         announcements = [
             f"{name}: {NO_PLAN if p is self.planner.no_plan else _BRACKETS.sub('', plan_text(most_probable_plan(p)))}"

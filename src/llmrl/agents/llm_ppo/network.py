@@ -163,23 +163,23 @@ class LanguageActorCritic(nn.Module):
         prompts, prompt_index = batch[self.channel].distinct()
         lengths = self.scorer.lengths(prompts)
         joint = batch.get("team_step", torch.arange(n)).to(prompt_index.device)
-        joint_prompts: list[set[int]] = [set() for _ in range(int(joint.max()) + 1)]
+        prompt_indices_by_joint: list[set[int]] = [set() for _ in range(int(joint.max()) + 1)]
         for joint_index, i in zip(joint.tolist(), prompt_index.tolist(), strict=True):
-            joint_prompts[joint_index].add(i)
+            prompt_indices_by_joint[joint_index].add(i)
         # Joint actions with the same prompts are in one piece, so that few prompts are computed repeatedly.
         joints_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for joint_index, indices in enumerate(joint_prompts):
+        for joint_index, indices in enumerate(prompt_indices_by_joint):
             joints_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
         groups: list[tuple[set[int], list[int]]] = []
         # Every process makes the same groups and computes one in `world`; the budget is such that each gets some.
         budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
         max_length = 0
-        for indices_key in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
-            if not groups or len(groups[-1][0] | set(indices_key)) * max_length > budget:
+        for prompt_indices in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
+            if not groups or len(groups[-1][0] | set(prompt_indices)) * max_length > budget:
                 groups.append((set(), []))
-                max_length = lengths[indices_key[0]]
-            groups[-1][0].update(indices_key)
-            groups[-1][1].extend(joints_by_prompts[indices_key])
+                max_length = lengths[prompt_indices[0]]
+            groups[-1][0].update(prompt_indices)
+            groups[-1][1].extend(joints_by_prompts[prompt_indices])
         local_groups = groups[self.processes.rank :: world]
         for _, joint_indices in local_groups:
             rows = torch.isin(joint, torch.tensor(joint_indices, device=joint.device)).nonzero().squeeze(1)

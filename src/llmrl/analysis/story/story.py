@@ -88,7 +88,7 @@ def find_exchanges(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> 
         groups: short name, group and finished runs of each.
     """
     first_exchanges = (
-        next(filter(None, (_player_exchange(name, run) or _principal_exchange(name, run) for run in runs)), None)
+        next(filter(None, (_find_player_exchange(name, run) or _principal_exchange(name, run) for run in runs)), None)
         for name, _, runs in groups
     )
     return tuple(exchange for exchange in first_exchanges if exchange is not None)
@@ -113,7 +113,7 @@ def _video_files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.glob("evaluation*/videos/**/*.gif"))
 
 
-def _player_exchange(name: str, run: RunRecord) -> Exchange | None:
+def _find_player_exchange(name: str, run: RunRecord) -> Exchange | None:
     """Return the first decision with a valid reply of a language model in a run's first recorded episode."""
     try:
         for episode in islice(read_episodes(run.folder), 1):

@@ -46,7 +46,7 @@ class Language:
         possible_actions_prefix, goal_prefix, observation_label, action_label: beginnings of the lines of a prompt.
         game_description, view_description, mission_description: texts for language-model players.
         action_descriptions: descriptions of the actions, in their order; the last one is for all beyond the sixth.
-        mission_words: words of missions that occur nowhere else.
+        extra_mission_words: words of missions that occur nowhere else.
         test_words: replacement words in tests of generalization, which are part of the vocabulary, too.
     """
 
@@ -71,7 +71,7 @@ class Language:
     view_description: str
     mission_description: str
     action_descriptions: tuple[str, ...]
-    mission_words: str = ""
+    extra_mission_words: str = ""
     test_words: str = ""
 
     def describe_cell(self, kind: int, color: int, state: int) -> str:
@@ -140,7 +140,9 @@ ENGLISH = Language(
         "open or close the door in front of you (a locked door needs the key of its color)",
         "change nothing",
     ),
-    mission_words="a the go to pick up open put next then after you and object in front of behind on your left right",
+    extra_mission_words=(
+        "a the go to pick up open put next then after you and object in front of behind on your left right"
+    ),
     test_words=(
         "chair table car vermilion jade cyan violet golden silver dax xolo afze faze jatu croh vurst gakul sil "
         "I would like the agent to You have to"
@@ -206,7 +208,7 @@ FRENCH = Language(
         "ouvrir ou fermer la porte devant soi (une porte fermée à clef demande la clef de sa couleur)",
         "ne rien changer",
     ),
-    mission_words=(
+    extra_mission_words=(
         "le la l un une objet à au aller de du d côté attraper attrapé ouvrir ouvert poser posé être allé avoir après "
         "puis et devant derrière toi ta gauche droite"
     ),
@@ -261,7 +263,7 @@ def vocabulary(language: str) -> tuple[str, ...]:
         *(*words.directions, *words.step_nouns, words.conjunction),
         *(name for names in words.actions.values() for name in names),
         *(words.possible_actions_prefix, words.goal_prefix, words.observation_label, words.action_label),
-        *(words.mission_words, words.test_words),
+        *(words.extra_mission_words, words.test_words),
         *(str(n) for n in range(_NUMBERS)),
     ]
     candidates = (word for text in texts for word in tokens(re.sub(r"\{\w+\}", " ", text)))

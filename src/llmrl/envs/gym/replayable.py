@@ -198,11 +198,11 @@ class ReplayableEnv(ABC):
         self._forks = [(np.array(steps), np.array(seeds)) for steps, seeds in state.get("forks", ())]
         for t, (action, values_then) in enumerate(self._history):
             self._values = values_then
-            self._reseed_forks(t)
+            self._replay_forks(t)
             self._advance(action, t >= self._start_steps)
-        self._reseed_forks(max_length)
+        self._replay_forks(max_length)
 
-    def _reseed_forks(self, t: int) -> None:
+    def _replay_forks(self, t: int) -> None:
         """Repeat the forks that took place at step `t` of a replay."""
         for steps, seeds in self._forks:
             mask = (steps >= 0) & (t - self._start_steps == steps)

@@ -160,7 +160,7 @@ class Game:
         self._pixels = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
         scalars = SUBSTRATES[layout.substrate].vector_observations if layout.has_scalars else ()
         self._scalars = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
-        self._cell_observations = [f"{player}.SEEN" for player in players] if layout.has_cells else []
+        self._cell_observation_names = [f"{player}.SEEN" for player in players] if layout.has_cells else []
         self._codes: SpriteCodes | None = None
         self._render = layout.render
         self._running = dmlab2d.RUNNING
@@ -168,7 +168,7 @@ class Game:
     def start(self, seed: int) -> None:
         """Start the episode; `seed` is in [0, 2**31)."""
         self._lab.start(0, seed)
-        if self._cell_observations:
+        if self._cell_observation_names:
             self._codes = SpriteCodes(self._lab.observation("WORLD.SPRITES").decode().split(","))
 
     def step(self, action: NDArray[np.int32]) -> bool:
@@ -191,7 +191,7 @@ class Game:
                 pixels[player] = observation(name)
         if self._codes is not None:
             grid = arrays["grid"][slot]
-            for player, name in enumerate(self._cell_observations):
+            for player, name in enumerate(self._cell_observation_names):
                 grid[player] = self._codes(observation(name), player)
         if self._scalars:
             arrays["vector"][slot] = [[float(observation(name)) for name in names] for names in self._scalars]
