@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.episode_scores import SuccessCriterion
-from llmrl.envs.texts import describer, describer_of
+from llmrl.envs.texts import build_describer
 
 
 class TestCircumstances:
@@ -34,7 +34,7 @@ class TestCircumstances:
         ],
     )
     def test_step_limit(self, text, env_factory, steps):
-        facts = re.findall(r"(?:after|lasts) (\d+) steps(?! or more)", describer(text, env_factory).game.goal)
+        facts = re.findall(r"(?:after|lasts) (\d+) steps(?! or more)", build_describer(text, env_factory).game.goal)
         assert facts == ([] if steps is None else [str(steps)])
 
 
@@ -51,7 +51,7 @@ def goal(text, name, kwargs=None, criterion=None):
         pytest.importorskip("mujoco")
     if name.startswith("LunarLander"):
         pytest.importorskip("Box2D")
-    return describer(text, EnvFactory(name, kwargs or {}), criterion).game.goal
+    return build_describer(text, EnvFactory(name, kwargs or {}), criterion).game.goal
 
 
 CHANGED = [
@@ -126,10 +126,12 @@ class TestArguments:
         """Inspect the environment itself."""
         from gymnasium.envs.classic_control import CartPoleEnv, MountainCarEnv, PendulumEnv
 
-        assert "every other step gives 0" in describer_of("cartpole", CartPoleEnv(sutton_barto_reward=True)).game.goal
-        assert "a speed of 0.03" in describer_of("mountain_car", MountainCarEnv(goal_velocity=0.03)).game.goal
-        assert "g = 4." in describer_of("auto", PendulumEnv(g=4)).game.goal
-        assert "Changed" not in describer_of("auto", PendulumEnv()).game.goal
+        assert (
+            "every other step gives 0" in build_describer("cartpole", CartPoleEnv(sutton_barto_reward=True)).game.goal
+        )
+        assert "a speed of 0.03" in build_describer("mountain_car", MountainCarEnv(goal_velocity=0.03)).game.goal
+        assert "g = 4." in build_describer("auto", PendulumEnv(g=4)).game.goal
+        assert "Changed" not in build_describer("auto", PendulumEnv()).game.goal
 
     def test_numbers_and_booleans(self):
         assert goal("cartpole", "CartPole-v1", {"sutton_barto_reward": 1}) == goal(

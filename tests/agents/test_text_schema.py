@@ -14,9 +14,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
 from llmrl.core.trust import Trust
 from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.texts import describer, describer_of
-from llmrl.envs.texts.describers import draft, draft_actions
-from llmrl.envs.texts.observation_format import observation_formatter
+from llmrl.envs.texts import build_describer
+from llmrl.envs.texts.describers import draft_actions, draft_fields
+from llmrl.envs.texts.observation_format import build_formatter
 from llmrl.envs.texts.schema import parse_text, read_text
 
 TEXT = {
@@ -49,7 +49,7 @@ SPACES = [
 class TestAnySpace:
     @pytest.mark.parametrize("space", SPACES, ids=str)
     def test_draft_contains_schema(self, space):
-        tell = observation_formatter(space, draft(space), 3, "here")
+        tell = build_formatter(space, draft_fields(space), 3, "here")
         space.seed(0)
         for _ in range(10):
             description = tell(space.sample())
@@ -59,7 +59,7 @@ class TestAnySpace:
     @settings(max_examples=50)
     def test_any_number_becomes_json(self, numbers):
         text = parse_text(TEXT, "t")
-        description = observation_formatter(box(2), text.observation, 3, "here")(np.array(numbers, dtype=np.float32))
+        description = build_formatter(box(2), text.observation, 3, "here")(np.array(numbers, dtype=np.float32))
         assert list(json.loads(json.dumps(description, allow_nan=False))) == ["x", "y"]
 
     def test_nested_names(self):
@@ -69,7 +69,7 @@ class TestAnySpace:
             "legs": {"description": "contact", "size": 2},
         }
         text = parse_text({**TEXT, "observation": content}, "t")
-        description = observation_formatter(space, text.observation, 2, "here")(
+        description = build_formatter(space, text.observation, 2, "here")(
             {"lander": np.array([0.123, 1]), "legs": np.array([1, 0])}
         )
         assert description == {"lander": {"x": 0.12, "y": 1.0}, "legs": [1, 0]}
@@ -144,7 +144,7 @@ class TestFaults:
     )
     def test_fields_of_mismatched_space(self, space, message):
         with pytest.raises(ConfigError) as error:
-            observation_formatter(space, parse_text(TEXT, "t").observation, 3, "t: observation")
+            build_formatter(space, parse_text(TEXT, "t").observation, 3, "t: observation")
         assert message in str(error.value)
 
     @pytest.mark.parametrize(
@@ -163,15 +163,13 @@ class TestFaults:
     def test_errors_in_field(self, space, field, message):
         text = parse_text({**TEXT, "observation": {"x": {"description": "a place", **field}}}, "t")
         with pytest.raises(ConfigError) as error:
-            observation_formatter(space, text.observation, 3, "t: observation")
+            build_formatter(space, text.observation, 3, "t: observation")
         assert message in str(error.value)
 
     @pytest.mark.parametrize("space", [FLAG, spaces.Dict({"x": FLAG})], ids=str)
     def test_describes_scalar_range(self, space):
         field = {"description": "whether it is raised", "values": ["no", "yes"]}
-        tell = observation_formatter(
-            space, parse_text({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here"
-        )
+        tell = build_formatter(space, parse_text({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here")
         inputs = np.ones(1)
         assert tell({"x": inputs} if isinstance(space, spaces.Dict) else inputs) == {"x": "yes"}
         with pytest.raises(ConfigError, match=r"x .*0\.75"):
@@ -192,13 +190,13 @@ class TestFaults:
     def test_errors_in_choice(self, text, message):
         with pytest.raises(ConfigError, match=message):
             game = "MountainCar-v0" if text in ("blackjack", "cartpole") else "Taxi-v4"
-            describer(text, EnvFactory(game, trust=Trust((__name__,))))
+            build_describer(text, EnvFactory(game, trust=Trust((__name__,))))
 
     def test_unknown_actions(self, tmp_path):
         file = tmp_path / "car.yaml"
         file.write_text(yaml.safe_dump(TEXT))
         with pytest.raises(ConfigError, match=r"2 actions.*3 choices"):
-            describer(str(file), EnvFactory("MountainCar-v0"))
+            build_describer(str(file), EnvFactory("MountainCar-v0"))
 
     def test_errors_in_file(self, tmp_path):
         broken = tmp_path / "broken.yaml"
@@ -207,7 +205,7 @@ class TestFaults:
             read_text(broken)
         broken.write_text("goal: x\ndecoder: crystal_ball\nobservation: {x: y}\nactions: {a: b}")
         with pytest.raises(ConfigError, match=r"decoder=crystal_ball.*frozen_lake, cliff_walking, grid_view"):
-            describer(str(broken), EnvFactory("Taxi-v4"))
+            build_describer(str(broken), EnvFactory("Taxi-v4"))
 
 
 class Speaking(gymnasium.Wrapper):
@@ -239,17 +237,17 @@ class Words:
 
 class TestCustomText:
     def test_text_of_wrapper(self):
-        words = describer_of("own", Speaking(gymnasium.make("Blackjack-v1")))
+        words = build_describer("own", Speaking(gymnasium.make("Blackjack-v1")))
         assert words.game.goal == "Beat the dealer."
         assert words.game.actions == (("0", "stop"), ("1", "take a card"))
         assert json.loads(words.describe((14, 10, 1), {})) == {"sum": 14, "dealer": 10, "ace": 1}
 
     def test_text_of_class(self):
-        words = describer_of(f"{__name__}.Words", gymnasium.make("Blackjack-v1"), trust=Trust((__name__,)))
+        words = build_describer(f"{__name__}.Words", gymnasium.make("Blackjack-v1"), trust=Trust((__name__,)))
         assert words.describe((14, 10, 1), {}) == "cards: (14, 10, 1)"
 
     def test_text_of_file(self, tmp_path):
         file = tmp_path / "car.yaml"
         file.write_text(yaml.safe_dump({**TEXT, "actions": {"left": "l", "nothing": "n", "right": "r"}}))
-        words = describer(str(file), EnvFactory("MountainCar-v0"))
+        words = build_describer(str(file), EnvFactory("MountainCar-v0"))
         assert json.loads(words.describe(np.array([0.5, -0.25]), {})) == {"x": 0.5, "y": -0.25}

@@ -12,8 +12,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.envs.babyai.language import describe_view
 from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.texts import describer
-from llmrl.envs.texts.describers import FILES, shipped_texts
+from llmrl.envs.texts import build_describer
+from llmrl.envs.texts.describers import FILES, list_shipped_texts
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {
@@ -28,7 +28,7 @@ WORLDS = ("connect_four", "tictactoe")
 
 class TestPackageTexts:
     def test_all_texts_are_covered(self):
-        assert set(shipped_texts()) == set(GAMES) | set(WORLDS)
+        assert set(list_shipped_texts()) == set(GAMES) | set(WORLDS)
 
     @pytest.mark.parametrize("name", GAMES)
     def test_texts_match_games(self, name):
@@ -37,7 +37,7 @@ class TestPackageTexts:
 
         if GAMES[name].startswith(MUJOCO):
             pytest.importorskip("mujoco")
-        words = describer(name, EnvFactory(GAMES[name]))
+        words = build_describer(name, EnvFactory(GAMES[name]))
         env = gymnasium.make(GAMES[name], disable_env_checker=True)
         env.action_space.seed(0)
         names = [field for field, _ in words.game.observation if "." not in field]
@@ -62,7 +62,7 @@ class TestPackageTexts:
 class TestObservationText:
     def test_taxi_is_decoded(self):
         """Compare with Gymnasium's own decoding in all 500 states."""
-        words = describer("taxi", EnvFactory("Taxi-v4"))
+        words = build_describer("taxi", EnvFactory("Taxi-v4"))
         game = gymnasium.make("Taxi-v4").unwrapped
         stands = ["Red", "Green", "Yellow", "Blue"]
         for state in range(500):
@@ -72,14 +72,14 @@ class TestObservationText:
             assert list(description.values()) == [row, column, location, stands[destination]]
 
     def test_blackjack(self):
-        words = describer("blackjack", EnvFactory("Blackjack-v1"))
+        words = build_describer("blackjack", EnvFactory("Blackjack-v1"))
         assert json.loads(words.describe((15, 1, 0), {})) == {"player_sum": 15, "dealer_card": 1, "usable_ace": "no"}
         assert "1 is an ace" in dict(words.game.observation)["dealer_card"]
 
     @pytest.mark.parametrize("name", ["taxi", "taxi_number"])
     def test_taxi_rewards(self, name):
         """Compare pickup and dropoff in each state with Gymnasium's own table."""
-        goal = describer(name, EnvFactory("Taxi-v4")).game.goal
+        goal = build_describer(name, EnvFactory("Taxi-v4")).game.goal
         assert "Each step costs 1. Delivering the passenger gives 20 instead." in goal
         assert "A pickup where the passenger does not wait costs 10 instead" in goal
         assert "so does a dropoff without the passenger or away from the stands" in goal
@@ -99,7 +99,7 @@ class TestObservationText:
                 assert (reward, done) == ((20, True) if stand_index == destination else (-1, False))
 
     def test_lander_parts(self):
-        words = describer("lunar_lander", EnvFactory("LunarLander-v3"))
+        words = build_describer("lunar_lander", EnvFactory("LunarLander-v3"))
         observation = np.array([0.1, 1.23456, -0.5, -0.25, 0, -0.0001, 1, 0], dtype=np.float32)
         description = json.loads(words.describe(observation, {}))
         assert description == {
@@ -109,7 +109,7 @@ class TestObservationText:
 
     @pytest.mark.parametrize("kwargs", [{}, {"map_name": "8x8"}, {"desc": ["SFH", "FFG"], "is_slippery": False}])
     def test_lake_map(self, kwargs):
-        words = describer("frozen_lake", EnvFactory("FrozenLake-v1", kwargs))
+        words = build_describer("frozen_lake", EnvFactory("FrozenLake-v1", kwargs))
         lake = gymnasium.make("FrozenLake-v1", **kwargs).unwrapped.desc.astype(str)
         assert "\n".join("".join(row) for row in lake) in words.game.goal
         assert ("not slippery" in words.game.goal) == (kwargs.get("is_slippery") is False)
@@ -123,13 +123,13 @@ class TestObservationText:
             assert description["neighbors"]["right"] == right
 
     def test_slip_probability(self):
-        words = describer("frozen_lake", EnvFactory("FrozenLake-v1", {"success_rate": 0.8}))
+        words = build_describer("frozen_lake", EnvFactory("FrozenLake-v1", {"success_rate": 0.8}))
         assert "probability 0.8" in words.game.goal
         for slippery, pattern in (
             (True, "The ground is slippery.*probability 0.33"),
             (False, "ground is not slippery"),
         ):
-            words = describer("cliff_walking", EnvFactory("CliffWalking-v1", {"is_slippery": slippery}))
+            words = build_describer("cliff_walking", EnvFactory("CliffWalking-v1", {"is_slippery": slippery}))
             assert re.search(pattern, words.game.goal)
 
     @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class TestObservationText:
     )
     def test_state_numbering(self, text, game, states):
         """Compare the rule for state numbers with the text of each state."""
-        words = describer(text, game)
+        words = build_describer(text, game)
         for s in range(states):
             description = json.loads(words.describe(s, {}))
             for name, state_text, rest, values in re.findall(
@@ -202,4 +202,4 @@ class TestGridView:
 
     def test_text_of_different_game(self):
         with pytest.raises(ConfigError, match=r"grid_view.*MiniGrid.*BabyAI"):
-            describer("minigrid", EnvFactory("Taxi-v4"))
+            build_describer("minigrid", EnvFactory("Taxi-v4"))

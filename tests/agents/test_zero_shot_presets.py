@@ -113,13 +113,15 @@ def test_page_program_runs(capsys):
 def test_page_text_matches_game(tmp_path):
     from llmrl.envs.gym.env_factory import EnvFactory
     from llmrl.envs.gym.episode_scores import SuccessCriterion
-    from llmrl.envs.texts import describer
+    from llmrl.envs.texts import build_describer
 
     [text] = blocks("yaml")
     (tmp_path / "pendulum.yaml").write_text(text)
-    words = describer(str(tmp_path / "pendulum.yaml"), EnvFactory("Pendulum-v1"), SuccessCriterion("return", -300.0))
+    words = build_describer(
+        str(tmp_path / "pendulum.yaml"), EnvFactory("Pendulum-v1"), SuccessCriterion("return", -300.0)
+    )
     assert words.game.goal.endswith("An episode is a success if it costs less than 300.")
-    weaker = describer(
+    weaker = build_describer(
         str(tmp_path / "pendulum.yaml"), EnvFactory("Pendulum-v1", {"g": 5}), SuccessCriterion("return", -500.0)
     )
     assert "upright. Gravity is 5, not 10. Each" in weaker.game.goal and weaker.game.goal.endswith(

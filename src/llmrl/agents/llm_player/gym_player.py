@@ -21,7 +21,7 @@ from llmrl.core.records import Observation, PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
 from llmrl.envs.gym.channel_spaces import continuous_actions, to_actions
 from llmrl.envs.gym.episode_scores import SuccessCriterion, SuccessQuantity
-from llmrl.envs.texts import describer_of
+from llmrl.envs.texts import build_describer
 from llmrl.envs.texts.describers import Describer
 from llmrl.llms.by_name import chat_model
 
@@ -162,7 +162,7 @@ def make_player(
         )
     else:
         model = llm
-    describer = describer_of(text, env, SuccessCriterion.from_options(success, success_threshold))
+    describer = build_describer(text, env, SuccessCriterion.from_options(success, success_threshold))
     spec = _spec(env, describer.game)
     return Player(env, describer, LLMPolicy(spec, model, settings, PlayerContent(prompts)))
 

@@ -95,9 +95,9 @@ class GymnasiumEnv(ReplayableEnv):
             self._progress = None
         self._describer: Describer | None = None
         if settings.text is not None:
-            from llmrl.envs.texts import describer
+            from llmrl.envs.texts import build_describer
 
-            self._describer = describer(settings.text, self.env_factory, self._criterion)
+            self._describer = build_describer(settings.text, self.env_factory, self._criterion)
         self._channels = observation_channels(self._games.observation_space)
         self.spec = self._describe(name, numbers)
 

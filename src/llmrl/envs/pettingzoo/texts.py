@@ -17,11 +17,17 @@ from llmrl.envs.gym.channel_spaces import is_image
 from llmrl.envs.mechanisms import RewardTax
 from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 from llmrl.envs.pettingzoo.factory import PettingZooSettings
-from llmrl.envs.texts import describer_of
-from llmrl.envs.texts.describers import changed_settings_text, draft, draft_actions, join_paragraphs, step_limit_text
+from llmrl.envs.texts import build_describer
+from llmrl.envs.texts.describers import (
+    describe_changed_settings,
+    describe_step_limit,
+    draft_actions,
+    draft_fields,
+    join_paragraphs,
+)
 from llmrl.envs.texts.env_arguments import EnvKwargs
-from llmrl.envs.texts.observation_format import Formatter, observation_formatter
-from llmrl.envs.texts.schema import DECIMALS, Field, field_descriptions
+from llmrl.envs.texts.observation_format import Formatter, build_formatter
+from llmrl.envs.texts.schema import DECIMALS, Field, describe_fields
 
 if TYPE_CHECKING:
     from llmrl.envs.pettingzoo.agent_channels import AgentView
@@ -50,16 +56,16 @@ class DraftDescriber:
         self._has_text = has_text
         self._format: Formatter = lambda observation: {}
         if not has_text and not is_image(agent_env.observation_space):
-            fields = draft(agent_env.observation_space)
-            self._format = observation_formatter(agent_env.observation_space, fields, DECIMALS, f"the draft of {name}")
+            fields = draft_fields(agent_env.observation_space)
+            self._format = build_formatter(agent_env.observation_space, fields, DECIMALS, f"the draft of {name}")
         players = f"{len(agents)} players ({', '.join(agents)})" if len(agents) > 1 else "one player"
         order = " They take turns." if is_turn_based and len(agents) > 1 else ""
         goal = join_paragraphs(
             f"The game is {name}, with {players}.{order} Collect as much reward as you can over an episode.",
-            changed_settings_text(EnvKwargs(agent_env)),
-            step_limit_text(agent_env),
+            describe_changed_settings(EnvKwargs(agent_env)),
+            describe_step_limit(agent_env),
         )
-        observation_fields = (("state", "what you know of the game"),) if has_text else field_descriptions(fields)
+        observation_fields = (("state", "what you know of the game"),) if has_text else describe_fields(fields)
         names = getattr(agent_env.env, "action_names", None)
         actions = (
             draft_actions(agent_env.action_space)
@@ -80,7 +86,7 @@ class WorldTexts:
     The text of an agent that has nothing to decide is "", so that no model is called for it.
 
     Args:
-        settings: options of the environment; `text` is `auto`, or a value for `llmrl.envs.texts.describer_of`.
+        settings: options of the environment; `text` is `auto`, or a value for `llmrl.envs.texts.build_describer`.
         game: a game that has begun; it is only inspected.
         views: view of each agent.
         name: the world's name for players.
@@ -92,7 +98,7 @@ class WorldTexts:
         description: description of the world for players.
 
     Raises:
-        ConfigError: see `describer_of`.
+        ConfigError: see `build_describer`.
     """
 
     def __init__(
@@ -119,7 +125,7 @@ class WorldTexts:
                 describer = (
                     DraftDescriber(agent_env, tuple(views), is_turn_based, has_text)
                     if settings.text == "auto"
-                    else describer_of(settings.text, agent_env, None, trust)
+                    else build_describer(settings.text, agent_env, None, trust)
                 )
                 view_describers.append((view, describer))
             self._describers[agent] = describer

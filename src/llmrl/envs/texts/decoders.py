@@ -30,33 +30,6 @@ class Decoder(ABC):
         """Return named values that JSON can represent."""
 
 
-class FrozenLake(Decoder):
-    """Row, column and neighboring tiles on the map that is actually played, whatever its size."""
-
-    names = ("row", "column", "neighbors")
-    arguments = ("desc", "map_name", "is_slippery", "success_rate")
-    _TILES = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
-    _MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-
-    def __init__(self, env: Any, source: str) -> None:
-        game = env.unwrapped
-        if not hasattr(game, "desc") or not hasattr(game, "P"):
-            raise ConfigError(f"{source}: the decoder frozen_lake is for FrozenLake, not for {env}")
-        self._map = [[bytes(tile).decode() for tile in row] for row in game.desc]
-        self._n_columns = len(self._map[0])
-        self.facts = {"map": "\n".join("".join(row) for row in self._map), "slips": _slipping_text(game, "The ice")}
-        self.states = _cell_rule(self._n_columns)
-
-    def decode(self, observation: Any) -> dict[str, Any]:
-        row, column = divmod(int(observation), self._n_columns)
-        neighbors = {}
-        for name, (down, right) in self._MOVES.items():
-            y, x = row + down, column + right
-            on_map = 0 <= y < len(self._map) and 0 <= x < self._n_columns
-            neighbors[name] = self._TILES[self._map[y][x]] if on_map else "edge of the map"
-        return {"row": row, "column": column, "neighbors": neighbors}
-
-
 class CliffWalking(Decoder):
     """Row and column, and whether the ground is slippery."""
 
@@ -74,6 +47,33 @@ class CliffWalking(Decoder):
     def decode(self, observation: Any) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
         return {"row": row, "column": column}
+
+
+class FrozenLake(Decoder):
+    """Row, column and neighboring tiles on the map that is actually played, whatever its size."""
+
+    names = ("row", "column", "neighbors")
+    arguments = ("desc", "map_name", "is_slippery", "success_rate")
+    _TILES = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
+    _MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+
+    def __init__(self, env: Any, source: str) -> None:
+        game = env.unwrapped
+        if not hasattr(game, "desc") or not hasattr(game, "P"):
+            raise ConfigError(f"{source}: the decoder frozen_lake is for FrozenLake, not for {env}")
+        rows = ["".join(bytes(tile).decode() for tile in row) for row in game.desc]
+        self._n_columns = len(rows[0])
+        self._tiles = {(y, x): self._TILES[tile] for y, row in enumerate(rows) for x, tile in enumerate(row)}
+        self.facts = {"map": "\n".join(rows), "slips": _slipping_text(game, "The ice")}
+        self.states = _cell_rule(self._n_columns)
+
+    def decode(self, observation: Any) -> dict[str, Any]:
+        row, column = divmod(int(observation), self._n_columns)
+        neighbors = {
+            name: self._tiles.get((row + down, column + right), "edge of the map")
+            for name, (down, right) in self._MOVES.items()
+        }
+        return {"row": row, "column": column, "neighbors": neighbors}
 
 
 def _slipping_text(game: Any, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,17 +14,15 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.channel_spaces import continuous_actions
-from llmrl.envs.gym.env_factory import make, step_limit
+from llmrl.envs.gym.env_factory import EnvFactory, make, step_limit
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.env_arguments import EnvKwargs, Placeholders, format_value
-from llmrl.envs.texts.observation_format import Formatter, check_actions, observation_formatter, states_rule
-from llmrl.envs.texts.schema import DECIMALS, DescriptionFile, Field, field_descriptions, parse_text, read_text
+from llmrl.envs.texts.observation_format import Formatter, build_formatter, check_actions, states_rule
+from llmrl.envs.texts.schema import DECIMALS, DescriptionFile, Field, describe_fields, parse_text, read_text
 
 if TYPE_CHECKING:
     import gymnasium
-
-    from llmrl.envs.gym.env_factory import EnvFactory
 
 FILES = Path(__file__).with_name("files")
 METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
@@ -42,26 +41,16 @@ class Describer(Protocol):
         ...
 
 
-def shipped_texts() -> list[str]:
+def list_shipped_texts() -> list[str]:
     """Return the names of the texts in this package."""
     return sorted(path.stem for path in FILES.glob("*.yaml"))
 
 
-def describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion | None = None) -> Describer:
-    """Return `describer_of` an environment that `env_factory` makes, always with Gymnasium's own engine.
-
-    Raises:
-        ConfigError: see `describer_of` and `EnvFactory.make`.
-    """
-    env = make(env_factory, render=False)
-    try:
-        return describer_of(text, env, criterion, env_factory.trust)
-    finally:
-        env.close()
-
-
-def describer_of(
-    text: str, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None, trust: Trust = NOBODY
+def build_describer(
+    text: str,
+    env: gymnasium.Env[Any, Any] | EnvFactory,
+    criterion: SuccessCriterion | None = None,
+    trust: Trust = NOBODY,
 ) -> Describer:
     """Return the text interface of an environment.
 
@@ -69,19 +58,22 @@ def describer_of(
         text: a shipped text (`taxi`), a file (`my/game.yaml`), a class (`package.module.Class`, called with the
             environment), `own` (the environment's own texts, see `describers.EnvDescriber`) or `auto` (names and ranges
             of its spaces).
-        env: environment to describe; it is only inspected.
+        env: environment to describe, which is only inspected; or its factory, of which Gymnasium's own engine is used.
         criterion: criterion of a successful episode, which the text states (a class must state it itself); None: none.
-        trust: modules in which a class may be defined.
+        trust: modules in which a class may be defined; a factory has its own.
 
     Raises:
         ConfigError: there is no such text, its class is not trusted, it is incomplete, or it describes another
-            environment.
+            environment; see also `EnvFactory.make`.
     """
+    if isinstance(env, EnvFactory):
+        with contextlib.closing(make(env, render=False)) as instance:
+            return build_describer(text, instance, criterion, env.trust)
     if text == "own":
         return EnvDescriber(env, criterion)
     if text == "auto":
         return AutoDescriber(env, criterion)
-    if text in shipped_texts():
+    if text in list_shipped_texts():
         return FileDescriber(read_text(FILES / f"{text}.yaml"), env, criterion)
     if text.endswith((".yaml", ".yml")):
         path = Path(text).expanduser()
@@ -90,17 +82,17 @@ def describer_of(
         return FileDescriber(read_text(path), env, criterion)
     if "." not in text:
         raise ConfigError(
-            f"env.text={text} does not exist; use {', '.join(shipped_texts())}, own, auto, a file (my_text.yaml), or a "
-            "class (package.Class)"
+            f"env.text={text} does not exist; use {', '.join(list_shipped_texts())}, own, auto, a file (my_text.yaml), "
+            "or a class (package.Class)"
         )
-    instance = trust.locate(text, "env.text")(env)
+    describer = trust.locate(text, "env.text")(env)
     if not (
-        isinstance(getattr(instance, "game", None), EnvDescription) and callable(getattr(instance, "describe", None))
+        isinstance(getattr(describer, "game", None), EnvDescription) and callable(getattr(describer, "describe", None))
     ):
         raise ConfigError(
             f"env.text={text} must make an object with an attribute game (an EnvDescription) and a method describe"
         )
-    return cast("Describer", instance)
+    return cast("Describer", describer)
 
 
 class JsonDescriber:
@@ -136,11 +128,11 @@ class EnvDescriber(JsonDescriber):
         text = parse_text(
             {"goal": goal, "observation": fields, "actions": {str(key): str(actions[key]) for key in keys}}, origin
         )
-        self._format = observation_formatter(env.observation_space, text.observation, text.decimals, origin)
+        self._format = build_formatter(env.observation_space, text.observation, text.decimals, origin)
         check_actions(text.actions, env.action_space, origin)
         states = states_rule(env.observation_space, text.observation)
-        goal = join_paragraphs(text.goal, step_limit_text(env), success_text(criterion))
-        self.game = EnvDescription(goal, field_descriptions(text.observation), text.actions, states=states)
+        goal = join_paragraphs(text.goal, describe_step_limit(env), describe_success(criterion))
+        self.game = EnvDescription(goal, describe_fields(text.observation), text.actions, states=states)
 
 
 class AutoDescriber(JsonDescriber):
@@ -150,18 +142,18 @@ class AutoDescriber(JsonDescriber):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
-        fields = draft(env.observation_space)
-        self._format = observation_formatter(env.observation_space, fields, DECIMALS, f"the draft of {_name(env)}")
+        fields = draft_fields(env.observation_space)
+        self._format = build_formatter(env.observation_space, fields, DECIMALS, f"the draft of {_name(env)}")
         goal = join_paragraphs(
             f"The game is {_name(env)} of Gymnasium. Collect as much reward as you can over an episode.",
-            changed_settings_text(EnvKwargs(env)),
-            step_limit_text(env),
-            success_text(criterion),
+            describe_changed_settings(EnvKwargs(env)),
+            describe_step_limit(env),
+            describe_success(criterion),
         )
-        self.game = EnvDescription(goal, field_descriptions(fields), draft_actions(env.action_space))
+        self.game = EnvDescription(goal, describe_fields(fields), draft_actions(env.action_space))
 
 
-def draft(space: Any) -> tuple[Field, ...]:
+def draft_fields(space: Any) -> tuple[Field, ...]:
     """Return a field for each member of an observation, with what the space specifies."""
     from gymnasium import spaces
 
@@ -207,7 +199,7 @@ def _draft_field(name: str, space: Any) -> Field:
     if isinstance(space, spaces.Text):
         return Field(name, "a text")
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return Field(name, "several things", fields=draft(space))
+        return Field(name, "several things", fields=draft_fields(space))
     return Field(name, f"a {type(space).__name__} of Gymnasium")
 
 
@@ -235,13 +227,13 @@ def _without_type(entry: Any) -> Any:
     return {k: v for k, v in entry.items() if k != "type"} if isinstance(entry, Mapping) else entry
 
 
-def step_limit_text(env: gymnasium.Env[Any, Any]) -> str:
+def describe_step_limit(env: gymnasium.Env[Any, Any]) -> str:
     """Return a sentence about the maximum number of steps of an episode; "" if it is unlimited or unknown."""
     steps = step_limit(env)
     return "" if steps is None else f"An episode ends after {steps} step{'s' * (steps != 1)} at the latest."
 
 
-def changed_settings_text(arguments: EnvKwargs, excluded: Collection[str] = ()) -> str:
+def describe_changed_settings(arguments: EnvKwargs, excluded: Collection[str] = ()) -> str:
     """Return a sentence about arguments that differ from their defaults; "" if there are none.
 
     Arguments in `excluded` are left out.
@@ -250,7 +242,7 @@ def changed_settings_text(arguments: EnvKwargs, excluded: Collection[str] = ()) 
     return f"Changed settings of the game: {', '.join(settings)}." if settings else ""
 
 
-def success_text(criterion: SuccessCriterion | None, meanings: Mapping[str, str] | None = None) -> str:
+def describe_success(criterion: SuccessCriterion | None, meanings: Mapping[str, str] | None = None) -> str:
     """Return a sentence about the criterion of a successful episode; "" if there is none.
 
     Args:
@@ -293,31 +285,31 @@ class FileDescriber(JsonDescriber):
             self._format, states = decoder.decode, decoder.states
         else:
             origin = f"{text.source}: observation"
-            self._format = observation_formatter(env.observation_space, text.observation, text.decimals, origin)
+            self._format = build_formatter(env.observation_space, text.observation, text.decimals, origin)
             states = states_rule(env.observation_space, text.observation)
         check_actions(text.actions, env.action_space, text.source)
         arguments = EnvKwargs(env)
         facts, names = ({}, ()) if decoder is None else (decoder.facts, decoder.arguments)
-        filling = Placeholders(facts, arguments, text.arguments, text.source)
+        placeholders = Placeholders(facts, arguments, text.arguments, text.source)
         goal = join_paragraphs(
-            filling.fill(text.goal).rstrip(),
-            filling.remaining_sentences(text.goal),
-            changed_settings_text(arguments, {*names, *filling.mentioned_arguments(text.goal)}),
-            step_limit_text(env),
-            success_text(criterion, text.success),
+            placeholders.fill(text.goal).rstrip(),
+            placeholders.remaining_sentences(text.goal),
+            describe_changed_settings(arguments, {*names, *placeholders.mentioned_arguments(text.goal)}),
+            describe_step_limit(env),
+            describe_success(criterion, text.success),
         )
-        self.game = EnvDescription(goal, field_descriptions(text.observation), text.actions, states=states)
+        self.game = EnvDescription(goal, describe_fields(text.observation), text.actions, states=states)
 
 
 def _decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
     """Return the decoder that a text names, after checking that the text describes its values."""
     if text.decoder not in DECODERS:
-        raise ConfigError(f"{text.source}: decoder={text.decoder}: there are {', '.join(DECODERS)}")
+        raise ConfigError(f"{text.source}: decoder={text.decoder} does not exist; use one of {', '.join(DECODERS)}")
     decoder = DECODERS[text.decoder](env, text.source)
     field_names = [field.name for field in text.observation]
     if lacking := [name for name in decoder.names if name not in field_names]:
-        raise ConfigError(f"{text.source}: observation lacks {lacking[0]!r}, which {text.decoder} tells")
+        raise ConfigError(f"{text.source}: observation lacks {lacking[0]!r}, which the decoder {text.decoder} returns")
     if unknown := [name for name in field_names if name not in decoder.names]:
-        tells = ", ".join(decoder.names)
-        raise ConfigError(f"{text.source}: observation has {unknown[0]!r}, and {text.decoder} tells {tells}")
+        names = ", ".join(decoder.names)
+        raise ConfigError(f"{text.source}: observation has {unknown[0]!r}, and {text.decoder} returns {names}")
     return decoder

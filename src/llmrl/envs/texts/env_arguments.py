@@ -1,4 +1,4 @@
-"""The arguments that an environment was made with, as far as they can be inferred from it, and their place in texts."""
+"""The arguments of an environment, as far as they can be inferred from it, and placeholders for them in texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl.envs.gym.env_factory import step_limit
 if TYPE_CHECKING:
     import gymnasium
 
-_DRAWING = (
+_RENDERING_ARGUMENTS = (
     *("render_mode", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"),
     *("screen_size", "screen_width", "screen_height", "screen_scaling", "tile_size", "highlight", "agent_pov"),
 )
@@ -44,7 +44,7 @@ class EnvKwargs:
         self._registered = _registry_defaults(env)
         # Properties are left out, because some depend on the current state.
         self._attributes = vars(game)
-        self._ignored = {*_DRAWING, *(("max_steps",) if step_limit(env) is not None else ())}
+        self._ignored = {*_RENDERING_ARGUMENTS, *(("max_steps",) if step_limit(env) is not None else ())}
         if any(base.__name__ == "MujocoEnv" for base in type(game).__mro__):
             self._ignored |= {"width", "height"}
 
@@ -71,22 +71,24 @@ class EnvKwargs:
 
         Arguments that only concern rendering or the limit of steps are left out.
         """
-        usual = {**self._defaults, **self._registered}
+        defaults = {**self._defaults, **self._registered}
         if self._kwargs is not None:
-            names = [name for name in self._kwargs if name not in self._ignored]
+            names = list(self._kwargs)
         else:
             # Only plain numbers are certain to be stored as given.
-            names = [n for n, x in usual.items() if isinstance(x, bool | int | float) and n not in self._ignored]
-        unusual = {name: self.value(name) for name in names}
+            names = [name for name, x in defaults.items() if isinstance(x, bool | int | float)]
+        values = {name: self.value(name) for name in names if name not in self._ignored}
         return {
-            name: x for name, x in unusual.items() if name not in usual or format_value(x) != format_value(usual[name])
+            name: x
+            for name, x in values.items()
+            if name not in defaults or format_value(x) != format_value(defaults[name])
         }
 
 
 def format_value(value: Any) -> str:
     """Return a value as text for language-model players.
 
-    >>> shown(1e-4), shown(True), shown((0.7, float("inf")))
+    >>> format_value(1e-4), format_value(True), format_value((0.7, float("inf")))
     ('0.0001', 'true', '(0.7, infinity)')
     """
     if value is None or isinstance(value, bool):
@@ -152,30 +154,29 @@ class Placeholders:
     def _placeholder_names(self, text: str) -> set[str]:
         """Return the names of the placeholders in `text` or in a sentence about another argument."""
         names = {match[2] for match in _PLACEHOLDER.finditer(text)}
-        for case_name, cases in self._cases.items():
-            names |= {
-                match[2] for case in cases.values() for match in _PLACEHOLDER.finditer(case) if match[2] != case_name
-            }
-        return names
+        return names | {
+            match[2]
+            for case_name, cases in self._cases.items()
+            for sentence in cases.values()
+            for match in _PLACEHOLDER.finditer(sentence)
+            if match[2] != case_name
+        }
 
     def _replacement(self, match: re.Match[str], case_name: str) -> str:
-        prefix, name, part = match.groups()
-        if name in self._facts and part is None:
+        prefix, name, index = match.groups()
+        if name in self._facts and index is None:
             return prefix + self._facts[name]
         if not self._arguments.has_value(name):
             raise ConfigError(f"{self._source}: {{{name}}} stands for nothing: the environment has no such argument")
-        if name in self._cases and name != case_name and part is None:
+        if name in self._cases and name != case_name and index is None:
             sentence = self._sentence(name)
             return prefix + sentence if sentence else ""
-        return prefix + format_value(self._part(name, part))
-
-    def _part(self, name: str, part: str | None) -> Any:
         value = self._arguments.value(name)
-        if part is None:
-            return value
-        if not isinstance(value, list | tuple) or int(part) >= len(value):
-            raise ConfigError(f"{self._source}: there is no {{{name}[{part}]}}, as {name} is {format_value(value)}")
-        return value[int(part)]
+        if index is None:
+            return prefix + format_value(value)
+        if not isinstance(value, list | tuple) or int(index) >= len(value):
+            raise ConfigError(f"{self._source}: there is no {{{name}[{index}]}}, as {name} is {format_value(value)}")
+        return prefix + format_value(value[int(index)])
 
     def _case(self, name: str) -> str | None:
         cases = self._cases[name]

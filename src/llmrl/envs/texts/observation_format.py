@@ -18,7 +18,7 @@ Formatter = Callable[[Any], dict[str, Any]]
 """Function from one game's observation to its named values."""
 
 
-def observation_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, source: str) -> Formatter:
+def build_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, source: str) -> Formatter:
     """Return a function that converts observations of `space` into values named by `fields`.
 
     Numbers are in the order of a flat Box, members in that of a Tuple, entries of a Dict by their keys. A Discrete
@@ -89,24 +89,19 @@ def _member_formatter(space: Space[Any], field: Field, decimals: int, path: str)
     from gymnasium import spaces
 
     if field.fields:
-        return observation_formatter(space, field.fields, decimals, f"{path}.{field.name}")
+        return build_formatter(space, field.fields, decimals, f"{path}.{field.name}")
     if isinstance(space, spaces.Discrete) and not field.values:
         return int
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return lambda observation: plain(observation, decimals)
-    format_observation = observation_formatter(space, [field], decimals, path)
+    format_observation = build_formatter(space, [field], decimals, path)
     return lambda observation: format_observation(observation)[field.name]
-
-
-def _unwrap_single(value: Any) -> Any:
-    """Return the number of an array with one element; any other value unchanged."""
-    return value.reshape(-1)[0] if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
 def _discrete_formatter(space: Any, fields: Sequence[Field], path: str) -> Formatter:
     n, start = int(space.n), int(space.start)
     if len(fields) == 1 and not fields[0].values and fields[0].size in (None, n):
-        [name] = [field.name for field in fields]
+        name = fields[0].name
         return lambda observation: {name: int(observation)}
     sizes = [field.states for field in fields]
     if int(np.prod(sizes)) != n:
@@ -147,8 +142,8 @@ def states_rule(space: Space[Any], fields: Sequence[Field]) -> str:
 def _array_formatter(space: Any, fields: Sequence[Field], decimals: int, path: str) -> Formatter:
     total = int(np.prod(space.shape))
     if len(fields) == 1 and not fields[0].fields and not fields[0].values and fields[0].size is None:
-        [name] = [field.name for field in fields]
-        return lambda observation: {name: plain(_unwrap_single(np.asarray(observation)), decimals)}
+        name, shape = fields[0].name, () if total == 1 else space.shape  # a single number is not a list
+        return lambda observation: {name: plain(np.asarray(observation).reshape(shape), decimals)}
     sizes = [field.numbers for field in fields]
     if sum(sizes) != total:
         raise ConfigError(

@@ -15,7 +15,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.envs.texts.env_arguments import Cases, format_value
 
-_KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
+_TEXT_KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
 _FIELD_KEYS = ("description", "unit", "range", "values", "size", "fields")
 _Bound = int | float | str
 _CRITERION = re.compile(r"terminated|(return|reward) >= (-?\d+\.?\d*)")
@@ -63,7 +63,8 @@ class Field:
         if self.values:
             notes.append("one of " + ", ".join(f'"{value}"' for value in self.values))
         if self.range is not None:
-            notes.append(f"from {_number(self.range[0])} to {_number(self.range[1])}")
+            low, high = (bound if isinstance(bound, str) else f"{bound:g}" for bound in self.range)
+            notes.append(f"from {low} to {high}")
         return self.description + (f" ({', '.join(notes)})" if notes else "")
 
 
@@ -76,7 +77,7 @@ class DescriptionFile:
         goal: the game, its rewards and its end in words; `{name}` stands for a fact of the decoder, or
             for an argument of the environment (`env_arguments.Placeholders`).
         arguments: meaning of the values of arguments.
-        success: meaning of criteria of success in this game (`describers.success_text`).
+        success: meaning of criteria of success in this game (`describers.describe_success`).
         observation: the fields of an observation, in the order of its numbers, members or keys.
         actions: (answer, effect) of each action, in order.
         decoder: name of the decoder of observations, see `decoders.DECODERS`; "" for the structure of the space.
@@ -116,95 +117,85 @@ def parse_text(content: Any, source: str) -> DescriptionFile:
     Raises:
         ConfigError: something is missing, empty, or of the wrong kind.
     """
-    content = _mapping(content, source)
-    if unknown := [key for key in content if key not in _KEYS]:
-        raise ConfigError(f"{source} has {unknown[0]!r}, and a text has: {', '.join(_KEYS)}")
+    content = _mapping(content, source, "a text", _TEXT_KEYS)
+    if missing := [key for key in ("observation", "actions") if content.get(key) is None]:
+        raise ConfigError(f"{source} has no {missing[0]!r}; a text has goal, observation and actions")
     decimals = checked(content.get("decimals", DECIMALS), Annotated[int, Ge(0), Le(12)], f"{source}: decimals")
     return DescriptionFile(
         source,
-        goal=_words(content, "goal", source),
-        arguments=_cases(content.get("arguments", {}), f"{source}: arguments"),
-        success=_success(content.get("success", {}), f"{source}: success"),
-        observation=_fields(_require(content, "observation", source), f"{source}: observation"),
-        actions=_actions(_require(content, "actions", source), f"{source}: actions"),
-        decoder=_words(content, "decoder", source) if "decoder" in content else "",
+        goal=_parse_words(content, "goal", source),
+        arguments=_parse_cases(content.get("arguments", {}), f"{source}: arguments"),
+        success=_parse_success(content.get("success", {}), f"{source}: success"),
+        observation=_parse_fields(content["observation"], f"{source}: observation"),
+        actions=_parse_actions(content["actions"], f"{source}: actions"),
+        decoder=_parse_words(content, "decoder", source) if "decoder" in content else "",
         decimals=decimals,
     )
 
 
-def _fields(content: Any, path: str) -> tuple[Field, ...]:
+def _parse_fields(content: Any, path: str) -> tuple[Field, ...]:
     content = _mapping(content, path)
     if not content:
         raise ConfigError(f"{path} is empty; it must name at least one observed quantity")
-    return tuple(_field(str(name), entry, f"{path}.{name}") for name, entry in content.items())
+    return tuple(_parse_field(str(name), field, f"{path}.{name}") for name, field in content.items())
 
 
-def _field(name: str, entry: Any, path: str) -> Field:
-    if isinstance(entry, str):
-        entry = {"description": entry}
-    entry = _mapping(entry, path)
-    if unknown := [key for key in entry if key not in _FIELD_KEYS]:
-        raise ConfigError(f"{path} has {unknown[0]!r}, and a field has: {', '.join(_FIELD_KEYS)}")
-    values = checked(entry.get("values", []), list[Any], f"{path}.values")
-    bounds = checked(entry.get("range"), tuple[_Bound, _Bound] | None, f"{path}.range")
+def _parse_field(name: str, content: Any, path: str) -> Field:
+    content = _mapping({"description": content} if isinstance(content, str) else content, path, "a field", _FIELD_KEYS)
+    values = checked(content.get("values", []), list[Any], f"{path}.values")
+    bounds = checked(content.get("range"), tuple[_Bound, _Bound] | None, f"{path}.range")
     if bounds is not None and all(isinstance(bound, int | float) for bound in bounds) and not bounds[0] <= bounds[1]:
         raise ConfigError(f"{path}.range={list(bounds)} must have the lower bound first")
-    parts = _fields(entry["fields"], f"{path}.fields") if "fields" in entry else ()
-    size = checked(entry.get("size"), PositiveInt | None, f"{path}.size")
     return Field(
         name,
-        _words(entry, "description", path),
-        unit=str(entry.get("unit", "")),
+        _parse_words(content, "description", path),
+        unit=str(content.get("unit", "")),
         range=bounds,
-        values=tuple(_word(value) for value in values),
-        size=size,
-        fields=parts,
+        values=tuple(_format_word(value) for value in values),
+        size=checked(content.get("size"), PositiveInt | None, f"{path}.size"),
+        fields=_parse_fields(content["fields"], f"{path}.fields") if "fields" in content else (),
     )
 
 
-def _actions(content: Any, path: str) -> tuple[tuple[str, str], ...]:
-    content = _mapping(content, path)
-    actions = tuple((_word(name), " ".join(str(description or "").split())) for name, description in content.items())
-    for name, description in actions:
-        if not description:
-            raise ConfigError(f"{path}.{name} has no description")
-    if len({name for name, _ in actions}) < len(actions) or not actions:
+def _parse_actions(content: Any, path: str) -> tuple[tuple[str, str], ...]:
+    actions = tuple(
+        (_format_word(name), " ".join(str(description or "").split()))
+        for name, description in _mapping(content, path).items()
+    )
+    if undescribed := [name for name, description in actions if not description]:
+        raise ConfigError(f"{path}.{undescribed[0]} has no description; say what the action does")
+    if len(dict(actions)) < len(actions) or not actions:
         raise ConfigError(f"{path} must contain actions with distinct names")
     return actions
 
 
-def _cases(content: Any, path: str) -> Cases:
+def _parse_cases(content: Any, path: str) -> Cases:
     """Return the sentence about each value of each argument; a sentence may be empty."""
     sentences_by_name = {}
     for name, cases in _mapping(content, path).items():
         sentences = _mapping(cases, f"{path}.{name}")
-        if wrong := [value for value, sentence in sentences.items() if not isinstance(sentence, str)]:
-            raise ConfigError(f"{path}.{name}.{format_value(wrong[0])} must be a sentence, which may be empty")
+        if invalid := [value for value, sentence in sentences.items() if not isinstance(sentence, str)]:
+            raise ConfigError(f"{path}.{name}.{format_value(invalid[0])} must be a sentence, which may be empty")
         sentences_by_name[str(name)] = {
             format_value(value): " ".join(sentence.split()) for value, sentence in sentences.items()
         }
     return sentences_by_name
 
 
-def _success(content: Any, path: str) -> dict[str, str]:
+def _parse_success(content: Any, path: str) -> dict[str, str]:
     """Return the meaning of each criterion of success by its name, such as `return >= 475`."""
-    content, criteria = _mapping(content, path), {}
-    for name in content:
+    criteria = {}
+    for name in _mapping(content, path):
         criterion = _CRITERION.fullmatch(str(name))
         if criterion is None:
             raise ConfigError(f"{path}.{name}: there are: terminated, return >= <number>, reward >= <number>")
-        at = criterion[2]
-        criteria[f"{criterion[1]} >= {float(at):g}" if at else str(name)] = _words(content, name, path)
+        quantity, threshold = criterion.groups()
+        meaning = _parse_words(content, name, path)
+        criteria[f"{quantity} >= {float(threshold):g}" if threshold else str(name)] = meaning
     return criteria
 
 
-def _require(content: Mapping[str, Any], key: str, path: str) -> Any:
-    if content.get(key) is None:
-        raise ConfigError(f"{path} has no {key!r}; a text has goal, observation and actions")
-    return content[key]
-
-
-def _words(content: Mapping[str, Any], key: str, path: str) -> str:
+def _parse_words(content: Mapping[str, Any], key: str, path: str) -> str:
     text = content.get(key)
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{path} has no {key!r}, or not in words")
@@ -212,25 +203,24 @@ def _words(content: Mapping[str, Any], key: str, path: str) -> str:
     return text.strip("\n").rstrip() if "\n" in text else " ".join(text.split())
 
 
-def _mapping(content: Any, path: str) -> Mapping[str, Any]:
+def _mapping(content: Any, path: str, owner: str = "", keys: Sequence[str] = ()) -> Mapping[str, Any]:
+    """Return `content` if it is a mapping and contains only `keys` (none given: any keys), those of `owner`."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: a mapping of names to entries is needed, got {type(content).__name__}")
+    if keys and (unknown := [key for key in content if key not in keys]):
+        raise ConfigError(f"{path} has {unknown[0]!r}, and {owner} has: {', '.join(keys)}")
     return content
 
 
-def _word(value: object) -> str:
+def _format_word(value: object) -> str:
     """Return a word; YAML reads `yes` and `no` as booleans."""
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
-def _number(value: float | str) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
-
-
-def field_descriptions(fields: Sequence[Field], prefix: str = "") -> tuple[tuple[str, str], ...]:
+def describe_fields(fields: Sequence[Field], prefix: str = "") -> tuple[tuple[str, str], ...]:
     """Return (name, description) of fields and of their parts; a part is named `field.part`."""
     descriptions: list[tuple[str, str]] = []
     for field in fields:
         descriptions.append((prefix + field.name, field.full_description))
-        descriptions += field_descriptions(field.fields, f"{prefix}{field.name}.")
+        descriptions += describe_fields(field.fields, f"{prefix}{field.name}.")
     return tuple(descriptions)
