@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 NO_ADVICE = -1
 _MAX_SEARCHES = 500
 """Maximum number of path searches of a bot for one action; a bot that makes more is caught in a loop."""
-_BOT_ERRORS = Exception
-"""Errors of a bot that does not know what to do. They are of many kinds: failed assertions, indices of objects that no
-longer exist, None in place of a cell."""
 
 
 class Experts:
     """One bot for each of several games of BabyAI, asked once in every step.
 
     A bot that meets a situation that it cannot handle gives up for the rest of the episode. This is known to happen
-    with boxes that somebody has opened, and in a few levels.
+    with boxes that somebody has opened, and in a few levels. Such a bot raises errors of many kinds: failed assertions,
+    indices of objects that no longer exist, None in place of a cell.
 
     Args:
         envs: the games.
@@ -39,7 +37,7 @@ class Experts:
         """Start an episode; return the advised first action."""
         try:
             self._bots[game] = _Bot(self._envs[game])
-        except _BOT_ERRORS:
+        except Exception:  # noqa: BLE001 (see the class)
             self._bots[game] = None
         return self.advise(game, None)
 
@@ -54,7 +52,7 @@ class Experts:
         try:
             bot.remaining_searches = _MAX_SEARCHES
             advice = int(bot.replan(None if previous_action is None else self._envs[game].actions(previous_action)))
-        except _BOT_ERRORS:
+        except Exception:  # noqa: BLE001 (see the class)
             self._bots[game] = None
             return NO_ADVICE
         return advice if advice < self._n_actions else NO_ADVICE

@@ -210,7 +210,7 @@ class BabyAIEnv(ReplayableEnv):
         mission_length = _LONG_MISSION_LENGTH if isinstance(self._games.envs[0], LevelGen) else _MISSION_LENGTH
         self._mission_ids = np.zeros((n_envs, mission_length), dtype=np.int64)
         self._needs_text = True
-        self._begin_games(np.ones(n_envs, dtype=bool))
+        self._begin(np.ones(n_envs, dtype=bool))
         self.spec = self._describe(settings.name or settings.level, max_steps)
         if "expert" in self.spec.observation:
             self._create_experts()
@@ -294,12 +294,6 @@ class BabyAIEnv(ReplayableEnv):
         self._experts = Experts(self._games.envs, len(self._names))
 
     def _begin(self, reset_mask: np.ndarray) -> None:
-        self._begin_games(reset_mask)
-        if self._experts is not None:
-            for i in np.flatnonzero(reset_mask).tolist():
-                self._advice[i] = self._experts.start(i)
-
-    def _begin_games(self, reset_mask: np.ndarray) -> None:
         self._games.reset(self._seeds, reset_mask)
         self._succeeded[reset_mask] = False
         games = np.flatnonzero(reset_mask)
@@ -313,6 +307,8 @@ class BabyAIEnv(ReplayableEnv):
             if self._needs_text:
                 # The prompt builder applies the replacements itself, and they must be applied only once.
                 self._prompts.start(i, mission, self._sentences[i])
+            if self._experts is not None:
+                self._advice[i] = self._experts.start(i)
 
     def _encode_mission(self, mission: str) -> np.ndarray:
         """Return the words of a mission as codes, padded."""

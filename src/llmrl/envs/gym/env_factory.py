@@ -167,8 +167,8 @@ class GymnasiumGames:
             raise
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         env = self.envs[0].unwrapped
-        self.horizon = step_limit(self.envs[0])
-        self.always_ends = self.horizon is not None or type(env).__name__ in _SHORT_EPISODES or _is_minigrid(env)
+        self.horizon, self._is_minigrid = step_limit(self.envs[0]), _is_minigrid(env)
+        self.always_ends = self.horizon is not None or type(env).__name__ in _SHORT_EPISODES or self._is_minigrid
         self._remake = (lambda: make(env_factory, render)) if type(env).__name__ in _PERSISTENT_WORLDS else None
         self._started = np.zeros(n, dtype=bool)
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
@@ -186,7 +186,8 @@ class GymnasiumGames:
             if self._remake is not None and self._started[i]:
                 self.envs[i].close()
                 self.envs[i] = self._remake()
-            with _quiet(self.envs[i].unwrapped):
+            # BabyAI prints each mission that it drew and rejected.
+            with contextlib.redirect_stdout(io.StringIO()) if self._is_minigrid else contextlib.nullcontext():
                 self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
             self._steps[i] = 0
             self._check_state(i)
@@ -233,17 +234,15 @@ def make(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
     import gymnasium
     from gymnasium import error
 
-    mode: dict[str, Any] = {}
-    limit = {} if env_factory.horizon is None else {"max_episode_steps": env_factory.horizon}
+    arguments: dict[str, Any] = {} if env_factory.horizon is None else {"max_episode_steps": env_factory.horizon}
     try:
         with creation_errors(env_factory.id, env_factory.kwargs):
             spec = _spec(env_factory)
             if spec is not None:
                 check_map(spec, env_factory)
             if render:
-                mode = {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
-            arguments = {**mode, **limit, **env_factory.kwargs}
-            return gymnasium.make(env_factory.id, disable_env_checker=True, **arguments)
+                arguments |= {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
+            return gymnasium.make(env_factory.id, disable_env_checker=True, **{**arguments, **env_factory.kwargs})
     except error.DependencyNotInstalled as cause:
         extra = next((extra for word, extra in _EXTRA_OF_WORD.items() if word in str(cause)), None)
         remedy = f"pip install 'llmrl[{extra}]'" if extra else str(cause)
@@ -288,10 +287,14 @@ def check_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
     if not str(spec.entry_point).endswith(":FrozenLakeEnv"):
         return
     kwargs = {**spec.kwargs, **env_factory.kwargs}
-    rows = kwargs.get("desc")
-    if rows is not None and not _is_map(rows):
+    desc = kwargs.get("desc")
+    rows = None if desc is None else [str(row) for row in desc]
+    letters = "".join(rows or ())
+    if rows is not None and not (
+        len({len(row) for row in rows}) == 1 and "S" in letters and set(letters) <= set("SFHG")
+    ):
         raise ConfigError(
-            f"{env_factory.id}: env.kwargs.desc={rows} is not a map; it must be rows of equal length, of the letters "
+            f"{env_factory.id}: env.kwargs.desc={desc} is not a map; it must be rows of equal length, of the letters "
             "S (start, at least one), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
         )
     if rows is None and "map_name" in kwargs and kwargs["map_name"] is None:
@@ -299,11 +302,6 @@ def check_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
             f"{env_factory.id} without a map would draw a different, unseeded map for each game; set "
             "env.kwargs.map_name=4x4 or 8x8, or a map as env.kwargs.desc (a list of rows such as SFFF)"
         )
-
-
-def _is_map(rows: Any) -> bool:
-    letters = "".join(map(str, rows))
-    return len({len(str(row)) for row in rows}) == 1 and "S" in letters and set(letters) <= set("SFHG")
 
 
 def _is_minigrid(env: Any) -> bool:
@@ -322,11 +320,6 @@ def step_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     return steps
 
 
-def _quiet(env: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager that hides what BabyAI prints: each mission that it drew and rejected."""
-    return contextlib.redirect_stdout(io.StringIO()) if _is_minigrid(env) else contextlib.nullcontext()
-
-
 def rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
     """Return the arguments of `gymnasium.make` with which the environment renders frames as arrays.
 
@@ -336,7 +329,8 @@ def rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
     from gymnasium.envs.registration import load_env_creator
 
     mujoco = "envs.mujoco" in str(spec.entry_point)
-    if mujoco and not _has_screen() and not os.environ.get("MUJOCO_GL"):
+    has_screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if mujoco and not has_screen and not os.environ.get("MUJOCO_GL"):
         # MuJoCo opens a window unless it is configured to draw without a screen.
         os.environ["MUJOCO_GL"] = "egl"
     with _mujoco_errors(spec.id) if mujoco else contextlib.nullcontext():
@@ -372,7 +366,3 @@ def _mujoco_errors(name: str) -> Iterator[None]:
             f"{type(cause).__name__}: {cause}. Without a screen set MUJOCO_GL=egl (a GPU's driver, or Debian's "
             "libegl1) or MUJOCO_GL=osmesa (libosmesa6); or make no videos (play.videos=0, env.render=false)"
         ) from cause
-
-
-def _has_screen() -> bool:
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -160,9 +160,6 @@ class TextArenaWorld(MoveListWorld):
                 self._read_text()
         self._accumulate_rewards()
 
-    def close(self) -> None:
-        """Do nothing: a game holds no resources."""
-
     def _read_text(self) -> None:
         """Read the text of the player whose turn it is; a text can be read only once in a turn."""
         player, text = self._game.get_observation()

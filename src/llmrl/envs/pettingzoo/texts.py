@@ -143,13 +143,16 @@ class WorldTexts:
             mechanism = _MECHANISM_FIELDS[0 if settings.show_mechanism else 1 :]
         name_field = (("you", "your name among the players"),) if len(views) > 1 else ()
         agent_name = next(iter(game.observations))
-        values = None if space is None else space.neutral
         self.description = EnvDescription(
             goal,
             (*name_field, *fields.items(), *mechanism),
             widest.actions,
             example=self.observation_text(
-                agent_name, game.observations[agent_name], game.infos[agent_name], values, (0.0, 0.0)
+                agent_name,
+                game.observations[agent_name],
+                game.infos[agent_name],
+                None if space is None else space.neutral,
+                (0.0, 0.0),
             ),
             states=widest.states,
         )

@@ -75,10 +75,8 @@ class PettingZooEnv(ReplayableEnv):
         name = settings.name or str(getattr(template, "metadata", {}).get("name") or settings.id)
         is_turn_based = hasattr(template, "agent_iter")  # an AECEnv
         cycles = declared_max_cycles(template)
-        limits = [
-            settings.horizon,
-            None if cycles is None else cycles * (len(template.possible_agents) if is_turn_based else 1),
-        ]
+        steps_per_cycle = len(template.possible_agents) if is_turn_based else 1
+        limits = [settings.horizon, None if cycles is None else cycles * steps_per_cycle]
         horizon = min((limit for limit in limits if limit is not None), default=None)
         worlds = [template, *(factory.make(settings.render) for _ in range(n_envs - 1))]
         game_class = AECGame if is_turn_based else ParallelGame
@@ -190,7 +188,10 @@ class PettingZooEnv(ReplayableEnv):
         return reward
 
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
-        info = {name: self._metric(name, playing) for name in self._metrics}
+        info: dict[str, np.ndarray] = {}
+        for name in self._metrics:  # summed over the agents that report them
+            sums = [sum(float(infos.get(name, 0.0)) for infos in game.step_infos.values()) for game in self.games]
+            info[name] = (np.array(sums) * playing).astype(np.float32)
         if self._settlement is not None:
             info |= {name: np.asarray(x, dtype=np.float32) for name, x in self._settlement.metrics.items()}
         return Step(
@@ -202,12 +203,6 @@ class PettingZooEnv(ReplayableEnv):
             info=info,
             reward_jacobian=None if self._settlement is None else self._settlement.reward_jacobian,
         )
-
-    def _metric(self, name: str, playing: np.ndarray) -> np.ndarray:
-        """Return a metric in the infos, summed over the agents that report it, [n_envs] float32."""
-        sums = [sum(float(info.get(name, 0.0)) for info in game.step_infos.values()) for game in self.games]
-        total: np.ndarray = (np.array(sums) * playing).astype(np.float32)
-        return total
 
     def _observe(self) -> Observation:
         observation = self._shared.observe(self.games)

@@ -77,15 +77,19 @@ class OneRoom(RoomTask):
     Args:
         min_size, max_size: minimum and maximum width and height of the room, walls included, cells. `max_size` is also
             the width and height of the grid.
+
+    Attributes:
         n_objects: number of keys and lava cells for which the room of minimum size must have space.
 
     Raises:
         ConfigError: `max_size` is below `min_size`, or a room of minimum size has no space for the objects.
     """
 
-    def __init__(self, min_size: PositiveInt, max_size: PositiveInt, n_objects: int = 1) -> None:
+    n_objects: int = 1
+
+    def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10) -> None:
         # Space for the objects and a free cell for the agent.
-        required_size = next(size for size in range(4, n_objects + 5) if (size - 2) ** 2 > n_objects)
+        required_size = next(size for size in range(4, self.n_objects + 5) if (size - 2) ** 2 > self.n_objects)
         if min_size < required_size:
             raise ConfigError(
                 f"{self.name}: min_size={min_size} has no space for the objects; use at least {required_size}"
@@ -111,9 +115,6 @@ class SimpleDoorKey(OneRoom):
 
     name = "simple_doorkey"
 
-    def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10) -> None:
-        super().__init__(min_size, max_size)
-
     def place_objects(self, room: RoomBuilder) -> None:
         color = room.random_integer(_N_COLORS)
         room.place_door(room.random_integer(4), color)
@@ -125,9 +126,7 @@ class LavaDoorKey(OneRoom):
 
     name = "lava_doorkey"
     has_lava = True
-
-    def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10) -> None:
-        super().__init__(min_size, max_size, n_objects=2)
+    n_objects = 2
 
     def place_objects(self, room: RoomBuilder) -> None:
         color = room.random_integer(_N_COLORS)
@@ -148,12 +147,12 @@ class ColoredDoorKey(OneRoom):
     name = "colored_doorkey"
 
     def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10, n_keys: PositiveInt = 2) -> None:
-        super().__init__(min_size, max_size, n_objects=n_keys)
-        self._n_keys = n_keys
+        self.n_objects = n_keys
+        super().__init__(min_size, max_size)
 
     def place_objects(self, room: RoomBuilder) -> None:
         front = room.place_door(room.random_integer(4), BLUE)
-        for color in [BLUE] + [RED] * (self._n_keys - 1):
+        for color in [BLUE] + [RED] * (self.n_objects - 1):
             room.place_object(KEY, color, excluded=[front])
 
 
@@ -287,9 +286,7 @@ class UnlockPickup(MiniGridTask):
     """MiniGrid-UnlockPickup: fetch the key, open the door to the other room, and pick up the box in it."""
 
     name = "unlock_pickup"
-
-    def __init__(self) -> None:
-        self.width, self.height, self.horizon = 11, 6, 288
+    width, height, horizon = 11, 6, 288
 
     def make(self) -> MiniGridEnv:
         from minigrid.envs.unlockpickup import UnlockPickupEnv

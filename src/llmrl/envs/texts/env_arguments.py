@@ -37,11 +37,14 @@ class EnvKwargs:
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        import gymnasium
+
         game = env.unwrapped
         parameters = inspect.signature(type(game).__init__).parameters.values()
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._kwargs: Mapping[str, Any] | None = None if env.spec is None else env.spec.kwargs
-        self._registered = _registry_defaults(env)
+        registered_spec = None if env.spec is None else gymnasium.registry.get(env.spec.id)
+        self._registered: Mapping[str, Any] = {} if registered_spec is None else registered_spec.kwargs
         # Properties are left out, because some depend on the current state.
         self._attributes = vars(game)
         self._ignored = {*_RENDERING_ARGUMENTS, *(("max_steps",) if step_limit(env) is not None else ())}
@@ -100,14 +103,6 @@ def format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(format_value(x) for x in value)})"[:_MAX_LENGTH]
     return " ".join(str(value).split())[:_MAX_LENGTH]
-
-
-def _registry_defaults(env: gymnasium.Env[Any, Any]) -> Mapping[str, Any]:
-    """Return the arguments that are registered with the environment's id."""
-    import gymnasium
-
-    entry = None if env.spec is None else gymnasium.registry.get(env.spec.id)
-    return {} if entry is None else entry.kwargs
 
 
 class Placeholders:

@@ -90,8 +90,8 @@ class NavigationEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.navigation`."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        texts = (navigation.GOAL_TEXT, navigation.OBSERVATIONS, navigation.ACTIONS)
-        super().__init__(navigation.NavigationGames(1), *texts, render_mode)
+        games = navigation.NavigationGames(1)
+        super().__init__(games, navigation.GOAL_TEXT, navigation.OBSERVATIONS, navigation.ACTIONS, render_mode)
 
 
 class PongEnv(SingleGameEnv):
