@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from llmrl.agents.llm_player.answer_format import PlayerReply, make_answer_format, read_reply, reply_schema
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
-from llmrl.llms import schema_draw
 from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.scripted import draw_reply
 
 ACTIONS = (("go left", "to the left"), ("stay", "nothing"), ("go_right", "to the right"))
 
@@ -202,7 +202,7 @@ class TestReplies:
         answers = data.draw(st.sampled_from([CHOICES, NUMBER_ANSWERS, PEDALS, DIALS]))
         legal = None
         schema = reply_schema(answers, has_reflection=True)
-        reply = schema_draw.reply(schema, data.draw(st.text(max_size=5)))
+        reply = draw_reply(schema, data.draw(st.text(max_size=5)))
         parsed_reply = read_reply(reply, answers, legal, require_reflection=True)
         reparsed = read_reply(json.dumps({"action": answers.as_json(parsed_reply.action)}), answers, legal)
         assert parsed_reply.reflection and reparsed == PlayerReply(parsed_reply.action)

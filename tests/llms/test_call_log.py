@@ -12,11 +12,10 @@ import pytest
 import commands
 from llmrl.analysis.llm_calls import CallTotals, call_totals
 from llmrl.core.errors import LLMError, RunFolderError
-from llmrl.llms.cache import Cache
+from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.request_key import request_key
 from llmrl.llms.transcript import markdown
 from models import Echo, ask, chat_client, scripted
 

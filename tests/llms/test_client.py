@@ -11,10 +11,9 @@ from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, RunFolderE
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import Cache
+from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.request_key import request_key
 from llmrl.llms.retry import Retry, TransientError
 from models import Echo, ask, chat_client
 

@@ -14,6 +14,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
+from llmrl.llms.cache import request_key
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.images import (
     FOLDER,
@@ -25,7 +26,6 @@ from llmrl.llms.images import (
     with_image_files,
     with_image_hashes,
 )
-from llmrl.llms.request_key import request_key
 from models import chat_client, openai_model
 
 

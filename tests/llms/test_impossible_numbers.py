@@ -152,7 +152,7 @@ def test_unstorable_reply_enters_ledger(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), CallLog(tmp_path / "calls.jsonl"))
     with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
-        client.cache.mode = "readwrite"  # type: ignore[union-attr]
+        client.terms.cache.mode = "readwrite"  # type: ignore[union-attr]
         client.endpoints[CHOSEN]._store(client_call(), GOOD, Reservation(0, None))
     assert "yes" in (tmp_path / "calls.jsonl").read_text()
 

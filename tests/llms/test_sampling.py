@@ -7,11 +7,10 @@ import pytest
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import Cache
+from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.hosted import parse_message
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
-from llmrl.llms.request_key import request_key
 from llmrl.llms.transcript import markdown
 from models import ask, connected, openai_model
 

@@ -17,7 +17,7 @@ from llmrl.agents.llm_player import scripted_player
 from llmrl.agents.llm_player.gym_player import make_player
 from llmrl.core.errors import LLMError
 from llmrl.core.seeding import Seeds
-from llmrl.llms import schema_draw
+from llmrl.llms import scripted as scripted_chat
 from llmrl.llms.by_name import build_model
 from llmrl.llms.client import ChatClient
 from llmrl.llms.scripted import RULES, ScriptedChat, UnreadPromptError
@@ -126,8 +126,8 @@ KINDS = {
 @pytest.fixture
 def random_draws(monkeypatch):
     """Texts of questions that were answered by a draw."""
-    texts, real = [], schema_draw.reply
-    monkeypatch.setattr(schema_draw, "reply", lambda schema, text: texts.append(text) or real(schema, text))
+    texts, real = [], scripted_chat.draw_reply
+    monkeypatch.setattr(scripted_chat, "draw_reply", lambda schema, text: texts.append(text) or real(schema, text))
     return texts
 
 

@@ -12,9 +12,8 @@ import pytest
 import commands
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.cache import Cache
+from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.request_key import request_key
 from models import chat_client, openai_model
 
 PROCESSES, SHARE = 8, 50

@@ -12,8 +12,8 @@ import numpy as np
 
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
 from llmrl.core.spaces import ParameterSpace
-from llmrl.llms import schema_draw
 from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.scripted import draw_reply
 from llmrl.llms.structured import read
 
 _MAX_DRAWS = 200
@@ -41,7 +41,7 @@ class RandomLegalChat:
     def _legal_reply(self, request: ChatRequest) -> str:
         assert request.schema is not None
         for _ in range(_MAX_DRAWS):
-            reply = schema_draw.reply(request.schema, str(next(self._draws)))
+            reply = draw_reply(request.schema, str(next(self._draws)))
             try:
                 if request.read is not None:
                     read(ChatReply(reply), request.read)

@@ -16,9 +16,9 @@ from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.typed_values import format_override
 from llmrl.experiment.experiment import Experiment
+from llmrl.llms.cache import request_key
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.request_key import request_key
 
 log = logging.getLogger(__name__)
 

@@ -94,11 +94,9 @@ class Usage:
     def metrics(self, priced: bool) -> dict[str, float]:
         """Return totals since the start of the run, without unknown ones.
 
-        Paid: usage/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the sum
-            of
-        latencies in seconds. Possibly also charged: usage/llm_unsettled_calls (attempts whose reply was lost) and upper
-        bounds,
-        given if there are unsettled tokens: llm_unsettled_tokens, llm_unsettled_cost.
+        Paid: usage/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the
+        sum of latencies in seconds. Possibly also charged: usage/llm_unsettled_calls (attempts whose reply was lost)
+        and, if there are unsettled tokens, the upper bounds llm_unsettled_tokens and llm_unsettled_cost.
 
         Args:
             priced: whether the model's prices are known.

@@ -273,13 +273,7 @@ class CallLog:
         with self._lock:
             self._append(
                 [
-                    {
-                        JUDGED: v.hash,
-                        "time": v.time,
-                        "valid": not v.fault,
-                        "fault": v.fault,
-                        "understood": v.understood,
-                    }
+                    {JUDGED: v.hash, "time": v.time, "valid": not v.fault, "fault": v.fault, "understood": v.understood}
                     for v in verdicts
                 ]
             )
@@ -292,7 +286,13 @@ class CallLog:
         # A line that a full disk has truncated is ended first.
         start, self._is_complete = "" if self._is_complete else "\n", False
         try:
-            _append(self.path, start + text, durably)
+            # One write survives a kill of this process and, with `durably`, a crash of the machine.
+            with open_file(self.path, "ab") as file:
+                unwritten = memoryview((start + text).encode())
+                while unwritten:
+                    unwritten = unwritten[os.write(file.fileno(), unwritten) :]
+                if durably:
+                    os.fsync(file.fileno())
         except OSError as error:
             self._values = ValueWriter()  # the stored values may not have been written
             raise _write_error(self.path, error) from error
@@ -372,16 +372,6 @@ def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dic
 
 def _write_error(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot write the call log {path}: {describe_write_error(path, error)}")
-
-
-def _append(path: Path, text: str, durably: bool = False) -> None:
-    """Append text in one write. It survives a kill of this process and, with `durably`, a crash of the machine."""
-    with open_file(path, "ab") as file:
-        unwritten = memoryview(text.encode())
-        while unwritten:
-            unwritten = unwritten[os.write(file.fileno(), unwritten) :]
-        if durably:
-            os.fsync(file.fileno())
 
 
 def _close_last_line(path: Path) -> None:

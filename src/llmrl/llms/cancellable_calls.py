@@ -63,13 +63,13 @@ class RequestBatch(Generic[Answer]):
     Threads of `concurrent.futures` are unsuitable, because Python joins them before it ends.
 
     Args:
-        ask: function that returns the answer to call number i of the batch; an exception ends the batch.
+        request: function that returns the answer to call number i of the batch; an exception ends the batch.
         n: number of calls.
         max_threads: maximum number of threads, >= 1.
     """
 
-    def __init__(self, ask: Callable[[int, PendingCall], Answer], n: int, max_threads: int) -> None:
-        self._ask = ask
+    def __init__(self, request: Callable[[int, PendingCall], Answer], n: int, max_threads: int) -> None:
+        self._request = request
         self.pending_calls = [PendingCall() for _ in range(n)]
         self.answers: list[Answer | None] = [None] * n
         self._next = iter(range(n))
@@ -83,7 +83,7 @@ class RequestBatch(Generic[Answer]):
         """Wait for all answers; once `stopping` returns true, wait at most `LAST_REPLIES_S` longer.
 
         Raises:
-            Exception: raised by `ask`.
+            Exception: raised by `request`.
         """
         deadline: float | None = None
         with self._condition:
@@ -104,7 +104,7 @@ class RequestBatch(Generic[Answer]):
             if i is None:
                 return
             try:
-                answer = self._ask(i, self.pending_calls[i])
+                answer = self._request(i, self.pending_calls[i])
             except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
                 with self._condition:
                     self._error = error

@@ -5,29 +5,31 @@ A request passes through repeats -> endpoint (cache, budget, limits, retries, lo
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from llmrl.core.errors import LLMError, NotAsked
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
+from llmrl.core.threads import daemon_thread
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import Cache, Mode
+from llmrl.llms.cache import Cache, Mode, RepeatCounter, request_key
 from llmrl.llms.call_log import FILE_NAME, Call, CallLog
 from llmrl.llms.endpoint import Endpoint, Terms
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.local.learning import ChatLearners
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.request_key import RepeatCounter, request_key
 from llmrl.llms.retry import Retry
 from llmrl.llms.structured import as_json, read
 from llmrl.llms.usage import ReplyTotals
 from llmrl.llms.validity import MaxInvalid, Validity
 
 Failures = Literal["stop", "fall_back"]
+Sender = TypeVar("Sender")
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class ChatClient:
 
     Attributes:
         provider: provider of the chosen model.
+        terms: cache, log and policies of all models.
         endpoints: endpoints of all models by name; the chosen model's is `CHOSEN`.
         label: labels of all models, separated by commas.
     """
@@ -126,11 +129,11 @@ class ChatClient:
         others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
     ) -> None:
         self.policies = policies or ClientPolicies()
-        self._terms = Terms(cache, None, self.policies.retry, self.policies.budget, stopping)
+        self.terms = Terms(cache, None, self.policies.retry, self.policies.budget, stopping)
         self.stream = stream
         self._log_into(ledger)
         models = {CHOSEN: (provider, self.policies.limits), **(others or {})}
-        self.endpoints = {name: Endpoint(model, limits, self._terms) for name, (model, limits) in models.items()}
+        self.endpoints = {name: Endpoint(model, limits, self.terms) for name, (model, limits) in models.items()}
         self.provider = provider
         self.label = ", ".join(dict.fromkeys(model.label for model, _ in models.values()))
         self.validity = Validity()
@@ -139,24 +142,9 @@ class ChatClient:
         self._totals = ReplyTotals()
 
     @property
-    def cache(self) -> Cache | None:
-        """Store of replies; None: there is none."""
-        return self._terms.cache
-
-    @property
-    def ledger(self) -> CallLog | None:
-        """Log of calls; None: there is none."""
-        return self._terms.ledger
-
-    @property
     def budget(self) -> Budget:
         """Spending limits of the run, for all its models together."""
-        return self._terms.budget
-
-    @property
-    def learners(self) -> ChatLearners | None:
-        """Learners that train the chosen model from its replies; None if it does not learn."""
-        return self.provider.learners
+        return self.terms.budget
 
     @property
     def parallel(self) -> bool:
@@ -169,12 +157,12 @@ class ChatClient:
         `stopping` returns whether the run is to stop.
         """
         self._log_into(CallLog(folder / FILE_NAME))
-        self._terms.stopping = stopping
+        self.terms.stopping = stopping
         for endpoint in self.endpoints.values():
             endpoint.provider.stopping = stopping
 
     def _log_into(self, ledger: CallLog | None) -> None:
-        self._terms.ledger = ledger
+        self.terms.ledger = ledger
         if ledger is not None:
             self.budget.spent = ledger.spent_before
 
@@ -185,7 +173,7 @@ class ChatClient:
 
     def forget(self) -> None:
         """Stop using the cache."""
-        self._terms.cache = None
+        self.terms.cache = None
 
     def sees(self, model: str = CHOSEN) -> bool:
         """Return whether a model accepts images; true if only its server knows."""
@@ -246,21 +234,21 @@ class ChatClient:
         for i, result in enumerate(results):
             if result is None:
                 missing.setdefault(calls[i].request.model, []).append(i)
-        for numbers, answers in self._send(calls, missing):
-            for i, answer in zip(numbers, answers, strict=True):
-                results[i] = answer
+        for i, answer in self._send(calls, missing):
+            results[i] = answer
         return FetchedReplies(calls, [result for result in results if result is not None])
 
     def _send(
-        self, calls: Sequence[Call], numbers: Mapping[str, Sequence[int]]
-    ) -> list[tuple[Sequence[int], list[ChatReply | LLMError]]]:
-        """Send each model its `calls[i]`, i in `numbers[name]`, concurrently; return these indices with the answers."""
-        model_calls = {name: [calls[i] for i in endpoint_calls] for name, endpoint_calls in numbers.items()}
+        self, calls: Sequence[Call], indices: Mapping[str, Sequence[int]]
+    ) -> list[tuple[int, ChatReply | LLMError]]:
+        """Send each model its `calls[i]`, i in `indices[name]`, concurrently; return all indices with the answers."""
+        model_calls = {name: [calls[i] for i in endpoint_indices] for name, endpoint_indices in indices.items()}
         started = {name: self.endpoints[name].start(endpoint_calls) for name, endpoint_calls in model_calls.items()}
         try:
             return [
-                (numbers[name], self.endpoints[name].wait(endpoint_calls, started[name]))
+                answer
                 for name, endpoint_calls in model_calls.items()
+                for answer in zip(indices[name], self.endpoints[name].wait(endpoint_calls, started[name]), strict=True)
             ]
         finally:
             # This also happens if Ctrl-C ends the wait.
@@ -295,9 +283,7 @@ class ChatClient:
     def metrics(self) -> dict[str, float]:
         """Return the metrics of `ReplyTotals` (used), `Validity`, and `Usage` (spent) since the start of the run."""
         providers = [endpoint.provider for endpoint in self.endpoints.values()]
-        has_prices = all(
-            None not in (model_provider.input_price, model_provider.output_price) for model_provider in providers
-        )
+        has_prices = all(None not in (provider.input_price, provider.output_price) for provider in providers)
         with self._lock:
             return self._totals.metrics() | self.validity.metrics() | self.budget.spent.metrics(has_prices)
 
@@ -330,5 +316,82 @@ class ChatClient:
                 self.validity.add(result.text, reason, result.cut)
             if call.verdict is not None:
                 verdicts.append(call.verdict._replace(fault=reason, understood=parsed_reply))
-        if self.ledger is not None:
-            self.ledger.judge(verdicts)
+        if self.terms.ledger is not None:
+            self.terms.ledger.judge(verdicts)
+
+
+class Mailbox(Generic[Sender]):
+    """Sender of requests for many callers, which returns the replies as they arrive.
+
+    The client limits the number of requests in flight (`llm.limits`). If a model runs in this process and answers whole
+    batches (`Provider.remote` is false), all waiting requests are sent as one batch by the caller that waits.
+
+    Args:
+        client: client that sends the requests.
+    """
+
+    def __init__(self, client: ChatClient) -> None:
+        self.client = client
+        self._answers: queue.SimpleQueue[tuple[Sender, FetchedReplies | BaseException]] = queue.SimpleQueue()
+        self._received: list[tuple[Sender, FetchedReplies | BaseException]] = []
+        self._batch: list[tuple[Sender, Sequence[ChatRequest]]] = []
+        self._n_in_flight = 0
+
+    def send(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
+        """Start requests without waiting for their replies."""
+        if not self.client.parallel:
+            self._batch.append((sender, requests))
+            return
+        self._n_in_flight += 1
+        daemon_thread("mail", self._fetch, sender, requests).start()
+
+    def receive(self) -> list[tuple[Sender, FetchedReplies]]:
+        """Return all replies that have arrived with their senders; wait for one if requests are in flight.
+
+        Raises:
+            Exception: a request failed with an error that is not an `LLMError`; no request is in flight any more.
+        """
+        if self._batch:
+            batch, self._batch = self._batch, []
+            return self._fetch_batch(batch)
+        while self._n_in_flight and not (self._received and self._answers.empty()):
+            self._await_answer()
+        answers, self._received = self._received, []
+        replies = []
+        for sender, answer in answers:
+            if isinstance(answer, BaseException):
+                self.drain()
+                raise answer
+            replies.append((sender, answer))
+        return replies
+
+    def drain(self) -> None:
+        """Wait until no request is in flight; all paid replies are then in the cache and the log.
+
+        If the run is to stop, the wait is short (`ChatClient`).
+        """
+        while self._n_in_flight:
+            self._await_answer()
+
+    def _await_answer(self) -> None:
+        """Wait for the answer to a request in flight."""
+        self._received.append(self._answers.get())
+        self._n_in_flight -= 1
+
+    def _fetch(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
+        """Send requests in a thread, and store their replies or the error."""
+        try:
+            self._answers.put((sender, self.client.fetch(requests)))
+        except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
+            self._answers.put((sender, error))
+
+    def _fetch_batch(
+        self, batch: Sequence[tuple[Sender, Sequence[ChatRequest]]]
+    ) -> list[tuple[Sender, FetchedReplies]]:
+        """Send the requests of all senders as one batch, and split the replies by sender."""
+        all_replies = self.client.fetch([request for _, requests in batch for request in requests])
+        ends = list(itertools.accumulate(len(requests) for _, requests in batch))
+        return [
+            (sender, FetchedReplies(all_replies.calls[start:end], all_replies.results[start:end]))
+            for (sender, _), start, end in zip(batch, [0, *ends], ends, strict=False)
+        ]

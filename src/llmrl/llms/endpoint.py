@@ -7,6 +7,7 @@ A call passes through the parts in this order; each is a small class that can be
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -154,7 +155,7 @@ class Endpoint:
     def _request(self, call: Call, pending_call: PendingCall) -> ChatReply | LLMError:
         """Return the paid, cached and logged reply of the provider, or the error that remains after all retries."""
         try:
-            with self.limits.slot(lambda seconds: self._wait(seconds, pending_call)):
+            with self.limits.slot(functools.partial(self._wait, pending_call=pending_call)):
                 self._wait(0.0, pending_call)
                 # Another process may have sent an equal request while this one waited for a slot.
                 reply = self.from_cache(call)
@@ -169,7 +170,7 @@ class Endpoint:
         try:
             reply, reservation = self.terms.retry(
                 lambda attempt: self._attempt(call, attempt, start, pending_call),
-                lambda seconds: self._wait(seconds, pending_call),
+                functools.partial(self._wait, pending_call=pending_call),
             )
         except NotAsked:
             raise
@@ -188,10 +189,7 @@ class Endpoint:
 
         If the call was abandoned, the waiting thread has done this already.
         """
-
-        def wait(seconds: float) -> None:
-            self._wait(seconds, pending_call)
-
+        wait = functools.partial(self._wait, pending_call=pending_call)
         reservation = self.terms.budget.reserve(call.request, self.provider, wait)
         in_log = in_flight = False
         pending_call.reservation = reservation

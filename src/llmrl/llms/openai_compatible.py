@@ -102,11 +102,10 @@ class OpenAICompatibleChat(HostedProvider):
         url = f"{self.base_url}/chat/completions"
         try:
             status, headers, content = self._post(url, body)
-        except httpx.TimeoutException as error:
-            timeout_message = f"no reply from {url} within {self.settings.timeout:g} s"
-            raise TransientError(timeout_message, refused=isinstance(error, _UNSENT_ERRORS)) from None
         except httpx.HTTPError as error:
             message = f"{url}: {self._redact(error) or type(error).__name__}"
+            if isinstance(error, httpx.TimeoutException):
+                message = f"no reply from {url} within {self.settings.timeout:g} s"
             raise TransientError(message, refused=isinstance(error, _UNSENT_ERRORS)) from None
         text = content.decode("utf-8", errors="replace")
         self._raise_for_status(status, headers, text, url)

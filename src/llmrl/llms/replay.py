@@ -11,9 +11,9 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
+from llmrl.llms.cache import request_key
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.provider import Provider
-from llmrl.llms.request_key import request_key
 
 _REPLY = (*REPLY_COUNTS, "cost", "finish", "thoughts")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import logging
 import math
 import re
@@ -17,13 +18,20 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms import schema_draw
 from llmrl.llms.provider import Provider, estimate_tokens
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+TEXT = "Drawn at random, by no rule."
+"""Content of every free text of a reply."""
+
+MAX_LIST_LENGTH = 3
+"""Maximum length of a list whose schema has none."""
+
+_UNBOUNDED = (0.0, 1.0)
+"""Range of a number whose schema has no bounds."""
 _VALUES = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
 """Texts and numbers in JSON, except names of fields."""
 
@@ -47,7 +55,7 @@ RULES = {
 """Purpose of a question (`ChatRequest.purpose`) -> module whose `reply` answers it, imported at the first question.
 
 These are names instead of imports, because each module is in the package of its prompts, which imports this one.
-A question of any other purpose gets a random reply drawn from its schema (`schema_draw`).
+A question of any other purpose gets a random reply drawn from its schema (`draw_reply`).
 """
 
 
@@ -175,9 +183,7 @@ class ScriptedChat(Provider):
         if request.schema is None:
             raise LLMError(f"{problem}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o.")
         self._warn(f"{problem}. Its replies are drawn at random from the requested schema.")
-        # Repeated requests get different replies, as from a model.
-        content = "\0".join(message["content"] for message in request.messages)
-        return schema_draw.reply(request.schema, f"{request.place}{request.repeat}\0{content}")
+        return draw_reply(request.schema, _seed_text(request))
 
     def _warn(self, message: str) -> None:
         """Log a warning, unless it was logged before."""
@@ -189,13 +195,18 @@ class ScriptedChat(Provider):
         """Return the kind of corruption of this reply; "" if it is not corrupted."""
         if not any(self._shares.values()):
             return ""
-        content = "\0".join(message["content"] for message in request.messages)
-        digest = hashlib.sha256(f"{request.place}{request.repeat}\0{content}".encode()).digest()
+        digest = hashlib.sha256(_seed_text(request).encode()).digest()
         draw = self._seeds.numpy(int.from_bytes(digest[:4], "big")).random()
         for name, threshold in zip(self._shares, np.cumsum(list(self._shares.values())), strict=True):
             if draw < threshold:
                 return name
         return ""
+
+
+def _seed_text(request: ChatRequest) -> str:
+    """Return the text that seeds the draws for a request; repeated requests differ, as for a model."""
+    content = "\0".join(message["content"] for message in request.messages)
+    return f"{request.place}{request.repeat}\0{content}"
 
 
 _VALUE = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")
@@ -219,3 +230,61 @@ _CORRUPTIONS: dict[str, Callable[[str], str]] = {
     "truncated": lambda text: text[: len(text) // 2],
     "refusal": lambda text: REFUSAL,
 }
+
+
+def draw_reply(schema: Mapping[str, Any], question: str) -> str:
+    """Return JSON that satisfies `schema`, drawn from a random stream that `question` determines.
+
+    The schema may contain what pydantic writes for plain fields: objects, lists, enumerations, numbers with bounds,
+    booleans, texts, alternatives and references.
+
+    Raises:
+        ValueError: the schema contains something else.
+    """
+    digest = hashlib.sha256(question.encode("utf-8", errors="replace")).digest()
+    rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "big")))
+    return json.dumps(_draw(schema, schema.get("$defs", {}), rng))
+
+
+def _draw(schema: Mapping[str, Any], definitions: Mapping[str, Any], rng: np.random.Generator) -> Any:
+    if "$ref" in schema:
+        return _draw(definitions[schema["$ref"].rpartition("/")[2]], definitions, rng)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][rng.integers(len(schema["enum"]))]
+    if "anyOf" in schema:
+        return _draw(schema["anyOf"][rng.integers(len(schema["anyOf"]))], definitions, rng)
+    kind = schema.get("type")
+    if kind == "object":
+        return {name: _draw(field, definitions, rng) for name, field in schema.get("properties", {}).items()}
+    if kind == "array":
+        min_items = schema.get("minItems", 1)
+        max_items = schema.get("maxItems", max(min_items, MAX_LIST_LENGTH))
+        return [_draw(schema["items"], definitions, rng) for _ in range(rng.integers(min_items, max_items + 1))]
+    if kind in ("integer", "number"):
+        return _number(schema, kind, rng)
+    simple_types: dict[str | None, Callable[[], Any]] = {
+        "boolean": lambda: bool(rng.integers(2)),
+        "string": lambda: TEXT,
+        "null": lambda: None,
+    }
+    if kind not in simple_types:
+        raise ValueError(f"no reply can be drawn from the schema {json.dumps(schema)[:200]}")
+    return simple_types[kind]()
+
+
+def _number(schema: Mapping[str, Any], kind: str, rng: np.random.Generator) -> int | float:
+    """Draw a number within the bounds. If one bound is missing, the number is within 1 of the other."""
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if low is None and high is None:
+        low, high = _UNBOUNDED
+    low = high - 1 if low is None else low
+    high = low + 1 if high is None else high
+    if kind == "integer":
+        first = int(np.ceil(low)) + ("exclusiveMinimum" in schema and float(low).is_integer())
+        last = int(np.floor(high)) - ("exclusiveMaximum" in schema and float(high).is_integer())
+        return int(rng.integers(first, last + 1))
+    # The bounds themselves may be excluded.
+    return float(low + (high - low) * (0.05 + 0.9 * rng.random()))

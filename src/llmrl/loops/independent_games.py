@@ -19,8 +19,7 @@ from llmrl.core.protocols import NeedsCamera, VecEnv
 from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import generators
-from llmrl.llms.async_requests import Mailbox
-from llmrl.llms.client import ChatClient, FetchedReplies
+from llmrl.llms.client import ChatClient, FetchedReplies, Mailbox
 from llmrl.rollout.collector import Collector, camera
 
 

@@ -55,6 +55,6 @@ def llm_principal(
         )
     else:
         principal = LLMMechanismPrincipal(spec, llm, settings, prompt_folder)
-    if isinstance(llm, ChatClient) and llm.learners is not None:
-        principal.learning = ProposalLearning(llm.learners, (seeds or Seeds(0)).child("learning"))
+    if isinstance(llm, ChatClient) and llm.provider.learners is not None:
+        principal.learning = ProposalLearning(llm.provider.learners, (seeds or Seeds(0)).child("learning"))
     return principal

@@ -12,9 +12,9 @@ from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
+from llmrl.llms.cache import request_key
 from llmrl.llms.local.loading import folder_fingerprint
 from llmrl.llms.local.lora import BASE, adapter_fingerprint, write_base
-from llmrl.llms.request_key import request_key
 from tiny_models import make_tiny_causal
 
 skip_without("peft")

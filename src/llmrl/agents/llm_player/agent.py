@@ -100,7 +100,7 @@ class LLMPlayer:
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
         content = PlayerContent(prompt_folder, models, personas)
         self._has_principal = has_principal
-        learners = llm.learners if isinstance(llm, ChatClient) else None
+        learners = llm.provider.learners if isinstance(llm, ChatClient) else None
         self.learns = learners is not None
         self._learners: dict[str, ChatLearner] = {}
         self._recorder = TrajectoryBuffer()

@@ -17,6 +17,7 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
+from llmrl.llms.cache import request_key
 from llmrl.llms.local.generation import Generator, Prompt, SamplingSettings, request_stream
 from llmrl.llms.local.learning import ChatLearners, LearnerFactory
 from llmrl.llms.local.loading import (
@@ -33,7 +34,6 @@ from llmrl.llms.local.prefix_cache import PrefixCache
 from llmrl.llms.local.small import SmallChat, SmallModelFactory, find_model
 from llmrl.llms.local.vllm_sampler import SamplingRequest, VLLMClient, VLLMSampler
 from llmrl.llms.provider import Provider
-from llmrl.llms.request_key import request_key
 
 if TYPE_CHECKING:
     import torch
