@@ -198,7 +198,7 @@ def test_totals_across_run_folders(tmp_path):
     assert totals["s0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
     assert totals["s1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)
     assert totals["other"] == CallTotals(("echo",), 1, 0, 1, 0, 0, 3, 2, None)
-    total = totals["s0"].plus(totals["other"])
+    total = totals["s0"] + totals["other"]
     assert (total.calls, total.failed, total.cost) == (3, 1, None)
 
 
