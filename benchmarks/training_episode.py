@@ -23,7 +23,7 @@ from melting_pot import Official
 from plain_ppo import PPO_SETTINGS, plain_ppo
 
 from llmrl.agents.ppo_agent import PPOAgent
-from llmrl.algorithms.policy_gradient import generalized_advantages
+from llmrl.algorithms.advantages_and_losses import generalized_advantages
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax

@@ -27,7 +27,7 @@ COPIED = ("src", "tests", "conf", "docs", "examples", "scripts", "pyproject.toml
 SOURCE = "src/llmrl/"
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "advantages": (
-        ["algorithms/policy_gradient.py"],
+        ["algorithms/advantages_and_losses.py"],
         ["tests/algorithms/test_advantages.py", "tests/algorithms/test_reward_scale.py"],
     ),
     "ppo": (

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.algorithms.policy_gradient import generalized_advantages, normalize_advantages
+from llmrl.algorithms.advantages_and_losses import generalized_advantages, normalize_advantages
 
 
 def reference(reward, value, next_value, done, gamma, lam):

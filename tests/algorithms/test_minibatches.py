@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrl.algorithms.advantages_and_losses import normalize_advantages
 from llmrl.algorithms.minibatches import Minibatches, split_minibatches
-from llmrl.algorithms.policy_gradient import normalize_advantages
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from llmrl.algorithms.policy_gradient import discounted_returns, generalized_advantages, unexplained_variance
+from llmrl.algorithms.advantages_and_losses import discounted_returns, generalized_advantages, unexplained_variance
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds

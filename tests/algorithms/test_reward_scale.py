@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_ppo import make, train
 
 from experiments import compose, only_run_folder, run
-from llmrl.algorithms.policy_gradient import discounted_returns
+from llmrl.algorithms.advantages_and_losses import discounted_returns
 from llmrl.algorithms.ppo import PPO
 from llmrl.experiment.parts import build_parts
 from llmrl.networks.layers import RunningMoments

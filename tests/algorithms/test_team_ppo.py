@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_ppo import make, train
 
+from llmrl.algorithms.advantages_and_losses import combine_joint_actions, surrogate, value_error
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches
-from llmrl.algorithms.policy_gradient import combine_joint_actions, surrogate, value_error
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 

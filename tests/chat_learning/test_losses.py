@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from llmrl.chat_learning import objective
+from llmrl.chat_learning import advantages_and_losses
 
 CLIP, CLIP_HIGH, KL, MAX_TOKENS = 0.2, 0.3, 0.1, 7
 LENGTHS = (5, 2, 7)
@@ -75,10 +75,10 @@ def test_loss_equals_trl(loss, level):
     select = mask.bool()
     reply = torch.arange(len(LENGTHS))[:, None].expand(mask.shape)[select]
     flat = ours_input[select]
-    weights = objective.token_weights(reply, loss, len(LENGTHS), sum(LENGTHS), MAX_TOKENS)
-    log_ratio = objective.log_ratios(flat, old[select], reply, level)
-    token_loss, is_clipped = objective.policy_loss(log_ratio, advantage[reply], CLIP, CLIP_HIGH)
-    ours = (weights * (token_loss + KL * objective.sampled_kl(flat, reference[select]))).sum()
+    weights = advantages_and_losses.token_weights(reply, loss, len(LENGTHS), sum(LENGTHS), MAX_TOKENS)
+    log_ratio = advantages_and_losses.log_ratios(flat, old[select], reply, level)
+    token_loss, is_clipped = advantages_and_losses.policy_loss(log_ratio, advantage[reply], CLIP, CLIP_HIGH)
+    ours = (weights * (token_loss + KL * advantages_and_losses.sampled_kl(flat, reference[select]))).sum()
     ours.backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(ours_input.grad, theirs_input.grad, rtol=1e-5, atol=1e-7)
@@ -89,11 +89,13 @@ def test_exact_kl_is_expected_sampled_kl():
     generator = torch.Generator().manual_seed(0)
     log_probs = torch.randn(4, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
     reference = torch.randn(4, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
-    expected = sum(log_probs[:, k].exp() * objective.sampled_kl(log_probs[:, k], reference[:, k]) for k in range(6))
-    torch.testing.assert_close(objective.exact_kl(log_probs, reference), expected)
-    assert float(objective.exact_kl(log_probs, log_probs).abs().max()) < 1e-12
+    expected = sum(
+        log_probs[:, k].exp() * advantages_and_losses.sampled_kl(log_probs[:, k], reference[:, k]) for k in range(6)
+    )
+    torch.testing.assert_close(advantages_and_losses.exact_kl(log_probs, reference), expected)
+    assert float(advantages_and_losses.exact_kl(log_probs, log_probs).abs().max()) < 1e-12
 
 
 def test_entropy_of_uniform_distribution():
     log_probs = torch.full((2, 8), 1 / 8).log()
-    torch.testing.assert_close(objective.entropy(log_probs), torch.full((2,), 8.0).log())
+    torch.testing.assert_close(advantages_and_losses.entropy(log_probs), torch.full((2,), 8.0).log())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.chat_learning import objective
+from llmrl.chat_learning import advantages_and_losses
 
 LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 
@@ -24,27 +24,31 @@ def batches(draw):
 
 def test_returns_to_go():
     reward, trajectory = np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 0, 0, 1])
-    np.testing.assert_allclose(objective.returns_to_go(reward, trajectory, 0.5), [3.0, 4.0, 4.0, 8.0])
+    np.testing.assert_allclose(advantages_and_losses.returns_to_go(reward, trajectory, 0.5), [3.0, 4.0, 4.0, 8.0])
 
 
 def test_episode_advantages():
     reward = np.array([0.0, 1.0, 3.0, 5.0])
     trajectory, group = np.array([0, 0, 1, 2]), np.array([0, 0, 0, 1])
-    np.testing.assert_allclose(objective.episode_advantages(reward, trajectory, group), [-1.0, -1.0, 1.0, 0.0])
+    np.testing.assert_allclose(
+        advantages_and_losses.episode_advantages(reward, trajectory, group), [-1.0, -1.0, 1.0, 0.0]
+    )
 
 
 def test_turn_advantages_compare_equal_indices():
     reward = np.array([0.0, 1.0, 3.0, 0.0, 5.0])
     trajectory, group = np.array([0, 0, 1, 1, 2]), np.zeros(5, dtype=np.int64)
     # Returns to go: (1, 1), (3, 0), (5); means: 3 at index 0, 0.5 at index 1.
-    np.testing.assert_allclose(objective.turn_advantages(reward, trajectory, group, 1.0), [-2.0, 0.5, 0.0, -0.5, 2.0])
+    np.testing.assert_allclose(
+        advantages_and_losses.turn_advantages(reward, trajectory, group, 1.0), [-2.0, 0.5, 0.0, -0.5, 2.0]
+    )
 
 
 def test_anchor_advantages():
     reward = np.array([1.0, 0.0, 0.0, 2.0])
     trajectory, group = np.array([0, 0, 1, 1]), np.zeros(4, dtype=np.int64)
-    episode = objective.episode_advantages(reward, trajectory, group)
-    anchor = objective.anchor_advantages(reward, trajectory, group, ["x", "y", "y", "x"], 1.0, 2.0)
+    episode = advantages_and_losses.episode_advantages(reward, trajectory, group)
+    anchor = advantages_and_losses.anchor_advantages(reward, trajectory, group, ["x", "y", "y", "x"], 1.0, 2.0)
     # Returns to go: x: 1 and 2; y: 0 and 2.
     np.testing.assert_allclose(anchor - episode, 2.0 * np.array([-0.5, -1.0, 1.0, 0.5]))
 
@@ -56,22 +60,22 @@ def test_returns_to_go_equal_loop(batch, gamma):
         sum(gamma ** (k - i) * reward[k] for k in range(i, len(reward)) if trajectory[k] == trajectory[i])
         for i in range(len(reward))
     ]
-    np.testing.assert_allclose(objective.returns_to_go(reward, trajectory, gamma), expected, atol=1e-9)
+    np.testing.assert_allclose(advantages_and_losses.returns_to_go(reward, trajectory, gamma), expected, atol=1e-9)
 
 
 @given(batches())
 def test_mean_over_group_is_zero(batch):
     reward, trajectory, group, observation = batch
-    turns = objective.turn_advantages(reward, trajectory, group, 1.0)
-    index = objective.turn_index(trajectory)
+    turns = advantages_and_losses.turn_advantages(reward, trajectory, group, 1.0)
+    index = advantages_and_losses.turn_index(trajectory)
     for cell in set(zip(group.tolist(), index.tolist(), strict=True)):
         members = (group == cell[0]) & (index == cell[1])
         assert abs(turns[members].sum()) < 1e-9
-    episodes = objective.episode_advantages(reward, trajectory, group)
+    episodes = advantages_and_losses.episode_advantages(reward, trajectory, group)
     first = index == 0
     for number in set(group.tolist()):
         assert abs(episodes[first & (group == number)].sum()) < 1e-9
-    steps = objective.anchor_advantages(reward, trajectory, group, observation, 0.9, 1.0) - episodes
+    steps = advantages_and_losses.anchor_advantages(reward, trajectory, group, observation, 0.9, 1.0) - episodes
     for cell in set(zip(group.tolist(), observation, strict=True)):
         members = (group == cell[0]) & (np.array(observation) == cell[1])
         assert abs(steps[members].sum()) < 1e-9
@@ -84,8 +88,8 @@ def test_constant_return_has_no_advantage(batch, level):
     last = np.append(trajectory[1:] != trajectory[:-1], True)
     shifted = reward + level * last
     np.testing.assert_allclose(
-        objective.episode_advantages(shifted, trajectory, group),
-        objective.episode_advantages(reward, trajectory, group),
+        advantages_and_losses.episode_advantages(shifted, trajectory, group),
+        advantages_and_losses.episode_advantages(reward, trajectory, group),
         atol=1e-9,
     )
 
@@ -95,7 +99,7 @@ def test_replay_advantages_telescope(batch, data):
     reward, trajectory, _, _ = batch
     n = len(reward)
     value = np.array(data.draw(st.lists(st.floats(-5, 5), min_size=n, max_size=n)))
-    advantage = objective.replay_advantages(reward, trajectory, value, 1.0)
+    advantage = advantages_and_losses.replay_advantages(reward, trajectory, value, 1.0)
     for number in set(trajectory.tolist()):
         members = trajectory == number
         first = np.flatnonzero(members)[0]
@@ -105,7 +109,10 @@ def test_replay_advantages_telescope(batch, data):
 @pytest.mark.parametrize("scale", ["batch", "group", "none"])
 def test_scale(scale):
     advantage, group = np.array([-1.0, 1.0, -10.0, 10.0]), np.array([0, 0, 1, 1])
-    scaled = objective.scale_advantages(advantage, group, scale)
+    scaled = advantages_and_losses.scale_advantages(advantage, group, scale)
     expected = {"batch": advantage / advantage.std(), "group": np.sign(advantage), "none": advantage}[scale]
     np.testing.assert_allclose(scaled, expected, rtol=1e-5)
-    assert objective.scale_advantages(np.zeros(2), np.zeros(2, dtype=np.int64), scale).tolist() == [0.0, 0.0]
+    assert advantages_and_losses.scale_advantages(np.zeros(2), np.zeros(2, dtype=np.int64), scale).tolist() == [
+        0.0,
+        0.0,
+    ]

@@ -8,7 +8,7 @@ import torch
 
 from experiments import only_run_folder, silent_run
 from learning_chats import QUESTIONS, request, sampled_trajectories, settings
-from llmrl.chat_learning import objective
+from llmrl.chat_learning import advantages_and_losses
 from llmrl.core.errors import ConfigError, Interrupted, LLMError
 from llmrl.llms.local.loading import load_tokenizer
 from llmrl.llms.local.small import SmallModelShape, make_small_chat
@@ -105,7 +105,7 @@ def test_updates_equal_local_updates(connect, make_chat):
 
 
 def test_importance_weights_are_truncated():
-    weights = objective.importance_weights(
+    weights = advantages_and_losses.importance_weights(
         torch.log(torch.tensor([0.5, 0.1])), torch.log(torch.tensor([0.1, 0.5])), 2.0
     )
     torch.testing.assert_close(weights, torch.tensor([2.0, 0.2]))

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from llmrl.algorithms.advantages_and_losses import generalized_advantages
 from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record
-from llmrl.algorithms.policy_gradient import generalized_advantages
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, MetaSettings, Outcome

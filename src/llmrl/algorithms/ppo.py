@@ -3,7 +3,7 @@
 The module contains the settings, the learner `PPO` with its optimizers and scales, and `fit`, which runs the epochs of
 an update of one or several learners. Every update runs `PPO.begin`, `PPO.estimate` and `fit`: that of a single learner
 (`PPO.update`), of many learners whose networks are stacked (`societies/batched_trainer.py`), and a differentiable one
-(`meta_gradient.py`). The estimators and losses are in `policy_gradient.py`, the division of samples in
+(`meta_gradient.py`). The estimators and losses are in `advantages_and_losses.py`, the division of samples in
 `minibatches.py`, the steps of Adam in `optimizer_step.py`. Plain policy gradient is PPO with one epoch, one batch and
 no clipping (`agent=pg`).
 """
@@ -18,9 +18,7 @@ from typing import Literal
 
 import torch
 
-from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
-from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, TrainedPolicy, Updater
-from llmrl.algorithms.policy_gradient import (
+from llmrl.algorithms.advantages_and_losses import (
     combine_joint_actions,
     discounted_returns,
     generalized_advantages,
@@ -29,6 +27,8 @@ from llmrl.algorithms.policy_gradient import (
     unexplained_variance,
     value_error,
 )
+from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
+from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, TrainedPolicy, Updater
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.protocols import Teacher
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval

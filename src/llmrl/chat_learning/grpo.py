@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record
-from llmrl.chat_learning import objective
+from llmrl.chat_learning import advantages_and_losses
 from llmrl.chat_learning.token_network import Precision, TokenNetwork
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
@@ -46,8 +46,8 @@ class GRPO:
     continuations: PositiveInt
     scale: Literal["batch", "group", "none"]
     invalid_reward: float
-    loss: objective.Aggregation
-    ratio: objective.RatioLevel
+    loss: advantages_and_losses.Aggregation
+    ratio: advantages_and_losses.RatioLevel
     clip: PositiveFloat
     clip_high: PositiveFloat | None
     kl: NonNegativeFloat
@@ -221,17 +221,19 @@ class ChatGRPO:
         index, group = np.repeat(np.arange(len(lengths)), lengths), np.repeat(np.array(groups), lengths)
         reward = np.array([self.reward(turn) for turn in turns])
         if settings.advantage == "episode":
-            advantage = objective.episode_advantages(reward, index, group)
+            advantage = advantages_and_losses.episode_advantages(reward, index, group)
         elif settings.advantage == "turn":
-            advantage = objective.turn_advantages(reward, index, group, settings.gamma)
+            advantage = advantages_and_losses.turn_advantages(reward, index, group, settings.gamma)
         elif settings.advantage == "replay":
             values = np.array([turn.value for turn in turns])
-            advantage = objective.replay_advantages(reward, index, values, settings.gamma)
+            advantage = advantages_and_losses.replay_advantages(reward, index, values, settings.gamma)
         else:
             observations = [turn.observation for turn in turns]
             weight = settings.anchor_weight
-            advantage = objective.anchor_advantages(reward, index, group, observations, settings.gamma, weight)
-        return objective.scale_advantages(advantage, group, settings.scale)
+            advantage = advantages_and_losses.anchor_advantages(
+                reward, index, group, observations, settings.gamma, weight
+            )
+        return advantages_and_losses.scale_advantages(advantage, group, settings.scale)
 
     def reward(self, turn: Turn) -> float:
         """Return the reward of a turn, which includes that of an invalid reply."""
@@ -293,27 +295,31 @@ class ChatGRPO:
         old = concatenate([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
         log_prob = log_probs.gather(1, tokens[:, None]).squeeze(1)
         n_replies, n_tokens = batch["n_replies"], batch["n_tokens"]
-        weights = objective.token_weights(replies, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens)
-        log_ratio = objective.log_ratios(log_prob, old, replies, settings.ratio)
+        weights = advantages_and_losses.token_weights(
+            replies, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens
+        )
+        log_ratio = advantages_and_losses.log_ratios(log_prob, old, replies, settings.ratio)
         advantage = batch["advantage"].to(device)[replies]
-        token_loss, is_clipped = objective.policy_loss(log_ratio, advantage, settings.clip, settings.clip_high)
-        entropy = objective.entropy(log_probs)
+        token_loss, is_clipped = advantages_and_losses.policy_loss(
+            log_ratio, advantage, settings.clip, settings.clip_high
+        )
+        entropy = advantages_and_losses.entropy(log_probs)
         record = {
             "entropy": entropy.detach().sum() / n_replies,
             "clip_fraction": is_clipped.float().sum() / n_tokens,
             "log_prob_error": (log_prob.detach() - sampling).abs().sum() / n_tokens,
         }
         if (sampler := self.chat.settings.sampler) is not None:
-            importance = objective.importance_weights(old, sampling, sampler.max_importance)
+            importance = advantages_and_losses.importance_weights(old, sampling, sampler.max_importance)
             token_loss = importance * token_loss
             record["importance"] = importance.sum() / n_tokens
         token_loss = token_loss - settings.entropy * entropy
         if batch["kl"]:
             reference = self._reference_log_probs(sequences)
             if settings.kl_estimator == "exact":
-                kl = objective.exact_kl(log_probs, reference)
+                kl = advantages_and_losses.exact_kl(log_probs, reference)
             else:
-                kl = objective.sampled_kl(log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
+                kl = advantages_and_losses.sampled_kl(log_prob, reference.gather(1, tokens[:, None]).squeeze(1))
             token_loss = token_loss + batch["kl"] * kl
             record["kl"] = kl.detach().sum() / n_replies
         return (weights * token_loss).sum(), record

@@ -207,7 +207,7 @@ class DualRLPrincipal(StateFields):
         """
         import torch
 
-        from llmrl.algorithms.policy_gradient import surrogate, value_error
+        from llmrl.algorithms.advantages_and_losses import surrogate, value_error
         from llmrl.networks.action_distributions import CategoricalActions
 
         assert self.last_proposal is not None, "call ask() before tell()"

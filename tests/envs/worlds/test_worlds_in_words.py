@@ -9,7 +9,7 @@ from pettingzoo.classic import rps_v2
 
 from environments import make_env
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.algorithms.policy_gradient import generalized_advantages
+from llmrl.algorithms.advantages_and_losses import generalized_advantages
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.client import ChatClient

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmrl.algorithms.policy_gradient import surrogate
+from llmrl.algorithms.advantages_and_losses import surrogate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
