@@ -102,7 +102,17 @@ def _name(run: RunRecord) -> str:
 
 def _line(run: RunRecord, task: str, group: str, settings: StudySettings) -> dict[str, object]:
     overrides = json.dumps([f"{key}={value}" for key, value in run.overrides.items()])
-    identity = (task, group, _name(run), run.seed, run.env, run.llm, overrides, json.dumps(run.shared), run.result)
+    identity = (
+        task,
+        group,
+        _name(run),
+        run.seed,
+        run.env,
+        run.llm,
+        overrides,
+        json.dumps(run.shared_factors),
+        run.result,
+    )
     summary = run.summary()
     kept = {key: json.dumps(summary[key]) for key in SUMMARY_KEYS if key in summary}
     if settings.map is not None:

@@ -122,7 +122,7 @@ def test_run_score_averages_listed_episodes(tmp_path: Path, overrides: tuple[str
     assert np.mean([np.mean(society) for society in episode_returns]) == pytest.approx(result)
     # Four evaluations of two societies in each of three contexts.
     assert len(episode_returns) == (24 if "design.replicates=2" in overrides else 1)
-    assert read_run(folder).shared == ({"society": ["0", "0/1"]} if len(episode_returns) == 24 else {})
+    assert read_run(folder).shared_factors == ({"society": ["0", "0/1"]} if len(episode_returns) == 24 else {})
 
 
 def test_runs_record_shared_parts() -> None:

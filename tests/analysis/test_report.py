@@ -198,7 +198,7 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
         7: "running",
     }
     assert reasons[2][1] == "KeyboardInterrupt"
-    assert "ended without a message" in reasons[3][1]
+    assert "ended without recording an outcome" in reasons[3][1]
     assert "cannot be read" in reasons[4][1]
     assert reasons[5][1] == "waits in the queue"
     assert reasons[7][1] == "not finished: 4 steps done (40%)"

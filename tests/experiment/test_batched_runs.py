@@ -20,7 +20,7 @@ from rich.progress import Progress as Bars
 
 from experiments import comparable_metrics, compose
 from fake_openai_server import FakeOpenAIServer
-from llmrl.core.privacy import keep_private
+from llmrl.core.privacy import restrict_file_permissions
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.experiment.batched_runs import compute_rows, process_key
 from llmrl.experiment.experiment import Experiment
@@ -35,7 +35,7 @@ from llmrl.run.progress_bar import MultiRunDisplay, ProgressBar
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import record_launch
-from llmrl.sweeps.work import JobWork, PackWork, RunExit
+from llmrl.sweeps.payload import ProcessPayload, RunExit, RunPayload
 from stalling import STALLED_S, Stall, impatient
 
 TINY = (
@@ -51,14 +51,14 @@ TINY = (
 THREE = (("principal=ucb", "seed=0"), ("principal=random", "seed=0"), ("principal=random", "seed=1"))
 
 
-def works(root: Path, rows: Sequence[Sequence[str]] = THREE, *overrides: str) -> list[JobWork]:
+def build_payloads(root: Path, rows: Sequence[Sequence[str]] = THREE, *overrides: str) -> list[RunPayload]:
     """Return the input of a job's process for each of these runs, started by a launcher."""
     outcomes = []
     for row in rows:
         row_overrides = [*TINY, *row, *overrides]
         job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
         record_launch(job, root)
-        outcomes.append(JobWork(compute, job.config, row_overrides, job.folder, {}, "one shape"))
+        outcomes.append(RunPayload(compute, job.config, row_overrides, job.folder, {}, "one shape"))
     return outcomes
 
 
@@ -70,7 +70,7 @@ def results(folder: Path) -> tuple[list[dict], dict]:
     return comparable_metrics(folder), json.loads((folder / "summary.json").read_text())
 
 
-def assert_runs_equal(rows: Sequence[JobWork], single_rows: Sequence[JobWork]) -> None:
+def assert_runs_equal(rows: Sequence[RunPayload], single_rows: Sequence[RunPayload]) -> None:
     for row, single in zip(rows, single_rows, strict=True):
         assert results(row.folder) == results(single.folder)
         mine, single_weights = weights(row.folder), weights(single.folder)
@@ -79,9 +79,9 @@ def assert_runs_equal(rows: Sequence[JobWork], single_rows: Sequence[JobWork]) -
         )
 
 
-def assert_resources_released(rows: Sequence[JobWork]) -> None:
+def assert_resources_released(rows: Sequence[RunPayload]) -> None:
     assert not [thread.name for thread in threading.enumerate() if thread.name in ("s0", "s1")]
-    assert all(read_owner(work.folder) is None for work in rows)
+    assert all(read_owner(payload.folder) is None for payload in rows)
 
 
 ROOM = ("env=escape_room", "principal=none", "env.n_envs=3", "learn.env_steps=60", "learn.evaluation_interval=1")
@@ -111,20 +111,22 @@ CARTS += ("env.horizon=20", "hardware.cores=1")
 def test_independent_runs_match_single_runs(tmp_path, runs):
     """Use any agents and environments: nothing is computed as one batch."""
 
-    def start_rows(root: Path) -> list[JobWork]:
+    def start_rows(root: Path) -> list[RunPayload]:
         outcomes = []
         for row in runs:
             row_overrides = [*row, "hardware.threads=1"]
             job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
             record_launch(job, root)
-            outcomes.append(JobWork(compute, job.config, row_overrides, job.folder, {}, job.key))
+            outcomes.append(RunPayload(compute, job.config, row_overrides, job.folder, {}, job.batch_key))
         return outcomes
 
     single, rows = start_rows(tmp_path / "alone"), start_rows(tmp_path / "rows")
-    assert len({work.batch_key for work in rows}) == 1 and rows[0].batch_key is not None
-    assert PackWork(rows, compute_rows)() == [RunExit(work.folder, 0) for work in rows]
+    assert len({payload.batch_key for payload in rows}) == 1 and rows[0].batch_key is not None
+    assert ProcessPayload(rows, compute_rows)() == [RunExit(payload.folder, 0) for payload in rows]
     assert_resources_released(rows)
-    assert [PackWork([work], compute_rows)() for work in single] == [[RunExit(work.folder, 0)] for work in single]
+    assert [ProcessPayload([payload], compute_rows)() for payload in single] == [
+        [RunExit(payload.folder, 0)] for payload in single
+    ]
     for row, single_row in zip(rows, single, strict=True):
         assert results(row.folder) == results(single_row.folder)
         lines = (row.folder / "run.log").read_text()
@@ -133,20 +135,25 @@ def test_independent_runs_match_single_runs(tmp_path, runs):
 
 def test_batched_runs_match_single_runs(tmp_path, capsys):
     options = ("design.evaluations=1", "design.steps=2", "design.references=1")
-    single, rows = works(tmp_path / "alone", THREE, *options), works(tmp_path / "rows", THREE, *options)
-    assert PackWork(rows, compute_rows)() == [RunExit(work.folder, 0) for work in rows]
+    single, rows = (
+        build_payloads(tmp_path / "alone", THREE, *options),
+        build_payloads(tmp_path / "rows", THREE, *options),
+    )
+    assert ProcessPayload(rows, compute_rows)() == [RunExit(payload.folder, 0) for payload in rows]
     assert_resources_released(rows)
     references = tmp_path / "rows" / "escape_room_references"
     shutil.copytree(references, tmp_path / "alone" / references.name)
-    assert [PackWork([work], compute_rows)() for work in single] == [[RunExit(work.folder, 0)] for work in single]
+    assert [ProcessPayload([payload], compute_rows)() for payload in single] == [
+        [RunExit(payload.folder, 0)] for payload in single
+    ]
     assert_runs_equal(rows, single)
     reference_runs = sorted(references.glob("*/s0"))
     assert len(reference_runs) == 2 and all(read_status(folder).attempt == 1 for folder in reference_runs)
-    for work in rows:
-        lines = (work.folder / "run.log").read_text().splitlines()
-        assert sum("llmrl.run.run: run " in line and str(work.folder) in line for line in lines) == 2
+    for payload in rows:
+        lines = (payload.folder / "run.log").read_text().splitlines()
+        assert sum("llmrl.run.run: run " in line and str(payload.folder) in line for line in lines) == 2
         assert not [
-            line for line in lines for other_row in rows if other_row is not work and str(other_row.folder) in line
+            line for line in lines for other_row in rows if other_row is not payload and str(other_row.folder) in line
         ]
     assert logging.getLogger("llmrl").level == logging.NOTSET
     # A table for each, none in the middle of another.
@@ -176,7 +183,7 @@ def test_late_replies_keep_metrics(tmp_path):
             THREE[0],
         ]
         rows, single = (
-            works(
+            build_payloads(
                 tmp_path / name,
                 four,
                 "design.evaluations=1",
@@ -186,7 +193,7 @@ def test_late_replies_keep_metrics(tmp_path):
             for name in ("rows", "alone")
         )
         assert [end.exit_code for end in compute_rows(rows)] == [0] * 4
-        assert [PackWork([work], compute_rows)()[0].exit_code for work in single] == [0] * 4
+        assert [ProcessPayload([payload], compute_rows)()[0].exit_code for payload in single] == [0] * 4
     assert_runs_equal(rows, single)
 
 
@@ -200,11 +207,11 @@ def test_failed_run_keeps_batch_running(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(RandomPrincipal, "tell", failing)
     poor = ("principal=llm", "llm=scripted", "llm.budget.calls=1", f"llm.cache_dir={tmp_path}/cache")
-    rows = works(tmp_path, [THREE[1], THREE[2], poor], "design.evaluations=1", "design.steps=3")
+    rows = build_payloads(tmp_path, [THREE[1], THREE[2], poor], "design.evaluations=1", "design.steps=3")
     completed, failed, usage = compute_rows(rows)
     assert (completed.exit_code, failed.exit_code, usage.exit_code) == (0, 1, 3)
     assert failed.error == "RuntimeError: told too much" and "llm.budget.calls=1" in usage.error
-    states = [read_status(work.folder) for work in rows]
+    states = [read_status(payload.folder) for payload in rows]
     assert [status.state for status in states] == ["finished", "failed", "budget_exhausted"]
     assert "told too much" in (rows[1].folder / "traceback.txt").read_text()
     assert "told too much" not in (rows[0].folder / "run.log").read_text()
@@ -221,17 +228,20 @@ def test_signal_stops_all_resumable_runs(tmp_path, monkeypatch):
             signaled.append(os.kill(os.getpid(), signal.SIGTERM))
         return tell(self, outcomes)
 
-    rows, single = works(tmp_path / "rows", THREE, *options), works(tmp_path / "alone", THREE, *options)
+    rows, single = (
+        build_payloads(tmp_path / "rows", THREE, *options),
+        build_payloads(tmp_path / "alone", THREE, *options),
+    )
     monkeypatch.setattr(RandomPrincipal, "tell", send_signal)
     ends = compute_rows(rows)
     assert signaled and [end.exit_code for end in ends] == [128 + signal.SIGTERM] * 3
-    for work in rows:
-        status = read_status(work.folder)
+    for payload in rows:
+        status = read_status(payload.folder)
         assert (status.state, status.error) == ("preempted", "stopped by SIGTERM; everything is saved")
     assert_resources_released(rows)
     assert [end.exit_code for end in compute_rows(rows)] == [0, 0, 0]
-    assert [read_status(work.folder).attempt for work in rows] == [2, 2, 2]
-    assert [end.exit_code for work in single for end in compute_rows([work])] == [0, 0, 0]
+    assert [read_status(payload.folder).attempt for payload in rows] == [2, 2, 2]
+    assert [end.exit_code for payload in single for end in compute_rows([payload])] == [0, 0, 0]
     assert_runs_equal(rows, single)
 
 
@@ -242,7 +252,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
     """Stop after a grace period for SIGTERM, and at once after a second Ctrl-C."""
     impatient(monkeypatch, 0.05 if number == signal.SIGTERM else 1e3)
     stall = Stall(monkeypatch, EscapeRoom, "step", at=60, whole=True, number=number)
-    rows = works(tmp_path, THREE, "design.evaluations=1", "design.steps=4", "checkpoint_seconds=0")
+    rows = build_payloads(tmp_path, THREE, "design.evaluations=1", "design.steps=4", "checkpoint_seconds=0")
     if number == signal.SIGINT:
         handle = StopFlag._handle
 
@@ -255,8 +265,8 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
     ends = compute_rows(rows)
     assert time.monotonic() - stall.signaled < STALLED_S / 2
     assert [end.exit_code for end in ends] == [128 + number] * 3
-    for work in rows:
-        status = read_status(work.folder)
+    for payload in rows:
+        status = read_status(payload.folder)
         assert status.state == state
         assert number == signal.SIGINT or "work since the checkpoint of iteration" in status.error
     assert_resources_released(rows)
@@ -322,7 +332,7 @@ def test_process_settings_must_agree():
 @pytest.fixture(autouse=True)
 def _prepare_process():
     environment = dict(os.environ)
-    keep_private()
+    restrict_file_permissions()
     yield
     os.environ.clear()
     os.environ.update(environment)

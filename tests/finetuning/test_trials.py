@@ -112,14 +112,14 @@ def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
     return folder
 
 
-TASK = task_identity({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
+RUN_FUNCTION = task_identity({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
 
 
 def test_search_run_reads_complete_lines_in_order(tmp_path):
     folder = search_run(tmp_path)
     with (folder / "proposals.jsonl").open("a") as file:
         file.write('{"iteration": 2, "vec')
-    series = read_search_run(folder, PLANE, TASK)
+    series = read_search_run(folder, PLANE, RUN_FUNCTION)
     assert series.is_search and series.episodes == 2
     assert numbers(series) == [([1.0, 2.0], [1.0, 2.0]), ([3.0, 4.0], [3.0, 4.0])]
     assert [trial.value for trial in series.trials] == [1.5, 3.5]
@@ -127,25 +127,25 @@ def test_search_run_reads_complete_lines_in_order(tmp_path):
 
 def test_dataset_for_different_task_raises(tmp_path):
     with pytest.raises(ConfigError, match=r"another task \(env\.id=B-v0 instead of A-v0\)"):
-        read_search_run(search_run(tmp_path / "b", "B-v0"), PLANE, TASK)
+        read_search_run(search_run(tmp_path / "b", "B-v0"), PLANE, RUN_FUNCTION)
     three = space((0, 1), (0, 1), (0, 1))
     with pytest.raises(ConfigError, match=r"line 1 .*p needs 3 numbers"):
-        read_search_run(search_run(tmp_path / "c"), three, TASK)
+        read_search_run(search_run(tmp_path / "c"), three, RUN_FUNCTION)
     with pytest.raises(ConfigError, match=r"another task \(seed=1 instead of 0\)"):  # directions drawn from the seed
-        read_search_run(search_run(tmp_path / "d", seed=1), PLANE, {**TASK, "seed": 0})
-    assert read_search_run(tmp_path / "d" / "search" / "s1", PLANE, TASK).trials
+        read_search_run(search_run(tmp_path / "d", seed=1), PLANE, {**RUN_FUNCTION, "seed": 0})
+    assert read_search_run(tmp_path / "d" / "search" / "s1", PLANE, RUN_FUNCTION).trials
 
 
 def test_folders_with_no_proposals_raise(tmp_path):
     with pytest.raises(ConfigError, match="folder"):
-        read_search_run(tmp_path, PLANE, TASK)
+        read_search_run(tmp_path, PLANE, RUN_FUNCTION)
     with pytest.raises(ConfigError, match=r"proposals\.jsonl"):
         find_search_runs([str(tmp_path)])
     with pytest.raises(ConfigError, match="proposals"):
-        read_search_run(search_run(tmp_path, lines=()), PLANE, TASK)
+        read_search_run(search_run(tmp_path, lines=()), PLANE, RUN_FUNCTION)
     (tmp_path / "search" / "s0" / "proposals.jsonl").write_text('{"vector": [1, 2]}\n')
     with pytest.raises(ConfigError, match=r"1.*KeyError.*'returns'"):
-        read_search_run(tmp_path / "search" / "s0", PLANE, TASK)
+        read_search_run(tmp_path / "search" / "s0", PLANE, RUN_FUNCTION)
 
 
 def test_run_discovery_skips_duplicates(tmp_path):

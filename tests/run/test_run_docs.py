@@ -10,7 +10,7 @@ from typing import get_args
 from llmrl.core.plain_data import read_object
 from llmrl.run.config_hash import EXCLUDED
 from llmrl.run.provenance import FILE_NAME, write_provenance
-from llmrl.run.status import RunProgress, RunState, Status
+from llmrl.run.status import RunProgress, Status, StatusState
 
 ROOT = Path(__file__).parents[2]
 PAGE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("run_results.md", "formats.md"))
@@ -27,7 +27,12 @@ EXCLUSIONS = {
 
 
 def test_keys_are_documented(tmp_path: Path) -> None:
-    names = [*EXCLUDED, *get_args(RunState), *(f.name for f in fields(Status)), *(f.name for f in fields(RunProgress))]
+    names = [
+        *EXCLUDED,
+        *get_args(StatusState),
+        *(f.name for f in fields(Status)),
+        *(f.name for f in fields(RunProgress)),
+    ]
     write_provenance(tmp_path, attempt=1)
     names += read_object(tmp_path / FILE_NAME)["attempts"][0]
     assert [name for name in names if f"`{name}`" not in PAGE] == []

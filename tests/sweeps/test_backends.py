@@ -21,7 +21,7 @@ import llmrl
 import sweeping
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
-from llmrl.results.run_records import JobEnd, Queue, read_run
+from llmrl.results.run_records import JobEnd, QueueSnapshot, read_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
@@ -33,9 +33,9 @@ from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, SchedulerError, backend_name
 from llmrl.sweeps.jobs import record_launch
 from llmrl.sweeps.launch import launch
-from llmrl.sweeps.packing import SharedTask
+from llmrl.sweeps.packing import BatchableRunFunction
+from llmrl.sweeps.payload import RunExit, RunFunction, RunPayload
 from llmrl.sweeps.run_control import cancel, records
-from llmrl.sweeps.work import JobWork, RunExit, Task
 
 PLACES = ("here", "local", "slurm")
 
@@ -100,25 +100,25 @@ def test_local_runs_match_process_runs(tmp_path, monkeypatch):
     assert [outcome.skipped for outcome in second_outcomes] == [True, False, False, True]
 
 
-def run_works(works: Sequence[JobWork]) -> list[RunExit]:
-    return [work.run_and_capture_exit(computes) for work in works]
+def run_all(payloads: Sequence[RunPayload]) -> list[RunExit]:
+    return [payload.execute_and_capture_exit(computes) for payload in payloads]
 
 
 def test_local_rows_end_independently(tmp_path):
     """As a task of several runs tells of them; what it is given has been taken on, each with the others beside it."""
     batches = []
 
-    def count_works(works: Sequence[JobWork]) -> list[RunExit]:
-        batches.append([len(read_launch_record(work.folder).other_run_folders) for work in works])
-        return run_works(works)
+    def count_payloads(payloads: Sequence[RunPayload]) -> list[RunExit]:
+        batches.append([len(read_launch_record(payload.folder).other_run_folders) for payload in payloads])
+        return run_all(payloads)
 
     does = ("finish", "fail early", "exit", "finish", "finish")
     keys = ("one", "one", "one", "one", None)
     jobs = [
-        replace(job(tmp_path, seed, Here(), task), key=key, row_gb=0.01)
-        for seed, (task, key) in enumerate(zip(does, keys, strict=True))
+        replace(job(tmp_path, seed, Here(), behavior), batch_key=key, row_gb=0.01)
+        for seed, (behavior, key) in enumerate(zip(does, keys, strict=True))
     ]
-    outcomes, code = launch(jobs, SharedTask(computes, count_works), tmp_path / "sweep")
+    outcomes, code = launch(jobs, BatchableRunFunction(computes, count_payloads), tmp_path / "sweep")
     assert batches == [[3, 3, 3, 3]] and code == 1
     assert [outcome.state for outcome in outcomes] == ["finished", "failed", "failed", "finished", "finished"]
     assert "made to fail" in outcomes[1].error and (outcomes[1].folder / "traceback.txt").exists()
@@ -146,7 +146,7 @@ class Faulty(Backend):
     def __init__(self, refuses: bool) -> None:
         self.refuses = refuses
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         if self.refuses:
             raise SchedulerError("closed on Sundays")
         return []
@@ -164,13 +164,13 @@ def test_faulty_backend_affects_only_assigned_runs(tmp_path):
 class Sleepers:
     """A scheduler of processes that go on without their launcher: a job's id is its process's."""
 
-    def ask(self, jobs: Sequence[LaunchRecord]) -> list[Queue]:
+    def ask(self, jobs: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
         if Path(jobs[0].cluster, "silent").exists():
             raise SchedulerError("nobody answers")
         states = {queued.job_id: "RUNNING" for queued in jobs if Path("/proc", queued.job_id, "stat").exists()}
         states = {pid: state for pid, state in states.items() if ") Z " not in Path("/proc", pid, "stat").read_text()}
         ends = {queued.job_id: JobEnd("gone", False) for queued in jobs if queued.job_id not in states}
-        return [Queue(jobs[0].backend, jobs[0].cluster, frozenset({"ada"}), states, ends)]
+        return [QueueSnapshot(jobs[0].backend, jobs[0].cluster, frozenset({"ada"}), states, ends)]
 
     def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         return {}
@@ -187,7 +187,7 @@ class Detached(Backend):
     folder: str = ""
     scheduler: ClassVar[type[Sleepers]] = Sleepers
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         outcomes = []
         for job in jobs:
             queued = record_launch(job, sweep_folder, cluster=self.folder, user="ada")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import sweeping
 from llmrl.cli import sweep
 from llmrl.cli.sweep import RETRIED_STATES
-from llmrl.results.run_records import UNFINISHED_STATES, Queue, read_run
+from llmrl.results.run_records import RESUMABLE_STATES, QueueSnapshot, read_run
 from llmrl.run import ownership
 from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
 from llmrl.run.status import Status
@@ -127,7 +127,7 @@ def test_job_wait_reasons(
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", job_id)
     records_ = records(tmp_path / "outputs")
     assert {record.state for record in records_} == {"queued"}
-    waits = {record.job_id: record.waits for record in records_}
+    waits = {record.job_id: record.pending_reason for record in records_}
     assert waits == {
         "21": "Priority",
         "22": "QOSMaxJobsPerUserLimit",
@@ -211,7 +211,7 @@ def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, s
 def test_takeover_resets_to_waiting(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "s0"
     in_slurm(folder, "51", cancelled="job 51")
-    queues = [Queue(SLURM, "atlas", frozenset(["ada"]), {"52": "PENDING"})]
+    queues = [QueueSnapshot(SLURM, "atlas", frozenset(["ada"]), {"52": "PENDING"})]
     assert read_run(folder, queues).state == "cancelled"
     in_slurm(folder, "52")
     assert read_run(folder, queues).state == "queued"
@@ -224,7 +224,7 @@ def test_sigkill_loses_queue(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "s0"
     in_slurm(folder, "", backend="llmrl.sweeps.backends.local.Local", machine="elsewhere")
     assert read_run(folder).state == "lost"
-    assert {"cancelled", "lost"} <= set(UNFINISHED_STATES)
+    assert {"cancelled", "lost"} <= set(RESUMABLE_STATES)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=4), st.booleans())

@@ -303,7 +303,7 @@ def test_run_variables_reach_runs(tmp_path):
 
 def test_queue_answers_only_for_visible_jobs(tmp_path):
     """Jobs of another cluster, or of a user it was not asked for, are believed; its own are gone if it has none."""
-    from llmrl.results.run_records import Queue, read_run
+    from llmrl.results.run_records import QueueSnapshot, read_run
     from llmrl.run.queued import LaunchRecord
 
     run = tmp_path / "study" / "defaults-00000000" / "s0"
@@ -317,7 +317,7 @@ def test_queue_answers_only_for_visible_jobs(tmp_path):
         ("atlas", "eve", {}, "queued"),
         ("other", "ada", {}, "queued"),
     ):
-        assert read_run(run, [Queue(slurm, cluster, frozenset([user]), jobs)]).state == state, (cluster, user)
+        assert read_run(run, [QueueSnapshot(slurm, cluster, frozenset([user]), jobs)]).state == state, (cluster, user)
 
 
 def test_missing_slurm_raises_early(tmp_path):

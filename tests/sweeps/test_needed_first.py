@@ -11,7 +11,7 @@ import llmrl
 from llmrl.core.errors import PrerequisiteFailed
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_references import prerequisite_runs
-from llmrl.experiment.sweep_jobs import TASK, job_of, with_prerequisites
+from llmrl.experiment.sweep_jobs import RUN_FUNCTION, job_of, with_prerequisites
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import group_into_waves
 from llmrl.sweeps.launch import launch
@@ -87,7 +87,7 @@ def test_dependency_failure_is_not_retried(tmp_path):
     broken = ("agent.observation_channels=[nothing]",)
     jobs = with_prerequisites(make_jobs(tmp_path, (*broken, "design.spending_cost=0.1"), broken))
     assert len(jobs) == 3
-    outcomes, code = launch(jobs, TASK, tmp_path / ".sweeps" / "a")
+    outcomes, code = launch(jobs, RUN_FUNCTION, tmp_path / ".sweeps" / "a")
     assert code == 1 and [outcome.state for outcome in outcomes] == ["failed"] * 3
     first = outcomes[0]
     assert read_status(first.folder).attempt == 1, "others did not try it again"
@@ -95,7 +95,7 @@ def test_dependency_failure_is_not_retried(tmp_path):
         assert str(first.folder) in outcome.error and first.error in outcome.error, outcome.error
         assert "which this run needs" in outcome.error and STUDY in outcome.error
     # Asked for again, it is tried again, once.
-    second_outcomes, _ = launch(with_prerequisites(jobs[1:]), TASK, tmp_path / ".sweeps" / "b")
+    second_outcomes, _ = launch(with_prerequisites(jobs[1:]), RUN_FUNCTION, tmp_path / ".sweeps" / "b")
     assert [read_status(outcome.folder).attempt for outcome in second_outcomes] == [2, 2, 2]
 
 

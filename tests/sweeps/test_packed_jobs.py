@@ -17,11 +17,11 @@ from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_submission
 from llmrl.sweeps.backends.protocol import Hardware, Job
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.backends.slurm_work import ClusterWork
+from llmrl.sweeps.backends.slurm_work import SlurmPayload
 from llmrl.sweeps.launch import launch
-from llmrl.sweeps.packing import SharedTask
+from llmrl.sweeps.packing import BatchableRunFunction
+from llmrl.sweeps.payload import ProcessPayload, RunExit, RunPayload
 from llmrl.sweeps.run_control import cancel, records
-from llmrl.sweeps.work import JobWork, PackWork, RunExit
 
 pytest.importorskip("submitit")
 
@@ -30,7 +30,7 @@ HARDWARE = Hardware(Slurm(), "cpu", "highest", 1, 1, 1.0, 0, None, jobs=2)
 
 def jobs(root: Path, n: int, hardware: Hardware = HARDWARE) -> list[Job]:
     config: dict[str, Any] = {"output_root": str(root / "outputs"), "name": "study", "rerun": False}
-    return [Job({**config, "seed": i}, [f"seed={i}"], hardware, 1, [], key="one", row_gb=0.25) for i in range(n)]
+    return [Job({**config, "seed": i}, [f"seed={i}"], hardware, 1, [], batch_key="one", row_gb=0.25) for i in range(n)]
 
 
 def run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
@@ -38,9 +38,9 @@ def run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
     raise AssertionError
 
 
-def run_shared(works: Sequence[JobWork]) -> list[RunExit]:
+def run_shared(payloads: Sequence[RunPayload]) -> list[RunExit]:
     """Return ends of runs with the codes in their configs."""
-    return [RunExit(work.folder, work.config["code"]) for work in works]
+    return [RunExit(payload.folder, payload.config["code"]) for payload in payloads]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
     nine = jobs(tmp_path, 9)
-    outcomes, code = launch(nine, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
+    outcomes, code = launch(nine, BatchableRunFunction(run_single, run_shared), tmp_path / "sweep", wait=False)
     assert code == 0 and [outcome.state for outcome in outcomes] == ["submitted"] * 9
     assert {outcome.job_id for outcome in outcomes} == {"77_0", "77_1"}
     jobs_per_id: dict[str, list[Job]] = {}
@@ -85,7 +85,7 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
             assert set(queued.other_run_folders) == {str(job.folder) for job in jobs_} - {str(job.folder)}
     script = (cluster / "sbatch.script").read_text()
     assert "--array=0-1%2" in script and "--mem=2000M" in script, "of one run, and of four more rows"
-    second_outcomes, _ = launch(nine, SharedTask(run_single, run_shared), tmp_path / "again", wait=False)
+    second_outcomes, _ = launch(nine, BatchableRunFunction(run_single, run_shared), tmp_path / "again", wait=False)
     assert [outcome.state for outcome in second_outcomes] == ["elsewhere"] * 9
 
     waiting = jobs_per_id["77_0"]
@@ -99,7 +99,7 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
 
 def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> None:
     nine = jobs(tmp_path, 9)
-    launch(nine, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
+    launch(nine, BatchableRunFunction(run_single, run_shared), tmp_path / "sweep", wait=False)
     with_first = [job for job in nine if read_launch_record(job.folder).job_id == "77_0"]  # type: ignore[union-attr]
     for job in with_first[1:]:
         (job.folder / "summary.json").write_text("{}")
@@ -109,7 +109,7 @@ def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> Non
 
 def test_free_cluster_gets_job_per_run(tmp_path: Path, cluster: Path) -> None:
     three = jobs(tmp_path, 3, replace(HARDWARE, jobs=None))
-    launch(three, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
+    launch(three, BatchableRunFunction(run_single, run_shared), tmp_path / "sweep", wait=False)
     script = (cluster / "sbatch.script").read_text()
     assert "--array=0-2%" in script and "--mem=1000M" in script
     assert all(read_launch_record(job.folder).other_run_folders == [] for job in three)  # type: ignore[union-attr]
@@ -134,8 +134,10 @@ USR2 = 128 + signal.SIGUSR2
 def test_saving_run_requeues_job(
     tmp_path: Path, requeue_signals: list[int], codes: tuple[int, ...], is_requeue: bool, code: int | None
 ) -> None:
-    works = [JobWork(run_single, {"code": exit_code}, [], tmp_path / str(i), {}) for i, exit_code in enumerate(codes)]
-    call: Callable[[], None] = ClusterWork(PackWork(works, run_shared))
+    payloads = [
+        RunPayload(run_single, {"code": exit_code}, [], tmp_path / str(i), {}) for i, exit_code in enumerate(codes)
+    ]
+    call: Callable[[], None] = SlurmPayload(ProcessPayload(payloads, run_shared))
     if code is None:
         call()
     else:

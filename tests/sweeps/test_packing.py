@@ -17,8 +17,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.packing import SharedTask, build_work, distribute, pack_for_machine, pack_into
-from llmrl.sweeps.work import JobWork, RunExit
+from llmrl.sweeps.packing import BatchableRunFunction, build_payload, distribute, pack_for_machine, pack_into
+from llmrl.sweeps.payload import RunExit, RunPayload
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 KEYS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=40)
@@ -28,14 +28,14 @@ def jobs(keys: list[str | None], hardware: Hardware = CPU, row_gb: float | None 
     def config(seed: int) -> dict[str, Any]:
         return {"output_root": "/nowhere", "name": "study", "seed": seed}
 
-    return [Job(config(i), [], hardware, 1, [], key=key, row_gb=row_gb) for i, key in enumerate(keys)]
+    return [Job(config(i), [], hardware, 1, [], batch_key=key, row_gb=row_gb) for i, key in enumerate(keys)]
 
 
 def check_complete(packs: list[Pack], jobs: list[Job]) -> None:
     packed_jobs = [job for pack in packs for job in pack.jobs]
     assert sorted(job.config["seed"] for job in packed_jobs) == [job.config["seed"] for job in jobs]
     for pack in packs:
-        keys = {job.key for job in pack.jobs}
+        keys = {job.batch_key for job in pack.jobs}
         assert len(keys) == 1 and (len(pack.jobs) == 1 or keys != {None})
 
 
@@ -52,7 +52,7 @@ def test_runs_with_equal_key_are_distributed(keys, places):
     jobs_ = jobs(keys)
     packs = pack_for_machine(jobs_, places, math.inf)
     check_complete(packs, jobs_)
-    processes = Counter(pack.jobs[0].key for pack in packs)
+    processes = Counter(pack.jobs[0].batch_key for pack in packs)
     for key, n in Counter(keys).items():
         assert processes[key] == (n if key is None else min(n, places))
 
@@ -106,16 +106,16 @@ def test_process_resources_sum_rows():
 def test_process_receives_batch_assignment():
     """Without their keys rows would share a process, and be computed one by one."""
     jobs_ = jobs(["a"] * 3)
-    works = build_work(Pack(tuple(jobs_)), SharedTask(_run_single, _run_multiple), {"A": "1"})
-    assert [work.batch_key for work in works.works] == ["a"] * 3 and works.batch_task is _run_multiple
-    assert all(work.environment == {"A": "1"} and work.task.one is _run_single for work in works.works)
+    payload = build_payload(Pack(tuple(jobs_)), BatchableRunFunction(_run_single, _run_multiple), {"A": "1"})
+    assert [run.batch_key for run in payload.payloads] == ["a"] * 3 and payload.batch_function is _run_multiple
+    assert all(run.environment == {"A": "1"} and run.run_function.single is _run_single for run in payload.payloads)
 
 
 def _run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
     raise AssertionError
 
 
-def _run_multiple(works: Sequence[JobWork]) -> list[RunExit]:
+def _run_multiple(payloads: Sequence[RunPayload]) -> list[RunExit]:
     raise AssertionError
 
 

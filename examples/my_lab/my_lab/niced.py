@@ -10,7 +10,7 @@ from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
 from llmrl.sweeps.jobs import cancelled, ended_outcome, take_on
-from llmrl.sweeps.work import JobWork
+from llmrl.sweeps.payload import RunPayload
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,19 @@ class Niced(Backend):
 
     level: NonNegativeInt = 10
 
-    def launch(self, jobs, task, sweep_folder):
+    def launch(self, jobs, run_function, sweep_folder):
         with StopFlag("the run saves and stops") as stop:
-            return [cancelled(job) if stop.requested else self._compute(job, task, sweep_folder, stop) for job in jobs]
+            return [
+                cancelled(job) if stop.requested else self._compute(job, run_function, sweep_folder, stop)
+                for job in jobs
+            ]
 
-    def _compute(self, job, task, sweep_folder, stop):
-        queued = take_on(job, sweep_folder)
-        work = JobWork(task, job.config, job.overrides, job.folder, job.environment)
+    def _compute(self, job, run_function, sweep_folder, stop):
+        launch_record = take_on(job, sweep_folder)
+        payload = RunPayload(run_function, job.config, job.overrides, job.folder, job.environment)
         code = f"import os, pickle, sys; os.nice({self.level}); pickle.load(sys.stdin.buffer)()"
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
-        process.stdin.write(pickle.dumps(work))
+        process.stdin.write(pickle.dumps(payload))
         process.stdin.close()
         told = False
         while process.poll() is None:
@@ -38,4 +41,4 @@ class Niced(Backend):
                 if stop.requested and not told:
                     told = True
                     os.kill(process.pid, stop.signal)
-        return ended_outcome(job, queued.attempt, process.returncode, stopped_by=stop.signal)
+        return ended_outcome(job, launch_record.attempt, process.returncode, stopped_by=stop.signal)

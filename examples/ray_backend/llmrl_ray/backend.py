@@ -22,9 +22,9 @@ from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack, SchedulerError
 from llmrl.sweeps.jobs import Claim, cancelled, claim, describe, ended_outcome, has_ended, write_log_header
 from llmrl.sweeps.machine import THREAD_VARIABLES
-from llmrl.sweeps.packing import works_of
+from llmrl.sweeps.packing import build_payload
+from llmrl.sweeps.payload import RunExit, RunFunction
 from llmrl.sweeps.process import redirect_output
-from llmrl.sweeps.work import RunExit, Task
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Ray(Backend):
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return packs[0].hardware.parallel
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         import ray
 
         outcomes: list[JobOutcome] = []
@@ -82,7 +82,7 @@ class Ray(Backend):
             while running or (waiting and not stop.requested):
                 while waiting and not stop.requested and len(running) < (jobs[0].hardware.parallel or len(jobs)):
                     accepted = waiting.pop(0)
-                    running[_submit(accepted, task)] = accepted
+                    running[_submit(accepted, run_function)] = accepted
                 if stop.requested and not is_stopping:
                     is_stopping = True
                     for reference in running:
@@ -106,25 +106,25 @@ class Ray(Backend):
         return outcomes + [cancelled(job) for accepted in waiting for job in accepted.pack.jobs]
 
 
-def _submit(accepted: Claim, task: Task) -> Any:
+def _submit(accepted: Claim, run_function: RunFunction) -> Any:
     """Return a reference to the task that computes a run."""
     import ray
 
     pack = accepted.pack
     environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
-    work = pickle.dumps(works_of(pack, task, environment))
+    payload = pickle.dumps(build_payload(pack, run_function, environment))
     # A worker computes one run only, so that runs share no state.
     worker = ray.remote(max_calls=1, max_retries=0)(compute).options(
         name=str(pack.folders[0]), num_cpus=pack.cores, num_gpus=pack.hardware.gpus, memory=pack.memory_gb * 1e9
     )
-    return worker.remote(work, environment, accepted.records[0].log, str(Path.cwd()))
+    return worker.remote(payload, environment, accepted.records[0].log, str(Path.cwd()))
 
 
-def compute(work: bytes, environment: dict[str, str], log_file: str, working_directory: str) -> RunExit:
+def compute(payload: bytes, environment: dict[str, str], log_file: str, working_directory: str) -> RunExit:
     """Compute a run; called in a worker process.
 
     Args:
-        work: pickled `PackWork`, which is loaded after the environment is set.
+        payload: pickled `ProcessPayload`, which is loaded after the environment is set.
         environment: variables that libraries read when they are imported.
         log_file: file for the output.
         working_directory: working directory of the launching process.
@@ -138,7 +138,7 @@ def compute(work: bytes, environment: dict[str, str], log_file: str, working_dir
     os.chdir(working_directory)
     os.environ.update(environment)
     os.environ[JOB_ID] = ray.get_runtime_context().get_task_id()
-    (end,) = pickle.loads(work)()  # noqa: S301 (it comes from the launching process)
+    (end,) = pickle.loads(payload)()  # noqa: S301 (it comes from the launching process)
     return end
 
 

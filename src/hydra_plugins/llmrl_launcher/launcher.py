@@ -55,10 +55,10 @@ class LlmrlLauncher(Launcher):
         self.hydra_context: HydraContext | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from llmrl.core.privacy import keep_private
+        from llmrl.core.privacy import restrict_file_permissions
 
         self.config, self.hydra_context = config, hydra_context
-        keep_private(bool(config.get("private", True)))
+        restrict_file_permissions(bool(config.get("private", True)))
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.core.errors import ConfigError

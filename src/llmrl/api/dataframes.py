@@ -170,7 +170,7 @@ def runs_frame(runs: NamedRuns) -> pd.DataFrame:
         {
             **names,
             "name": run.name,
-            "hash": run.digest,
+            "hash": run.config_hash,
             "state": run.state,
             "is_prerequisite": run.folder in prerequisites,
             "result": run.result,

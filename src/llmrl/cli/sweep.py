@@ -130,7 +130,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     from llmrl.sweeps.watch import newest_value, stage_of, stage_text
 
     stage = stage_of(record)
-    name = format_overrides(overrides) or record.digest
+    name = format_overrides(overrides) or record.config_hash
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     cost, pending_cost = metrics.get("usage/llm_cost"), metrics.get("usage/llm_unsettled_cost")
@@ -151,7 +151,7 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         "-" if "usage/llm_calls" not in metrics else ("unknown" if cost is None else f"{cost:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
         record.error
-        or record.waits
+        or record.pending_reason
         or validity_warning(metrics.get("llm/parsed_replies"), metrics.get("llm/invalid_share")),
     ]
 
@@ -161,8 +161,11 @@ def to_json(record: RunRecord) -> dict[str, Any]:
     from llmrl.sweeps.watch import stage_of
 
     stage = stage_of(record)
+    fields = asdict(record)
+    # The output keeps its own names for these.
+    fields |= {"waits": fields.pop("pending_reason"), "shared": fields.pop("shared_factors")}
     return {
-        **asdict(record),
+        **fields,
         "stage": None if stage is None else asdict(stage),
         "folder": str(record.folder),
         "last_metrics": record.last_metrics(),
@@ -176,15 +179,15 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.prerequisites import saved_experiment
-    from llmrl.experiment.sweep_jobs import TASK, job_of, with_prerequisites
-    from llmrl.results.run_records import UNFINISHED_STATES
+    from llmrl.experiment.sweep_jobs import RUN_FUNCTION, job_of, with_prerequisites
+    from llmrl.results.run_records import RESUMABLE_STATES
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.run_control import records
 
     states = args.states.split(",")
-    if unknown := set(states) - set(UNFINISHED_STATES):
+    if unknown := set(states) - set(RESUMABLE_STATES):
         raise ConfigError(
-            f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED_STATES)}"
+            f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(RESUMABLE_STATES)}"
         )
     runs = [run for run in records(args.folder) if run.state in states]
     if not runs:
@@ -201,7 +204,7 @@ def retry(args: argparse.Namespace) -> int:
                 "run by its command"
             )
     folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
-    outcomes, code = launch(with_prerequisites(jobs), TASK, folder, wait=not args.no_wait)
+    outcomes, code = launch(with_prerequisites(jobs), RUN_FUNCTION, folder, wait=not args.no_wait)
     print_sweep(outcomes)
     return code
 

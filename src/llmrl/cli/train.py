@@ -26,7 +26,7 @@ def task(name: str, config: DictConfig) -> float | None:
     Raises:
         SystemExit: the config is invalid, or the run did not finish.
     """
-    from llmrl.core.privacy import keep_private
+    from llmrl.core.privacy import restrict_file_permissions
     from llmrl.core.processes import rank_and_world_size
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.run_job import reporting, run_and_print
@@ -34,7 +34,7 @@ def task(name: str, config: DictConfig) -> float | None:
     with exit_on_error(name):
         experiment = Experiment.from_hydra(config)
         end_composition()
-        keep_private(experiment.config.get("private", True))
+        restrict_file_permissions(experiment.config.get("private", True))
         experiment.check()
         _, world_size = rank_and_world_size()
     backend = experiment.resources.hardware.backend
@@ -55,12 +55,12 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
 
     from llmrl.config.hydra_hooks import BASE, adapt_hydra
     from llmrl.config.overrides import overrides_first, translate_arguments
-    from llmrl.core.privacy import keep_private
+    from llmrl.core.privacy import restrict_file_permissions
     from llmrl.core.secrets import check_no_secrets_in_arguments
-    from llmrl.core.terminal import guard_terminal
+    from llmrl.core.terminal import redact_output
 
-    guard_terminal()
-    keep_private()
+    redact_output()
+    restrict_file_permissions()
     with exit_on_error(name):
         check_no_secrets_in_arguments(sys.argv[1:])
         if print_information(name, config_name, sys.argv[1:]):

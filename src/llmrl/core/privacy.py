@@ -9,10 +9,10 @@ from pathlib import Path
 
 OWNER_ONLY = 0o077
 """The umask that gives new folders the mode 0700 and new files 0600."""
-_users_umask: int | None = None  # umask before the first call of `keep_private`
+_users_umask: int | None = None  # umask before the first call of `restrict_file_permissions`
 
 
-def keep_private(private: bool = True) -> None:
+def restrict_file_permissions(private: bool = True) -> None:
     """Make files that this process and its children create from now on readable by their owner alone.
 
     If not `private`, restore the umask with which this process was started.
@@ -25,8 +25,8 @@ def keep_private(private: bool = True) -> None:
 
 
 def keep_private_like(folder: Path) -> None:
-    """Call `keep_private`, with `private` if `folder` is open to its owner alone or does not exist."""
-    keep_private(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
+    """Call `restrict_file_permissions`, with `private` if `folder` is open to its owner alone or does not exist."""
+    restrict_file_permissions(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class GuardedStream:
         return getattr(self.stream, name)
 
 
-def guard_terminal() -> None:
+def redact_output() -> None:
     """Redact secrets in all output of this process from now on, and make its log and standard error `printable`.
 
     This includes tracebacks and messages of libraries. Further calls do nothing.

@@ -33,28 +33,28 @@ from llmrl.run.progress_bar import MultiRunDisplay
 from llmrl.run.signals import PROMISED_S, StopFlag, WorkDiscarded
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import Machine
-from llmrl.sweeps.work import JobWork, RunExit
+from llmrl.sweeps.payload import RunExit, RunPayload
 
 _PROCESS_KEYS = ("hardware", "loggers", "output_root", "private", "trusted_modules")
 """Keys of a config that affect its whole process: threads and precision of torch, environment variables that libraries
 of loggers read, modes of files, and permission to import code."""
 
 
-def compute_rows(jobs: Sequence[JobWork]) -> list[RunExit]:
+def compute_rows(payloads: Sequence[RunPayload]) -> list[RunExit]:
     """Compute runs together in this process; return how each ended, in order.
 
     An error of one run (an exception, a used-up budget, weights that are not finite) ends that run only. A signal
     applies to all runs: each saves and stops as it would by itself. Call this in the main thread of a process that is
-    prepared (`JobWork.prepare`).
+    prepared (`RunPayload.prepare`).
 
     Args:
-        jobs: runs with equal `process_key`s. None is a fine-tuning run or draws from random streams that exist once
+        payloads: runs with equal batch keys. None is a fine-tuning run or draws from random streams that exist once
             per process.
     """
-    if len(jobs) == 1:
-        return [jobs[0].run_and_capture_exit(compute)]
+    if len(payloads) == 1:
+        return [payloads[0].execute_and_capture_exit(compute)]
     with suppress(ConfigError):  # every run reports it itself
-        _ = RunResources(jobs[0].config).device  # sets torch's threads, which are settings of this thread
+        _ = RunResources(payloads[0].config).device  # sets torch's threads, which are settings of this thread
 
     def build_error() -> WorkDiscarded:
         assert stop.signal is not None
@@ -62,22 +62,23 @@ def compute_rows(jobs: Sequence[JobWork]) -> list[RunExit]:
 
     stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", build_error)
     rows = BatchedExecutor()
-    exits = [RunExit(job.folder, EXIT_FAILED, "its thread has ended without a result") for job in jobs]
+    exits = [RunExit(payload.folder, EXIT_FAILED, "its thread has ended without a result") for payload in payloads]
 
-    def compute_row(number: int, job: JobWork, seat: BatchSeat) -> None:
+    def compute_row(number: int, payload: RunPayload, seat: BatchSeat) -> None:
         try:
-            name = f"{job.folder.parent.name}/{job.folder.name}"
+            name = f"{payload.folder.parent.name}/{payload.folder.name}"
             stop.lead()
             display.register_thread(name)
-            exits[number] = job.run_and_capture_exit(partial(compute, seat=seat, label=name))
+            exits[number] = payload.execute_and_capture_exit(partial(compute, seat=seat, label=name))
         finally:
             seat.leave()
 
-    with stop, MultiRunDisplay(len(jobs)) as display:
+    with stop, MultiRunDisplay(len(payloads)) as display:
         threads = []
-        for number, job in enumerate(jobs):
-            context, row = contextvars.copy_context(), partial(compute_row, number, job, rows.seat(job.batch_key))
-            threads.append(threading.Thread(target=context.run, args=(row,), name=job.folder.name))
+        for number, payload in enumerate(payloads):
+            context = contextvars.copy_context()
+            row = partial(compute_row, number, payload, rows.seat(payload.batch_key))
+            threads.append(threading.Thread(target=context.run, args=(row,), name=payload.folder.name))
         _run_threads(rows, threads)
     return exits
 
@@ -104,7 +105,7 @@ def _run_threads(rows: BatchedExecutor, threads: Sequence[threading.Thread]) -> 
 def process_key(config: Mapping[str, Any]) -> str:
     """Return a text that must be equal for runs that share a process, from their resolved configs.
 
-    The environment variables that are set for them must be equal, too (`JobWork.environment`).
+    The environment variables that are set for them must be equal, too (`RunPayload.environment`).
     """
     return json.dumps([application_of(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)
 

@@ -16,7 +16,7 @@ from llmrl.config.permissions import check_permissions
 from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunFolderError, RunInUse
 from llmrl.core.threads import daemon_thread
 from llmrl.experiment.run_lookup import is_finished
-from llmrl.results.run_records import UNFINISHED_STATES, read_run
+from llmrl.results.run_records import RESUMABLE_STATES, read_run
 from llmrl.run.artifacts import CONFIG_NAME, read_config
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder, seed_of
@@ -173,19 +173,19 @@ def _launch_time_and_folder(run: Run) -> tuple[float, str]:
 
     Infinity and an empty text if the run was started without a launcher.
     """
-    queue_entry = read_launch_record(run.folder)
-    if queue_entry is None or run.status.attempt != queue_entry.attempt + 1:
+    launch_record = read_launch_record(run.folder)
+    if launch_record is None or run.status.attempt != launch_record.attempt + 1:
         return math.inf, ""
-    return queue_entry.submitted, queue_entry.sweep
+    return launch_record.submitted, launch_record.sweep
 
 
 def _failure(prerequisite: PrerequisiteRun, start: float, launch: str) -> str | None:
     """Return how the run ended without a result after `start` or in the same launch; None if it did not."""
     if not prerequisite.folder.is_dir():
         return None
-    record, queue_entry = read_run(prerequisite.folder), read_launch_record(prerequisite.folder)
-    launches_match = queue_entry is not None and queue_entry.sweep == launch
-    if record.state not in UNFINISHED_STATES or not (launches_match or record.updated >= start):
+    record, launch_record = read_run(prerequisite.folder), read_launch_record(prerequisite.folder)
+    launches_match = launch_record is not None and launch_record.sweep == launch
+    if record.state not in RESUMABLE_STATES or not (launches_match or record.updated >= start):
         return None
     return f"is {record.state}" + (f": {record.error}" if record.error else "")
 

@@ -15,10 +15,10 @@ from llmrl.experiment.run_job import compute
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import differing_keys, naming_overrides
 from llmrl.sweeps.launch import launch
-from llmrl.sweeps.packing import SharedTask
+from llmrl.sweeps.packing import BatchableRunFunction
 
-TASK = SharedTask(compute, compute_rows)
-"""Task of the processes of a sweep."""
+RUN_FUNCTION = BatchableRunFunction(compute, compute_rows)
+"""Function that the processes of a sweep call."""
 
 
 def compute_sweep(
@@ -38,7 +38,7 @@ def compute_sweep(
     Raises:
         ConfigError: the config of a run is invalid, or the sweep cannot be launched; nothing has been started.
     """
-    return launch(with_prerequisites(jobs_of(runs, differing)), TASK, folder, wait)
+    return launch(with_prerequisites(jobs_of(runs, differing)), RUN_FUNCTION, folder, wait)
 
 
 def jobs_of(runs: Sequence[Experiment], differing: set[str] | None = None) -> list[Job]:
@@ -91,7 +91,7 @@ def job_of(experiment: Experiment, naming: Sequence[str]) -> Job:
         cores,
         list(naming),
         experiment.environment,
-        key=key,
+        batch_key=key,
         row_gb=None if key is None else row_gb(config),
         gains=gains,
     )

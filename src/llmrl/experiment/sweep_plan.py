@@ -196,7 +196,7 @@ def _time(
     def rate_of(pack: Pack) -> float | None:
         """Return the steps per second, summed over all games of a process; measured once for each shape and size."""
         job = pack.jobs[0]
-        key = (job.key or job.digest, len(pack.jobs))
+        key = (job.batch_key or job.digest, len(pack.jobs))
         if key not in rates:
             rates[key] = _measure_rate(configs[job.folder].config, len(pack.jobs))
         return rates[key]

@@ -186,7 +186,7 @@ def _merge_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecor
     merged = []
     for candidates in groups_by_overrides.values():
         initial_weights = [
-            frozenset(name for run in runs for name in run.shared.get(PRETRAINING, ())) for runs in candidates
+            frozenset(name for run in runs for name in run.shared_factors.get(PRETRAINING, ())) for runs in candidates
         ]
         # Two groups with the same initial weights must differ in a setting that is not an override.
         are_distinct = all(initial_weights) and sum(map(len, initial_weights)) == len(
@@ -208,7 +208,7 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
     # Equal overrides in different folders: another setting, such as a default value, has changed.
     repeated = Counter(labels)
     labels = [
-        f"{label} ({runs[0].digest})" if repeated[label] > 1 else label
+        f"{label} ({runs[0].config_hash})" if repeated[label] > 1 else label
         for label, runs in zip(labels, groups, strict=True)
     ]
     seeds = {run.seed for runs in groups for run in runs}
@@ -255,12 +255,12 @@ def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
 
 def replication_units(runs: Sequence[RunRecord]) -> list[object]:
     """Return the label of the top-level unit of each run, [n_runs]: its pre-training run, or else its own folder."""
-    return [tuple(run.shared.get(PRETRAINING, ())) or run.folder for run in runs]
+    return [tuple(run.shared_factors.get(PRETRAINING, ())) or run.folder for run in runs]
 
 
 def n_pretrainings(runs: Sequence[RunRecord]) -> int:
     """Return the number of different pre-training runs that some runs started from."""
-    return len({tuple(run.shared[PRETRAINING]) for run in runs if PRETRAINING in run.shared})
+    return len({tuple(run.shared_factors[PRETRAINING]) for run in runs if PRETRAINING in run.shared_factors})
 
 
 def replication_remarks(runs: Sequence[RunRecord]) -> list[str]:
@@ -273,10 +273,10 @@ def replication_remarks(runs: Sequence[RunRecord]) -> list[str]:
     if n_units < MINIMUM_UNITS:
         unit = "run" if n_units == len(runs) or not n_pretrainings(runs) else "pre-training run"
         remarks.append(f"{n_units} {unit}{'' if n_units == 1 else 's'}: no interval below {MINIMUM_UNITS}")
-    replies = [name for run in runs for name in run.shared.get(REPLIES, ())]
+    replies = [name for run in runs for name in run.shared_factors.get(REPLIES, ())]
     if len(replies) > len(set(replies)):
         remarks.append("seeds share a model's replies: the interval does not cover their variation")
-    societies = [name for run in runs for name in set(run.shared.get(SOCIETY, ()))]
+    societies = [name for run in runs for name in set(run.shared_factors.get(SOCIETY, ()))]
     if len(societies) > len(set(societies)):
         remarks.append("seeds share societies: interval too narrow")
     return remarks

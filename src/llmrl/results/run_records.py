@@ -1,7 +1,7 @@
-"""Records of run folders on disk, in any state of the run.
+"""Snapshots of runs, built from their folders, whatever state the runs are in.
 
-This module only reads files, so it works on a folder copied from a cluster. The state of a scheduler's queue can be
-added (`queues`).
+Records are built from files (and, on the same machine, from whether the process exists), so this also works on a folder
+copied from a cluster. The state of a scheduler's queue can be added (`queues`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
 from llmrl.run.ownership import seems_alive
 from llmrl.run.queued import LaunchRecord, read_launch_record
-from llmrl.run.status import SUMMARY_NAME, RunProgress, RunState, Status, read_status
+from llmrl.run.status import SUMMARY_NAME, RunProgress, Status, StatusState, read_status
 
-State = RunState | Literal["queued", "cancelled", "lost", "unreadable"]
+RunState = StatusState | Literal["queued", "cancelled", "lost", "unreadable"]
 """State of a run from its records.
 
 `queued`: a launcher has accepted it, and it waits. `cancelled`: the user canceled it before it started. `lost`: its
-process or its job ended without a record (kill -9, out of memory, a failed machine). `unreadable`: a record is damaged
-or was written by a newer version of llmrl.
+process or its job ended without recording an outcome (possibly SIGKILL, out of memory or a node failure). `unreadable`:
+a record is damaged or was written by a newer version of llmrl.
 """
 
-UNFINISHED_STATES: tuple[State, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "cancelled", "lost")
-"""States in which no process works on a run, and the same command would continue it."""
+RESUMABLE_STATES: tuple[RunState, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "cancelled", "lost")
+"""States of runs that are not active and that repeating the command would resume or start."""
 
-_NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
+_SKIPPED_FOLDERS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
 _PROPOSAL_LISTS = ("history", "confirmations")
 """Keys of `summary.json` whose length grows with the run."""
 _TAIL_BYTES = 16_384
 _MAX_LISTED = 12
 """Maximum number of runs that an error message lists."""
-NOTHING_RECORDED = "no process has written a record yet"
+NOTHING_RECORDED = "neither a launcher nor a process has left a record of this run"
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class RunRecord:
         env: name of the environment; empty if it was never built.
         progress: progress of the run.
         result: scalar result of a finished run.
-        shared: factors shared with other runs (`llmrl.run.shared_factors`).
-        prerequisites: folders of the runs that it needs: pre-training, reference lines.
-        error: last line of the error message.
-        waits: reason why its job waits, from the scheduler; empty for others.
+        shared_factors: factors shared with other runs (`llmrl.run.shared_factors`).
+        prerequisites: folders of the runs that it needs: pre-training runs and baseline (reference) runs.
+        error: one-line description of what went wrong or stopped the run.
+        pending_reason: reason why its job waits, from the scheduler; empty for others.
         host: machine on which it runs, ran, or waits.
         job_id: the scheduler's job; empty without a scheduler.
-        backend: dotted name of the class that computes it; empty for a run that was not started by a launcher.
+        backend: import path of the backend class that launched it; empty for a run that no launcher started.
         pid: process of the latest attempt; 0 if none has started.
         log: file with the output of its job; empty if it was not started by a launcher.
         started: Unix time of the latest attempt's start, seconds; 0 if none.
@@ -79,17 +79,17 @@ class RunRecord:
     name: str
     group: str
     seed: int
-    state: State
+    state: RunState
     attempt: int = 0
     overrides: dict[str, str] = field(default_factory=dict)
     llm: str = ""
     env: str = ""
     progress: RunProgress = field(default_factory=RunProgress)
     result: float | None = None
-    shared: dict[str, list[str]] = field(default_factory=dict)
+    shared_factors: dict[str, list[str]] = field(default_factory=dict)
     prerequisites: tuple[Path, ...] = ()
     error: str = ""
-    waits: str = ""
+    pending_reason: str = ""
     host: str = ""
     job_id: str = ""
     backend: str = ""
@@ -99,14 +99,14 @@ class RunRecord:
     updated: float = 0.0
 
     @property
-    def digest(self) -> str:
+    def config_hash(self) -> str:
         """Hash of the config, the last part of the folder's name."""
         return self.group.rpartition("-")[2]
 
     @property
     def reference(self) -> str:
         """Reference to the run for commands, `run:<hash>/s<seed>`."""
-        return f"run:{self.digest}/s{self.seed}"
+        return f"run:{self.config_hash}/s{self.seed}"
 
     def summary(self) -> dict[str, Any]:
         """Return the content of `summary.json`; empty if it is missing or cannot be read."""
@@ -114,7 +114,7 @@ class RunRecord:
 
     @cached_property
     def short_summary(self) -> dict[str, Any]:
-        """Content of `summary.json` without the lists that have an element for every proposal, read once."""
+        """Content of `summary.json` without the per-proposal lists; cached after the first read."""
         return {key: value for key, value in self.summary().items() if key not in _PROPOSAL_LISTS}
 
     def last_metrics(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class RunRecord:
                 except (ValueError, TypeError, RecursionError):
                     continue  # the first line may be incomplete
         numbers = (int, float, type(None))
-        return {name: x for name, x in newest.items() if name not in (KIND, X) and isinstance(x, numbers)}
+        return {name: value for name, value in newest.items() if name not in (KIND, X) and isinstance(value, numbers)}
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -175,7 +175,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         return
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir() and entry.name not in _NOT_RUNS and not entry.name.startswith((".", "backup_")):
+            if entry.is_dir() and entry.name not in _SKIPPED_FOLDERS and not entry.name.startswith((".", "backup_")):
                 yield from _walk(Path(entry.path))
 
 
@@ -184,87 +184,96 @@ class JobEnd:
     """The end of a scheduler's job.
 
     Attributes:
-        word: final state as named by the scheduler.
+        description: final state as named by the scheduler.
         cancelled: whether a user canceled it.
     """
 
-    word: str
+    description: str
     cancelled: bool
 
 
 @dataclass(frozen=True)
-class Queue:
-    """The waiting and running jobs of a scheduler.
+class QueueSnapshot:
+    """Snapshot of the waiting and running jobs of a scheduler.
 
     Attributes:
         backend: class of the jobs (`LaunchRecord.backend`).
         cluster: name of the cluster.
         users: users whose jobs were queried.
         states: state by job id, as named by the scheduler (`PENDING`, `RUNNING`, ...).
-        ended: ends of recently ended jobs by job id.
-        reasons: reasons why jobs wait by job id, if they are known.
+        job_ends: ends of recently ended jobs by job id.
+        pending_reasons: reasons why jobs wait by job id, if they are known.
     """
 
     backend: str
     cluster: str
     users: frozenset[str]
     states: Mapping[str, str]
-    ended: Mapping[str, JobEnd] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    job_ends: Mapping[str, JobEnd] = field(default_factory=dict)
+    pending_reasons: Mapping[str, str] = field(default_factory=dict)
 
-    def knows(self, queued: LaunchRecord) -> bool:
+    def covers(self, launch_record: LaunchRecord) -> bool:
         """Return whether a run's job would be in this queue: it has the same backend, cluster and user."""
-        is_same_cluster = (queued.backend, queued.cluster) == (self.backend, self.cluster)
-        return is_same_cluster and queued.user in self.users
+        is_same_cluster = (launch_record.backend, launch_record.cluster) == (self.backend, self.cluster)
+        return is_same_cluster and launch_record.user in self.users
 
 
-def _job_state(queue: Queue | None, job_id: str) -> str | None:
-    """Return the state of a run's job: empty if it is gone; None if it has none, or no queue can know it."""
+def _job_state(queue: QueueSnapshot | None, job_id: str) -> str | None:
+    """Return the state of a run's job.
+
+    Returns:
+        "" if the job has left the queue; None if the run has no job or no queue covers it.
+    """
     return queue.states.get(job_id, "") if queue is not None and job_id else None
 
 
-def read_runs(folder: Path, queues: Sequence[Queue] = ()) -> list[RunRecord]:
+def read_runs(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> list[RunRecord]:
     """Return a record of every run in `folder` (`read_run`)."""
     return [read_run(run, queues) for run in find_runs(folder)]
 
 
-def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
-    """Return the record of the run in `folder`; errors in its files are part of the record.
+def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
+    """Return the record of the run in `folder`.
+
+    Unreadable files are not raised but reported as state `unreadable` with an `error`.
 
     Args:
         folder: run folder.
-        queues: waiting and running jobs of schedulers; a job that no queue can know is assumed to exist.
+        queues: waiting and running jobs of schedulers; a job that none of them covers is assumed to be still in its
+            queue.
     """
     folder = folder.absolute()
     record = RunRecord(folder, folder.parent.parent.name, folder.parent.name, _seed(folder), state="unreadable")
     try:
-        status, queued = read_status(folder), read_launch_record(folder)
-        if queued is not None:
-            record = replace(record, backend=queued.backend, log=queued.log)
-        if status is None and queued is None:
+        status, launch_record = read_status(folder), read_launch_record(folder)
+        if launch_record is not None:
+            record = replace(record, backend=launch_record.backend, log=launch_record.log)
+        if status is None and launch_record is None:
             return replace(record, state="lost", error=NOTHING_RECORDED)
-        queue = next((queue for queue in queues if queued is not None and queue.knows(queued)), None)
+        queue = next((queue for queue in queues if launch_record is not None and queue.covers(launch_record)), None)
         if status is not None:
             state, error_text = _started_state(folder, status, queue)
             job_id = status.job_id
-        if queued is not None and (status is None or (status.attempt <= queued.attempt and state != "running")):
-            queued_state, queued_error = _queued_state(queued, queue)
+        if launch_record is not None and (
+            status is None or (status.attempt <= launch_record.attempt and state != "running")
+        ):
+            queued_state, queued_error = _queued_state(launch_record, queue)
             if status is None or queued_state == "queued":
-                state, error_text, job_id = queued_state, queued_error, queued.job_id
+                state, error_text, job_id = queued_state, queued_error, launch_record.job_id
     except RunFolderError as error:
         return replace(record, error=str(error))
-    waits = queue.reasons.get(job_id, "") if queue is not None and state == "queued" else ""
+    pending_reason = queue.pending_reasons.get(job_id, "") if queue is not None and state == "queued" else ""
     if status is None:
-        assert queued is not None
+        assert launch_record is not None
         return replace(
             record,
             state=state,
             error=error_text,
-            waits=waits,
-            overrides=split_overrides(queued.overrides),
-            host=queued.host,
+            pending_reason=pending_reason,
+            overrides=split_overrides(launch_record.overrides),
+            host=launch_record.host,
             job_id=job_id,
-            updated=queued.submitted,
+            updated=launch_record.submitted,
         )
     return replace(
         record,
@@ -275,10 +284,10 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
         env=status.env,
         progress=status.progress,
         result=status.result,
-        shared=status.shared,
+        shared_factors=status.shared,
         prerequisites=tuple(Path(prerequisite.folder).absolute() for prerequisite in status.prerequisites),
         error=error_text,
-        waits=waits,
+        pending_reason=pending_reason,
         host=status.host,
         job_id=job_id,
         pid=status.pid,
@@ -287,26 +296,29 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
     )
 
 
-def _queued_state(queued: LaunchRecord, queue: Queue | None) -> tuple[State, str]:
+def _queued_state(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> tuple[RunState, str]:
     """Return the state of a run that has not started, and an error message."""
-    if queued.cancelled:
-        return "cancelled", f"canceled before it started: {queued.cancelled}"
-    if queued.error:
-        return "lost", queued.error
-    if not queued.job_id:
-        if queued.launcher_lives():
+    if launch_record.cancelled:
+        return "cancelled", f"canceled before it started: {launch_record.cancelled}"
+    if launch_record.error:
+        return "lost", launch_record.error
+    if not launch_record.job_id:
+        if launch_record.launcher_lives():
             return "queued", ""
-        return "lost", f"the launcher (process {queued.pid} on {queued.host}) ended before it started this run"
-    if queue is None or _job_state(queue, queued.job_id) != "":
+        return (
+            "lost",
+            f"the launcher (process {launch_record.pid} on {launch_record.host}) ended before it started this run",
+        )
+    if queue is None or _job_state(queue, launch_record.job_id) != "":
         return "queued", ""
-    end = queue.ended.get(queued.job_id)
+    end = queue.job_ends.get(launch_record.job_id)
     if end is not None and end.cancelled:
-        return "cancelled", f"canceled before it started: job {queued.job_id} ({end.word})"
-    return "lost", f"job {queued.job_id} left the queue before the run had started"
+        return "cancelled", f"canceled before it started: job {launch_record.job_id} ({end.description})"
+    return "lost", f"job {launch_record.job_id} left the queue before the run had started"
 
 
-def _started_state(folder: Path, status: Status, queue: Queue | None) -> tuple[State, str]:
-    """Return the state of a run that has started, from its records, process and job, and an error message."""
+def _started_state(folder: Path, status: Status, queue: QueueSnapshot | None) -> tuple[RunState, str]:
+    """Return state and error message of a started run, judged by its status file, owner process and scheduler job."""
     job_state = _job_state(queue, status.job_id)
     if status.state == "preempted" and job_state:
         return "queued", ""  # put back into the queue, or about to start again
@@ -319,7 +331,8 @@ def _started_state(folder: Path, status: Status, queue: Queue | None) -> tuple[S
     if job_state:
         return "queued", ""  # between two attempts
     message = (
-        f"process {status.pid} on {status.host} ended without a message (kill -9, out of memory, a failed machine?)"
+        f"process {status.pid} on {status.host} ended without recording an outcome (possibly SIGKILL, out of memory or "
+        "a node failure)"
     )
     return "lost", message
 

@@ -131,9 +131,9 @@ def console_command(name: str) -> Iterator[None]:
         SystemExit: the command failed or was interrupted.
     """
     with handle_interrupt(name):
-        from llmrl.core.terminal import guard_terminal
+        from llmrl.core.terminal import redact_output
 
-        guard_terminal()
+        redact_output()
         with exit_on_error(name):
             yield
 

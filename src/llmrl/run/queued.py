@@ -34,7 +34,7 @@ class LaunchRecord:
 
     Attributes:
         backend: dotted name of the backend's class (`llmrl.sweeps.backends`).
-        attempt: number of attempts before the launch; the run has started once its status has a later attempt.
+        attempt: number of previous attempts; the run has started once its status has a later attempt.
         job_id: scheduler's id, `123`, or `123_4` in an array; empty if the backend has no scheduler.
         machine, pid, process_start: launching process; without a scheduler, its queue ends with it.
         host: host name of the launching machine.
@@ -72,7 +72,7 @@ class LaunchRecord:
     def write(self, folder: Path) -> None:
         """Replace the record in the run folder `folder`, atomically."""
         content = asdict(self)
-        write_json(folder / FILE_NAME, {key: x for key, x in content.items() if x or key not in _OPTIONAL})
+        write_json(folder / FILE_NAME, {key: value for key, value in content.items() if value or key not in _OPTIONAL})
 
     def launcher_lives(self) -> bool:
         """Return whether the launching process exists; on another machine, whether its `ALIVE_NAME` file is fresh."""
@@ -111,9 +111,9 @@ def record_cancellation(folder: Path, reason: str) -> None:
     written is only logged as a warning.
     """
     try:
-        queued = read_launch_record(folder)
-        if queued is not None:
-            replace(queued, cancelled=reason).write(folder)
+        launch_record = read_launch_record(folder)
+        if launch_record is not None:
+            replace(launch_record, cancelled=reason).write(folder)
     except RunFolderError as error:
         log.warning("%s: the run is canceled, but this could not be recorded: %s", folder, error)
 
@@ -121,13 +121,13 @@ def record_cancellation(folder: Path, reason: str) -> None:
 def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:
     """Log a warning if the code of `attempt`, by its `digest`, differs from the code at the time of the launch."""
     try:
-        submission = read_launch_record(folder)
+        launch_record = read_launch_record(folder)
     except RunFolderError as error:
         log.warning("%s", error)
         return
-    if submission is not None and submission.attempt == attempt - 1 and submission.code != digest:
+    if launch_record is not None and launch_record.attempt == attempt - 1 and launch_record.code != digest:
         log.warning(
             "the code has changed between submission (digest %s) and start (%s): this run uses the present code",
-            submission.code,
+            launch_record.code,
             digest,
         )

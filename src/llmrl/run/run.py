@@ -409,7 +409,7 @@ class Run:
         if self._ownership is None or not self._ownership.is_held:
             log.error("nothing recorded in %s, which another process has taken over: %s", self.folder, error)
             return
-        state: status.RunState = "failed"
+        state: status.StatusState = "failed"
         if isinstance(error, Stopped):
             state = error.state
         elif isinstance(error, KeyboardInterrupt):

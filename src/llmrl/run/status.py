@@ -22,7 +22,7 @@ SUMMARY_NAME = "summary.json"
 """File with the findings of a finished run, written before its status."""
 FORMAT = 2
 """Version of the run folder's layout; raised when an older llmrl could misread a newer folder."""
-RunState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
+StatusState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Status:
         format: version of the layout (`FORMAT`).
     """
 
-    state: RunState = "running"
+    state: StatusState = "running"
     attempt: int = 1
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.printable import printable
-from llmrl.results.run_records import Queue, read_run
+from llmrl.results.run_records import QueueSnapshot, read_run
 from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME, save_config
 from llmrl.run.command_exit import EXIT_IN_USE
@@ -62,7 +62,7 @@ def check_distinct(jobs: Sequence[Job]) -> None:
             )
 
 
-def find_missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], list[JobOutcome]]:
+def find_missing(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> tuple[list[Job], list[JobOutcome]]:
     """Return the jobs that still have to be computed, and an outcome for each of the others.
 
     Jobs of the same run are merged. `queues`: see `llmrl.results.run_records.read_run`.

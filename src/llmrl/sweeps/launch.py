@@ -25,8 +25,8 @@ from llmrl.sweeps.jobs import (
     record_launch,
 )
 from llmrl.sweeps.packing import group_equal
+from llmrl.sweeps.payload import RunFunction
 from llmrl.sweeps.scheduling import ask_schedulers, wait_for
-from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,14 @@ EXIT_CODES = {
 """Exit code by the state of a run, worst first."""
 
 
-def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = True) -> tuple[list[JobOutcome], int]:
+def launch(
+    jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path, wait: bool = True
+) -> tuple[list[JobOutcome], int]:
     """Compute the missing runs of a sweep, each by the backend of its hardware.
 
     Args:
         jobs: runs of the sweep; equal runs are computed once.
-        task: function that computes one run.
+        run_function: function that computes one run.
         sweep_folder: folder for the output of jobs.
         wait: whether to wait until all have ended; else return after submission, which needs a scheduler.
 
@@ -85,7 +87,7 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
         except OSError as error:
             raise unwritable(sweep_folder, error) from error
         with alive, closing(Heartbeat(sweep_folder / ALIVE_NAME)):
-            outcomes += _compute(groups, task, sweep_folder, wait)
+            outcomes += _compute(groups, run_function, sweep_folder, wait)
     folder_outcomes = {outcome.folder: outcome for outcome in outcomes}
     job_outcomes = [folder_outcomes[job.folder] for job in jobs]
     has_pending = wait and any(outcome.state == "submitted" for outcome in job_outcomes)
@@ -106,7 +108,9 @@ def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
 
 
-def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wait: bool) -> list[JobOutcome]:
+def _compute(
+    groups: Sequence[Sequence[Job]], run_function: RunFunction, sweep_folder: Path, wait: bool
+) -> list[JobOutcome]:
     """Launch all groups; return the outcomes of their jobs, `submitted` for those that are not waited for."""
     outcomes: list[JobOutcome] = []
     submitted: list[list[JobOutcome]] = []
@@ -119,7 +123,7 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
             if kinds := ", ".join(dict.fromkeys(job.what for job in group if job.what)):
                 after = sum(bool(job.after) for jobs in groups for job in jobs)
                 log.info("%s: %d runs; %d runs start after them", kinds, len(group), after)
-            group_outcomes = _launch_group(group, task, sweep_folder)
+            group_outcomes = _launch_group(group, run_function, sweep_folder)
             for outcome in (outcome for outcome in group_outcomes if outcome.state == "refused"):
                 log.error("%s", describe_outcome(outcome))
             if submissions := [outcome for outcome in group_outcomes if outcome.state == "submitted"]:
@@ -157,14 +161,14 @@ def _record_pending_groups(groups: Sequence[Sequence[Job]], sweep_folder: Path) 
             log.debug("reported at its launch: %s", error)
 
 
-def _launch_group(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+def _launch_group(jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
     """Launch the jobs of one backend; return an outcome for each, even if the launch fails.
 
     Other jobs may be running.
     """
     backend = jobs[0].hardware.backend
     try:
-        outcomes = backend.launch(jobs, task, sweep_folder)
+        outcomes = backend.launch(jobs, run_function, sweep_folder)
     except LlmrlError as error:
         return [JobOutcome(job, job.folder, "refused", error=str(error)) for job in jobs]
     folders = {outcome.folder for outcome in outcomes}

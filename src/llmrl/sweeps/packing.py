@@ -1,4 +1,4 @@
-"""Distribution of the runs of a sweep over processes; runs with equal keys may share one, as its rows."""
+"""Distribution of the runs of a sweep over processes; runs with equal keys may share one, as a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from llmrl.core.secrets import redaction_environment
 from llmrl.sweeps.backends.protocol import Job, Pack
-from llmrl.sweeps.work import BatchTask, JobWork, PackWork, RunExit, Task
+from llmrl.sweeps.payload import BatchFunction, ProcessPayload, RunExit, RunFunction, RunPayload
 
 T = TypeVar("T")
 
@@ -17,32 +17,37 @@ _UNLIMITED_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
-class SharedTask:
-    """A `Task` that can also compute several runs at once.
+class BatchableRunFunction:
+    """A `RunFunction` with a function that executes several runs as one batch.
 
     Attributes:
-        one: function that computes one run.
-        rows: function that computes several runs with equal keys.
+        single: function that executes one run.
+        batch: function that executes several runs with equal batch keys.
     """
 
-    one: Task
-    rows: BatchTask
+    single: RunFunction
+    batch: BatchFunction
 
     def __call__(self, config: dict[str, Any], overrides: list[str]) -> float | None:
-        return self.one(config, overrides)
+        return self.single(config, overrides)
 
 
-def build_work(pack: Pack, task: Task, environment: Mapping[str, str]) -> PackWork:
-    """Return the work of the process of a pack.
+def build_payload(pack: Pack, run_function: RunFunction, environment: Mapping[str, str]) -> ProcessPayload:
+    """Return the payload of the process of a pack.
 
     Args:
         pack: runs of the process.
-        task: task of the runs; a `SharedTask` if there are several.
+        run_function: function that executes a run; a `BatchableRunFunction` if there are several.
         environment: environment variables to set, which those of the runs override.
     """
     shared = {**redaction_environment(), **environment}
-    works = [JobWork(task, j.config, j.overrides, j.folder, {**shared, **j.environment}, j.key) for j in pack.jobs]
-    return PackWork(works, task.rows if isinstance(task, SharedTask) else _raise_unshareable)
+    payloads = [
+        RunPayload(run_function, j.config, j.overrides, j.folder, {**shared, **j.environment}, j.batch_key)
+        for j in pack.jobs
+    ]
+    return ProcessPayload(
+        payloads, run_function.batch if isinstance(run_function, BatchableRunFunction) else _raise_unshareable
+    )
 
 
 def distribute(items: Sequence[T], n_lists: int) -> list[list[T]]:
@@ -108,7 +113,7 @@ def group_equal(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]
 
 def _group_equal_keys(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return jobs in groups of equal keys; a job without a key is its own group."""
-    return group_equal(jobs, lambda job: id(job) if job.key is None else job.key)
+    return group_equal(jobs, lambda job: id(job) if job.batch_key is None else job.batch_key)
 
 
 def _compute_max_rows(job: Job, memory_gb: float | None) -> int:
@@ -124,5 +129,5 @@ def _compute_max_rows(job: Job, memory_gb: float | None) -> int:
     return 1 + int(min(max(memory_gb - run_gb, 0.0) / row, _UNLIMITED_ROWS))
 
 
-def _raise_unshareable(works: Sequence[JobWork]) -> list[RunExit]:
-    raise TypeError("this task computes only one run at a time; use a SharedTask for several")
+def _raise_unshareable(payloads: Sequence[RunPayload]) -> list[RunExit]:
+    raise TypeError("this function executes only one run at a time; use a BatchableRunFunction for several")

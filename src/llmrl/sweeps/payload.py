@@ -1,4 +1,4 @@
-"""Worker side of a job: executes one or more runs and reports to the launcher how each one ended."""
+"""Worker process: executes one or more runs and reports to the launcher how each one ended."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError, short_error
-from llmrl.core.privacy import keep_private
+from llmrl.core.privacy import restrict_file_permissions
 from llmrl.core.processes import rank_and_world_size
-from llmrl.core.terminal import guard_terminal
+from llmrl.core.terminal import redact_output
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_launch_record
@@ -21,25 +21,25 @@ from llmrl.run.status import Status, read_status
 
 log = logging.getLogger(__name__)
 
-Task = Callable[[dict[str, Any], list[str]], float | None]
-"""Callable that takes a resolved config and its overrides, executes the run, and returns its result. It raises
-SystemExit if the run did not finish. It must be defined at module level, so that other processes can import it."""
+RunFunction = Callable[[dict[str, Any], list[str]], float | None]
+"""Function that takes a resolved config and its overrides, executes the run, and returns its objective value (the
+scalar that a sweeper optimizes), or None. It raises SystemExit if the run did not finish. It must be defined at module
+level, so that other processes can import it."""
 
 
 @dataclass(frozen=True)
-class JobWork:
-    """Picklable description of a job, as sent to its worker process.
+class RunPayload:
+    """Picklable description of a run, as sent to its worker process.
 
     Attributes:
-        task: callable that executes the run.
-        config, overrides: arguments of `task`.
+        run_function: function that executes the run.
+        config, overrides: arguments of `run_function`.
         folder: run folder.
         environment: environment variables to set.
-        batch_key: runs with the same key that share a process may be executed as one batch. If None, the run is never
-            batched.
+        batch_key: runs in the same process are batched together if their keys are equal. None: never batched.
     """
 
-    task: Task
+    run_function: RunFunction
     config: dict[str, Any]
     overrides: list[str]
     folder: Path
@@ -47,29 +47,35 @@ class JobWork:
     batch_key: str | None = None
 
     def __call__(self) -> float | None:
-        """Prepare the process, execute the run and return its result.
+        """Prepare the process, execute the run and return its objective value.
+
+        Returns:
+            Its objective value (the scalar that a sweeper optimizes), or None.
 
         Raises:
             SystemExit: the run did not finish. The code is the exit code of `llmrl-train`.
             Exception: an unexpected error.
         """
         self.prepare()
-        return self.compute(self.task)
+        return self._execute(self.run_function)
 
     def prepare(self) -> None:
-        """Set up the process: environment variables, terminal, and permissions of new files."""
+        """Set environment variables, redact secrets in the output, and set the umask."""
         os.environ.update(self.environment)
-        guard_terminal()
-        keep_private(self.config.get("private", True))
+        redact_output()
+        restrict_file_permissions(self.config.get("private", True))
 
-    def run_and_capture_exit(self, task: Task) -> RunExit:
-        """Execute the run by `task` in a prepared process.
+    def execute_and_capture_exit(self, run_function: RunFunction) -> RunExit:
+        """Execute the run with `run_function`. Call `prepare` in this process first.
+
+        Args:
+            run_function: function that replaces `self.run_function`, e.g. by a variant that joins a batch.
 
         Returns:
             How the run ended. Exceptions are not raised but converted to exit codes.
         """
         try:
-            self.compute(task)
+            self._execute(run_function)
         except SystemExit as error:
             exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
             return RunExit(self.folder, exit_code, short_error(error.__cause__ or error))
@@ -79,8 +85,11 @@ class JobWork:
             return RunExit(self.folder, EXIT_FAILED, short_error(error))
         return RunExit(self.folder, 0)
 
-    def compute(self, task: Task) -> float | None:
-        """Execute the run by `task` in a prepared process and return its result.
+    def _execute(self, run_function: RunFunction) -> float | None:
+        """Execute the run with `run_function` and return its objective value; record a failure.
+
+        Args:
+            run_function: as for `execute_and_capture_exit`.
 
         Raises:
             SystemExit, Exception: as `__call__`.
@@ -90,9 +99,9 @@ class JobWork:
             # The job was requeued, so its earlier attempt must be resumed.
             config = {**config, "rerun": False, "resume": True}
         try:
-            return task(config, self.overrides)
+            return run_function(config, self.overrides)
         except BaseException as error:
-            self._record(error)
+            self._record_failure(error)
             raise
 
     def _has_started(self) -> bool:
@@ -103,7 +112,7 @@ class JobWork:
             return False  # the run itself reports this error
         return launch_record is not None and status is not None and status.attempt > launch_record.attempt
 
-    def _record(self, error: BaseException) -> None:
+    def _record_failure(self, error: BaseException) -> None:
         """Record a failure that occurred before the run took ownership of its folder."""
         if not is_main_process():
             return  # only rank 0 records the failure
@@ -141,28 +150,30 @@ class RunExit:
     error: str = ""
 
 
-BatchTask = Callable[[Sequence[JobWork]], list[RunExit]]
-"""Callable that executes several runs as one batch in an already prepared process. Like a `Task`, it must be defined at
-module level."""
+BatchFunction = Callable[[Sequence[RunPayload]], list[RunExit]]
+"""Function that executes several runs as one batch in an already prepared process. Like a `RunFunction`, it must be
+defined at module level."""
 
 
 @dataclass(frozen=True)
-class PackWork:
+class ProcessPayload:
     """Picklable description of the runs that one process executes together.
 
     Attributes:
-        works: one or more jobs that share the same environment variables and other process-wide settings.
-        batch_task: callable that executes several runs.
+        payloads: one or more runs that share the same environment variables and other process-wide settings.
+        batch_function: function that executes several runs.
     """
 
-    works: list[JobWork]
-    batch_task: BatchTask
+    payloads: list[RunPayload]
+    batch_function: BatchFunction
 
     def __call__(self) -> list[RunExit]:
-        """Execute the runs; return how each one ended, in order. A single run is executed by its own task."""
-        first = self.works[0]
+        """Execute the runs; return how each one ended, in order. A single run is executed by its own function."""
+        first = self.payloads[0]
         first.prepare()
-        return [first.run_and_capture_exit(first.task)] if len(self.works) == 1 else self.batch_task(self.works)
+        if len(self.payloads) == 1:
+            return [first.execute_and_capture_exit(first.run_function)]
+        return self.batch_function(self.payloads)
 
 
 def is_main_process() -> bool:

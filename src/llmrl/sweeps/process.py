@@ -26,8 +26,8 @@ from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import Claim, ended_outcome, has_ended
 from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
-from llmrl.sweeps.packing import build_work
-from llmrl.sweeps.work import PackWork, RunExit, Task
+from llmrl.sweeps.packing import build_payload
+from llmrl.sweeps.payload import ProcessPayload, RunExit, RunFunction
 
 PRELOAD = "llmrl.sweeps.preload"
 """Module that the server imports once for all runs."""
@@ -42,23 +42,23 @@ class RunProcess:
 
     Args:
         claim: runs of the process, whose launch is recorded.
-        task: function that the process calls.
+        run_function: function that the process calls.
         gpus: ids of the GPUs that the process may use; empty: those of this process.
         n_processes: number of processes that share the machine's cores, including this one.
     """
 
-    def __init__(self, claim: Claim, task: Task, gpus: tuple[str, ...], n_processes: int = 1) -> None:
+    def __init__(self, claim: Claim, run_function: RunFunction, gpus: tuple[str, ...], n_processes: int = 1) -> None:
         self.claim, self.pack, self.gpus = claim, claim.pack, gpus
         pack, log_file = claim.pack, claim.records[0].log
         environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
         environment[RUNS_BESIDE] = str(n_processes)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        works = build_work(pack, task, environment)
+        payload = build_payload(pack, run_function, environment)
         context = multiprocessing.get_context("forkserver")
         self._pipe, child_pipe = context.Pipe(duplex=False)
         self._report: str | list[RunExit] = ""
-        self._process: ForkServerProcess = context.Process(target=_run_process, args=(works, log_file, child_pipe))
+        self._process: ForkServerProcess = context.Process(target=_run_process, args=(payload, log_file, child_pipe))
         self._started = time.monotonic()
         with _hide_main_module():
             self._process.start()
@@ -170,7 +170,7 @@ def redirect_output(log_file: str) -> None:
     os.close(output)
 
 
-def _run_process(works: PackWork, log_file: str, pipe: Connection) -> None:
+def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> None:
     """Run the process. The ends of its runs are also sent to the launcher, because a full disk prevents records."""
     os.setpgid(0, 0)  # the launcher passes the terminal's Ctrl-C on
     for number in _SIGNAL_NUMBERS:  # the server ignores and blocks them
@@ -178,7 +178,7 @@ def _run_process(works: PackWork, log_file: str, pipe: Connection) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNAL_NUMBERS)
     redirect_output(log_file)
     try:
-        ends = works()
+        ends = payload()
         pipe.send([replace(end, error=end.error[:_MAX_ERROR_CHARACTERS]) for end in ends])
     except BaseException as error:
         pipe.send(short_error(error)[:_MAX_ERROR_CHARACTERS])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.folder_files import open_folder
-from llmrl.results.run_records import UNFINISHED_STATES, JobEnd, RunRecord, find_runs, read_run, read_runs
+from llmrl.results.run_records import RESUMABLE_STATES, JobEnd, RunRecord, find_runs, read_run, read_runs
 from llmrl.run import ownership
 from llmrl.run.folder import seed_of
 from llmrl.run.queued import ALIVE_NAME, read_launch_record, record_cancellation
@@ -54,14 +54,14 @@ def records(folder: Path, strict: bool = False) -> list[RunRecord]:
         }
         ends |= {(backend, job): end for job, end in find_job_ends(backend, job_ids, queues).items()}
     return [
-        _with_end(r, ends[r.backend, r.job_id]) if (r.backend, r.job_id) in ends and r.state in UNFINISHED_STATES else r
+        _with_end(r, ends[r.backend, r.job_id]) if (r.backend, r.job_id) in ends and r.state in RESUMABLE_STATES else r
         for r in latest_runs
     ]
 
 
 def _with_end(run: RunRecord, end: JobEnd) -> RunRecord:
     """Return the record of an unfinished run with the end of its job added."""
-    error = f"{run.error} ({end.word})"
+    error = f"{run.error} ({end.description})"
     if run.state == "lost" and run.attempt == 0 and end.cancelled:
         return replace(run, state="cancelled", error=error)
     return replace(run, error=error)
@@ -194,7 +194,7 @@ def find_removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]
     paths: list[Path] = []
     idle = [run for run in runs if run.state not in ("running", "queued")]
     for run in idle:
-        if "unfinished" in kinds and run.state in UNFINISHED_STATES:
+        if "unfinished" in kinds and run.state in RESUMABLE_STATES:
             paths.append(run.folder)
             continue
         if "backups" in kinds:

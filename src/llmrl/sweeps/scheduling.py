@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.trust import NOBODY
-from llmrl.results.run_records import JobEnd, Queue, read_run
+from llmrl.results.run_records import JobEnd, QueueSnapshot, read_run
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, backend_name
@@ -57,7 +57,7 @@ def find_submissions(folders: Iterable[Path]) -> dict[str, list[LaunchRecord]]:
     return submissions
 
 
-def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[Queue]:
+def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[QueueSnapshot]:
     """Return the queues of the schedulers that these runs were submitted to.
 
     Args:
@@ -67,7 +67,7 @@ def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[Queue]
     Raises:
         SchedulerError: a scheduler cannot be queried, and `strict` is set.
     """
-    queues: list[Queue] = []
+    queues: list[QueueSnapshot] = []
     for backend, launch_records in find_submissions(folders).items():
         try:
             scheduler = scheduler_of(backend)
@@ -81,13 +81,13 @@ def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[Queue]
     return queues
 
 
-def find_job_ends(backend: str, job_ids: Iterable[str], queues: Sequence[Queue]) -> Mapping[str, JobEnd]:
+def find_job_ends(backend: str, job_ids: Iterable[str], queues: Sequence[QueueSnapshot]) -> Mapping[str, JobEnd]:
     """Return the ends of a backend's jobs by id, from its queues or, for older jobs, from its scheduler's records.
 
     Raises:
         ConfigError: as `scheduler_of`.
     """
-    queue_ends = {job: end for queue in queues if queue.backend == backend for job, end in queue.ended.items()}
+    queue_ends = {job: end for queue in queues if queue.backend == backend for job, end in queue.job_ends.items()}
     recent_ends = {job: queue_ends[job] for job in job_ids if job in queue_ends}
     scheduler = scheduler_of(backend)
     older_ends = {} if scheduler is None else scheduler.ended(sorted(set(job_ids) - recent_ends.keys()))
@@ -115,7 +115,7 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                 log.debug("queried again later: %s", error)
                 queues = []
             for folder, launch_record in list(pending.items()):
-                queue = next((queue for queue in queues if queue.knows(launch_record)), None)
+                queue = next((queue for queue in queues if queue.covers(launch_record)), None)
                 if queue is None:
                     continue
                 n_absent_polls[folder] = n_absent_polls[folder] + 1 if launch_record.job_id not in queue.states else 0
@@ -137,17 +137,17 @@ def _submission(outcome: JobOutcome) -> LaunchRecord:
     return replace(launch_record, job_id=outcome.job_id)
 
 
-def job_outcome(submitted: JobOutcome, queued: LaunchRecord, queues: Sequence[Queue]) -> JobOutcome:
+def job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues: Sequence[QueueSnapshot]) -> JobOutcome:
     """Return the outcome of a run whose job is no longer in the queue."""
     job = submitted.job
     record = read_run(job.folder, queues)
     if record.state == "running":
         return JobOutcome.of(job, record, state="elsewhere", skipped=True, error="another process computes it")
-    has_started = record.attempt > queued.attempt
+    has_started = record.attempt > launch_record.attempt
     if has_started and record.state in ("finished", "failed", "budget_exhausted"):
         return JobOutcome.of(job, record)
-    end = find_job_ends(backend_name(job.hardware.backend), [queued.job_id], queues).get(queued.job_id)
-    error = record.error if has_started else f"job {queued.job_id} left the queue before the run had started"
+    end = find_job_ends(backend_name(job.hardware.backend), [launch_record.job_id], queues).get(launch_record.job_id)
+    error = record.error if has_started else f"job {launch_record.job_id} left the queue before the run had started"
     is_cancellation = record.state == "cancelled" or (end is not None and end.cancelled)
     state = record.state if has_started else "cancelled" if is_cancellation else "lost"
-    return JobOutcome.of(job, record, state=state, error=f"{error} ({end.word})" if end is not None else error)
+    return JobOutcome.of(job, record, state=state, error=f"{error} ({end.description})" if end is not None else error)

@@ -13,8 +13,8 @@ from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack
 from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, describe_outcome, ended_outcome
 from llmrl.sweeps.machine import Machine, preserve_environment
-from llmrl.sweeps.packing import build_work, pack_for_machine
-from llmrl.sweeps.work import Task
+from llmrl.sweeps.packing import build_payload, pack_for_machine
+from llmrl.sweeps.payload import RunFunction
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Here(Backend):
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return 1
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         outcomes: list[JobOutcome] = []
         with StopFlag("no further run is started") as stop:
             waiting: list[Claim] = []
@@ -53,18 +53,18 @@ class Here(Backend):
                 if stop.requested:
                     pack_outcomes = [cancelled_outcome(job) for job in claim.pack.jobs]
                 else:
-                    pack_outcomes = _compute(claim, task, stop)
+                    pack_outcomes = _compute(claim, run_function, stop)
                 outcomes += pack_outcomes
                 for outcome in pack_outcomes:
                     log.info("%s", describe_outcome(outcome))  # the progress bar is that of the run
         return outcomes
 
 
-def _compute(claim: Claim, task: Task, stop: StopFlag) -> list[JobOutcome]:
+def _compute(claim: Claim, run_function: RunFunction, stop: StopFlag) -> list[JobOutcome]:
     """Compute the runs of a claim and return their outcomes, whatever exceptions occur."""
     start = time.monotonic()
     with preserve_environment():
-        ends = build_work(claim.pack, task, {})()
+        ends = build_payload(claim.pack, run_function, {})()
     seconds = time.monotonic() - start
     attempts, jobs = claim.attempts, {job.folder: job for job in claim.pack.jobs}
     return [ended_outcome(jobs[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds) for e in ends]

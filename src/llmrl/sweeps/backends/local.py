@@ -19,9 +19,9 @@ from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack
 from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, describe_outcome, write_log_header
 from llmrl.sweeps.machine import THREAD_VARIABLES, Machine, preserve_environment
 from llmrl.sweeps.packing import pack_for_machine
+from llmrl.sweeps.payload import RunFunction
 from llmrl.sweeps.process import RunProcess, preload
 from llmrl.sweeps.watch import SweepWatch, bar_name
-from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Local(Backend):
         machine = Machine.this()
         return min(len(packs), *(machine.capacity(pack.hardware, pack.cores) for pack in packs))
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
-        return PackPool(self.packs(jobs), task, sweep_folder).run()
+    def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
+        return PackPool(self.packs(jobs), run_function, sweep_folder).run()
 
 
 class PackPool:
@@ -62,13 +62,13 @@ class PackPool:
 
     Args:
         packs: runs to compute, by process.
-        task: function that each process calls; a `SharedTask` if packs have several runs.
+        run_function: function that each process calls; a `BatchableRunFunction` if packs have several runs.
         sweep_folder: folder for log files with the output of each process.
     """
 
-    def __init__(self, packs: Sequence[Pack], task: Task, sweep_folder: Path) -> None:
+    def __init__(self, packs: Sequence[Pack], run_function: RunFunction, sweep_folder: Path) -> None:
         self.machine = Machine.this()
-        self.packs, self.task, self.logs = packs, task, sweep_folder / "logs"
+        self.packs, self.run_function, self.logs = packs, run_function, sweep_folder / "logs"
         self.jobs = [job for pack in packs for job in pack.jobs]
         self.free_gpus = list(self.machine.gpus)
         self.waiting: list[Claim] = []
@@ -161,7 +161,7 @@ class PackPool:
             gpus = tuple(self.free_gpus[: hardware.gpus])
             del self.free_gpus[: hardware.gpus]
             n_processes = min(self.machine.capacity(hardware, first.pack.cores), len(self.packs))
-            self.running.append(RunProcess(first, self.task, gpus, n_processes))
+            self.running.append(RunProcess(first, self.run_function, gpus, n_processes))
 
     def _fits(self, pack: Pack) -> bool:
         """Return whether one more process fits; with no process running, it always does."""

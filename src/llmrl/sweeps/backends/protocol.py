@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-from llmrl.results.run_records import JobEnd, Queue, RunRecord, State
+from llmrl.results.run_records import JobEnd, QueueSnapshot, RunRecord, RunState
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder, seed_folder
 
 if TYPE_CHECKING:
     from llmrl.run.queued import LaunchRecord
-    from llmrl.sweeps.work import Task
+    from llmrl.sweeps.payload import RunFunction
 
-Ending = State | Literal["submitted", "elsewhere", "refused"]
+Ending = RunState | Literal["submitted", "elsewhere", "refused"]
 """State of a run as its launcher reports it. `cancelled`: the launcher was stopped before the run started. `submitted`:
 the launcher does not wait for it. `elsewhere`: another process or job already computes it. `refused`: it could not be
 submitted."""
@@ -39,7 +39,7 @@ class Scheduler(Protocol):
     its `queued.json` (`llmrl.run.queued.LaunchRecord`).
     """
 
-    def ask(self, taken: Sequence[LaunchRecord]) -> list[Queue]:
+    def ask(self, taken: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
         """Return the queues that these jobs were submitted to; a job in none of them is assumed to exist.
 
         Raises:
@@ -98,9 +98,9 @@ class Backend(Protocol):
         return None
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        """Return the runs of each process: one run, or several with equal keys (`Job.key`).
+        """Return the runs of each process: one run, or several with equal keys (`Job.batch_key`).
 
-        A backend overrides this only if its `launch` computes several runs with `llmrl.sweeps.work.PackWork`.
+        A backend overrides this only if its `launch` computes several runs with `llmrl.sweeps.payload.ProcessPayload`.
         """
         return [Pack((job,)) for job in jobs]
 
@@ -113,16 +113,16 @@ class Backend(Protocol):
         return None
 
     @abstractmethod
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         """Compute the runs; a run that fails does not stop the others.
 
         Record the launch of each run first (`llmrl.sweeps.jobs.take_on`), then compute it by a call of
-        `llmrl.sweeps.work.JobWork`.
+        `llmrl.sweeps.payload.RunPayload`.
         A stop signal (`llmrl.run.signals.StopFlag`) is passed on to running runs; waiting ones become `cancelled`.
 
         Args:
             jobs: runs that are missing, with equal options of this backend.
-            task: function that computes one run.
+            run_function: function that computes one run.
             sweep_folder: existing folder for the output of jobs.
 
         Returns:
@@ -221,7 +221,7 @@ class Job:
         what: purpose of a run that is computed because others need it, e.g. `pre-training`; empty: the run is one of
             the sweep itself.
         name: name of such a run, as in plans.
-        key: runs with equal keys may share a process; None: it has a process of its own.
+        batch_key: runs with equal keys may share a process, as one batch; None: it has a process of its own.
         row_gb: memory in a process that already has a run, gigabytes; None: as much as in its own process.
         gains: whether sharing a process saves time; if not, the run shares one only if options request it.
     """
@@ -233,7 +233,7 @@ class Job:
     naming: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     after: tuple[Job, ...] = ()
-    key: str | None = None
+    batch_key: str | None = None
     row_gb: float | None = None
     gains: bool = True
     what: str = ""

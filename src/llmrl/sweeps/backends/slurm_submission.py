@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.results.run_records import JobEnd, Queue
+from llmrl.results.run_records import JobEnd, QueueSnapshot
 from llmrl.run.ownership import JOB_ID
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack, Scheduler, SchedulerError
-from llmrl.sweeps.backends.slurm_work import PEER_EXIT_TIMEOUT_S, ClusterWork
+from llmrl.sweeps.backends.slurm_work import PEER_EXIT_TIMEOUT_S, SlurmPayload
 from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, prerequisite_job_ids
 from llmrl.sweeps.machine import THREAD_VARIABLES, preserve_environment
-from llmrl.sweeps.packing import build_work, group_equal, pack_into
-from llmrl.sweeps.work import Task
+from llmrl.sweeps.packing import build_payload, group_equal, pack_into
+from llmrl.sweeps.payload import RunFunction
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class SlurmQueue:
         """Name of the cluster; empty if it does not answer."""
         return (cluster_setting("ClusterName") or "") if shutil.which("squeue") else ""
 
-    def ask(self, taken: Sequence[LaunchRecord]) -> list[Queue]:
+    def ask(self, taken: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
         """Return the queue of this machine's cluster, with the jobs of the users in `taken`."""
         users = frozenset(launch_record.user or getpass.getuser() for launch_record in taken)
         jobs = _read_queue(sorted(users)) if self.cluster else None
@@ -65,7 +65,7 @@ class SlurmQueue:
         ends = {job: _job_end(state) for job, state in states.items() if state in ENDED_STATES}
         active = {job: state for job, state in states.items() if job not in ends}
         backends = dict.fromkeys(launch_record.backend for launch_record in taken)
-        return [Queue(backend, self.cluster, users, active, ends, reasons) for backend in backends]
+        return [QueueSnapshot(backend, self.cluster, users, active, ends, reasons) for backend in backends]
 
     def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         """Return the ends of jobs in the accounting database; empty if the cluster keeps none."""
@@ -242,7 +242,7 @@ class Slurm(Backend):
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return packs[0].hardware.jobs_at_once
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         """Submit all jobs, as arrays of jobs with equal requirements that are no larger than the cluster allows."""
         folder = sweep_folder / "slurm"
         outcomes: list[JobOutcome] = []
@@ -262,7 +262,7 @@ class Slurm(Backend):
                         outcomes += [cancelled_outcome(job) for claim in chunk for job in claim.pack.jobs]
                         continue
                     try:
-                        ids = self._submit_array([claim.pack for claim in chunk], task, folder, previous_id)
+                        ids = self._submit_array([claim.pack for claim in chunk], run_function, folder, previous_id)
                     except SchedulerError as error:
                         for claim in chunk:
                             refused = claim.pack.jobs
@@ -279,7 +279,9 @@ class Slurm(Backend):
                             log.error("job %s is submitted, but its id could not be recorded: %s", job_id, error)
         return outcomes
 
-    def _submit_array(self, packs: Sequence[Pack], task: Task, folder: Path, previous_id: str) -> list[str]:
+    def _submit_array(
+        self, packs: Sequence[Pack], run_function: RunFunction, folder: Path, previous_id: str
+    ) -> list[str]:
         """Submit one array, or one job, of packs with equal requirements; return the job ids.
 
         The jobs wait until the jobs whose runs they need have ended, successfully or not, because runs check this
@@ -290,7 +292,7 @@ class Slurm(Backend):
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         hardware = packs[0].hardware
-        works = [ClusterWork(build_work(pack, task, {})) for pack in packs]
+        payloads = [SlurmPayload(build_payload(pack, run_function, {})) for pack in packs]
         parameters = self._parameters(hardware, packs[0].cores, max(pack.memory_gb for pack in packs))
         dependencies = prerequisite_job_ids([job for pack in packs for job in pack.jobs], folder.parent)
         dependencies += [previous_id] if previous_id and hardware.jobs_at_once is not None else []
@@ -301,9 +303,9 @@ class Slurm(Backend):
             executor.update_parameters(**parameters)
             with preserve_environment():
                 _remove_job_variables()
-                if len(works) == 1:
-                    return [executor.submit(works[0]).job_id]
-                return [submitted.job_id for submitted in executor.submit_array(list(works))]
+                if len(payloads) == 1:
+                    return [executor.submit(payloads[0]).job_id]
+                return [submitted.job_id for submitted in executor.submit_array(list(payloads))]
         except (FailedSubmissionError, FailedJobError, subprocess.CalledProcessError) as error:
             reason = str(getattr(error, "stderr", "") or error).replace("sbatch: error: ", "")
             raise SchedulerError(f"sbatch refused: {' '.join(reason.split())}") from error

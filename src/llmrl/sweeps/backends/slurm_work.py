@@ -1,4 +1,4 @@
-"""The work of a SLURM job: it computes its runs, and requeues itself after a time limit or a preemption."""
+"""The payload of a SLURM job, which computes its runs, and requeues the job after a time limit or a preemption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.status import read_status
-from llmrl.sweeps.work import PackWork, is_main_process
+from llmrl.sweeps.payload import ProcessPayload, is_main_process
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +22,10 @@ recorded."""
 
 
 @dataclass(frozen=True)
-class ClusterWork:
-    """`PackWork` as submitit runs them in a SLURM job."""
+class SlurmPayload:
+    """`ProcessPayload` as submitit runs them in a SLURM job."""
 
-    works: PackWork
+    payload: ProcessPayload
 
     def __call__(self) -> None:
         """Compute the runs; requeue the job if a run was signaled to save before a time limit or a preemption.
@@ -38,7 +38,7 @@ class ClusterWork:
         _export_torchrun_variables()
         # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
         requeue = signal.getsignal(signal.SIGUSR2)
-        codes = [end.exit_code for end in self.works() if end.exit_code]
+        codes = [end.exit_code for end in self.payload() if end.exit_code]
         if not codes:
             return
         has_warning = 128 + signal.SIGUSR2 in codes or (
@@ -54,21 +54,21 @@ class ClusterWork:
         raise SystemExit(min(codes))
 
     def checkpoint(self) -> Any:
-        """Return the work that submitit submits again: the same."""
+        """Return the payload that submitit submits again: the same."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
     def _record_reason(self, text: str) -> None:
         """Record in the status of unfinished runs why they are not continued."""
-        for work in self.works.works:
+        for run in self.payload.payloads:
             try:
-                status = read_status(work.folder)
+                status = read_status(run.folder)
                 if status is not None and status.state != "finished":
                     status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to resume."
-                    status.write(work.folder)
+                    status.write(run.folder)
             except RunFolderError as error:
-                log.error("%s; could not record it in %s: %s", text, work.folder, error)
+                log.error("%s; could not record it in %s: %s", text, run.folder, error)
 
 
 def _export_torchrun_variables() -> None:
