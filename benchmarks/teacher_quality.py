@@ -51,7 +51,7 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
     plan_policy = PlanPolicy(domain, planner, mode)  # type: ignore[arg-type]
     rng = np.random.default_rng(seed)
     observation = env.reset(seed=seed)
-    memory = np.zeros((episodes, 1, domain.memory)) if domain.memory else None
+    memory = np.zeros((episodes, 1, domain.memory_size)) if domain.memory_size else None
     playing = np.ones(episodes, dtype=bool)
     totals = {"success": np.zeros(episodes), "return": np.zeros(episodes), "length": np.zeros(episodes)}
     while playing.any():

@@ -50,16 +50,16 @@ def observe_sentences(scenario: Scenario, world: ParticleWorld) -> list[list[str
 
 def place_bodies(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
     """One game at rest with discs at `position` [E, 2]."""
-    world = ParticleWorld(scenario.bodies, 1, scenario.words, len(scenario.guides))
-    world.place(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
+    world = ParticleWorld(scenario.bodies, 1, scenario.message_dim, len(scenario.guides))
+    world.reset(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
     return world
 
 
 def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
     """Games in the middle of something: everything moves, and something was said."""
     rng = np.random.default_rng(seed)
-    world = ParticleWorld(scenario.bodies, n_envs, scenario.words, len(scenario.guides))
-    world.place(np.ones(n_envs, dtype=bool), *scenario.draw(rng, n_envs))
+    world = ParticleWorld(scenario.bodies, n_envs, scenario.message_dim, len(scenario.guides))
+    world.reset(np.ones(n_envs, dtype=bool), *scenario.draw(rng, n_envs))
     world.velocity = rng.normal(size=world.velocity.shape) * scenario.bodies.movable[:, None]
     if scenario.guides:
         mask = (
@@ -68,7 +68,7 @@ def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
             else scenario.legal
         )
         messages = [rng.choice(np.flatnonzero(row), n_envs) for row in mask]
-        world.said = scenario.decode(np.stack(messages, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)
+        world.messages = scenario.decode(np.stack(messages, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)
     return world
 
 

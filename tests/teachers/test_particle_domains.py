@@ -64,7 +64,7 @@ def test_reference_describes_previous_speaker() -> None:
         "The agent is agent_0. It knows that agent_1 must go to <red>. agent_2, who knows where it must go itself, "
         "says nothing."
     )
-    world.said[0, 0, 7] = world.said[0, 1, 1] = world.said[0, 2, 2] = 1.0
+    world.messages[0, 0, 7] = world.messages[0, 1, 1] = world.messages[0, 2, 2] = 1.0
     words = [sentence.rpartition("says ")[2] for sentence in observe_sentences(scenario, world)[0]]
     assert words == ["<blue>.", "a word without meaning.", "<green>."]
 
@@ -72,7 +72,7 @@ def test_reference_describes_previous_speaker() -> None:
 def test_speaker_sees_goals_listener_sees_words() -> None:
     scenario = SimpleSpeakerListener(3)
     world = place_bodies(scenario, np.zeros((6, 2)), goal=[2, 0])
-    world.said[0, 0, 1] = 1.0  # green to the first listener, nothing to the second
+    world.messages[0, 0, 1] = 1.0  # green to the first listener, nothing to the second
     assert observe_sentences(scenario, world)[0] == [
         "The agent is speaker_0, who speaks and cannot move. It knows that listener_0 must go to <blue> and listener_1 "
         "must go to <red>.",
@@ -115,7 +115,7 @@ def test_sentences_use_only_observations() -> None:
     listeners = SimpleSpeakerListener(3)
     world = random_world(listeners, 3, 50)
     sentences = observe_sentences(listeners, world)
-    world.goal = (world.goal + 1) % 3
+    world.goal_landmark = (world.goal_landmark + 1) % 3
     after = observe_sentences(listeners, world)
     assert [game[1:] for game in after] == [game[1:] for game in sentences]
     assert all(a[0] != b[0] for a, b in zip(after, sentences, strict=True))
@@ -137,7 +137,9 @@ def test_agents_agree_on_assignment(n: int, seed: int) -> None:
     """Each from its own observation alone."""
     scenario = SimpleSpread(n)
     world = random_world(scenario, seed, 1)
-    distances = np.sort(np.linalg.norm(world.agents[0][:, None] - world.landmarks[0], axis=-1), axis=0)
+    distances = np.sort(
+        np.linalg.norm(world.agent_positions[0][:, None] - world.landmark_positions[0], axis=-1), axis=0
+    )
     assume(n == 1 or (np.diff(distances, axis=0)[0] > 1e-5).all())  # else float32 may tell them different things
     domain = make_domain(scenario)
     plans = [domain.best_plan(sentence) for sentence in observe_sentences(scenario, world)[0]]

@@ -26,7 +26,7 @@ def test_go_to_arrives() -> None:
     world = random_world(scenario, 6, 300)
     world.velocity *= 0.5
     env, _, _ = play(scenario, 300, always(PlanStep("go to", "landmark 0")), world)
-    distance = np.linalg.norm(env.world.agents - env.world.landmarks, axis=-1)
+    distance = np.linalg.norm(env.world.agent_positions - env.world.landmark_positions, axis=-1)
     assert distance.max() < 0.15 and distance.mean() < 0.08
     assert np.abs(env.world.velocity).max() <= 0.6  # hovering: at most the push of a step and what is left of one
 
@@ -83,7 +83,7 @@ def test_go_to_middle_returns_from_outside() -> None:
     env, _, _ = play(
         scenario, 1, always(PlanStep("go to the middle")), place_bodies(scenario, [(1.2, 0.3), (-0.9, 1.1)])
     )
-    assert np.linalg.norm(env.world.agents, axis=-1).max() < 0.3  # both want to be there
+    assert np.linalg.norm(env.world.agent_positions, axis=-1).max() < 0.3  # both want to be there
 
 
 # Teams

@@ -49,7 +49,7 @@ def overlap(world: ParticleWorld) -> bool:
     solid = np.flatnonzero(world.bodies.solid)
     x, y = solid[np.array(np.triu_indices(len(solid), k=1))]
     distance = np.linalg.norm(world.position[:, x] - world.position[:, y], axis=-1)
-    return bool((distance < world.bodies.size[x] + world.bodies.size[y]).any())
+    return bool((distance < world.bodies.radius[x] + world.bodies.radius[y]).any())
 
 
 @pytest.mark.slow
@@ -69,10 +69,10 @@ def test_steps_match_package(scenario: Scenario, module: str, options: dict[str,
         for entity, position in zip(raw.world.entities, env.world.position[i], strict=True):
             entity.state.p_pos = position.copy()
         if module == "simple_reference_v3":
-            for agent, goal in zip(raw.world.agents, env.world.goal[i], strict=True):
+            for agent, goal in zip(raw.world.agents, env.world.goal_landmark[i], strict=True):
                 agent.goal_b = raw.world.landmarks[goal]
         if module == "simple_speaker_listener_v4":
-            raw.world.agents[0].goal_b = raw.world.landmarks[env.world.goal[i, 0]]
+            raw.world.agents[0].goal_b = raw.world.landmarks[env.world.goal_landmark[i, 0]]
         for j, name in enumerate(env.spec.agent_names):
             observation = raw.observe(name)
             assert np.array_equal(observation, first[i, j, : len(observation)])
@@ -114,8 +114,8 @@ def test_disc_physics(data: st.DataObject) -> None:
     n_agents, n_landmarks = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 4))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     bodies = Bodies(
-        agents=tuple(f"agent_{i}" for i in range(n_agents)),
-        size=rng.uniform(0.02, 0.3, n_agents + n_landmarks),
+        agent_names=tuple(f"agent_{i}" for i in range(n_agents)),
+        radius=rng.uniform(0.02, 0.3, n_agents + n_landmarks),
         solid=rng.random(n_agents + n_landmarks) < 0.8,
         movable=rng.random(n_agents) < 0.8,
         acceleration=rng.uniform(1, 6, n_agents),
@@ -123,12 +123,12 @@ def test_disc_physics(data: st.DataObject) -> None:
     )
     native, reference = ParticleWorld(bodies, 2, 2, 0), [Published(), Published()]
     start = rng.uniform(-0.7, 0.7, (2, n_agents + n_landmarks, 2))
-    native.place(np.ones(2, dtype=bool), start, np.zeros((2, 0), dtype=np.int64))
+    native.reset(np.ones(2, dtype=bool), start, np.zeros((2, 0), dtype=np.int64))
     for game, world in enumerate(reference):
         world.dim_c = 2
         world.agents, world.landmarks = [Agent() for _ in range(n_agents)], [Landmark() for _ in range(n_landmarks)]
         for i, entity in enumerate(world.entities):
-            entity.size, entity.collide = bodies.size[i], bool(bodies.solid[i])
+            entity.size, entity.collide = bodies.radius[i], bool(bodies.solid[i])
             entity.state.p_pos, entity.state.p_vel = start[game, i].copy(), np.zeros(2)
         for i, agent in enumerate(world.agents):
             agent.movable, agent.silent = bool(bodies.movable[i]), True

@@ -31,7 +31,7 @@ def place_agents(scenario: Scenario, positions: list[list[float]], goal: list[in
     env.reset()
     env.world.position[0] = positions
     if goal is not None:
-        env.world.goal[0] = goal
+        env.world.goal_landmark[0] = goal
     return env
 
 
@@ -92,13 +92,15 @@ def test_parts_name_all_entries(scenario: Scenario, seed: int) -> None:
         assert not coverage[used:].any()
         assert not vector[:, i, used:].any()
 
-        me = world.agents[:, i]
+        me = world.agent_positions[:, i]
         groups = {
-            "landmarks": world.landmarks,
-            "obstacles": world.landmarks,
-            "agents": world.agents[:, [j for j in range(len(names)) if j != i]],
-            "adversaries": world.agents[:, [j for j, n in enumerate(names) if j != i and n.startswith("adversary")]],
-            "good": world.agents[:, [j for j, n in enumerate(names) if j != i and n.startswith("agent")]],
+            "landmarks": world.landmark_positions,
+            "obstacles": world.landmark_positions,
+            "agents": world.agent_positions[:, [j for j in range(len(names)) if j != i]],
+            "adversaries": world.agent_positions[
+                :, [j for j, n in enumerate(names) if j != i and n.startswith("adversary")]
+            ],
+            "good": world.agent_positions[:, [j for j, n in enumerate(names) if j != i and n.startswith("agent")]],
         }
         expected = {name: (group - me[:, None]).reshape(2, -1) for name, group in groups.items()}
         good = [j for j, n in enumerate(names) if j != i and n.startswith("agent")]
@@ -108,7 +110,9 @@ def test_parts_name_all_entries(scenario: Scenario, seed: int) -> None:
             assert np.allclose(vector[:, i, parts[name]], expected[name], rtol=0, atol=1e-6)
         if "told_goal" in parts:  # one color per goal; its strongest entry is the landmark's number
             mine = [g for g, (knows, _) in enumerate(scenario.guides) if knows == i]
-            assert np.array_equal(vector[:, i, parts["told_goal"]].reshape(2, -1, 3).argmax(2), world.goal[:, mine])
+            assert np.array_equal(
+                vector[:, i, parts["told_goal"]].reshape(2, -1, 3).argmax(2), world.goal_landmark[:, mine]
+            )
         assert parts.keys() - expected.keys() <= {"told_goal", "heard"}
 
 
@@ -272,17 +276,17 @@ def test_error_names_invalid_calls() -> None:
 def test_picture_shows_all_discs(scenario: Scenario) -> None:
     env = make(scenario, 2)
     env.reset()
-    count = len(env.world.bodies.size)
+    count = len(env.world.bodies.radius)
     env.world.position[1] = np.stack([np.linspace(-1, 1, count), np.linspace(1, -0.5, count)], axis=1)
     image = env.render(1)
     assert image.shape == (320, 320, 3)
     assert image.dtype == np.uint8
-    fill, outline = scenario.colors(env.world.goal[1])
+    fill, outline = scenario.colors(env.world.goal_landmark[1])
     n_agents = env.spec.n_agents
     assert len(np.unique(fill[:n_agents], axis=0)) == n_agents
     x, y = ((np.array([1, -1]) * env.world.position[1] / 1.25 + 1) * 160).astype(int).T
     assert np.array_equal(image[y, x], fill)
-    for goal, (_, agent) in zip(env.world.goal[1], scenario.guides, strict=True):
+    for goal, (_, agent) in zip(env.world.goal_landmark[1], scenario.guides, strict=True):
         assert np.array_equal(outline[agent], fill[n_agents + goal])
     env.world.position[1, 0] = [7, 0]  # far outside: the view widens
     assert (env.render(1) == fill[0]).all(axis=2).any()

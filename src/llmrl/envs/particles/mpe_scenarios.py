@@ -9,7 +9,7 @@ from annotated_types import Ge, Interval
 
 from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
+from llmrl.envs.particles.physics import MOVES, Bodies, LandmarkSpec, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario, concatenate_features, length, parts
 
 GOAL_DISTANCE = 0.15  # distance at which a landmark counts as reached, units
@@ -51,23 +51,23 @@ class SimpleSpread(Scenario):
         names = tuple(f"agent_{i}" for i in range(n_agents))
         partner_width = 2 * (n_agents - 1)
         layout = parts(velocity=2, position=2, landmarks=2 * n_agents, agents=partner_width, heard=partner_width)
-        super().__init__(Bodies.create(names, 0.15, Landmarks(n_agents, 0.05), solid=True), (layout,) * n_agents)
-        self._first, self._second = np.triu_indices(n_agents, k=1)
+        super().__init__(Bodies.create(names, 0.15, LandmarkSpec(n_agents, 0.05), solid=True), (layout,) * n_agents)
+        self._agent_i, self._agent_j = np.triu_indices(n_agents, k=1)
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
         return concatenate_features(
             world,
             world.velocity,
-            world.agents,
+            world.agent_positions,
             self._offsets_to_landmarks(world),
             self._offsets_to_others(world),
-            world.said[:, self._other_agents],
+            world.messages[:, self._other_agents],
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
-        touching = self._in_contact(world, self._first, self._second)
+        touching = self._in_contact(world, self._agent_i, self._agent_j)
         collisions = np.zeros(world.velocity.shape[:2])
-        for pair, (agent, partner) in enumerate(zip(self._first, self._second, strict=True)):
+        for pair, (agent, partner) in enumerate(zip(self._agent_i, self._agent_j, strict=True)):
             collisions[:, agent] += touching[:, pair]
             collisions[:, partner] += touching[:, pair]
         shared = -_nearest(world).sum(axis=1, keepdims=True)
@@ -76,7 +76,7 @@ class SimpleSpread(Scenario):
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         nearest = _nearest(world)
         return {
-            "collisions": self._in_contact(world, self._first, self._second).sum(axis=1),
+            "collisions": self._in_contact(world, self._agent_i, self._agent_j).sum(axis=1),
             "landmarks_covered": (nearest < COVERED_DISTANCE).sum(axis=1),
             "mean_distance": nearest.mean(axis=1),
             "success": (nearest <= GOAL_DISTANCE).all(axis=1),
@@ -85,7 +85,7 @@ class SimpleSpread(Scenario):
 
 def _nearest(world: ParticleWorld) -> np.ndarray:
     """Return the distance of the nearest agent to each landmark, [n_envs, L]."""
-    return np.asarray(length(world.agents[:, :, None] - world.landmarks[:, None]).min(axis=1))
+    return np.asarray(length(world.agent_positions[:, :, None] - world.landmark_positions[:, None]).min(axis=1))
 
 
 class SimpleTag(Scenario):
@@ -119,7 +119,7 @@ class SimpleTag(Scenario):
         bodies = Bodies.create(
             names,
             np.repeat([0.075, 0.05], counts),
-            Landmarks(n_obstacles, 0.2, solid=True),
+            LandmarkSpec(n_obstacles, 0.2, solid=True),
             solid=True,
             acceleration=np.repeat([3.0, 4.0], counts),
             max_speed=np.repeat([1.0, 1.3], counts),
@@ -149,7 +149,7 @@ class SimpleTag(Scenario):
         return concatenate_features(
             world,
             world.velocity,
-            world.agents,
+            world.agent_positions,
             self._offsets_to_landmarks(world),
             self._offsets_to_others(world),
             velocity[:, self._observed_prey],
@@ -157,7 +157,7 @@ class SimpleTag(Scenario):
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
         catches = self._catches(world)
-        d = np.abs(world.agents[:, self.n_adversaries :])
+        d = np.abs(world.agent_positions[:, self.n_adversaries :])
         penalty = np.where(d < 0.9, 0.0, np.where(d < 1.0, (d - 0.9) * 10, np.exp(2 * np.minimum(d, 3.0) - 2)))
         penalty = np.minimum(penalty, 10.0)
         good_rewards = -CATCH_REWARD * catches.sum(axis=1) - penalty[..., 0] - penalty[..., 1]
@@ -167,9 +167,9 @@ class SimpleTag(Scenario):
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         return {"catches": self._catches(world).sum(axis=(1, 2))}
 
-    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fill and outline [E, 3] uint8: shades of red for adversaries, of green for good agents."""
-        fill, outline = super().colors(goal)
+        fill, outline = super().colors(goal_landmark)
         for start, count, channel in ((0, self.n_adversaries, 0), (self.n_adversaries, self.n_good, 1)):
             shade = np.linspace(0, 1, count + 1)[:-1]
             fill[start : start + count] = (40 + 110 * shade)[:, None].astype(np.uint8)
@@ -191,23 +191,23 @@ class GuidedScenario(Scenario):
         distance = length(self._offsets_from_goals(world))
         return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= GOAL_DISTANCE).all(axis=1)}
 
-    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fill and outline [E, 3] uint8; the outline of an agent with a goal has the color of its landmark."""
         n_agents = self.bodies.n_agents
-        fill, outline = super().colors(goal)
+        fill, outline = super().colors(goal_landmark)
         shades = (40 + 190 * np.eye(3)).astype(np.uint8)
         fill[n_agents:] = shades
         # Hues are shifted so that no agent looks like a landmark.
         fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
-        for (_, agent), landmark in zip(self.guides, goal, strict=True):
+        for (_, agent), landmark in zip(self.guides, goal_landmark, strict=True):
             outline[agent] = shades[landmark]
         return fill, outline
 
     def _offsets_from_goals(self, world: ParticleWorld) -> np.ndarray:
         """Return the offset from each goal to the agent that must reach it, [n_envs, G, 2]."""
         guided_agents = [agent for _, agent in self.guides]
-        targets = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
-        return np.asarray(world.agents[:, guided_agents] - targets)
+        targets = np.take_along_axis(world.landmark_positions, world.goal_landmark[:, :, None], axis=1)
+        return np.asarray(world.agent_positions[:, guided_agents] - targets)
 
 
 class SimpleReference(GuidedScenario):
@@ -234,12 +234,12 @@ class SimpleReference(GuidedScenario):
 
     def __init__(self, n_agents: Annotated[int, Ge(2)] = 2, local_ratio: UnitInterval = 0.5) -> None:
         self.n_agents, self.local_ratio = n_agents, local_ratio
-        self.words = REFERENCE_WORDS
+        self.message_dim = REFERENCE_WORDS
         self.action_names = tuple(f"{move}_say_{word}" for word in range(REFERENCE_WORDS) for move in MOVES)
         self.guides = tuple((i, (i + 1) % n_agents) for i in range(n_agents))
         names = tuple(f"agent_{i}" for i in range(n_agents))
         layout = parts(velocity=2, landmarks=6, told_goal=3, heard=REFERENCE_WORDS * (n_agents - 1))
-        super().__init__(Bodies.create(names, 0.05, Landmarks(len(REFERENCE_COLORS), 0.05)), (layout,) * n_agents)
+        super().__init__(Bodies.create(names, 0.05, LandmarkSpec(len(REFERENCE_COLORS), 0.05)), (layout,) * n_agents)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return action % len(MOVES), np.eye(REFERENCE_WORDS)[action // len(MOVES)]
@@ -249,8 +249,8 @@ class SimpleReference(GuidedScenario):
             world,
             world.velocity,
             self._offsets_to_landmarks(world),
-            REFERENCE_COLORS[world.goal],
-            world.said[:, self._other_agents],
+            REFERENCE_COLORS[world.goal_landmark],
+            world.messages[:, self._other_agents],
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
@@ -285,7 +285,7 @@ class SimpleSpeakerListener(GuidedScenario):
         self.n_agents, self.n_listeners = n_agents, n_agents - 1
         listeners = range(self.n_listeners)
         sentences = np.array(list(np.ndindex(*(SPEAKER_WORDS,) * self.n_listeners)))  # [3^k, k]
-        self.words = SPEAKER_WORDS * self.n_listeners
+        self.message_dim = SPEAKER_WORDS * self.n_listeners
         self.action_names = (*MOVES, *("say_" + "_".join(map(str, words)) for words in sentences))
         self.legal = np.zeros((n_agents, len(self.action_names)), dtype=bool)
         self.legal[0, len(MOVES) :] = True
@@ -297,21 +297,21 @@ class SimpleSpeakerListener(GuidedScenario):
             *(parts(velocity=2, landmarks=6, heard=SPEAKER_WORDS) for _ in listeners),
         )
         movable = np.arange(n_agents) > 0
-        super().__init__(Bodies.create(names, 0.075, Landmarks(len(SPEAKER_COLORS), 0.04), movable=movable), layouts)
-        self._sentences = np.eye(SPEAKER_WORDS)[sentences].reshape(len(sentences), self.words)
+        super().__init__(Bodies.create(names, 0.075, LandmarkSpec(len(SPEAKER_COLORS), 0.04), movable=movable), layouts)
+        self._sentences = np.eye(SPEAKER_WORDS)[sentences].reshape(len(sentences), self.message_dim)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        messages = np.zeros((*action.shape, self.words))
+        messages = np.zeros((*action.shape, self.message_dim))
         messages[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
         return np.where(np.arange(self.n_agents) > 0, action, 0), messages
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
-        n_envs = len(world.goal)
+        n_envs = len(world.goal_landmark)
         observation = np.zeros((n_envs, self.n_agents, self.width), dtype=np.float32)
-        observation[:, 0, : 3 * self.n_listeners] = SPEAKER_COLORS[world.goal].reshape(n_envs, -1)
+        observation[:, 0, : 3 * self.n_listeners] = SPEAKER_COLORS[world.goal_landmark].reshape(n_envs, -1)
         observation[:, 1:, :2] = world.velocity[:, 1:]
         observation[:, 1:, 2:8] = self._offsets_to_landmarks(world)[:, 1:].reshape(n_envs, self.n_listeners, 6)
-        observation[:, 1:, 8:11] = world.said[:, 0].reshape(n_envs, self.n_listeners, SPEAKER_WORDS)
+        observation[:, 1:, 8:11] = world.messages[:, 0].reshape(n_envs, self.n_listeners, SPEAKER_WORDS)
         return observation
 
     def reward(self, world: ParticleWorld) -> np.ndarray:

@@ -66,7 +66,7 @@ class Scenario(ABC):
         metrics: per-step metrics with their aggregation over an episode.
         action_names: names of all actions.
         legal: whether each agent may take each action, [A, n_actions] bool; None: all agents may take all actions.
-        words: length of an agent's message in a step.
+        message_dim: length of an agent's message in a step.
         guides: for each goal, the agent that observes it and the agent that must reach it.
         start: half-width of the square in which each disc starts, [E].
     """
@@ -75,28 +75,28 @@ class Scenario(ABC):
     metrics: ClassVar[dict[str, Aggregate]]
     action_names: tuple[str, ...] = MOVES
     legal: np.ndarray | None = None
-    words: int = 2
+    message_dim: int = 2
     guides: tuple[tuple[int, int], ...] = ()
     n_landmarks: int
 
     def __init__(self, bodies: Bodies, layouts: tuple[Parts, ...]) -> None:
         self.bodies, self.layouts = bodies, layouts
         self.width = max(int(part.stop) for layout in layouts for part in layout.values())
-        self.start = np.ones(len(bodies.size))
-        self.n_landmarks = len(bodies.size) - bodies.n_agents
+        self.start = np.ones(len(bodies.radius))
+        self.n_landmarks = len(bodies.radius) - bodies.n_agents
         # Row i: all agents except i, in order.
         self._other_agents = np.array(
             [[j for j in range(bodies.n_agents) if j != i] for i in range(bodies.n_agents)], dtype=np.int64
         )
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions [n, E, 2] and goals [n, G] of `n` new games."""
+        """Return positions [n, E, 2] and goals [n, G] of `n` new environments."""
         position = rng.uniform(-1.0, 1.0, (n, len(self.start), 2)) * self.start[:, None]
         return position, rng.integers(self.n_landmarks, size=(n, len(self.guides)))
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return moves [n_envs, A] (indices into `MOVES`) and messages [n_envs, A, words] of actions [n_envs, A]."""
-        return action, np.zeros((*action.shape, self.words))
+        """Return moves [n_envs, A] in `MOVES` and messages [n_envs, A, message_dim] of actions [n_envs, A]."""
+        return action, np.zeros((*action.shape, self.message_dim))
 
     @abstractmethod
     def observe(self, world: ParticleWorld) -> np.ndarray:
@@ -110,24 +110,24 @@ class Scenario(ABC):
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         """Return the metrics of a step named in `metrics`, each [n_envs]."""
 
-    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return colors for frames: fill and outline of each disc, each [E, 3] uint8, in a game with goals [G]."""
+    def colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return colors for frames: fill and outline of each disc, [E, 3] uint8, in an environment with goals [G]."""
         n_agents = self.bodies.n_agents
         fill = np.concatenate([agent_colors(n_agents), np.tile(GRAY, (self.n_landmarks, 1))])
         return fill, np.tile(DARK, (len(fill), 1))
 
     def _offsets_to_landmarks(self, world: ParticleWorld) -> np.ndarray:
         """Return offsets from each agent to each landmark, [n_envs, A, L, 2]."""
-        return np.asarray(world.landmarks[:, None] - world.agents[:, :, None])
+        return np.asarray(world.landmark_positions[:, None] - world.agent_positions[:, :, None])
 
     def _offsets_to_others(self, world: ParticleWorld) -> np.ndarray:
         """Return offsets from each agent to every other agent, [n_envs, A, A - 1, 2]."""
-        return np.asarray(world.agents[:, self._other_agents] - world.agents[:, :, None])
+        return np.asarray(world.agent_positions[:, self._other_agents] - world.agent_positions[:, :, None])
 
     def _in_contact(self, world: ParticleWorld, agents: np.ndarray, partners: np.ndarray) -> np.ndarray:
         """Return whether agents[k] and partners[k] overlap, [n_envs, len(agents)] bool."""
-        size = self.bodies.size
-        return np.asarray(length(world.agents[:, agents] - world.agents[:, partners]) < size[agents] + size[partners])
+        distance = length(world.agent_positions[:, agents] - world.agent_positions[:, partners])
+        return np.asarray(distance < self.bodies.radius[agents] + self.bodies.radius[partners])
 
 
 def length(vector: np.ndarray) -> np.ndarray:

@@ -62,9 +62,9 @@ class ParticlesEnv(ArrayGames):
             action_names=scenario.action_names,
             horizon=horizon,
             metrics=scenario.metrics,
-            agent_names=bodies.agents,
+            agent_names=bodies.agent_names,
         )
-        self.world = ParticleWorld(bodies, n_envs, scenario.words, len(scenario.guides))
+        self.world = ParticleWorld(bodies, n_envs, scenario.message_dim, len(scenario.guides))
         self._reseed([(seeds, self._stream)])
         self._started = np.zeros(n_envs, dtype=bool)
         self._time = np.zeros(n_envs, dtype=np.int64)
@@ -80,8 +80,8 @@ class ParticlesEnv(ArrayGames):
         return self._started
 
     def _begin(self, reset_mask: np.ndarray) -> None:
-        position, goal = self._draw(self._scenario.draw)
-        self.world.place(reset_mask, position, goal)
+        position, goal_landmark = self._draw(self._scenario.draw)
+        self.world.reset(reset_mask, position, goal_landmark)
         self._time[reset_mask] = 0
         self._ended[reset_mask] = False
         self._started |= reset_mask
@@ -114,8 +114,8 @@ class ParticlesEnv(ArrayGames):
         Agents have distinct colors; landmarks and obstacles are gray, or colored if they are goals. The outline of an
         agent with a goal has the color of its landmark.
         """
-        fill, outline = self._scenario.colors(self.world.goal[index])
-        return draw(self.world.position[index], self.world.bodies.size, fill, outline)
+        fill, outline = self._scenario.colors(self.world.goal_landmark[index])
+        return draw(self.world.position[index], self.world.bodies.radius, fill, outline)
 
     def _check_actions(self, action: Array) -> np.ndarray:
         actions = super()._check_actions(action)
@@ -142,25 +142,25 @@ _MIN_RADIUS = 7.0  # minimum radius of a drawn disc, pixels
 _OUTLINE_WIDTH = 3.0  # pixels
 
 
-def draw(position: np.ndarray, size: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
-    """Return a frame of discs at `position` [E, 2] with radius `size` [E] and colors [E, 3], [320, 320, 3] uint8.
+def draw(position: np.ndarray, radius: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
+    """Return a frame of discs at `position` [E, 2] with radius `radius` [E] and colors [E, 3], [320, 320, 3] uint8.
 
     The view is the square of half-width 1.25 around the origin, wider if a disc would not fit; y points up. The drawn
     border is the square of half-width 1 in which games start. Large discs are drawn first, below smaller ones.
     """
-    half_width = max(MIN_HALF_WIDTH, float(np.max(np.abs(position) + size[:, None], initial=0.0)))
+    half_width = max(MIN_HALF_WIDTH, float(np.max(np.abs(position) + radius[:, None], initial=0.0)))
     scale = FRAME_SIDE / 2 / half_width
     image = np.full((FRAME_SIDE, FRAME_SIDE, 3), _PAPER, dtype=np.uint8)
     low, high = round(FRAME_SIDE / 2 - scale), round(FRAME_SIDE / 2 + scale) - 1
     image[[low, high], low : high + 1] = _FRAME
     image[low : high + 1, [low, high]] = _FRAME
     y, x = np.mgrid[:FRAME_SIDE, :FRAME_SIDE] + 0.5
-    for i in np.argsort(-size, kind="stable"):
-        radius = max(float(size[i]) * scale, _MIN_RADIUS)
+    for i in np.argsort(-radius, kind="stable"):
+        pixel_radius = max(float(radius[i]) * scale, _MIN_RADIUS)
         distance = np.hypot(
             x - (FRAME_SIDE / 2 + position[i, 0] * scale), y - (FRAME_SIDE / 2 - position[i, 1] * scale)
         )
-        image[distance <= radius] = DARK
-        image[distance <= radius - 1] = outline[i]
-        image[distance <= radius - _OUTLINE_WIDTH] = fill[i]
+        image[distance <= pixel_radius] = DARK
+        image[distance <= pixel_radius - 1] = outline[i]
+        image[distance <= pixel_radius - _OUTLINE_WIDTH] = fill[i]
     return image

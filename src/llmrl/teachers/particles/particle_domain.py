@@ -49,11 +49,11 @@ Pair = tuple[float, float]
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
 """The moves of particle worlds."""
-STEP = 0.1  # seconds
+TIME_STEP = 0.1  # seconds
 DAMPING = 0.75  # factor of the velocity after a step
 HORIZON = 7  # number of steps considered
 _DIRECTIONS: tuple[Pair, ...] = ((0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))
-_COAST_FACTORS = tuple(STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in range(1, HORIZON))
+_COAST_FACTORS = tuple(TIME_STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in range(1, HORIZON))
 """Distance that a disc moves in k steps without a push, per unit of its velocity."""
 
 
@@ -73,7 +73,7 @@ class Body:
 
     def next_velocities(self, velocity: Pair) -> list[Pair]:
         """Return the velocity after each of the five moves."""
-        gain = self.acceleration * STEP
+        gain = self.acceleration * TIME_STEP
         velocities = []
         for x, y in _DIRECTIONS:
             vx, vy = DAMPING * velocity[0] + gain * x, DAMPING * velocity[1] + gain * y
@@ -89,7 +89,7 @@ def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
 
     It therefore brakes in time, and hovers at the target.
     """
-    x, y = STEP * velocity[0] - target[0], STEP * velocity[1] - target[1]
+    x, y = TIME_STEP * velocity[0] - target[0], TIME_STEP * velocity[1] - target[1]
     best, min_cost = STAY, inf
     for move, (vx, vy) in enumerate(body.next_velocities(velocity)):
         cost = 0.0

@@ -11,7 +11,7 @@ import numpy as np
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
 from llmrl.teachers.particles.particle_domain import (
-    STEP,
+    TIME_STEP,
     Body,
     Pair,
     ParticleDomain,
@@ -179,13 +179,13 @@ class TagScene:
         """Return the move that, if repeated, leaves most room to hunters who approach the agent's path."""
         best, max_score = 0, -inf
         for move, start_velocity in enumerate(self.body.next_velocities(self.velocity)):
-            x, y = STEP * self.velocity[0], STEP * self.velocity[1]
+            x, y = TIME_STEP * self.velocity[0], TIME_STEP * self.velocity[1]
             velocity, score = start_velocity, 0.0
             for k in range(1, FLEE_STEPS + 1):
-                score += self._room((x, y), threats, HUNTER.max_speed * STEP * k)
-                x, y = x + STEP * velocity[0], y + STEP * velocity[1]
+                score += self._room((x, y), threats, HUNTER.max_speed * TIME_STEP * k)
+                x, y = x + TIME_STEP * velocity[0], y + TIME_STEP * velocity[1]
                 velocity = self.body.next_velocities(velocity)[move]
-            score += self._room((x, y), threats, HUNTER.max_speed * STEP * (FLEE_STEPS + 1))
+            score += self._room((x, y), threats, HUNTER.max_speed * TIME_STEP * (FLEE_STEPS + 1))
             if score > max_score:
                 best, max_score = move, score
         return best
