@@ -345,7 +345,7 @@ class TestPaperReader:
     @pytest.mark.parametrize("task", TASKS)
     def test_plans_round_trip(self, task):
         """Also waiting, which is no skill of the prompt."""
-        names = find_domain(task, parity=True).names
+        names = find_domain(task, parity=True).object_names
         steps = ", ".join(f"{verb} <{name}>" for verb in ("go to", "pick up", "drop", "open") for name in names)
         first, _ = self.planner(f"Action: {{fly, {steps}, explore}}", task=task)
         initial = first.plans([KEY])

@@ -127,7 +127,7 @@ class TestAdvice:
         actual = [parts.advise(r)["advice"] for r in rollouts]
         domain = find_domain("colored_doorkey", parity=True)
         plan_policy = PlanPolicy(domain, OfflinePlanner(domain, "published"))
-        memory = np.zeros((N_ENVS, 1, domain.memory))
+        memory = np.zeros((N_ENVS, 1, domain.memory_size))
         for r, advice in zip(rollouts, actual, strict=True):
             for t in range(12):
                 memory[r.episode_start[t].numpy()] = 0

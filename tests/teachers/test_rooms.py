@@ -64,7 +64,7 @@ class TestSentences:
     def test_single_door(self, task, parity):
         def sentence(grid):
             domain = find_domain(task, parity)
-            return domain.scene({"grid": grid}, 0, np.zeros(domain.memory)).sentence
+            return domain.scene({"grid": grid}, 0, np.zeros(domain.memory_size)).sentence
 
         assert sentence(draw("????", "?>.?", "????")) == "Agent sees <nothing>, holds <nothing>."
         assert sentence(draw(*PLAIN)) == "Agent sees <key>, <door>, holds <nothing>."
@@ -81,7 +81,9 @@ class TestSentences:
         description = "Agent sees <blue key>, <red key>, <blue door>, holds <nothing>."
         assert scene("colored_doorkey", first).sentence == scene("colored_doorkey", second).sentence == description
         descriptions = [
-            scene("colored_doorkey", x, np.zeros(find_domain("colored_doorkey", True).memory), parity=True).sentence
+            scene(
+                "colored_doorkey", x, np.zeros(find_domain("colored_doorkey", True).memory_size), parity=True
+            ).sentence
             for x in (first, second)
         ]
         assert descriptions == [description.replace("<blue key>, <red key>", "<red key>, <blue key>"), description]
@@ -104,7 +106,7 @@ class TestSentences:
         memory = np.zeros(6)
         domain = find_domain("two_door", parity=True)
         for grid in (draw(*second), draw(*rows)):
-            places.append(domain.scene({"grid": grid}, 0, memory).last_cells)
+            places.append(domain.scene({"grid": grid}, 0, memory).last_seen_cells)
         assert places[0] == {"door1": 19} and places[1] == {"door1": 1, "door2": 19}
 
     def test_lava_is_not_described(self):
@@ -387,7 +389,7 @@ def explored(kinds, x, y, direction):
 def test_scene_cache_is_bounded(monkeypatch):
     from llmrl.teachers.rooms import room_domains
 
-    monkeypatch.setattr(room_domains, "MAX_CACHED", 2)
+    monkeypatch.setattr(room_domains, "MAX_CACHED_SCENES", 2)
     domain = find_domain("simple_doorkey")
     grids = [draw("#####", row, "#####") for row in ("#>..#", "#.>.#", "#..>#")]
     first = domain.scene({"grid": grids[0]}, 0, None)

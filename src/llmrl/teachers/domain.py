@@ -44,7 +44,7 @@ class Domain(ABC):
         n_actions: number of the environment's actions.
         idle: action taken if no skill of a plan is applicable.
         fallback: plan used if the planner returned no valid one.
-        memory: count of numbers remembered for each agent during an episode; 0: none.
+        memory_size: count of numbers remembered for each agent during an episode; 0: none.
         parity: whether the domain behaves as published, errors included.
     """
 
@@ -55,7 +55,7 @@ class Domain(ABC):
     n_actions: int
     idle: int
     fallback: Plan
-    memory: int = 0
+    memory_size: int = 0
     parity: bool = False
     vocabulary: tuple[str, ...] = ()
     """Names of the objects of all states, for one schema of replies in all states; empty: unknown."""
@@ -66,8 +66,8 @@ class Domain(ABC):
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """Return the scene of agent number `agent` for its own observation, channel -> [*channel.shape].
 
-        `memory` [self.memory] float64 holds the numbers remembered in this episode, zeros at its start. The method may
-        write to it; it is None if `self.memory` is 0.
+        `memory` [self.memory_size] float64 holds the numbers remembered in this episode, zeros at its start. The method
+        may write to it; it is None if `self.memory_size` is 0.
         """
 
     def action(self, scene: Scene, plan: Plan) -> int:

@@ -138,9 +138,9 @@ class PolicyTeacher(StateFields):
         observation = {name: rollout.observation[name].cpu().numpy() for name in self.channels}
         steps, n_envs, n_agents = rollout.action.shape
         memory: np.ndarray | None = None
-        if self.plan_policy.domain.memory:
+        if self.plan_policy.domain.memory_size:
             # A copy, so that the state stays unchanged if a model fails.
-            blank = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory))
+            blank = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory_size))
             memory = blank if self._memory is None else self._memory.copy()
             starts = rollout.episode_start.cpu().numpy()
             scenes = []
@@ -188,8 +188,8 @@ class TeacherPolicy(PolicyWithoutValues):
         device = observation[self.channels[0]].device
         shape = next(iter(arrays.values())).shape[:2]
         memory: np.ndarray | None = None
-        if self.plan_policy.domain.memory:
-            blank = np.zeros((*shape, self.plan_policy.domain.memory))
+        if self.plan_policy.domain.memory_size:
+            blank = np.zeros((*shape, self.plan_policy.domain.memory_size))
             memory = blank if state is None else state.cpu().numpy().astype(np.float64)  # a copy
         scenes = self.plan_policy.scenes(arrays, memory)
         self._scenes, self._n_agents = scenes, shape[1]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
 from llmrl.teachers.domain import ANNOUNCED
-from llmrl.teachers.rooms.room_domains import Steps, room_rule
+from llmrl.teachers.rooms.room_domains import Steps, rule_based_plan
 
 _STATE = re.compile(r"^State: (.+)$", re.MULTILINE)
 _SKILL = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)
@@ -66,7 +66,7 @@ def _room_answer(state: str, skills: Mapping[str, bool], note: Callable[[str], N
     carried = next((name for name in _NAME_PATTERN.findall(carried_text) if name != "nothing"), None)
     if not holds:
         note("the state does not say what a planner's agent holds (`, holds <...>`), and its hands are taken for empty")
-    reason, steps = room_rule(visible, carried)
+    reason, steps = rule_based_plan(visible, carried)
     if all(skills.get(skill) is (target != "") for skill, target in steps):
         return reason, steps
     note("no rule of the planner fits the state and the skills of the prompt, and the first skill is taken")

@@ -44,12 +44,12 @@ class PublishedScene:
     Args:
         world: the observation.
         sentence: description of the state.
-        last_cells: cell in which each object was last seen in this episode.
+        last_seen_cells: cell in which each object was last seen in this episode.
         view_size: side of the agent's view, odd.
     """
 
-    def __init__(self, world: ObservedRoom, sentence: str, last_cells: Mapping[str, int], view_size: int) -> None:
-        self.world, self.sentence, self.last_cells, self.view_size = world, sentence, last_cells, view_size
+    def __init__(self, world: ObservedRoom, sentence: str, last_seen_cells: Mapping[str, int], view_size: int) -> None:
+        self.world, self.sentence, self.last_seen_cells, self.view_size = world, sentence, last_seen_cells, view_size
         self._acts: dict[PlanStep, int | None] = {}
 
     def act(self, step: PlanStep) -> int | None:
@@ -60,10 +60,10 @@ class PublishedScene:
     def _act(self, step: PlanStep) -> int | None:
         if step.skill == "explore":
             return explore(self.world, self.view_size)
-        if step.skill != WAIT and step.object not in self.last_cells:
+        if step.skill != WAIT and step.object not in self.last_seen_cells:
             return DONE
         if step.skill == "go to":
-            search = paths_to(self.world.geometry, self.world.walkable_with_lava(), self.last_cells[step.object])
+            search = paths_to(self.world.geometry, self.world.walkable_with_lava(), self.last_seen_cells[step.object])
             # Without a path the skill neither acts nor ends, so no later step is tried.
             return DONE if search.distance(self.world.pose) is None else search.action(self.world.pose)
         return _INTERACTIONS[step.skill]
@@ -85,19 +85,19 @@ def extract_plan_text(reply: str) -> str:
     return reply if match is None else match.group(1)
 
 
-def parse_leniently(text: str, names: Sequence[str], last_two_words: bool = False) -> Plan:
+def parse_leniently(text: str, names: Sequence[str], match_last_two_words: bool = False) -> Plan:
     """Return a plan by key words: nothing is invalid, and unknown steps mean waiting.
 
     Args:
         text: steps separated by commas.
         names: objects; the first that a step contains is used.
-        last_two_words: look for the object in the last two words of a step only.
+        match_last_two_words: look for the object in the last two words of a step only.
     """
     plan = []
     for item in text.lower().replace("<", " ").replace(">", " ").split(","):
         words = " ".join(item.split())
         verb = next((verb for verb in _VERBS if verb in words), WAIT)
-        object_text = " ".join(words.split()[-2:]) if last_two_words else words
+        object_text = " ".join(words.split()[-2:]) if match_last_two_words else words
         target = next((name for name in names if name in object_text), "")
         if verb == "explore":
             plan.append(PlanStep(verb))

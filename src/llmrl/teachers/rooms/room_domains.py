@@ -17,42 +17,42 @@ from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 Steps = list[tuple[str, str]]
 """Pairs of a skill and its object."""
 
-_LAST = ("key", "door", "lava")
-"""Last words of names with rules; all other objects are to be fetched."""
+_NON_ITEM_NOUNS = ("key", "door", "lava")
+"""Objects whose name ends in one of these words are not fetched as targets."""
 
 
-def room_rule(visible: Sequence[str], carried: str | None) -> tuple[str, Steps]:
-    """Return a reason and a plan.
+def rule_based_plan(visible: Sequence[str], carried: str | None) -> tuple[str, Steps]:
+    """Return a short explanation (shown in the scripted reply) and the plan steps.
 
-    The rules fetch a key for a door, of the door's color if there are colors; drop a key that does not fit; and behind
-    an open door drop the key and fetch other objects. Else they explore. They do not know which of two doors is
-    superfluous, how to search, or where lava is.
+    Rules, in order: if another object is visible and no closed door is, drop what is held and fetch the object. If a
+    closed door is visible, open it with a fitting key, drop a key that fits none, or fetch one that fits. Otherwise
+    explore. The rules do not decide which of two doors is needed and know nothing about search or lava.
     """
     keys = [name for name in visible if name.endswith("key")]
     doors = [name for name in visible if name.rstrip("0123456789").endswith("door")]
-    locked = [name for name in doors if not name.startswith("open ")]
-    other_objects = [name for name in visible if name not in doors and name.split()[-1] not in _LAST]
-    if other_objects and len(locked) == 0:
+    closed_doors = [name for name in doors if not name.startswith("open ")]
+    other_objects = [name for name in visible if name not in doors and name.split()[-1] not in _NON_ITEM_NOUNS]
+    if other_objects and len(closed_doors) == 0:
         if carried is not None:
             return "hands must be free", [("drop", carried)]
         return "fetch what there is", [("go to", other_objects[0]), ("pick up", other_objects[0])]
-    if carried is not None and locked:
-        fitting = [door for door in locked if _fits(carried, door)]
+    if carried is not None and closed_doors:
+        fitting = [door for door in closed_doors if _fits(carried, door)]
         if fitting:
             return "a door and its key", [("go to", fitting[0]), ("open", fitting[0])]
         return "the key does not fit", [("drop", carried)]
-    fitting = [key for key in keys if not locked or any(_fits(key, door) for door in locked)]
-    if carried is None and fitting and len(locked) == len(doors):
+    fitting = [key for key in keys if not closed_doors or any(_fits(key, door) for door in closed_doors)]
+    if carried is None and fitting and len(closed_doors) == len(doors):
         return "a key is needed", [("go to", fitting[0]), ("pick up", fitting[0])]
     return "nothing else can be done", [("explore", "")]
 
 
 def _fits(key: str, door: str) -> bool:
-    """Return whether the colors before the last space agree; without colors, all keys fit."""
+    """Return whether key and door have the same color prefix; two names without a color match."""
     return key.rpartition(" ")[0] == door.rpartition(" ")[0]
 
 
-MAX_CACHED = 20_000
+MAX_CACHED_SCENES = 20_000
 """Maximum number of cached scenes; the oldest are removed first. About 60 MB for the largest room."""
 
 EXPLORE = PlanStep("explore")
@@ -70,7 +70,8 @@ class RoomDomain(Domain):
 
     Attributes:
         described_kinds: kinds of objects that are described, in this order.
-        names: names of all possible objects, in the order of the published memory.
+        object_names: names of all possible objects, in the order of the published memory.
+        match_last_two_words: whether the object of a step is only looked for in the step's last two words.
     """
 
     channels = ("grid",)
@@ -79,58 +80,62 @@ class RoomDomain(Domain):
     idle = DONE
     fallback = (EXPLORE,)
     described_kinds: ClassVar[tuple[int, ...]] = (KEY, DOOR)
-    names: tuple[str, ...] = ("key", "door")
-    last_two_words: ClassVar[bool] = False
+    object_names: tuple[str, ...] = ("key", "door")
+    match_last_two_words: ClassVar[bool] = False
 
     def __init__(self, parity: bool = False, view_size: int = 3) -> None:
         self.parity, self.view_size = parity, view_size
-        self.memory = 2 * len(self.names) if parity else 0
-        self.vocabulary = self.names
+        self.memory_size = 2 * len(self.object_names) if parity else 0
+        self.vocabulary = self.object_names
         self._scenes: dict[bytes, tuple[Scene, np.ndarray | None]] = {}
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """Return the scene in channel `grid` [W, H, 4] uint8, cached by observation (and memory)."""
+        """Return the scene that channel `grid` [W, H, 4] uint8 shows.
+
+        Scenes are cached by grid and, with `parity`, by memory.
+        """
         grid = observation["grid"]
         episode_memory = memory if self.parity else None
         key = grid.tobytes() if episode_memory is None else grid.tobytes() + episode_memory.tobytes()
         if key not in self._scenes:
             new_memory = None if episode_memory is None else np.array(episode_memory)
             self._scenes[key] = self._build_scene(ObservedRoom(grid), new_memory), new_memory
-            if len(self._scenes) > MAX_CACHED:
+            if len(self._scenes) > MAX_CACHED_SCENES:
                 del self._scenes[next(iter(self._scenes))]
         scene, new_memory = self._scenes[key]
         if episode_memory is not None:
             episode_memory[:] = new_memory
         return scene
 
-    def _build_scene(self, world: ObservedRoom, memory: np.ndarray | None) -> Scene:
+    def _build_scene(self, room: ObservedRoom, memory: np.ndarray | None) -> Scene:
         cells_by_name: dict[str, list[int]] = {}
-        for name, cell in self.named_cells(world):
+        for name, cell in self.named_cells(room):
             cells_by_name.setdefault(name, []).append(cell)
-        carried = "" if world.carried is None else self.name_of(*world.carried)
+        carried = "" if room.carried is None else self.name_of(*room.carried)
         visible = ", ".join(f"<{name}>" for name in cells_by_name) or "<nothing>"
         sentence = f"Agent sees {visible}, holds <{carried or 'nothing'}>."
         if memory is None:
-            return RoomScene(world, sentence, cells_by_name, carried)
-        height = world.geometry.height
+            return RoomScene(room, sentence, cells_by_name, carried)
+        height = room.geometry.height
         for name, cells in cells_by_name.items():
-            start = 2 * self.names.index(name)
+            start = 2 * self.object_names.index(name)
+            # Coordinates are stored from 1; 0 means not seen yet.
             memory[start : start + 2] = np.add(divmod(cells[-1], height), 1)
-        last_cells = {
+        last_seen_cells = {
             name: int(memory[2 * i] - 1) * height + int(memory[2 * i + 1] - 1)
-            for i, name in enumerate(self.names)
+            for i, name in enumerate(self.object_names)
             if memory[2 * i]
         }
-        return PublishedScene(world, sentence, last_cells, self.view_size)
+        return PublishedScene(room, sentence, last_seen_cells, self.view_size)
 
-    def named_cells(self, world: ObservedRoom) -> list[tuple[str, int]]:
+    def named_cells(self, room: ObservedRoom) -> list[tuple[str, int]]:
         """Return names and cells of the visible objects, in the order of the sentence: by kind, then by name.
 
-        As published, the order is by kind and position, so that one state has several descriptions.
+        With `parity=True`, objects are ordered by kind and position, so equal states may get different sentences.
         """
         objects: list[tuple[str, int]] = []
         for kind in self.described_kinds:
-            matches = [(self.name_of(kind, world.colors[cell]), cell) for cell in world.cells(kind)]
+            matches = [(self.name_of(kind, room.colors[cell]), cell) for cell in room.cells(kind)]
             objects += matches if self.parity else sorted(matches)
         return objects
 
@@ -141,8 +146,8 @@ class RoomDomain(Domain):
     def read_plan(self, text: str, sentence: str) -> Plan:
         if self.parity:
             # In "open door with key" the object is the door.
-            names = sorted(self.names, key=lambda name: "door" not in name)
-            return parse_leniently(text, names, self.last_two_words)
+            names = sorted(self.object_names, key=lambda name: "door" not in name)
+            return parse_leniently(text, names, self.match_last_two_words)
         return super().read_plan(text, sentence)
 
     def read_published(self, reply: str, sentence: str) -> Plan:
@@ -154,9 +159,9 @@ class RoomDomain(Domain):
         )
 
     def best_plan(self, sentence: str) -> Plan:
-        """Return a good plan: fetch a key for a visible door and open it, drop a wrong key, or explore."""
+        """Return the plan of a hand-written heuristic (`rule_based_plan`)."""
         visible, carried = self.parse_sentence(sentence)
-        _, steps = room_rule(visible, carried or None)
+        _, steps = rule_based_plan(visible, carried or None)
         return tuple(PlanStep(*step) for step in steps)
 
     def parse_sentence(self, sentence: str) -> tuple[tuple[str, ...], str]:
@@ -184,8 +189,8 @@ class ColoredDoorKeyDomain(RoomDomain):
 
     name = prompt = "colored_doorkey"
     tables = str(Path(__file__).with_name("tables") / "colored_doorkey.json")
-    names = tuple(f"{color} {kind}" for kind in ("door", "key") for color in COLORS)
-    last_two_words = True
+    object_names = tuple(f"{color} {kind}" for kind in ("door", "key") for color in COLORS)
+    match_last_two_words = True
 
     def name_of(self, kind: int, color: int) -> str:
         return f"{COLORS[color]} {_KIND_NAMES[kind]}"
@@ -200,14 +205,15 @@ class TwoDoorDomain(RoomDomain):
 
     name = prompt = "two_door"
     tables = str(Path(__file__).with_name("tables") / "two_door.json")
-    names = ("key", "door1", "door2")
+    object_names = ("key", "door1", "door2")
 
-    def named_cells(self, world: ObservedRoom) -> list[tuple[str, int]]:
-        objects = [("key", cell) for cell in world.cells(KEY)]
-        doors = list(world.cells(DOOR))
+    def named_cells(self, room: ObservedRoom) -> list[tuple[str, int]]:
+        objects = [("key", cell) for cell in room.cells(KEY)]
+        doors = list(room.cells(DOOR))
         if self.parity:
             return objects + [(f"door{i}", cell) for i, cell in enumerate(doors[:2], 1)]
-        on_edge = [min(divmod(cell, world.geometry.height)) == 0 for cell in doors]
+        in_west_or_north_wall = [min(divmod(cell, room.geometry.height)) == 0 for cell in doors]
         return objects + sorted(
-            ("door1" if is_on_edge else "door2", cell) for is_on_edge, cell in zip(on_edge, doors, strict=True)
+            ("door1" if is_first else "door2", cell)
+            for is_first, cell in zip(in_west_or_north_wall, doors, strict=True)
         )

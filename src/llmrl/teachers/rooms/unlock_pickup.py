@@ -17,7 +17,7 @@ class UnlockPickupDomain(RoomDomain):
 
     name = prompt = "unlock_pickup"
     described_kinds: ClassVar[tuple[int, ...]] = (KEY, DOOR, BOX)
-    names = ("key", "door", "open door", "box")
+    object_names = ("key", "door", "open door", "box")
 
     def __init__(self) -> None:
         super().__init__()
