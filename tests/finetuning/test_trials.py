@@ -72,7 +72,7 @@ def test_kill_loses_only_last_chunk(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        random_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder, before_chunk=stop_after)
+        random_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder, on_progress=stop_after)
     assert plays.played == 3 * CHUNK_SIZE
     trials = random_trials(plays, PLANE, Seeds(0), CHUNK_SIZE + 10, 3, folder)
     assert plays.played == 2 * 3 * CHUNK_SIZE and len(trials.trials) == CHUNK_SIZE + 10 and not trials.is_search

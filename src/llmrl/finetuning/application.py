@@ -240,8 +240,8 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         assert isinstance(model, ChatClient)
         return model
 
-    def load_tuned(adapter: Path) -> ChatClient:
-        node = {**config["llm"], "adapter": str(adapter)}
+    def load_finetuned_client(adapter_dir: Path) -> ChatClient:
+        node = {**config["llm"], "adapter": str(adapter_dir)}
         return join_run(RunResources(config, lambda model_resources: build_model(model_resources, node)))
 
     settings = _build_settings(config, resources.builder)
@@ -261,7 +261,7 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
             transfer=transfer,
             settings=FinetuneSettings(**settings),
             client=client,
-            load_tuned=load_tuned,
+            load_finetuned_client=load_finetuned_client,
             store=Path(config["trials_dir"]).expanduser(),
             seeds=Seeds(config["seed"]).child("finetune"),
         )

@@ -16,14 +16,20 @@ from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
-from llmrl.finetuning.proposer_evaluation import RESULTS, EvaluatedTask, ProposerEvaluation, difference, summarize
+from llmrl.finetuning.proposer_evaluation import (
+    EVALUATION_FILE,
+    EvaluatedTask,
+    ProposerEvaluation,
+    difference,
+    summarize,
+)
 from llmrl.finetuning.rewards import ReplyEvaluator, Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_prompts
-from llmrl.finetuning.training_methods import TrainingJob, TrainingMethod, check_replies
+from llmrl.finetuning.training_methods import TrainingJob, TrainingMethod, check_target_replies
 from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.loading import empty_model, load_model
+from llmrl.llms.local.loading import load_meta_model, load_model
 from llmrl.llms.local.lora import save_adapter
 from llmrl.llms.validity import Validity
 from llmrl.loops.compute_requests import Call, Delegate, Log, Request, Requests, SafePoint
@@ -33,8 +39,8 @@ from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
-HELD_OUT = "held_out"
-"""Name in results of the task that is trained on; other tasks have their own names."""
+TRAINED_TASK = "held_out"
+"""Key of the training task in results and metrics. Transfer tasks are listed under their own names."""
 TRAINER_FOLDER = "trainer"
 """Folder of the trainer's checkpoints in the run folder."""
 
@@ -59,22 +65,22 @@ class FinetuneSettings:
 class FinetuneLoop(StateFields):
     """Trains an adapter for the language model that proposes policy parameters.
 
-    A checkpoint of the run holds the measurements and the step of the trainer's checkpoint that belongs to it. Training
-    examples are built again from stored trials when a run is resumed.
+    A checkpoint of the run holds the measurements and the step of the trainer's checkpoint that belongs to it. On
+    resume, prompts are rebuilt from the stored trials.
 
     Args:
         task: task to train on.
         transfer: other tasks, which are only evaluated.
         settings: settings of fine-tuning.
         client: client of the model.
-        load_tuned: function that returns the client of the model with the adapter in a folder.
+        load_finetuned_client: function that returns the client of the model with the adapter in a folder.
         store: folder of stored trials.
         seeds: root of the loop's random numbers.
 
     Attributes:
-        measurements: measures of each task by phase, `before` and `after` training.
+        measurements: metrics of each task by phase, `before` and `after` training.
         client_states: state of the client in each phase.
-        step: step of the trainer's checkpoint that belongs to the run's.
+        step: global step of the trainer checkpoint that this run checkpoint refers to.
         is_trained: whether the training has finished.
     """
 
@@ -86,28 +92,28 @@ class FinetuneLoop(StateFields):
         transfer: Sequence[SearchTask],
         settings: FinetuneSettings,
         client: ChatClient,
-        load_tuned: Callable[[Path], ChatClient],
+        load_finetuned_client: Callable[[Path], ChatClient],
         store: Path,
         seeds: Seeds,
     ) -> None:
         self.task, self.transfer = task, list(transfer)
         self.dataset, self.rewards = settings.dataset, settings.rewards
         self.method, self.evaluation = settings.method, settings.evaluation
-        self.client, self.load_tuned, self.store, self.seeds = client, load_tuned, store, seeds
+        self.client, self.load_finetuned_client, self.store, self.seeds = client, load_finetuned_client, store, seeds
         self.measurements: dict[str, dict[str, State]] = {"before": {}, "after": {}}
         self.client_states: dict[str, State] = {}
         self.step = 0
         self.is_trained = False
 
     def plan(self) -> list[tuple[str, str]]:
-        """Return (subject, description) pairs of the complete run."""
+        """Return rows (item, description) that summarize the planned run."""
         d = self.dataset
         n_questions = d.held_out * (1 + len(self.transfer))
         episodes = d.trials * d.episodes + len(self.transfer) * self.evaluation.transfer_trials * d.episodes
         space = self.task.space
         return [
             ("env", self.task.spec.name),
-            ("policy", f"{space.name}, {space.dim} numbers from {space.low.min():g} to {space.high.max():g}"),
+            ("policy", f"{space.name}, {space.dim} parameters in [{space.low.min():g}, {space.high.max():g}]"),
             ("model", self.client.label),
             (
                 "data",
@@ -122,7 +128,7 @@ class FinetuneLoop(StateFields):
             *self.method.plan(),
             (
                 "evaluation",
-                f"{n_questions:,} questions before and after; {self.evaluation.rollouts} episodes a proposal",
+                f"{n_questions:,} questions before and after; {self.evaluation.rollouts} episodes per proposal",
             ),
             ("  other tasks", ", ".join(task.name for task in self.transfer) or "none"),
         ]
@@ -130,57 +136,65 @@ class FinetuneLoop(StateFields):
     def requests(self, run: Run) -> Requests[float]:
         """Continue from the state of `run`; return the mean score of the trained proposer on held-out prompts.
 
-        A score is a return, scaled to [0, 1].
+        A score is a return, scaled to [0, 1]. For requests see `llmrl.loops.compute_requests`.
 
         Raises:
-            ConfigError: the training examples cannot be used, or the model has no layers of the given names.
-            Stopped: a signal requested it; everything is saved.
+            ConfigError: the training examples cannot be used, or lora.targets matches no layer of the model.
+            Stopped: a signal requested a stop; the state has been saved.
         """
         if run.restored is not None:
             self.load_state_dict(run.restored)
-        chat = self.client.provider
-        assert isinstance(chat, LocalChat)
-        self._check_model(chat)
-        tasks, data = yield Delegate(lambda ask: self._tasks(run, ask))
-        replies = [self.task.prompt_format.target_reply(prompt) for prompt in data.train]
-        self.method.check(sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train))
-        if self.method.needs_replies:
-            check_replies(chat, data.train, replies)
+        local_model = self.client.provider
+        assert isinstance(local_model, LocalChat)
+        self._check_model(local_model)
+        tasks, data = yield Delegate(lambda ask: self._prepare_tasks(run, ask))
+        target_replies = [self.task.prompt_format.target_reply(prompt) for prompt in data.train]
+        self.method.check(
+            sum(reply is not None for reply in target_replies) if self.method.needs_targets else len(data.train)
+        )
+        if self.method.needs_targets:
+            check_target_replies(local_model, data.train, target_replies)
         if run.iteration == 0 and not self.measurements["before"]:
-            write_prompts(run.folder / "train.jsonl", data.train, replies)
+            write_prompts(run.folder / "train.jsonl", data.train, target_replies)
             held_out = [self.task.prompt_format.target_reply(prompt) for prompt in data.held_out]
             write_prompts(run.folder / "held_out.jsonl", data.held_out, held_out)
         yield from self._evaluate(run, "before", self.client, tasks, 0, data.metrics())
         self.client.close()
-        adapter = run.folder / ADAPTER
-        first = len(tasks)  # number of the checkpoint before training; those of its steps follow
+        adapter_dir = run.folder / ADAPTER
+        # Checkpoints 0 to len(tasks) belong to the first evaluation; training step k is checkpoint
+        # `iteration_offset + k`.
+        iteration_offset = len(tasks)
         if not self.is_trained:
-            scale = tasks[HELD_OUT].scale
-            yield Delegate(lambda ask: self._train(run, ask, chat, data, replies, scale, adapter, first))
+            scale = tasks[TRAINED_TASK].scale
+            yield Delegate(
+                lambda ask: self._train(
+                    run, ask, local_model, data, target_replies, scale, adapter_dir, iteration_offset
+                )
+            )
             if run.stop.requested:
-                yield SafePoint(first + self.method.optimizer.steps + 1, self.state_dict)
-        tuned = self.load_tuned(adapter)
+                yield SafePoint(iteration_offset + self.method.optimizer.steps + 1, self.state_dict)
+        tuned = self.load_finetuned_client(adapter_dir)
         run.status.llm = tuned.label
-        yield from self._evaluate(run, "after", tuned, tasks, first + self.method.optimizer.steps + 1, {})
+        yield from self._evaluate(run, "after", tuned, tasks, iteration_offset + self.method.optimizer.steps + 1, {})
         tuned.close()
-        return self._conclude(run, tasks)
+        return self._write_results(run, tasks)
 
-    def _tasks(self, run: Run, ask: Callable[[Request], Any]) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
+    def _prepare_tasks(self, run: Run, ask: Callable[[Request], Any]) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
         """Return every task with its prompts, by name, and the dataset of the task that is trained on."""
 
         def prepare(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
             n = dataset.trials
             with run.progress(n, "trials", f"trials of {task.name}") as progress:
 
-                def on_chunk(done: int) -> None:
+                def on_progress(done: int) -> None:
                     progress.update(min(done, n))
                     if run.stop.requested:
                         ask(SafePoint(run.iteration, self.state_dict))
 
-                return dataset.prepare(task, self.store, seeds, on_chunk)
+                return dataset.prepare(task, self.store, seeds, on_progress)
 
         data = prepare(self.task, self.dataset, self.seeds.child("data"))
-        tasks = {HELD_OUT: self._evaluated_task(self.task, data, self.rewards)}
+        tasks = {TRAINED_TASK: self._evaluated_task(self.task, data, self.rewards)}
         for task in self.transfer:
             dataset = self.dataset.for_transfer(self.evaluation.transfer_trials)
             transfer_prompts = prepare(task, dataset, self.seeds.child("transfer"))
@@ -198,20 +212,25 @@ class FinetuneLoop(StateFields):
             raise ConfigError(f"{task.name}: {error}") from error
         return EvaluatedTask(task.name, data.held_out, evaluator, rewards, scale)
 
-    def _check_model(self, chat: LocalChat) -> None:
+    def _check_model(self, local_model: LocalChat) -> None:
         """Check, before anything is played, that the model can reply in full and can be trained."""
         prompt_format, space = self.task.prompt_format, self.task.space
         middle = space.rounded((space.low + space.high) / 2)
         # The shortest possible prompt.
         prompt = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
-        tokens = len(chat.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
-        if tokens > chat.settings.max_tokens:
+        tokens = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))
+        if tokens > local_model.settings.max_tokens:
             raise ConfigError(
-                f"llm.max_tokens={chat.settings.max_tokens} is too small for a valid reply: {space.dim} numbers "
-                f"without a reason take about {tokens} tokens of {chat.model}. Set llm.max_tokens to {tokens} or more"
+                f"llm.max_tokens={local_model.settings.max_tokens} is too small for a valid reply: {space.dim} numbers "
+                f"without a reason take about {tokens} tokens of {local_model.model}. Set llm.max_tokens to {tokens} "
+                "or more"
             )
-        n_trainable = self.method.lora.check(empty_model(chat.model, chat.settings.revision))
-        log.info("%d parameters will be trained in addition to the weights of %s", n_trainable, chat.model)
+        n_trainable = self.method.lora.count_trainable(
+            load_meta_model(local_model.model, local_model.settings.revision)
+        )
+        log.info(
+            "LoRA adds %d trainable parameters to %s, whose own weights stay frozen", n_trainable, local_model.model
+        )
 
     def _evaluate(
         self,
@@ -222,67 +241,86 @@ class FinetuneLoop(StateFields):
         iteration: int,
         extra_metrics: dict[str, float],
     ) -> Requests[None]:
-        """Measure the tasks that are not measured yet, and log the measurements of all."""
-        done = self.measurements[phase]
-        if len(done) == len(tasks):
+        """Evaluate the tasks not yet evaluated in this phase, then log the metrics of all tasks."""
+        metrics_by_task = self.measurements[phase]
+        if len(metrics_by_task) == len(tasks):
             return
         if phase in self.client_states:
             client.load_state_dict(self.client_states[phase])
         for number, (name, task) in enumerate(tasks.items()):
-            if name in done:
+            if name in metrics_by_task:
                 continue
-            log.info("%s %s: asking %d questions of %s", phase, name, len(task.prompts), client.label)
+            log.info("%s %s: sending %d prompts to %s", phase, name, len(task.prompts), client.label)
             with run.save_on_llm_error(iteration + number, self.state_dict):
                 replies = yield Call(partial(client.chat, task.requests()), is_long=True)
-            # The same seeds before and after training.
-            done[name] = task.measure([reply.text for reply in replies])
+            # Episodes use the same seeds before and after training, so the results are paired.
+            metrics_by_task[name] = task.measure([reply.text for reply in replies])
             self.client_states[phase] = client.state_dict()
-            if len(done) < len(tasks):
+            if len(metrics_by_task) < len(tasks):
                 yield SafePoint(iteration + number + 1, self.state_dict)
-        metrics = dict(extra_metrics)
-        for name, measures in done.items():
-            prefix = name if name == HELD_OUT else f"transfer_{name}"
-            for measure_name, statistics in summarize(measures).items():
+        logged_metrics = dict(extra_metrics)
+        for name, metrics in metrics_by_task.items():
+            prefix = name if name == TRAINED_TASK else f"transfer_{name}"
+            for metric_name, statistics in summarize(metrics).items():
                 if statistics["mean"] is not None:
-                    metrics[f"{prefix}/{measure_name}"] = statistics["mean"]
+                    logged_metrics[f"{prefix}/{metric_name}"] = statistics["mean"]
         updates = 0 if phase == "before" else self.method.optimizer.steps
-        yield Log("evaluation", "updates", metrics | client.metrics(), {"updates": updates})
+        yield Log("evaluation", "updates", logged_metrics | client.metrics(), {"updates": updates})
         yield SafePoint(iteration + len(tasks), self.state_dict, always=True)
 
     def _train(
         self,
         run: Run,
         ask: Callable[[Request], Any],
-        chat: LocalChat,
+        local_model: LocalChat,
         data: PromptDataset,
-        replies: list[str | None],
+        target_replies: list[str | None],
         scale: Scale,
-        adapter: Path,
-        first: int,
+        adapter_dir: Path,
+        iteration_offset: int,
     ) -> None:
         folder = run.folder / TRAINER_FOLDER
-        checkpoint = self._find_checkpoint(folder)
-        module = load_model("causal", chat.model, chat.settings.revision, chat.device, chat.settings.dtype)
+        checkpoint = self._select_checkpoint_and_prune(folder)
+        module = load_model(
+            "causal", local_model.model, local_model.settings.revision, local_model.device, local_model.settings.dtype
+        )
         evaluator = ReplyEvaluator(
             self.task.prompt_format, self.task.play, self.rewards.rollouts, self.seeds.child("rewards")
         )
 
         def save(step: int) -> None:
             self.step = step
-            ask(SafePoint(first + step, self.state_dict, always=True))
+            ask(SafePoint(iteration_offset + step, self.state_dict, always=True))
 
         seeds = self.seeds.child("method")
         job = TrainingJob(
-            run, chat, module, data.train, replies, evaluator, self.rewards, scale, seeds, folder, checkpoint, save
+            run,
+            local_model,
+            module,
+            data.train,
+            target_replies,
+            evaluator,
+            self.rewards,
+            scale,
+            seeds,
+            folder,
+            checkpoint,
+            save,
         )
         model = self.method.train(job)
-        save_adapter(model.save_pretrained, adapter, chat.model, chat.settings.revision, chat.identity["files"])
+        save_adapter(
+            model.save_pretrained,
+            adapter_dir,
+            local_model.model,
+            local_model.settings.revision,
+            local_model.identity["files"],
+        )
         self.is_trained = True
         save(self.method.optimizer.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _find_checkpoint(self, folder: Path) -> Path | None:
-        """Return the trainer's checkpoint that the run's checkpoint names; remove later ones."""
+    def _select_checkpoint_and_prune(self, folder: Path) -> Path | None:
+        """Return the trainer's checkpoint that the run's checkpoint refers to, None at step 0; delete later ones."""
         checkpoint = folder / f"checkpoint-{self.step}"
         for path in folder.glob("checkpoint-*"):
             if path != checkpoint and int(path.name.rpartition("-")[2]) > self.step:
@@ -296,7 +334,8 @@ class FinetuneLoop(StateFields):
             )
         return checkpoint
 
-    def _conclude(self, run: Run, tasks: dict[str, EvaluatedTask]) -> float:
+    def _write_results(self, run: Run, tasks: dict[str, EvaluatedTask]) -> float:
+        """Write the results of all tasks and the run's summary; return the training task's score after training."""
         results: dict[str, Any] = {}
         for name, task in tasks.items():
             initial, final = self.measurements["before"][name], self.measurements["after"][name]
@@ -308,10 +347,10 @@ class FinetuneLoop(StateFields):
                 "before": summarize(initial),
                 "after": summarize(final),
                 "difference": difference(final, initial),
-                **{baseline: summarize(measures) for baseline, measures in baselines.items()},
+                **{baseline: summarize(metrics) for baseline, metrics in baselines.items()},
             }
-        write_json(run.folder / RESULTS, results)
-        main_results = results[HELD_OUT]
+        write_json(run.folder / EVALUATION_FILE, results)
+        main_results = results[TRAINED_TASK]
         run.summary = {
             "adapter": str(run.folder / ADAPTER),
             "method": self.method.name,

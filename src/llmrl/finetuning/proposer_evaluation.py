@@ -24,7 +24,7 @@ RATES = ("valid_rate", "in_bounds_rate", "improvement_rate", "repeat_rate")
 """Measures that are shares of replies, with Wilson intervals, which are informative for 0 and 1, too."""
 MEASURES = (*RATES, "return", "score", "rank", "reward")
 """All measures of a reply, see `measure`."""
-RESULTS = "evaluation.json"
+EVALUATION_FILE = "evaluation.json"
 """File of the results in the run folder."""
 
 
@@ -130,11 +130,11 @@ def read_results(run: Path) -> dict[str, Any] | None:
         RunFolderError: it cannot be read.
     """
     try:
-        return read_object(run / RESULTS)
+        return read_object(run / EVALUATION_FILE)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise RunFolderError(f"{run / RESULTS} cannot be read: {error}") from error
+        raise RunFolderError(f"{run / EVALUATION_FILE} cannot be read: {error}") from error
 
 
 def _summary(values: np.ndarray, is_rate: bool) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Dataset:
             )
 
     def prepare(
-        self, task: SearchTask, store: Path, seeds: Seeds, before_chunk: Callable[[int], None] = lambda done: None
+        self, task: SearchTask, store: Path, seeds: Seeds, on_progress: Callable[[int], None] = lambda done: None
     ) -> PromptDataset:
         """Play or read the trials, and return the prompts made from them.
 
@@ -173,7 +173,7 @@ class Dataset:
             task: task of the trials.
             store: folder of stored trials.
             seeds: node of the seed tree.
-            before_chunk: see `random_trials`.
+            on_progress: see `random_trials`.
 
         Raises:
             ConfigError: the trials are of another task, or there are too few.
@@ -191,7 +191,7 @@ class Dataset:
             }
             folder = trials_folder(store, identity)
             trial_seeds, n, episodes = seeds.child("trials"), self.trials, self.episodes
-            series.append(random_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, before_chunk))
+            series.append(random_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, on_progress))
         task.prompt_format.proposer.on_search_start(self.iterations, self._episodes_per_proposal(series))
         train, holdout = split_series(series, self.share, seeds.child("split"))
         values, train_values = (

@@ -70,7 +70,7 @@ class TrainingJob:
         chat: chat model to train, with the tokenizer, template, window and longest reply of its later use.
         module: loaded weights of the model.
         prompts: prompts to train on.
-        replies: target reply of each prompt; None where no better vector is known.
+        target_replies: target reply of each prompt; None where no better vector is known.
         evaluator, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
         seeds: seed tree of the method.
         folder: folder of the checkpoints of weights.
@@ -82,7 +82,7 @@ class TrainingJob:
     chat: LocalChat
     module: torch.nn.Module
     prompts: Sequence[ProposalPrompt]
-    replies: Sequence[str | None]
+    target_replies: Sequence[str | None]
     evaluator: ReplyEvaluator
     rewards: Rewards
     scale: Scale
@@ -98,13 +98,13 @@ class TrainingMethod(ABC):
 
     Attributes:
         name: name of the method.
-        needs_replies: whether only prompts with a known better vector can be used.
+        needs_targets: whether only prompts with a known better vector can be used.
         lora: adapter whose weights are trained.
         optimizer: settings of the optimizer.
     """
 
     name: ClassVar[str]
-    needs_replies: ClassVar[bool]
+    needs_targets: ClassVar[bool]
     lora: Lora
     optimizer: Optimizer
 
@@ -240,7 +240,7 @@ class SFT(TrainingMethod):
     """
 
     name = "sft"
-    needs_replies = True
+    needs_targets = True
 
     texts: PositiveInt = 16
 
@@ -263,17 +263,19 @@ class SFT(TrainingMethod):
 
         examples = [
             tokenize_example(job, prompt.messages, reply)
-            for prompt, reply in zip(job.prompts, job.replies, strict=True)
+            for prompt, reply in zip(job.prompts, job.target_replies, strict=True)
             if reply is not None
         ]
         arguments = SFTConfig(**self.arguments(self.texts, job), max_length=None)
         return trainer_class(SFTTrainer)(args=arguments, train_dataset=Dataset.from_list(examples), **options)
 
 
-def check_replies(chat: LocalChat, prompts: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
+def check_target_replies(
+    chat: LocalChat, prompts: Sequence[ProposalPrompt], target_replies: Sequence[str | None]
+) -> None:
     """Raise ConfigError if a target reply has more tokens than `llm.max_tokens`."""
     max_tokens = chat.settings.max_tokens
-    for prompt, reply in zip(prompts, replies, strict=True):
+    for prompt, reply in zip(prompts, target_replies, strict=True):
         if reply is not None and (tokens := len(chat.encode_reply(prompt.messages, reply))) > max_tokens:
             raise ConfigError(
                 f"a target reply has {tokens} tokens of {chat.model}, more than llm.max_tokens={max_tokens}; increase "
@@ -318,7 +320,7 @@ class GRPO(TrainingMethod):
     """
 
     name = "grpo"
-    needs_replies = False
+    needs_targets = False
 
     prompts: PositiveInt
     samples: PositiveInt

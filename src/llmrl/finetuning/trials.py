@@ -99,7 +99,7 @@ def random_trials(
     episodes: int,
     folder: Path,
     bounds: Bounds = (None, None),
-    before_chunk: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Series:
     """Return random parameters with their returns; trials already in `folder` are not played again.
 
@@ -115,7 +115,7 @@ def random_trials(
         episodes: episodes of each trial.
         folder: content-addressed folder, see `trials_folder`; created if missing.
         bounds: bounds of the parameters.
-        before_chunk: function called with the number of finished trials before more are played and at the end; it may
+        on_progress: function called with the number of finished trials before more are played and at the end; it may
             raise to stop.
 
     Raises:
@@ -130,7 +130,7 @@ def random_trials(
         path = folder / f"trials_{start:06d}.json"
         chunk = _read_chunk(path, space.dim, episodes)
         if chunk is None:
-            before_chunk(start)
+            on_progress(start)
             # Chunks are always complete, so that the files do not depend on the first requested n.
             indices = range(start, start + CHUNK_SIZE)
             vectors = random_vectors(space, seeds.child("vectors"), indices, bounds)
@@ -139,7 +139,7 @@ def random_trials(
             lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
             write_atomic(path, json.dumps(lines))
         trials += chunk
-    before_chunk(n)
+    on_progress(n)
     return Series(tuple(trials[:n]), False, episodes)
 
 

@@ -81,7 +81,7 @@ def load_config(model: str, revision: str | None) -> Any:
     return _load(AutoConfig.from_pretrained, "config", model, revision)
 
 
-def empty_model(model: str, revision: str | None) -> torch.nn.Module:
+def load_meta_model(model: str, revision: str | None) -> torch.nn.Module:
     """Return a causal model on the meta device: its layers without weights, from `config.json` alone.
 
     Raises:

@@ -77,7 +77,7 @@ class Lora:
         """
         if importlib.util.find_spec("peft") is None:
             raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
-        self.check(module)
+        self.count_trainable(module)
         import torch
         from peft import LoraConfig, inject_adapter_in_model
 
@@ -95,7 +95,7 @@ class Lora:
                 # Small steps vanish in half precision; peft computes in the adapter's dtype and casts back.
                 parameter.data = parameter.data.float()
 
-    def check(self, module: torch.nn.Module) -> int:
+    def count_trainable(self, module: torch.nn.Module) -> int:
         """Return the number of parameters that would be trained, without changing `module`.
 
         Raises:
