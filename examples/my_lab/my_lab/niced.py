@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
-from llmrl.sweeps.jobs import cancelled, ended_outcome, take_on
+from llmrl.sweeps.jobs import cancelled_outcome, ended_outcome, record_launch
 from llmrl.sweeps.payload import RunPayload
 
 
@@ -22,12 +22,12 @@ class Niced(Backend):
     def launch(self, jobs, run_function, sweep_folder):
         with StopFlag("the run saves and stops") as stop:
             return [
-                cancelled(job) if stop.requested else self._compute(job, run_function, sweep_folder, stop)
+                cancelled_outcome(job) if stop.requested else self._compute(job, run_function, sweep_folder, stop)
                 for job in jobs
             ]
 
     def _compute(self, job, run_function, sweep_folder, stop):
-        launch_record = take_on(job, sweep_folder)
+        launch_record = record_launch(job, sweep_folder)
         payload = RunPayload(run_function, job.config, job.overrides, job.folder, job.environment)
         code = f"import os, pickle, sys; os.nice({self.level}); pickle.load(sys.stdin.buffer)()"
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)

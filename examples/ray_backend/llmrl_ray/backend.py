@@ -20,7 +20,15 @@ from llmrl.run.command_exit import EXIT_FAILED, EXIT_INTERRUPTED
 from llmrl.run.ownership import JOB_ID, release_lost
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack, SchedulerError
-from llmrl.sweeps.jobs import Claim, cancelled, claim, describe, ended_outcome, has_ended, write_log_header
+from llmrl.sweeps.jobs import (
+    Claim,
+    cancelled_outcome,
+    claim_pack,
+    describe_outcome,
+    ended_outcome,
+    has_ended,
+    write_log_header,
+)
 from llmrl.sweeps.machine import THREAD_VARIABLES
 from llmrl.sweeps.packing import build_payload
 from llmrl.sweeps.payload import RunExit, RunFunction
@@ -76,7 +84,7 @@ class Ray(Backend):
                 folder = pack.folders[0]
                 log_file = sweep_folder / "logs" / f"{number:04d}-{folder.parent.name}-{folder.name}.log"
                 write_log_header(log_file, pack)
-                claims, failures = claim(pack, sweep_folder, str(log_file))
+                claims, failures = claim_pack(pack, sweep_folder, str(log_file))
                 waiting += claims
                 outcomes += failures
             while running or (waiting and not stop.requested):
@@ -102,8 +110,8 @@ class Ray(Backend):
                     if outcome.state == "lost":
                         outcome = replace(outcome, error=f"its worker is lost ({end.error})")
                     outcomes.append(outcome)
-                    log.info("%s", describe(outcome))
-        return outcomes + [cancelled(job) for accepted in waiting for job in accepted.pack.jobs]
+                    log.info("%s", describe_outcome(outcome))
+        return outcomes + [cancelled_outcome(job) for accepted in waiting for job in accepted.pack.jobs]
 
 
 def _submit(accepted: Claim, run_function: RunFunction) -> Any:

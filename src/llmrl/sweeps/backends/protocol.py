@@ -116,7 +116,7 @@ class Backend(Protocol):
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         """Compute the runs; a run that fails does not stop the others.
 
-        Record the launch of each run first (`llmrl.sweeps.jobs.take_on`), then compute it by a call of
+        Record the launch of each run first (`llmrl.sweeps.jobs.record_launch`), then compute it by a call of
         `llmrl.sweeps.payload.RunPayload`.
         A stop signal (`llmrl.run.signals.StopFlag`) is passed on to running runs; waiting ones become `cancelled`.
 
