@@ -172,7 +172,7 @@ class PPOAgent:
             raise ConfigError(
                 f"agent.init_from={folder}: its weights do not fit this agent (first difference: {first}); "
                 "use the same env (and env.rules), agent.features and "
-                f"agent.share_parameters{', or agent_state.init_parts=core for the core alone' if core_fits else ''}"
+                f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
             )
         self.policy.load_state_dict({**present, **weights})
         learner = agent_state.get("learner") or {}

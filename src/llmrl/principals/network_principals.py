@@ -153,7 +153,7 @@ class DualRLPrincipal(StateFields):
         ConfigError: fewer than two points, or an observed metric does not exist.
     """
 
-    _state_fields = ("network", "updater", "observation", "last_proposal", "previous", "count", "mean", "squares")
+    _state_fields = ("network", "updater", "encoder", "last_proposal", "previous", "count", "mean", "squares")
 
     parallel = True
 
@@ -315,7 +315,7 @@ class MetaGradPrincipal(StateFields):
         ConfigError: an observed metric does not exist.
     """
 
-    _state_fields = ("network", "updater", "observation", "last_proposal", "counts", "means")
+    _state_fields = ("network", "updater", "encoder", "last_proposal", "counts", "means")
 
     parallel = False
     needs_gradient = True
