@@ -21,7 +21,7 @@ from llmrl.core.model_protocols import Scorer
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.rooms.grid_world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, LOCKED, OPEN, UNSEEN
-from llmrl.networks import categorical
+from llmrl.networks.action_distributions import sample_categorical
 
 AHEAD, OWN = (3, 5), (3, 6)
 """The cell in front of the agent in its view [7, 7, 3], and that on which it stands."""
@@ -74,7 +74,7 @@ class SayCanPolicy:
         view = observation["view"].cpu().numpy()[:, 0]
         can = torch.from_numpy(affordances(view, self.spec.n_actions, self.unlikely)).float()
         logits = (said + can.log())[:, None]
-        return PolicyOutput(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
+        return PolicyOutput(logits.argmax(-1) if greedy else sample_categorical(logits, generator), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return zeros, because the policy has no value function."""

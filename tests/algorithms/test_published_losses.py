@@ -391,16 +391,16 @@ class TestMechanismDesign:
         _, parts = agent_parts("experiment=legislative/escape_room", "treatment=dual_rl")
         principal = parts.principal
         principal.ask(context=1, n=1)
-        requests, network = principal.asked, principal.network
+        proposal, network = principal.last_proposal, principal.network
 
         def loss(_):
-            logits, value = network(requests["observed"])
+            logits, value = network(proposal["observation"])
             log_probs = logits.log_softmax(-1)
-            choice_log_prob = log_probs.gather(-1, requests["choice"][0][:, None]).sum()
+            choice_log_prob = log_probs.gather(-1, proposal["choice"][0][:, None]).sum()
             entropy = -(log_probs.exp() * log_probs).sum()  # of all heads
-            advantage = payoff - requests["value"]
-            half = 0.5 * larger_squared_error(value, requests["value"], torch.tensor(payoff), 0.2)
-            policy = -clipped_surrogate(choice_log_prob, requests["log_prob"][0], advantage, 0.2)
+            advantage = payoff - proposal["value"]
+            half = 0.5 * larger_squared_error(value, proposal["value"], torch.tensor(payoff), 0.2)
+            policy = -clipped_surrogate(choice_log_prob, proposal["log_prob"][0], advantage, 0.2)
             return policy - 0.2 * entropy + 0.5 * half
 
         watch = Watch(network, principal.updater.optimizer, loss, 0.5)

@@ -240,7 +240,7 @@ def test_evaluation_with_env_overrides(workdir, trained_run):
         ({"episodes": 0}, ConfigError, "episodes=0"),
         ({"mode": "greedy"}, ConfigError, "stochastic, deterministic, both"),
         ({"policy": "nobody"}, ConfigError, "use student"),
-        ({"mechanism": "most"}, ConfigError, "give words"),
+        ({"mechanism": "most"}, ConfigError, "mechanism most"),
         ({"suite_options": {"episodes": 2}}, ConfigError, "need a suite"),
         ({"suite": "nothing"}, ConfigError, "babyai_text"),
     ],

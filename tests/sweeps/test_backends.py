@@ -209,7 +209,8 @@ class Detached(Backend):
 def detached(tmp_path, monkeypatch):
     """Return a detached backend whose module is trusted, as an installed one is."""
     monkeypatch.setattr(scheduling, "NOBODY", Trust((Detached.__module__,)))
-    monkeypatch.setattr(scheduling, "_POLL_S", (0.02, 0.05))
+    monkeypatch.setattr(scheduling, "_MIN_POLL_S", 0.02)
+    monkeypatch.setattr(scheduling, "_MAX_POLL_S", 0.05)
     sys.modules.setdefault(Detached.__module__, sys.modules[__name__])
     place = tmp_path / "place"
     place.mkdir()

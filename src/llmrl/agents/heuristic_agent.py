@@ -274,16 +274,17 @@ def _same_for_all(rule: Rule) -> RuleFactory:
     return lambda spec, env_factory: rule
 
 
+_ACROBOT, _MOUNTAIN_CAR = (_same_for_all(_pump_energy(speed=index)) for index in (5, 1))
 _SUSTAINABLE_SHARE = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
-    "acrobot": Heuristic("vector", "pumps energy", _same_for_all(_pump_energy(speed=5))),
+    "acrobot": Heuristic("vector", "pumps energy", _ACROBOT),
     "blackjack": Heuristic("vector", "basic strategy", _same_for_all(_blackjack)),
     "cartpole": Heuristic("vector", "pushes under the falling pole", _same_for_all(_cartpole)),
     "cliff_walking": Heuristic("state", "the shortest way", _same_for_all(_cliff_walking)),
     "fishery": _SUSTAINABLE_SHARE,
     "frozen_lake": Heuristic("state", "the likeliest way", _frozen_lake),
     "lunar_lander": Heuristic("vector", "two PD controllers", _same_for_all(_lunar_lander)),
-    "mountain_car": Heuristic("vector", "pumps energy", _same_for_all(_pump_energy(speed=1))),
+    "mountain_car": Heuristic("vector", "pumps energy", _MOUNTAIN_CAR),
     "pasture": _SUSTAINABLE_SHARE,
     "pollution": _SUSTAINABLE_SHARE,
     "tax_economy": Heuristic(

@@ -172,7 +172,8 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
 
 def _is_player(config: Config) -> bool:
     """Return whether the agent asks the chat model."""
-    return Builder(trusted=config.get("trusted_modules", ())).needs(config["agent"], "llm", "agent")
+    agent = config.get("agent")
+    return agent is None or Builder(trusted=config.get("trusted_modules", ())).needs(agent, "llm", "agent")
 
 
 def _player_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:

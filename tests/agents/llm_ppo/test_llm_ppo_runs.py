@@ -115,7 +115,7 @@ def test_run_starts_from_pretrained_weights(tmp_path, model):
     [second] = (tmp_path / "second").glob("*/s0")
     x_weights, y_weights = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
     assert all(torch.allclose(x, y_weights[name], atol=1e-6) for name, x in x_weights.items())
-    with pytest.raises(ConfigError, match="fit this agent"):
+    with pytest.raises(ConfigError, match=r"agent\.init_from="):
         silent_run(*overrides, "name=third", f"agent.init_from='{first}'", "agent.head_hidden=[9]")
 
 

@@ -36,12 +36,12 @@ def test_benchmark_runs_at_small_size():
 def test_incorrect_games_are_detected(monkeypatch, capsys):
     """Compare processors, one of which plays different steps after the tenth."""
     sizes = replace(TOY, check=(2, 12))
-    assert benchmark.ended(Part("check", sizes, "cpu"))
+    assert benchmark.run_part(Part("check", sizes, "cpu"))
     assert capsys.readouterr().out.count("equal, bit for bit") == 2
-    make_games = gpu_games.games_on
+    make_games = gpu_games.make_games
     outcomes = iter((True, False) * 2)
 
-    def games_on(device, game):
+    def make_faulty_games(device, game):
         env = make_games(device, game)
         if next(outcomes):
             run, runs = env.engine.run, []
@@ -58,8 +58,8 @@ def test_incorrect_games_are_detected(monkeypatch, capsys):
             env.engine.run = replacement
         return env
 
-    monkeypatch.setattr(gpu_games, "games_on", games_on)
-    assert not benchmark.ended(Part("check", sizes, "cpu"))
+    monkeypatch.setattr(gpu_games, "make_games", make_faulty_games)
+    assert not benchmark.run_part(Part("check", sizes, "cpu"))
     output = capsys.readouterr().out
     assert "THE GAMES ARE WRONG" in output and "cleanup, step 1" in output
 
@@ -67,7 +67,7 @@ def test_incorrect_games_are_detected(monkeypatch, capsys):
 def test_part_stops_at_time_limit(monkeypatch, capsys):
     monkeypatch.setitem(benchmark.LIMITS, "games", 1)
     monkeypatch.setitem(benchmark.PARTS, "games", lambda part: [None for _ in iter(int, 1)])
-    assert benchmark.ended(Part("games", TOY, "cpu"))
+    assert benchmark.run_part(Part("games", TOY, "cpu"))
     assert "stopped: the 1 s of this part are up" in capsys.readouterr().out
 
 

@@ -76,8 +76,12 @@ def agent_observation(observation: Observation, game: int, agent: int) -> dict[s
 
 def all_observations(observation: Observation) -> dict[str, Any]:
     """Return copies of the observations of all games with one agent each: arrays [n_envs, ...], or tuples of texts."""
-    first_agents = {name: channel[:, 0] for name, channel in observation.items()}
-    return {name: tuple(x) if str(x.dtype) == "object" else _copied_array(x) for name, x in first_agents.items()}
+    return {
+        name: tuple(channel[game, 0] for game in range(channel.shape[0]))  # lazy texts have no slices
+        if str(channel.dtype) == "object"
+        else _copied_array(channel[:, 0])
+        for name, channel in observation.items()
+    }
 
 
 def _copied_array(value: Any) -> Any:
