@@ -180,7 +180,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
     Objective(
         name="minimum",
         of=_lowest_return,
-        formula="the smallest x_i of the episode, whoever's it is",
+        formula="the smallest x_i of the episode",
         source="Rawls's maximin",
         payoff=f"Your payoff is what the agent that collects least in an episode collects, in {_BASE_REWARD}. It may "
         "be another agent in every episode. What the others collect does not count.",

@@ -136,8 +136,8 @@ def check_differentiable(spec: EnvSpec, agent: Agent, principal: GradientPropose
     if not spec.has_reward_jacobian:
         raise ConfigError(
             f"{name} needs the derivatives of rewards with respect to the mechanism, which env={spec.name} does not "
-            "provide. Use env=cleanup, harvest, escape_room or fishery, env=tax_economy env.welfare=utilitarian, or "
-            "another principal"
+            "provide. Use env=cleanup, harvest, escape_room, fishery, pasture or pollution, env=tax_economy "
+            "env.welfare=utilitarian, or another principal"
         )
     if not settings.adapt_rounds:
         raise ConfigError(

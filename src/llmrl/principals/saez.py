@@ -71,7 +71,7 @@ class SaezPrincipal(StateFields):
         step: fraction of the difference to the formula's rates by which a proposal moves, in (0, 1].
 
     Raises:
-        ConfigError: the environment lacks these metrics, or has contexts; `explore` is too small.
+        ConfigError: the environment lacks these metrics, or has contexts.
     """
 
     _state_fields = ("n_proposed", "rates", "formula_rates", "log_points")
