@@ -70,7 +70,7 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
     plan = dict(FinetuneApplication().plan(config, resources))
     with build_loop(config, resources) as loop:
         prompt_format = loop.task.prompt_format
-        assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
+        assert plan["policy"] == f"linear policy, {numbers} parameters in [-6, 6]" and steps in plan["  steps"]
         assert {parameter.decimals for parameter in prompt_format.space.parameters} == {decimals}
         assert loop.rewards.scale(np.zeros(1))(half_way) == pytest.approx(0.5)
         prompt_format.proposer.on_search_start(400, 20)

@@ -21,7 +21,7 @@ def test_dry_run_skips_playing(proposer, tmp_path, capsys):
 
     assert run_experiment(configured(tmp_path, proposer, "dry_run=true", "transfer=[other]"), []) is None
     output = capsys.readouterr().out
-    assert "linear policy, 2 numbers from -6 to 6" in output and "other tasks" in output and "grpo" in output
+    assert "linear policy, 2 parameters in [-6, 6]" in output and "other tasks" in output and "grpo" in output
     assert not list(tmp_path.iterdir())
 
 

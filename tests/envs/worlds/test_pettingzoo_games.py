@@ -102,7 +102,7 @@ class TestEquivalence:
         native.reset(seed=0)
         raw = reference.games[0].world.unwrapped.world
         places = np.array([entity.state.p_pos for entity in raw.entities])[None]
-        native.world.place(np.ones(1, dtype=bool), places, np.zeros_like(native.world.goal))
+        native.world.reset(np.ones(1, dtype=bool), places, np.zeros_like(native.world.goal_landmark))
         for _ in range(25):
             action = sample_actions(reference.spec, observation, rng)
             step, native_step = reference.step(action), native.step(action)
