@@ -112,7 +112,7 @@ def test_readme_digit_change_exits_with_1(root, capsys, monkeypatch):
             (("zero_shot.md", "PPO 624", "PPO many"), "settings.csv"),
             (("zero_shot.md", 'measurement("first_zero_shot.duration")', 'measurement("unknown")'), "unknown"),
             (
-                ("zero_shot.md", 'comparison("first_zero_shot", "heuristic"', 'comparison("first_zero_shot", "x"'),
+                ("zero_shot.md", 'comparison("first_zero_shot", "trained_chat"', 'comparison("first_zero_shot", "x"'),
                 "0 rows",
             ),
         ],
@@ -143,7 +143,7 @@ def test_run_change_updates_tables(root):
         if path.name != "first_zero_shot_runs.csv":
             path.unlink()
     assert not results.table_problems(data)
-    replace_text(data / "first_zero_shot_runs.csv", "{},8.8", "{},8.9")
+    replace_text(data / "first_zero_shot_runs.csv", "{},0.016", "{},0.026")
     assert any("first_zero_shot_scores.csv" in problem for problem in results.table_problems(data))
 
 
