@@ -105,7 +105,7 @@ class Setting:
         request = PlayEpisode(collector=self.collector, steps=self.horizon, seed=game_seeds, actions=actions)
         rollout = self.executor.answer(request)
         rollout_end = clock()
-        self.executor.answer(self.societies.learn(rollout, nodes))
+        self.executor.answer(self.societies.update_request(rollout, nodes))
         return rollout_end - start, clock() - rollout_end
 
 

@@ -198,6 +198,7 @@ def test_recipe_and_demo_run_in_fresh_debian_tree(debian_tree: Path) -> None:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            umask=0o022,  # commands in earlier tests of this process may have changed it
         )
         assert finished.returncode == 0, finished.stdout[-4000:]
 

@@ -235,7 +235,7 @@ def test_resume_between_minibatches_is_identical(data, tmp_path):
     ("owner", "method", "at"),
     [
         (BehavioralCloning, "update", 3),
-        pytest.param(BehavioralCloning, "measure", 0, marks=pytest.mark.long),
+        pytest.param(BehavioralCloning, "validate", 0, marks=pytest.mark.long),
         pytest.param(Corridor, "step", 5, marks=pytest.mark.long),
     ],
 )

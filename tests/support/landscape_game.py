@@ -3,8 +3,10 @@
 Mechanism design in it needs no run folder.
 """
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,7 +82,7 @@ class LandscapeGame:
 class UnsavedRun:
     """A run (`Run`) that neither logs nor saves."""
 
-    restored, iteration, seed = None, 0, 0
+    restored, iteration, seed, folder = None, 0, 0, Path(os.devnull)
     stop = SimpleNamespace(requested=False, signal=None)
 
     def __init__(self) -> None:

@@ -120,7 +120,9 @@ def with_texts(config: Config) -> dict[str, Any]:
     nothing more.
     """
     env = config.get("env") or {}
-    if "observe" not in env or _TEXT in (channels := env["observe"] or ()) or not has_text_reader(config):
+    channels = env.get("observe", ...) or ()
+    # Other values than lists are refused when the environment is built.
+    if not isinstance(channels, list | tuple) or _TEXT in channels or not has_text_reader(config):
         return dict(config)
     hint = signature_of(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).hints.get("observe")
     try:
