@@ -21,7 +21,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.loops.executor import MAX_SKIPS, BatchedExecutor, serve
+from llmrl.loops.batched_executor import MAX_SKIPS, BatchedExecutor
+from llmrl.loops.executor import serve
 from some import some
 
 ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.steps=3")

@@ -1,7 +1,7 @@
 """Several runs that one process computes together, and the keys of runs that may share a process.
 
 Each run has a thread of its own, while the main thread plays and updates for all of them
-(`llmrl.loops.executor`). Either the games and updates of the runs are computed as one batch, or each run plays
+(`llmrl.loops.batched_executor`). Either the games and updates of the runs are computed as one batch, or each run plays
 and learns by itself, which still saves the cost of a process. A key follows from a resolved config and from
 declarations of classes; only plain settings are built.
 """
@@ -26,7 +26,7 @@ from llmrl.experiment.config_completion import OBJECTIVE_KEYS, groups_using_mode
 from llmrl.experiment.experiment import application_of
 from llmrl.experiment.resources import RunResources
 from llmrl.experiment.run_job import compute
-from llmrl.loops.executor import BatchedExecutor, BatchSeat
+from llmrl.loops.batched_executor import BatchedExecutor, BatchSeat
 from llmrl.run.command_exit import EXIT_FAILED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
 from llmrl.run.progress_bar import MultiRunDisplay

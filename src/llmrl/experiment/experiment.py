@@ -28,7 +28,7 @@ from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:
-    from llmrl.loops.executor import BatchSeat
+    from llmrl.loops.batched_executor import BatchSeat
 
 
 class Experiment:

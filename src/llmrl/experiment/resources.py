@@ -20,7 +20,7 @@ from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import RUNS_BESIDE, Machine
 
 if TYPE_CHECKING:
-    from llmrl.loops.executor import BatchSeat
+    from llmrl.loops.batched_executor import BatchSeat
 
 Config = Mapping[str, Any]
 Model = ChatClient | Scorer | None

@@ -16,7 +16,7 @@ from llmrl.run.command_exit import EXIT_INTERRUPTED, exit_on_error, print_messag
 from llmrl.run.signals import Stopped
 
 if TYPE_CHECKING:
-    from llmrl.loops.executor import BatchSeat
+    from llmrl.loops.batched_executor import BatchSeat
 
 _VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that log every request or file; this package reports their failures itself."""
