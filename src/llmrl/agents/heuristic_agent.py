@@ -274,7 +274,8 @@ def _same_for_all(rule: Rule) -> RuleFactory:
     return lambda spec, env_factory: rule
 
 
-_ACROBOT, _MOUNTAIN_CAR = (_same_for_all(_pump_energy(speed=index)) for index in (5, 1))
+_ACROBOT = _same_for_all(_pump_energy(speed=5))
+_MOUNTAIN_CAR = _same_for_all(_pump_energy(speed=1))
 _SUSTAINABLE_SHARE = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
     "acrobot": Heuristic("vector", "pumps energy", _ACROBOT),

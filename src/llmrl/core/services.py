@@ -113,6 +113,12 @@ class PrincipalServices(TeacherServices):
     controller: Controller | None = None
     proposals: int | None = None
 
+    @classmethod
+    def from_agent(cls, services: AgentServices, **changes: Any) -> PrincipalServices:
+        """Return the services of a principal that shares those of an agent, except for `changes`."""
+        shared = {field.name: getattr(services, field.name) for field in dataclasses.fields(TeacherServices)}
+        return cls(**shared | changes)
+
 
 @dataclass(frozen=True)
 class ObserverServices(Services):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from llmrl.core.protocols import Agent, Controller, Proposer, VecEnv
 from llmrl.core.ram import check_games
 from llmrl.core.ranges import SpendingCost
 from llmrl.core.seeding import Seeds
-from llmrl.core.services import AgentServices, EnvServices, ObserverServices, PrincipalServices, TeacherServices
+from llmrl.core.services import AgentServices, EnvServices, ObserverServices, PrincipalServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.experiment.build_env import build_env
@@ -223,10 +223,11 @@ def _build_principal(
         Incompatible: the principal cannot search the parameters of a policy.
     """
     controller: Controller | None = None if services.has_principal else agent.controller  # type: ignore[attr-defined]
-    shared = {service.name: getattr(services, service.name) for service in fields(TeacherServices)}
     builder = builder.replace_services(
-        PrincipalServices(
-            **shared | {"spec": spec, "seeds": Seeds(config["seed"]).child("principal")},
+        PrincipalServices.from_agent(
+            services,
+            spec=spec,
+            seeds=Seeds(config["seed"]).child("principal"),
             space=spec.proposals if controller is None else controller.space,
             controller=controller,
             proposals=proposals_of(config, "design" if controller is None else "search"),

@@ -8,7 +8,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
-from llmrl.core.services import AgentServices, EnvServices, PrincipalServices, TeacherServices
+from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
 from llmrl.llms.local.small import SmallChat, SmallModel
 
 if TYPE_CHECKING:
@@ -217,10 +217,8 @@ def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Se
         )
     space, rng = controller.space, seeds.numpy("proposals")
     chat = RandomProposals(space, rng)
-    shared = {service.name: getattr(services, service.name) for service in fields(TeacherServices)} | {"llm": chat}
-    principal = builder.replace_services(PrincipalServices(**shared, space=space, controller=controller)).build(
-        config["principal"], "principal"
-    )
+    principal_services = PrincipalServices.from_agent(services, llm=chat, space=space, controller=controller)
+    principal = builder.replace_services(principal_services).build(config["principal"], "principal")
     search = config["search"]
     principal.on_search_start(search["iterations"], search["episodes"])
     while len(chat.exchanges) < _EXCHANGES:

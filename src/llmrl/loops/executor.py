@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ExecutorSeat(Protocol):
-    """Seat of one run at an executor of several runs; `BatchSeat` implements it, and importing that would be a cycle."""
+    """Seat of one run at an executor of several runs, such as `BatchSeat`, whose import would be a cycle."""
 
     def answer(self, request: Request) -> Any:
         """Return the answer to a request; called in the thread of the run, which waits for it."""
