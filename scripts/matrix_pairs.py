@@ -252,6 +252,8 @@ class Pairs:
         settings: Settings = {**SMALL, **self._fitting(chosen, config), **(more or {})}
         settings |= {"output_root": str(self.folder), "name": "matrix"}
         own = [*(f"{group}={name}" for group, name in chosen.items()), *_needed("env", chosen["env"]), "loggers=[]"]
+        if "llm.learn" in settings:
+            own.append("llm/learn=grpo")  # only a chosen method has keys to override
         typed = [f"{place}={_typed(value)}" for place, value in settings.items() if _put(config, place, value)]
         return {**config, "loggers": {}}, [*own, *typed]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmrl.core.errors import RunFolderError
@@ -24,12 +24,14 @@ from llmrl.run.config_hash import EXCLUDED, config_hash
 from llmrl.run.folder import (
     MAX_LABEL,
     find_folder,
+    format_label,
     format_overrides,
     hash_of,
     is_run_folder,
     run_folder,
     run_label,
     seed_of,
+    shorten_overrides,
 )
 from llmrl.sweeps.jobs import naming_overrides
 
@@ -262,3 +264,13 @@ def test_stolen_folder_is_not_released(tmp_path: Path) -> None:
     assert not mine.is_held
     mine.release()
     assert ownership.read_owner(tmp_path) is not None
+
+
+@given(
+    st.sets(st.text("ab./@", min_size=1, max_size=6).filter(lambda key: not re.search(r"^[./@]|[./@]$|[./@]{2}", key)))
+)
+@example({"llm/learn", "llm.learn"})
+@example({"x.a.b", "y.a.b", "a.b", "b"})
+def test_short_names_are_unique(keys):
+    assert len(shorten_overrides(dict.fromkeys(keys, "1"))) == len(keys)
+    assert format_label(dict.fromkeys(keys, "1"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -182,19 +183,25 @@ def sanitize_path(name: str) -> Path:
 def shorten_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return overrides with short keys and values.
 
-    A key is cut to its last part, or to two if another key has the same last part. A path is cut to its last part, or
-    to the hash and seed of a run folder.
+    A key is cut to its last part, or to two if another key has the same last part, or not at all if these are not
+    unique either. A path is cut to its last part, or to the hash and seed of a run folder.
 
     >>> shorten_overrides({"learn.env_steps": "1000", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"})
     {'env_steps': '1000', 'init_from': '0a1b2c3d-s4'}
     """
-    keys = {key: re.split(r"[./@:]", key) for key in overrides}
-    names: dict[str, str] = {}
+    last_parts = Counter(_last_parts(key, 1) for key in overrides)
+    last_two_parts = Counter(_last_parts(key, 2) for key in overrides)
+    names = {}
     for key, value in overrides.items():
-        n_equal = sum(parts[-1] == keys[key][-1] for parts in keys.values())
-        name = ".".join(keys[key][-1:] if n_equal == 1 else keys[key][-2:])
-        names[name if name not in names else key] = _short_value(value)
+        is_unique = last_parts[_last_parts(key, 1)] == 1
+        name = _last_parts(key, 1 if is_unique else 2)
+        names[name if is_unique or last_two_parts[name] == 1 else key] = _short_value(value)
     return names
+
+
+def _last_parts(key: str, n: int) -> str:
+    """Return the last `n` parts of a key, with its own separators: `llm/learn` and `llm.learn` are different keys."""
+    return "".join(re.split(r"([./@:])", key)[1 - 2 * n :])
 
 
 def format_overrides(overrides: Mapping[str, str], among: Iterable[str] = ()) -> str:
