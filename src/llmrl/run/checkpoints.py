@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"llmrl-ck"
 _FOOTER = len(MAGIC) + hashlib.sha256().digest_size
-_FORMAT = 6
+_FORMAT = 7
 N_KEPT = 2
 """Number of checkpoints that a run keeps."""
 _NUMPY = "__numpy__"
@@ -114,7 +114,9 @@ class CheckpointStore:
                 f"{path} is not a checkpoint of this program: {(str(error).splitlines() or [type(error).__name__])[0]}"
             ) from error
         if version != _FORMAT:
-            raise CheckpointError(f"{path} has checkpoint format {version}; this version reads {_FORMAT}")
+            raise CheckpointError(
+                f"{path} has checkpoint format {version}; this version reads {_FORMAT}. Compute the run again (rerun=true)"
+            )
         if self.config_hash and config_hash != self.config_hash:
             raise CheckpointError(
                 f"{path} belongs to another configuration: it was written under config hash {config_hash or 'none'}, "

@@ -12,7 +12,6 @@ from itertools import combinations
 
 import numpy as np
 
-from llmrl.core.records import State
 from llmrl.core.state_fields import StateFields
 
 TIME_STEP = 0.1  # seconds
@@ -20,9 +19,6 @@ DAMPING = 0.25  # share of the velocity that is lost in a step
 CONTACT_FORCE = 100.0  # stiffness, force per unit of penetration; all masses are 1
 CONTACT_MARGIN = 1e-3  # width of the soft contact zone, in length units
 ACCELERATION = 5.0  # default acceleration of agents, units per second squared
-
-_STATE_KEYS = {"messages": "said", "goal_landmark": "goal"}
-"""Keys of these fields in checkpoints."""
 
 MOVES = ("stay", "left", "right", "down", "up")
 DIRECTIONS = np.array([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])
@@ -121,12 +117,6 @@ class ParticleWorld(StateFields):
         self.messages = np.zeros((n_envs, n_agents, message_dim))
         self.goal_landmark = np.zeros((n_envs, n_goals), dtype=np.int64)
         self._contacts = _Contacts(bodies)
-
-    def state_dict(self) -> State:
-        return {_STATE_KEYS.get(name, name): value for name, value in super().state_dict().items()}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict({name: state[_STATE_KEYS.get(name, name)] for name in self._state_fields})
 
     @property
     def agent_positions(self) -> np.ndarray:
