@@ -115,7 +115,8 @@ class CheckpointStore:
             ) from error
         if version != _FORMAT:
             raise CheckpointError(
-                f"{path} has checkpoint format {version}; this version reads {_FORMAT}. Compute the run again (rerun=true)"
+                f"{path} has checkpoint format {version}; this version reads {_FORMAT}. Set "
+                "rerun=true to compute the run again"
             )
         if self.config_hash and config_hash != self.config_hash:
             raise CheckpointError(
