@@ -159,7 +159,7 @@ def chat_policies(run: Path, config: dict[str, Any]) -> tuple[GreedyPolicy, Gree
     describe = getattr(parts.env, "env", parts.env)._describer.describe
     requests = []
     for total, up, usable, first in STATES:
-        conversation = PlayerConversation(decided=int(not first), steps=int(not first))
+        conversation = PlayerConversation(n_answers=int(not first), steps=int(not first))
         conversation.add_observation(describe((total, up, int(usable)), {}), None, player.settings.observation_extras)
         requests.append(ChatRequest(conversation.messages(player.prompts.system(0, ()).text, 0)))
 

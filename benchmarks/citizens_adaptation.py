@@ -1,6 +1,6 @@
 """Adaptation of learning citizens to a tax that is introduced at half time, from runs of studies/citizens_adaptation.
 
-    python benchmarks/citizens_adaptation.py outputs/citizens_adaptation/*/s* --data FILE
+    python benchmarks/citizens_adaptation.py outputs/citizens_adaptation/*/s[0-9] --data FILE
 
 Over-usage is the share of harvests above the sustainable one, which the tax concerns. Levels are means of `LAST`
 updates: the last before the first one in which a tax is collected, and the last of the run. The time is the number of

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_module
@@ -37,6 +38,7 @@ from omegaconf import OmegaConf
 from llmrl.envs.substrate import install
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.design import DesignLoop
+from llmrl.loops.executor import Executor, serve
 from llmrl.run.run import Run
 
 PUBLISHED = 190.0  # CPU-seconds
@@ -69,7 +71,10 @@ class Clock:
 
     def wrap(self, owner: object, method: str, part: str) -> None:
         """Count calls of `owner.method` for `part` from now on."""
-        call: Callable[..., Any] = getattr(owner, method)
+        setattr(owner, method, self.count(getattr(owner, method), part))
+
+    def count(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """Return a function that does the same as `call` and counts its time for `part`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             outer, self._inner = self._inner, 0.0
@@ -81,7 +86,7 @@ class Clock:
                 self.spent[part] = self.spent.get(part, 0.0) + elapsed - self._inner
                 self._inner = outer + elapsed
 
-        setattr(owner, method, timed)
+        return timed
 
 
 def children() -> float:
@@ -114,9 +119,9 @@ def measure_step(overrides: Sequence[str]) -> dict[str, float]:
         assert isinstance(loop, DesignLoop)
         for method in ("act", "values"):
             clock.wrap(loop.societies.policy, method, "policy")
-        clock.wrap(loop.societies, "update", "update")
-        with Run.open(Path(folder), "step", config) as run:
-            run.result = loop.run(run)
+        updates = patch.object(Executor, "_update", clock.count(Executor._update, "update"))
+        with updates, Run.open(Path(folder), "step", config) as run:
+            run.result = serve(loop.requests(run), run)
         parts.close()
     process_seconds = time.process_time() - start
     return {
