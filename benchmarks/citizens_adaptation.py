@@ -10,24 +10,23 @@ levels differ by less than `MIN_CHANGE`.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run_tables import tabulate_runs
+
+from llmrl.run.metrics import read_metrics
 
 LAST = 5
 MIN_CHANGE = 0.05
-COLUMNS = ("group", "seed", "before", "after", "updates", "return_before", "return_after", "diversity")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return the values of a run by `COLUMNS`."""
+    """Return the values of a run by column."""
     config = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    updates = [row for row in rows if row["kind"] == "update"]
+    updates = read_metrics(folder / "metrics.jsonl", "update")
     half = next(i for i, row in enumerate(updates) if row["episode/tax_collected"] > 0)
     usage = np.array([row["episode/over_usage"] for row in updates])
     returns = np.array([row["episode/base_return"] for row in updates])
@@ -48,21 +47,5 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the values of runs, and write them into a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
-    parser.add_argument("--data", type=Path, help="CSV file that is written")
-    arguments = parser.parse_args()
-    rows = sorted((read_run(folder) for folder in arguments.runs), key=lambda row: (row["group"], row["seed"]))
-    for row in rows:
-        print("  ".join(f"{name} {row[name]}" for name in COLUMNS))
-    if arguments.data is not None:
-        with arguments.data.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-
-
 if __name__ == "__main__":
-    main()
+    tabulate_runs(__doc__, read_run)

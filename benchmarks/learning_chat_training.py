@@ -10,43 +10,23 @@ on equally loaded machines.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run_tables import tabulate_runs
+
+from llmrl.run.artifacts import read_config
+from llmrl.run.metrics import read_metrics
 
 LAST = 5
-COLUMNS = (
-    "env",
-    "group",
-    "seed",
-    "updates",
-    "env_steps",
-    "seconds",
-    "return_before",
-    "evaluation",
-    "entropy_before",
-    "entropy_after",
-    "invalid_before",
-    "invalid_after",
-)
 
 
 def training_summary(folder: Path) -> dict[str, Any]:
-    """Return the values of a run by `COLUMNS`.
-
-    Args:
-        folder: run folder of a finished run.
-    """
-    from llmrl.run.artifacts import read_config
-
-    config = read_config(folder, ())
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    updates = [record for record in records if record["kind"] == "update" and "learn/entropy" in record]
-    evaluation = next(record for record in reversed(records) if record["kind"] == "evaluation")
+    """Return the values of a run by column."""
+    config, metrics_path = read_config(folder, ()), folder / "metrics.jsonl"
+    updates = [update for update in read_metrics(metrics_path, "update") if "learn/entropy" in update]
+    evaluation = read_metrics(metrics_path, "evaluation")[-1]
 
     def first_and_last(metric: str) -> tuple[float, float]:
         series = [update[metric] for update in updates]
@@ -69,21 +49,5 @@ def training_summary(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the values of runs, and write them to a file if one is given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--data", type=Path, help="CSV file for the values")
-    options = parser.parse_args()
-    summaries = sorted(map(training_summary, options.runs), key=lambda row: (row["env"], row["group"], row["seed"]))
-    for summary in summaries:
-        print("  ".join(f"{name} {summary[name]}" for name in COLUMNS))
-    if options.data is not None:
-        with options.data.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(summaries)
-
-
 if __name__ == "__main__":
-    main()
+    tabulate_runs(__doc__, training_summary)

@@ -119,13 +119,13 @@ class Societies:
     def epoch(self, stack: Any) -> Callable[[], Any]:
         updater = StackedOptimizerStep(stack)
         updater.read([ppo.updaters[0] for ppo in self.learners])
-        return lambda: self.learners[0].epochs(updater, [self.batches])
+        return lambda: self.learners[0].run_epochs(updater, [self.batches])
 
     def epoch_each(self) -> Any:
         def own(i: int) -> Iterator[dict[str, torch.Tensor]]:
             return ({name: x[i] for name, x in batch.items()} for batch in self.batches)
 
-        return [ppo.epochs(ppo.updaters[0], [own(i)]) for i, ppo in enumerate(self.learners)]
+        return [ppo.run_epochs(ppo.updaters[0], [own(i)]) for i, ppo in enumerate(self.learners)]
 
 
 def measured(ways: Sequence[Callable[[], Any]], rounds: int, device: str) -> list[list[float]]:

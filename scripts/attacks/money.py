@@ -338,7 +338,8 @@ def _(folder: Path) -> tuple[bool, str]:
         thread.start()
         while not generated:
             time.sleep(0.01)
-        chat.budget.abandon()
+        for reservation in list(chat.budget._reserved.values()):
+            chat.budget.abandon(reservation)
         go_on.set()
         thread.join(20)
         spent = chat.budget.spent

@@ -1,0 +1,35 @@
+"""Tables with a row for each run folder: printed, and written as CSV.
+
+Used by `benchmarks/citizens_adaptation.py` and `benchmarks/learning_chat_training.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def tabulate_runs(description: str | None, summarize: Callable[[Path], Mapping[str, object]]) -> None:
+    """Print the values of the runs in the command line, and write them to the file of `--data`.
+
+    Args:
+        description: help text of the command.
+        summarize: function that returns the values of a run by column, the same columns for all. Rows are sorted by the
+            columns up to `seed`.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--data", type=Path, help="CSV file for the values")
+    options = parser.parse_args()
+    summaries = [summarize(folder) for folder in options.runs]
+    columns = list(summaries[0])
+    summaries.sort(key=lambda summary: [summary[column] for column in columns[: columns.index("seed") + 1]])
+    for summary in summaries:
+        print("  ".join(f"{column} {value}" for column, value in summary.items()))
+    if options.data is not None:
+        with options.data.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(summaries)
