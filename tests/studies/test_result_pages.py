@@ -19,7 +19,7 @@ COMMANDS = [
     line.strip()
     for page in PAGES
     for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
-    for line in block.splitlines()
+    for line in re.sub(r"\\\n\s*", "", block).splitlines()
 ]
 
 
