@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="sweeps with each launcher, in turn (default 3)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, at most the cores there are (default 2)")
     args = parser.parse_args()
-    if args.jobs > (cores := Machine.this().cores):
+    if args.jobs > (cores := Machine.detect().cores):
         parser.error(f"--jobs {args.jobs}: there are {cores} cores, and llmrl would not compute more runs at once")
     if find_spec("hydra_plugins.hydra_joblib_launcher") is None:
         parser.error("needs the package hydra-joblib-launcher (pip install hydra-joblib-launcher)")

@@ -254,4 +254,4 @@ if __name__ == "__main__":
         CLOCK = time.process_time
     with torch.inference_mode():
         for name in options.substrate:
-            compare(name, options, 1 if options.cpu else Machine.this().cores)
+            compare(name, options, 1 if options.cpu else Machine.detect().cores)

@@ -670,9 +670,9 @@ def launched(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def states(folder: Path) -> list[str]:
-    from llmrl.sweeps.run_control import records
+    from llmrl.sweeps.run_control import query_run_records
 
-    return sorted(r.state for r in records(folder / "outputs")) if (folder / "outputs").exists() else []
+    return sorted(r.state for r in query_run_records(folder / "outputs")) if (folder / "outputs").exists() else []
 
 
 def until(condition: Callable[[], bool], seconds: float = 90) -> None:
@@ -744,9 +744,9 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("SLURM's accounts of arrays that were cancelled, in 5 spellings", "cancelled for tasks that never began")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.sweeps.backends.slurm_submission import expand_array
+    from llmrl.sweeps.backends.slurm_submission import expand_array_job_ids
 
-    found = [expand_array(text) for text in ("1", "1_2", "1_[0-2]", "1_[0,4-5%7]", "1_[9%1]")]
+    found = [expand_array_job_ids(text) for text in ("1", "1_2", "1_[0-2]", "1_[0,4-5%7]", "1_[9%1]")]
     expected = [["1"], ["1_2"], ["1_0", "1_1", "1_2"], ["1_0", "1_4", "1_5"], ["1_9"]]
     return found == expected, str(found)
 

@@ -178,7 +178,7 @@ NAMED = {
     ),
     "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "not a class or function"),
     "Path, imported by a part's module": ("llmrl.llms.replay.Path", "defined in pathlib"),
-    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_submission.command_output", OUTSIDE),
+    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_submission.run_slurm_command", OUTSIDE),
     "the remover of llmrl-sweep": ("llmrl.sweeps.run_control.remove_path", OUTSIDE),
     "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
     "a Cyrillic letter in the name": ("llmrl.\u0430gents.ppo_agent.PPOAgent", OUTSIDE),

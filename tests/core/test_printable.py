@@ -25,7 +25,7 @@ from llmrl.run.log_file import LogFile
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.status import Status
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Hardware, Job, JobOutcome, Pack
+from llmrl.sweeps.backends.protocol import Hardware, Job, JobBatch, JobOutcome
 from llmrl.sweeps.jobs import describe_outcome, write_log_header
 
 FAKE = "\x1b[2K\x1b[1A\rfinished, result 1\x9b0m\u202egnp.txt\x07 [bold]b[/bold] :smiley: \u2066x\ud800"
@@ -247,7 +247,7 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
 
 def test_job_log_command_is_quoted(tmp_path):
     overrides = [f"prompts={NASTY}", "a=b"]
-    write_log_header(tmp_path / "log", Pack((job(tmp_path, overrides),)))
+    write_log_header(tmp_path / "log", JobBatch((job(tmp_path, overrides),)))
     first = (tmp_path / "log").read_text().splitlines()[0]
     assert shlex.split(first) == ["llmrl-train", *overrides] and split_overrides(overrides)["a"] == "b"
 

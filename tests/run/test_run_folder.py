@@ -33,7 +33,7 @@ from llmrl.run.folder import (
     seed_of,
     shorten_overrides,
 )
-from llmrl.sweeps.jobs import naming_overrides
+from llmrl.sweeps.jobs import select_label_overrides
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 CONFIG = st.dictionaries(
@@ -122,7 +122,7 @@ def test_label_states_length_in_sweep() -> None:
     """Two sweeps of one name, each over principals, that differ in length alone."""
     for key in ("learn.env_steps", "design.steps", "search.iterations"):
         short, long = (
-            run_label(naming_overrides(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"}))
+            run_label(select_label_overrides(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"}))
             for n in (1000, 2000)
         )
         assert short != long and "n_envs" not in short and short.endswith("_1000")

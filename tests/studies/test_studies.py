@@ -24,7 +24,7 @@ from llmrl.experiment.parts import check_values
 from llmrl.results.groups import tasks_of
 from llmrl.results.run_records import RunRecord
 from llmrl.run.folder import run_label, split_overrides
-from llmrl.sweeps.jobs import differing_keys, naming_overrides
+from llmrl.sweeps.jobs import find_differing_keys, select_label_overrides
 from some import one_in, some
 
 ROOT = Path(__file__).parents[2]
@@ -232,9 +232,9 @@ class TestCommandLinePrecedence:
 def swept(tmp_path, *runs):
     """Return the labels of the runs of a sweep in a report, and the names of their folders."""
     records = []
-    differing = differing_keys(runs)
+    differing = find_differing_keys(runs)
     for i, overrides in enumerate(runs):
-        label = run_label(naming_overrides(overrides, differing), "harvest_pixels")
+        label = run_label(select_label_overrides(overrides, differing), "harvest_pixels")
         folder = tmp_path / "harvest_pixels" / f"{label}-{i:08x}" / "s0"
         record = {"folder": folder, "name": "harvest_pixels", "group": folder.parent.name, "seed": 0}
         records.append(RunRecord(**record, state="finished", overrides=split_overrides(overrides)))

@@ -30,12 +30,12 @@ from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
 from llmrl.sweeps.backends.here import Here
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, SchedulerError, backend_name
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, SchedulerError, qualified_backend_name
 from llmrl.sweeps.jobs import record_launch
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import BatchableRunFunction
 from llmrl.sweeps.payload import RunExit, RunFunction, RunPayload
-from llmrl.sweeps.run_control import cancel, records
+from llmrl.sweeps.run_control import cancel, query_run_records
 
 PLACES = ("here", "local", "slurm")
 
@@ -115,7 +115,7 @@ def test_local_rows_end_independently(tmp_path):
     does = ("finish", "fail early", "exit", "finish", "finish")
     keys = ("one", "one", "one", "one", None)
     jobs = [
-        replace(job(tmp_path, seed, Here(), behavior), batch_key=key, row_gb=0.01)
+        replace(job(tmp_path, seed, Here(), behavior), batch_key=key, additional_memory_gb=0.01)
         for seed, (behavior, key) in enumerate(zip(does, keys, strict=True))
     ]
     outcomes, code = launch(jobs, BatchableRunFunction(computes, count_payloads), tmp_path / "sweep")
@@ -162,9 +162,9 @@ def test_faulty_backend_affects_only_assigned_runs(tmp_path):
 
 
 class Sleepers:
-    """A scheduler of processes that go on without their launcher: a job's id is its process's."""
+    """A scheduler of processes that continue without their launcher; job ids are process ids."""
 
-    def ask(self, jobs: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
+    def query_queues(self, jobs: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
         if Path(jobs[0].cluster, "silent").exists():
             raise SchedulerError("nobody answers")
         states = {queued.job_id: "RUNNING" for queued in jobs if Path("/proc", queued.job_id, "stat").exists()}
@@ -172,7 +172,7 @@ class Sleepers:
         ends = {queued.job_id: JobEnd("gone", False) for queued in jobs if queued.job_id not in states}
         return [QueueSnapshot(jobs[0].backend, jobs[0].cluster, frozenset({"ada"}), states, ends)]
 
-    def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
+    def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         return {}
 
     def cancel(self, job_ids: Sequence[str]) -> None:
@@ -229,19 +229,19 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
     outcomes, code = launch(jobs, computes, tmp_path / "sweep", wait=False)
     assert [outcome.state for outcome in outcomes] == ["submitted"] * 2 and code == 0
     assert all(outcome.error == f"job {outcome.job_id}" for outcome in outcomes)
-    assert [record.state for record in records(tmp_path / "outputs")] == ["queued"] * 2
-    assert read_launch_record(jobs[0].folder).backend == backend_name(backend)
+    assert [record.state for record in query_run_records(tmp_path / "outputs")] == ["queued"] * 2
+    assert read_launch_record(jobs[0].folder).backend == qualified_backend_name(backend)
 
     (place / "silent").touch()
-    assert [record.state for record in records(tmp_path / "outputs")] == ["queued"] * 2, "believed"
+    assert [record.state for record in query_run_records(tmp_path / "outputs")] == ["queued"] * 2, "believed"
     with pytest.raises(SchedulerError, match="nobody answers"):
-        records(tmp_path / "outputs", strict=True)
+        query_run_records(tmp_path / "outputs", strict=True)
     (place / "silent").unlink()
 
     second_outcomes, code = launch(jobs, computes, tmp_path / "again")
     assert [outcome.state for outcome in second_outcomes] == ["elsewhere"] * 2 and code == 0
-    assert cancel(records(tmp_path / "outputs")[:1]) == (1, 0, [])
-    sweeping.wait_for(lambda: [r.state for r in records(tmp_path / "outputs")] == ["cancelled", "queued"], 20)
+    assert cancel(query_run_records(tmp_path / "outputs")[:1]) == (1, 0, [])
+    sweeping.wait_for(lambda: [r.state for r in query_run_records(tmp_path / "outputs")] == ["cancelled", "queued"], 20)
 
     threading.Timer(0.5, write_finished_status, (place, tmp_path / "scratch")).start()
     outcomes_ = list(scheduling.wait_for(outcomes[1:]))
@@ -264,17 +264,17 @@ def test_run_folder_has_no_code_reference(tmp_path, detached, monkeypatch):
     job_.folder.mkdir(parents=True)
     monkeypatch.setattr(scheduling, "NOBODY", Trust())
     for target, reason in (
-        (backend_name(backend), "outside the trusted"),
+        (qualified_backend_name(backend), "outside the trusted"),
         ("llmrl.teachers.schedules.Linear", "cannot be"),
     ):
         record_launch(job_, tmp_path, user="ada")
         record = json.loads((job_.folder / "queued.json").read_text())
         (job_.folder / "queued.json").write_text(json.dumps({**record, "backend": target, "job_id": "1"}))
-        assert read_run(job_.folder).state == "queued" == records(tmp_path / "outputs")[0].state
-        jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
+        assert read_run(job_.folder).state == "queued" == query_run_records(tmp_path / "outputs")[0].state
+        jobs, n_notified, unreachable = cancel(query_run_records(tmp_path / "outputs"))
         assert (jobs, n_notified) == (0, 0) and "as job 1" in unreachable[0]
         with pytest.raises(ConfigError, match=reason if reason != "cannot be" else "not a backend|cannot be"):
-            records(tmp_path / "outputs", strict=True)
+            query_run_records(tmp_path / "outputs", strict=True)
 
 
 def test_detached_local_run_raises(tmp_path):

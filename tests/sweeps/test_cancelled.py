@@ -26,12 +26,12 @@ from llmrl.run import ownership
 from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_submission
-from llmrl.sweeps.backends.local import Local, PackPool
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack
+from llmrl.sweeps.backends.local import BatchProcessPool, Local
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome
 from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.launch import exit_code
-from llmrl.sweeps.run_control import cancel, records
-from llmrl.sweeps.scheduling import ask_schedulers, job_outcome
+from llmrl.sweeps.run_control import cancel, query_run_records
+from llmrl.sweeps.scheduling import ask_schedulers, read_job_outcome
 
 SLURM = "llmrl.sweeps.backends.slurm_submission.Slurm"
 
@@ -58,7 +58,7 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    outcomes = PackPool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
+    outcomes = BatchProcessPool(Backend.make_batches(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
     stopper.join()
     assert states == ["queued"]
     assert [outcome.state for outcome in outcomes] == ["cancelled"] * 3
@@ -66,21 +66,23 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
     for job_ in jobs:
         record = read_run(job_.folder)
         assert record.state == "cancelled" and "before" in record.error and record.attempt == 0
-    retried_folders = [record.folder for record in records(tmp_path) if record.state in RETRIED_STATES.split(",")]
+    retried_folders = [
+        record.folder for record in query_run_records(tmp_path) if record.state in RETRIED_STATES.split(",")
+    ]
     assert len(retried_folders) == 3, "the same command, and retry, come back to them"
 
 
 def test_stop_during_takeover_cancels_all(tmp_path: Path) -> None:
     """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
     jobs = [job(tmp_path, seed) for seed in range(2)]
-    pool = PackPool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
-    claim = pool._claim
+    pool = BatchProcessPool(Backend.make_batches(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
+    launch = pool._record_and_queue
 
-    def stopped(number: int, pack: Pack) -> None:
+    def stopped(number: int, batch: JobBatch) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        claim(number, pack)
+        launch(number, batch)
 
-    pool._claim = stopped  # type: ignore[method-assign]
+    pool._record_and_queue = stopped  # type: ignore[method-assign]
     assert [outcome.state for outcome in pool.run()] == ["cancelled"] * 2
     assert not (tmp_path / "begun").exists()
 
@@ -125,7 +127,7 @@ def test_job_wait_reasons(
     )
     for i, job_id in enumerate(("21", "22", "23_0", "23_1", "24", "25", "26", "27", "28")):
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", job_id)
-    records_ = records(tmp_path / "outputs")
+    records_ = query_run_records(tmp_path / "outputs")
     assert {record.state for record in records_} == {"queued"}
     waits = {record.job_id: record.pending_reason for record in records_}
     assert waits == {
@@ -154,7 +156,7 @@ def test_slurm_end_states(tmp_path: Path, cluster: Callable[[str, str], Path]) -
     jobs = ("11", "12", "13_0", "13_1", "14", "15", "16_2", "16_3", "16_4", "17")
     for i, job_id in enumerate(jobs):
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", job_id)
-    records_ = {record.job_id: record for record in records(tmp_path / "outputs")}
+    records_ = {record.job_id: record for record in query_run_records(tmp_path / "outputs")}
     states = {job_id: record.state for job_id, record in records_.items()}
     assert states == {
         **dict.fromkeys(("11", "13_1", "14", "16_2", "16_3"), "cancelled"),
@@ -170,7 +172,7 @@ def test_started_run_is_not_canceled(tmp_path: Path, cluster: Callable[[str, str
     for folder, job_id, state in zip(folders, ("21", "22"), ("preempted", "running"), strict=True):
         in_slurm(folder, job_id)
         Status(state, job_id=job_id, pid=1).write(folder)
-    assert [record.state for record in records(tmp_path / "outputs")] == ["preempted", "lost"]
+    assert [record.state for record in query_run_records(tmp_path / "outputs")] == ["preempted", "lost"]
     for folder in folders:
         record_cancellation(folder, "somebody")
     assert [read_run(folder).state for folder in folders] == ["preempted", "lost"]
@@ -185,11 +187,11 @@ def test_sweep_cancel_is_persistent(
     in_slurm(waiting, "31")
     in_slurm(started_run, "32", attempt=0)
     Status("preempted", job_id="32").write(started_run)  # between two attempts
-    jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
+    jobs, n_notified, unreachable = cancel(query_run_records(tmp_path / "outputs"))
     assert (jobs, n_notified, unreachable) == (2, 0, [])
     assert (bin_folder / "scancel.asked").read_text() == "31 32\n"
     (bin_folder / "squeue.said").write_text("")
-    states = {record.seed: record.state for record in records(tmp_path / "outputs")}
+    states = {record.seed: record.state for record in query_run_records(tmp_path / "outputs")}
     assert states == {0: "cancelled", 1: "preempted"}
     with pytest.raises(SystemExit) as stop:
         sweep.main(["status", str(tmp_path / "outputs")])
@@ -204,7 +206,7 @@ def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, s
         queued = in_slurm(job_.folder, job_id)
         queues = ask_schedulers([job_.folder])
         assert [queue.cluster for queue in queues] == ["atlas"]
-        outcome = job_outcome(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
+        outcome = read_job_outcome(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
         assert outcome.state == state and f"job {job_id}" in outcome.error
 
 
@@ -231,11 +233,11 @@ def test_sigkill_loses_queue(tmp_path: Path) -> None:
 def test_array_tasks_are_distinguished(ranges: list[tuple[int, int]], limited: bool) -> None:
     text = ",".join(f"{a}" if n == 0 else f"{a}-{a + n}" for a, n in ranges) + ("%3" if limited else "")
     reference = [f"7_{i}" for a, n in ranges for i in range(a, a + n + 1)]
-    assert slurm_submission.expand_array(f"7_[{text}]") == reference
+    assert slurm_submission.expand_array_job_ids(f"7_[{text}]") == reference
     assert (
-        slurm_submission.expand_array("7") == ["7"]
-        and slurm_submission.expand_array("7_3") == ["7_3"]
-        and slurm_submission.expand_array("7_[") == ["7_["]
+        slurm_submission.expand_array_job_ids("7") == ["7"]
+        and slurm_submission.expand_array_job_ids("7_3") == ["7_3"]
+        and slurm_submission.expand_array_job_ids("7_[") == ["7_["]
     )
 
 
@@ -245,7 +247,7 @@ def test_only_job_ids_reach_scheduler(tmp_path: Path, cluster: Callable[[str, st
     bin_folder = cluster(f"{job_id}|RUNNING|None\n12_3|RUNNING|None\n13|PENDING|Priority\n", "")
     for i, id_ in enumerate((job_id, "12_3", "13")):
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", id_)
-    jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
+    jobs, n_notified, unreachable = cancel(query_run_records(tmp_path / "outputs"))
     assert (jobs, n_notified) == (2, 0) and len(unreachable) == 1
     assert (bin_folder / "scancel.asked").read_text().split() == ["12_3", "13"]
 
@@ -270,7 +272,7 @@ def test_foreign_process_is_not_signaled(tmp_path: Path, bystander: subprocess.P
     changes: dict[str, Any] = {"backend": "", "machine": ownership.this_machine(), "pid": pid, "process_start": start}
     in_slurm(waiting, "", **changes, sweep=str(tmp_path))
     (tmp_path / "launcher.alive").touch()
-    records_ = records(tmp_path / "outputs")
+    records_ = query_run_records(tmp_path / "outputs")
     assert [record.state for record in records_] == ["running", "queued"]
     jobs, n_notified, unreachable = cancel(records_)
     assert (jobs, n_notified) == (0, 0) and len(unreachable) == 2
@@ -285,7 +287,7 @@ def test_owner_process_is_signaled(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     owned = ownership.Ownership(folder)
     try:
-        assert cancel(records(tmp_path / "outputs")) == (0, 1, [])
+        assert cancel(query_run_records(tmp_path / "outputs")) == (0, 1, [])
         assert received == [signal.SIGTERM]
     finally:
         owned.release()
@@ -305,7 +307,7 @@ def test_launcher_stops_runs_on_other_machines(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         with (tmp_path / "launcher.alive").open("w"):
-            assert cancel(records(tmp_path / "outputs")) == (0, 1, [])
+            assert cancel(query_run_records(tmp_path / "outputs")) == (0, 1, [])
         assert received == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, handler)

@@ -14,7 +14,7 @@ from llmrl.experiment.resources import RunResources, game_processes
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.machine import RUNS_BESIDE, Machine
+from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, Machine
 
 CPU = Hardware(Local(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 GPU = replace(CPU, device="cuda", gpus=1)
@@ -37,24 +37,24 @@ AUTO = replace(CPU, device="auto", gpus=1)
     ],
 )
 def test_concurrent_runs_fit_resources(machine, hardware, cores, places):
-    assert machine.capacity(hardware, cores) == places
+    assert machine.count_parallel(hardware, cores) == places
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["cpu", "local", "slurm_cpu"])
 def test_runs_share_cores(monkeypatch, hardware):
-    monkeypatch.setattr("llmrl.sweeps.machine._cores", lambda: 8)
-    monkeypatch.delenv(RUNS_BESIDE, raising=False)
+    monkeypatch.setattr("llmrl.sweeps.machine._count_cores", lambda: 8)
+    monkeypatch.delenv(N_PARALLEL_RUNS_VARIABLE, raising=False)
     option = f"hardware={hardware}"
     assert RunResources(compose(option)).cores == 8 and RunResources(compose(option, "hardware.cores=3")).cores == 3
     for n_parallel, cores in ((2, 4), (3, 2), (16, 1)):
-        monkeypatch.setenv(RUNS_BESIDE, str(n_parallel))
+        monkeypatch.setenv(N_PARALLEL_RUNS_VARIABLE, str(n_parallel))
         assert RunResources(compose(option)).cores == cores
 
 
 def test_missing_gpus_raise_early():
     with pytest.raises(ConfigError, match="this machine has 1"):
-        Machine(8, 64, ("0",)).capacity(replace(GPU, gpus=2), 1)
+        Machine(8, 64, ("0",)).count_parallel(replace(GPU, gpus=2), 1)
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_missing_gpus_raise_early():
 )
 def test_visible_gpus_match_cuda(monkeypatch, visible, gpus):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert Machine.this().gpus == gpus
+    assert Machine.detect().gpus == gpus
 
 
 def test_slurm_allocation_limits_machine(monkeypatch):
-    machine = Machine.this()
+    machine = Machine.detect()
     assert machine.cores <= len(os.sched_getaffinity(0)) and 0 < machine.memory_gb < 1e5
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "500")
-    assert Machine.this().cores == 1 and Machine.this().memory_gb == pytest.approx(500 * 1024**2 / 1e9)
+    assert Machine.detect().cores == 1 and Machine.detect().memory_gb == pytest.approx(500 * 1024**2 / 1e9)
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")  # all of the node's
-    assert Machine.this().memory_gb > 0.6
+    assert Machine.detect().memory_gb > 0.6
 
 
 def test_cores_per_run():

@@ -60,7 +60,7 @@ def test_shared_dependency_is_single_job(tmp_path):
         tmp_path, ("design.spending_cost=0.1",), ("design.spending_cost=0.2",), ("seed=1",)
     )
     jobs = with_prerequisites([base_job, cost_job, second])
-    assert [job.after for job in jobs] == [(), (), (jobs[0],), (jobs[0],), (jobs[1],)]
+    assert [job.prerequisites for job in jobs] == [(), (), (jobs[0],), (jobs[0],), (jobs[1],)]
     assert [job.config["seed"] for job in jobs] == [0, 1, 0, 0, 1] and jobs[0].command == "llmrl-train"
     assert group_into_waves(jobs) == [jobs[:2], jobs[2:]]
     runs = llmrl.sweep(*NEEDS, output_root=tmp_path, **{"design.spending_cost": [0.1, 0.2]})

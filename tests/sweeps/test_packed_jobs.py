@@ -21,7 +21,7 @@ from llmrl.sweeps.backends.slurm_work import SlurmPayload
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import BatchableRunFunction
 from llmrl.sweeps.payload import ProcessPayload, RunExit, RunPayload
-from llmrl.sweeps.run_control import cancel, records
+from llmrl.sweeps.run_control import cancel, query_run_records
 
 pytest.importorskip("submitit")
 
@@ -30,7 +30,10 @@ HARDWARE = Hardware(Slurm(), "cpu", "highest", 1, 1, 1.0, 0, None, jobs=2)
 
 def jobs(root: Path, n: int, hardware: Hardware = HARDWARE) -> list[Job]:
     config: dict[str, Any] = {"output_root": str(root / "outputs"), "name": "study", "rerun": False}
-    return [Job({**config, "seed": i}, [f"seed={i}"], hardware, 1, [], batch_key="one", row_gb=0.25) for i in range(n)]
+    return [
+        Job({**config, "seed": i}, [f"seed={i}"], hardware, 1, [], batch_key="one", additional_memory_gb=0.25)
+        for i in range(n)
+    ]
 
 
 def run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
@@ -90,11 +93,11 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
 
     waiting = jobs_per_id["77_0"]
     with pytest.raises(RunFolderError, match="77_0"):
-        cancel(records(waiting[0].folder))
+        cancel(query_run_records(waiting[0].folder))
     assert not (cluster / "scancel.asked").exists()
-    assert cancel(records(tmp_path / "outputs")) == (2, 0, [])
+    assert cancel(query_run_records(tmp_path / "outputs")) == (2, 0, [])
     assert (cluster / "scancel.asked").read_text().split() == ["77_0", "77_1"]
-    assert [record.state for record in records(tmp_path / "outputs")].count("cancelled") == 9
+    assert [record.state for record in query_run_records(tmp_path / "outputs")].count("cancelled") == 9
 
 
 def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> None:
@@ -104,7 +107,7 @@ def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> Non
     for job in with_first[1:]:
         (job.folder / "summary.json").write_text("{}")
         Status("finished", attempt=1, result=1.0).write(job.folder)
-    assert cancel(records(with_first[0].folder)) == (1, 0, [])
+    assert cancel(query_run_records(with_first[0].folder)) == (1, 0, [])
 
 
 def test_free_cluster_gets_job_per_run(tmp_path: Path, cluster: Path) -> None:

@@ -15,33 +15,42 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
+from llmrl.sweeps.backends.protocol import Hardware, Job, JobBatch
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.packing import BatchableRunFunction, build_payload, distribute, pack_for_machine, pack_into
+from llmrl.sweeps.packing import (
+    BatchableRunFunction,
+    batch_for_machine,
+    batch_for_n_processes,
+    build_payload,
+    distribute_round_robin,
+)
 from llmrl.sweeps.payload import RunExit, RunPayload
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 KEYS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=40)
 
 
-def jobs(keys: list[str | None], hardware: Hardware = CPU, row_gb: float | None = 0.1) -> list[Job]:
+def jobs(keys: list[str | None], hardware: Hardware = CPU, additional_memory_gb: float | None = 0.1) -> list[Job]:
     def config(seed: int) -> dict[str, Any]:
         return {"output_root": "/nowhere", "name": "study", "seed": seed}
 
-    return [Job(config(i), [], hardware, 1, [], batch_key=key, row_gb=row_gb) for i, key in enumerate(keys)]
+    return [
+        Job(config(i), [], hardware, 1, [], batch_key=key, additional_memory_gb=additional_memory_gb)
+        for i, key in enumerate(keys)
+    ]
 
 
-def check_complete(packs: list[Pack], jobs: list[Job]) -> None:
-    packed_jobs = [job for pack in packs for job in pack.jobs]
+def check_complete(batches: list[JobBatch], jobs: list[Job]) -> None:
+    packed_jobs = [job for batch in batches for job in batch.jobs]
     assert sorted(job.config["seed"] for job in packed_jobs) == [job.config["seed"] for job in jobs]
-    for pack in packs:
-        keys = {job.batch_key for job in pack.jobs}
-        assert len(keys) == 1 and (len(pack.jobs) == 1 or keys != {None})
+    for batch in batches:
+        keys = {job.batch_key for job in batch.jobs}
+        assert len(keys) == 1 and (len(batch.jobs) == 1 or keys != {None})
 
 
 @given(st.integers(1, 100), st.integers(1, 20))
 def test_hands_are_even(n, hands):
-    hands_ = distribute(range(n), hands)
+    hands_ = distribute_round_robin(range(n), hands)
     sizes = [len(hand) for hand in hands_]
     assert len(hands_) == min(n, hands) and max(sizes) - min(sizes) <= 1
     assert sorted(x for hand in hands_ for x in hand) == list(range(n))
@@ -50,63 +59,63 @@ def test_hands_are_even(n, hands):
 @given(KEYS, st.integers(1, 8))
 def test_runs_with_equal_key_are_distributed(keys, places):
     jobs_ = jobs(keys)
-    packs = pack_for_machine(jobs_, places, math.inf)
-    check_complete(packs, jobs_)
-    processes = Counter(pack.jobs[0].batch_key for pack in packs)
+    batches = batch_for_machine(jobs_, places, math.inf)
+    check_complete(batches, jobs_)
+    processes = Counter(batch.jobs[0].batch_key for batch in batches)
     for key, n in Counter(keys).items():
         assert processes[key] == (n if key is None else min(n, places))
 
 
 def test_processes_match_machine_slots():
-    assert [len(pack.jobs) for pack in pack_for_machine(jobs(["a"] * 32), 2, 100.0)] == [16, 16]
-    assert [len(pack.jobs) for pack in pack_for_machine(jobs(["a"] * 2), 2, 100.0)] == [1, 1]
+    assert [len(batch.jobs) for batch in batch_for_machine(jobs(["a"] * 32), 2, 100.0)] == [16, 16]
+    assert [len(batch.jobs) for batch in batch_for_machine(jobs(["a"] * 2), 2, 100.0)] == [1, 1]
 
 
 @given(KEYS, st.integers(1, 8), st.integers(1, 5))
 def test_row_limit(keys, places, rows):
     jobs_ = jobs(keys, replace(CPU, rows=rows))
-    for packs in (pack_for_machine(jobs_, places, 1.0), pack_into(jobs_, places)):
-        check_complete(packs, jobs_)
-        assert max(len(pack.jobs) for pack in packs) <= rows
+    for batches in (batch_for_machine(jobs_, places, 1.0), batch_for_n_processes(jobs_, places)):
+        check_complete(batches, jobs_)
+        assert max(len(batch.jobs) for batch in batches) <= rows
 
 
 @given(KEYS, st.integers(1, 4), st.floats(0.1, 50.0), st.one_of(st.none(), st.floats(0.01, 3.0)))
-def test_rows_fit_memory_share(keys, places, memory_gb, row_gb):
-    jobs_ = jobs(keys, row_gb=row_gb)
-    packs = pack_for_machine(jobs_, places, memory_gb)
-    check_complete(packs, jobs_)
-    assert all(len(pack.jobs) == 1 or pack.memory_gb <= memory_gb / places + 1e-9 for pack in packs)
+def test_rows_fit_memory_share(keys, places, memory_gb, additional_memory_gb):
+    jobs_ = jobs(keys, additional_memory_gb=additional_memory_gb)
+    batches = batch_for_machine(jobs_, places, memory_gb)
+    check_complete(batches, jobs_)
+    assert all(len(batch.jobs) == 1 or batch.memory_gb <= memory_gb / places + 1e-9 for batch in batches)
 
 
 @given(KEYS, st.one_of(st.none(), st.integers(1, 50)))
 def test_cluster_job_limit(keys, n):
     jobs_ = jobs(keys)
-    packs = pack_into(jobs_, n)
-    check_complete(packs, jobs_)
+    batches = batch_for_n_processes(jobs_, n)
+    check_complete(batches, jobs_)
     if n is None or len(keys) <= n:
-        assert len(packs) == len(keys), "nothing is packed that has a job of its own"
+        assert len(batches) == len(keys), "nothing is packed that has a job of its own"
     else:
         fewest = len(set(keys) - {None}) + keys.count(None)
-        assert len(packs) == max(n, fewest)
+        assert len(batches) == max(n, fewest)
 
 
 def test_free_cluster_gets_job_per_run():
     nine = jobs(["a"] * 9)
-    assert len(Slurm().packs(nine)) == 9
-    assert [len(pack.jobs) for pack in Slurm().packs(jobs(["a"] * 9, replace(CPU, jobs=2)))] == [5, 4]
+    assert len(Slurm().make_batches(nine)) == 9
+    assert [len(batch.jobs) for batch in Slurm().make_batches(jobs(["a"] * 9, replace(CPU, jobs=2)))] == [5, 4]
 
 
 def test_process_resources_sum_rows():
-    [pack] = pack_for_machine(jobs(["a"] * 3), 1, 100.0)
-    assert pack.memory_gb == pytest.approx(2 + 2 * 0.1)
-    [unknown] = pack_for_machine(jobs(["a"] * 3, row_gb=None), 1, 100.0)
+    [batch] = batch_for_machine(jobs(["a"] * 3), 1, 100.0)
+    assert batch.memory_gb == pytest.approx(2 + 2 * 0.1)
+    [unknown] = batch_for_machine(jobs(["a"] * 3, additional_memory_gb=None), 1, 100.0)
     assert unknown.memory_gb == 6 and unknown.cores == 1
 
 
 def test_process_receives_batch_assignment():
     """Without their keys rows would share a process, and be computed one by one."""
     jobs_ = jobs(["a"] * 3)
-    payload = build_payload(Pack(tuple(jobs_)), BatchableRunFunction(_run_single, _run_multiple), {"A": "1"})
+    payload = build_payload(JobBatch(tuple(jobs_)), BatchableRunFunction(_run_single, _run_multiple), {"A": "1"})
     assert [run.batch_key for run in payload.payloads] == ["a"] * 3 and payload.batch_function is _run_multiple
     assert all(run.environment == {"A": "1"} and run.run_function.single is _run_single for run in payload.payloads)
 
@@ -127,5 +136,5 @@ def test_jobs_require_submitting_backend():
 
 
 def test_job_array_requests_maximum(tmp_path: Path):
-    parameters = Slurm()._parameters(replace(CPU, jobs=2), 1, 3.25)
+    parameters = Slurm()._submitit_parameters(replace(CPU, jobs=2), 1, 3.25)
     assert parameters["mem"] == "3250M" and parameters["array_parallelism"] == 2

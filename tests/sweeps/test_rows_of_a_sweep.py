@@ -15,7 +15,7 @@ import pytest
 from experiments import comparable_metrics
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_launch_record
-from llmrl.sweeps.run_control import cancel, records
+from llmrl.sweeps.run_control import cancel, query_run_records
 from sweeping import command, start, sweep, table, wait_for
 
 ROOM = (
@@ -74,7 +74,7 @@ def test_rows_resume_after_process_death(tmp_path):
     wait_for(has_started)
     rows = table(tmp_path)
     with pytest.raises(RunFolderError, match=r"together with .* and 2 more, .* cancel all of them: "):
-        cancel(records(Path(rows[0]["folder"])))
+        cancel(query_run_records(Path(rows[0]["folder"])))
     [pid] = {row["pid"] for row in rows}
     os.kill(pid, signal.SIGKILL)
     out, err = launcher.communicate(timeout=300)

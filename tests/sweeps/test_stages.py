@@ -14,7 +14,7 @@ from llmrl.display.sweeps import print_prerequisites
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
-from llmrl.sweeps.watch import stage_counts, stage_of, stage_text, summarize_running
+from llmrl.sweeps.watch import find_stage, format_stage, format_stage_counts, summarize_running
 from run_folders import write_run
 
 SCAN = RunStage("reference lines: coarse scan", "coarse scan of 8 vectors", 1, 3, 0.45, 120.0)
@@ -41,16 +41,16 @@ def queue_after(folder: Path, *prerequisites: PrerequisiteRecord) -> None:
 def test_runs_are_counted_by_stage(tmp_path: Path) -> None:
     records = [record(tmp_path, seed, "running", SCAN) for seed in range(3)]
     records += [record(tmp_path, 3, "running"), record(tmp_path, 4, "queued"), record(tmp_path, 5, "finished", SCAN)]
-    text = stage_counts(records)
+    text = format_stage_counts(records)
     assert text == "5 runs: 3 in reference lines: coarse scan 45% (2:00 left), 1 running, 1 waiting"
     assert summarize_running(records).startswith(text) and "1 running" in summarize_running(records)
     assert summarize_running(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
-    assert {stage_text(stage_of(running)) for running in records[:3]} == {"1/3 reference lines: coarse scan 45%"}
+    assert {format_stage(find_stage(running)) for running in records[:3]} == {"1/3 reference lines: coarse scan 45%"}
     assert to_json(records[0])["stage"]["fraction"] == 0.45 and to_json(records[3])["stage"] is None
 
 
 def test_no_dependencies_give_empty_counts(tmp_path: Path) -> None:
-    assert stage_counts([record(tmp_path, 0, "running"), record(tmp_path, 1, "queued")]) == ""
+    assert format_stage_counts([record(tmp_path, 0, "running"), record(tmp_path, 1, "queued")]) == ""
 
 
 def test_queued_run_shows_first_dependency(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_queued_run_shows_first_dependency(tmp_path: Path) -> None:
         PrerequisiteRecord("pre-training", f"seed {i}", str(f)) for i, f in enumerate((done.folder, missing_folder))
     ]
     queue_after(waiting.folder, *prerequisites)
-    assert stage_of(waiting) == RunStage("pre-training", "seed 1", 2, 3, None, None)
+    assert find_stage(waiting) == RunStage("pre-training", "seed 1", 2, 3, None, None)
     Status(progress=RunProgress(done=1, total=4, eta_s=60.0)).write(missing_folder)
-    assert stage_counts([waiting]) == "1 run: 1 waiting for pre-training 25% (1:00 left)"
+    assert format_stage_counts([waiting]) == "1 run: 1 waiting for pre-training 25% (1:00 left)"
     (missing_folder / "summary.json").write_text("{}")
     Status(state="finished").write(missing_folder)
-    assert stage_of(waiting) is None
+    assert find_stage(waiting) is None
 
 
 def test_closing_table_lists_dependencies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,12 +81,12 @@ def test_closing_table_lists_dependencies(tmp_path: Path, capsys: pytest.Capture
         (folder / "summary.json").write_text("{}")
         Status(state="finished", prerequisites=records, started=time.time() - 75).write(folder)
     outcomes = [
-        SimpleNamespace(folder=pretraining, state="failed", job=SimpleNamespace(what="pre-training", name="preset"))
+        SimpleNamespace(folder=pretraining, state="failed", job=SimpleNamespace(purpose="pre-training", name="preset"))
     ]
     for seed in (0, 1):
         folder = record(tmp_path, seed, "finished").folder
         Status(state="finished", prerequisites=refer).write(folder)
-        outcomes.append(SimpleNamespace(folder=folder, state="finished", job=SimpleNamespace(what="", name="")))
+        outcomes.append(SimpleNamespace(folder=folder, state="finished", job=SimpleNamespace(purpose="", name="")))
     print_prerequisites(outcomes)  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert [line.split("│")[1].strip() for line in lines if line.split("│")[1].strip()] == [

@@ -27,7 +27,7 @@ from llmrl.results.run_records import read_runs
 from llmrl.run.run import Run
 from llmrl.run.status import SUMMARY_NAME, RunProgress, Status
 from llmrl.sweeps.backends.protocol import JobOutcome
-from llmrl.sweeps.jobs import find_missing
+from llmrl.sweeps.jobs import find_missing_jobs
 
 ROOM = ("env=escape_room", "principal=ucb")
 _operations: Counter[str] = Counter()
@@ -127,7 +127,7 @@ def test_finished_runs_are_found_with_constant_operations(tmp_path):
 
     def find(n: int) -> Counter[str]:
         runs = [first.with_seed(seed) for seed in range(n)]
-        return operations(lambda: found.append(find_missing(with_prerequisites(jobs_of(runs)), ())[1]))
+        return operations(lambda: found.append(find_missing_jobs(with_prerequisites(jobs_of(runs)), ())[1]))
 
     for seed in range(30):
         folder = first.with_seed(seed).folder

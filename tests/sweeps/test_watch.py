@@ -11,7 +11,7 @@ import pytest
 from llmrl.results.run_records import read_runs
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.status import RunProgress as Numbers
-from llmrl.sweeps.watch import SweepWatch, newest_value, summarize_running
+from llmrl.sweeps.watch import SweepWatch, find_latest_value, summarize_running
 from run_folders import write_run
 
 
@@ -32,7 +32,7 @@ def test_summary_describes_slowest_run(running) -> None:
 
 def test_summary_omits_finished_runs(running) -> None:
     completed = [replace(record, state="finished", result=3.0) for record in running]
-    assert summarize_running(completed) == "" and newest_value(completed[0], {}) == 3.0
+    assert summarize_running(completed) == "" and find_latest_value(completed[0], {}) == 3.0
     assert summarize_running([running[1], *completed]) == "1 running, 55% done, 1:00 left, $0.25 spent"
 
 

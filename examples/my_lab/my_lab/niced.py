@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
-from llmrl.sweeps.jobs import cancelled_outcome, ended_outcome, record_launch
+from llmrl.sweeps.jobs import cancel_before_start, outcome_from_exit, record_launch
 from llmrl.sweeps.payload import RunPayload
 
 
@@ -22,7 +22,7 @@ class Niced(Backend):
     def launch(self, jobs, run_function, sweep_folder):
         with StopFlag("the run saves and stops") as stop:
             return [
-                cancelled_outcome(job) if stop.requested else self._compute(job, run_function, sweep_folder, stop)
+                cancel_before_start(job) if stop.requested else self._compute(job, run_function, sweep_folder, stop)
                 for job in jobs
             ]
 
@@ -41,4 +41,4 @@ class Niced(Backend):
                 if stop.requested and not told:
                     told = True
                     os.kill(process.pid, stop.signal)
-        return ended_outcome(job, launch_record.attempt, process.returncode, stopped_by=stop.signal)
+        return outcome_from_exit(job, launch_record.attempt, process.returncode, stop_signal=stop.signal)

@@ -19,14 +19,14 @@ from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_INTERRUPTED
 from llmrl.run.ownership import JOB_ID, release_lost
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack, SchedulerError
+from llmrl.sweeps.backends.protocol import Backend, Job, JobBatch, JobOutcome, SchedulerError
 from llmrl.sweeps.jobs import (
-    Claim,
-    cancelled_outcome,
-    claim_pack,
+    BatchLaunch,
+    cancel_before_start,
     describe_outcome,
-    ended_outcome,
     has_ended,
+    outcome_from_exit,
+    record_batch_launch,
     write_log_header,
 )
 from llmrl.sweeps.machine import THREAD_VARIABLES
@@ -62,30 +62,30 @@ class Ray(Backend):
             except (ConnectionError, ValueError) as error:
                 raise SchedulerError(f"hardware.backend.address={self.address}: {error}") from error
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        for pack in self.packs(jobs):
-            needs = {"CPU": pack.cores, "GPU": pack.hardware.gpus, "memory": pack.memory_gb * 1e9}
+        for batch in self.make_batches(jobs):
+            needs = {"CPU": batch.cores, "GPU": batch.hardware.gpus, "memory": batch.memory_gb * 1e9}
             if not any(all(node.get(name, 0) >= need for name, need in needs.items()) for node in nodes):
                 raise ConfigError(f"no machine of the Ray cluster has what a run needs: {needs}; they have {nodes}")
 
-    def at_once(self, packs: Sequence[Pack]) -> int | None:
-        return packs[0].hardware.parallel
+    def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
+        return batches[0].hardware.parallel
 
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         import ray
 
         outcomes: list[JobOutcome] = []
-        waiting: list[Claim] = []
-        running: dict[ray.ObjectRef, Claim] = {}
+        waiting: list[BatchLaunch] = []
+        running: dict[ray.ObjectRef, BatchLaunch] = {}
         losses: Counter[Path] = Counter()
         is_stopping = False
         (sweep_folder / "logs").mkdir(exist_ok=True)
         with StopFlag("runs save and stop") as stop:
-            for number, pack in enumerate(self.packs(jobs)):
-                folder = pack.folders[0]
+            for number, batch in enumerate(self.make_batches(jobs)):
+                folder = batch.folders[0]
                 log_file = sweep_folder / "logs" / f"{number:04d}-{folder.parent.name}-{folder.name}.log"
-                write_log_header(log_file, pack)
-                claims, failures = claim_pack(pack, sweep_folder, str(log_file))
-                waiting += claims
+                write_log_header(log_file, batch)
+                launches, failures = record_batch_launch(batch, sweep_folder, str(log_file))
+                waiting += launches
                 outcomes += failures
             while running or (waiting and not stop.requested):
                 while waiting and not stop.requested and len(running) < (jobs[0].hardware.parallel or len(jobs)):
@@ -97,33 +97,33 @@ class Ray(Backend):
                         ray.cancel(reference)
                 for reference in ray.wait(list(running), timeout=_POLL_S)[0] if running else []:
                     accepted = running.pop(reference)
-                    folder = accepted.pack.folders[0]
+                    folder = accepted.batch.folders[0]
                     end = _end(reference, accepted)
                     if end.exit_code < 0 and losses[folder] < self.retries and not stop.requested:
                         losses[folder] += 1
                         log.warning("%s is lost and starts again: %s", folder, end.error)
                         waiting.insert(0, accepted)
                         continue
-                    stopped_by = signal.SIGINT if stop.requested else None
-                    job, attempt = accepted.pack.jobs[0], accepted.attempts[folder]
-                    outcome = ended_outcome(job, attempt, end.exit_code, end.error, stopped_by)
+                    stop_signal = signal.SIGINT if stop.requested else None
+                    job, attempt = accepted.batch.jobs[0], accepted.attempts[folder]
+                    outcome = outcome_from_exit(job, attempt, end.exit_code, end.error, stop_signal)
                     if outcome.state == "lost":
                         outcome = replace(outcome, error=f"its worker is lost ({end.error})")
                     outcomes.append(outcome)
                     log.info("%s", describe_outcome(outcome))
-        return outcomes + [cancelled_outcome(job) for accepted in waiting for job in accepted.pack.jobs]
+        return outcomes + [cancel_before_start(job) for accepted in waiting for job in accepted.batch.jobs]
 
 
-def _submit(accepted: Claim, run_function: RunFunction) -> Any:
+def _submit(accepted: BatchLaunch, run_function: RunFunction) -> Any:
     """Return a reference to the task that computes a run."""
     import ray
 
-    pack = accepted.pack
-    environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
-    payload = pickle.dumps(build_payload(pack, run_function, environment))
+    batch = accepted.batch
+    environment = dict.fromkeys(THREAD_VARIABLES, str(batch.hardware.threads or batch.cores))
+    payload = pickle.dumps(build_payload(batch, run_function, environment))
     # A worker computes one run only, so that runs share no state.
     worker = ray.remote(max_calls=1, max_retries=0)(compute).options(
-        name=str(pack.folders[0]), num_cpus=pack.cores, num_gpus=pack.hardware.gpus, memory=pack.memory_gb * 1e9
+        name=str(batch.folders[0]), num_cpus=batch.cores, num_gpus=batch.hardware.gpus, memory=batch.memory_gb * 1e9
     )
     return worker.remote(payload, environment, accepted.records[0].log, str(Path.cwd()))
 
@@ -150,11 +150,11 @@ def compute(payload: bytes, environment: dict[str, str], log_file: str, working_
     return end
 
 
-def _end(reference: Any, accepted: Claim) -> RunExit:
+def _end(reference: Any, accepted: BatchLaunch) -> RunExit:
     """Return how an ended task's run has ended; a negative exit code means that its worker is lost."""
     import ray
 
-    (job,) = accepted.pack.jobs
+    (job,) = accepted.batch.jobs
     try:
         end: RunExit = ray.get(reference)
     except ray.exceptions.TaskCancelledError:

@@ -56,9 +56,9 @@ class LlmrlSweeper(Sweeper):
         with exit_on_error(application_of(self.config).command):
             runs = combinations(overrides)
         if isinstance(self.launcher, LlmrlLauncher):
-            from llmrl.sweeps.jobs import differing_keys
+            from llmrl.sweeps.jobs import find_differing_keys
 
-            self.launcher.swept = differing_keys(runs)
+            self.launcher.swept = find_differing_keys(runs)
         returns = self.launcher.launch(runs, initial_job_idx=0)
         if codes := [code for job in returns if (code := _code(job))]:
             raise SystemExit(min(codes))  # a failure first, then a used-up budget, then a stop

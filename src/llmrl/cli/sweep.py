@@ -82,9 +82,9 @@ def parser() -> argparse.ArgumentParser:
 
 def status(args: argparse.Namespace) -> int:
     """Print the table; return 1 if a run has failed or is lost."""
-    from llmrl.sweeps.run_control import records
+    from llmrl.sweeps.run_control import query_run_records
 
-    run_records = records(args.folder)
+    run_records = query_run_records(args.folder)
     if args.json:
         print(json.dumps([to_json(record) for record in run_records], indent=2))
         return 0
@@ -95,13 +95,13 @@ def status(args: argparse.Namespace) -> int:
 def print_status(found: Sequence[RunRecord], folder: Path) -> None:
     """Print a table with a row for every run, and the overrides that all have in common below it."""
     from llmrl.display.console import print_line, print_table
-    from llmrl.sweeps.watch import stage_counts
+    from llmrl.sweeps.watch import format_stage_counts
 
     counts = Counter(record.state for record in found)
     common = dict(set.intersection(*(set(record.overrides.items()) for record in found))) if found else {}
     shared = ", ".join(f"{key}={value}" for key, value in sorted(common.items()))
     title = f"{folder.name}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}"
-    if stages := stage_counts(found):
+    if stages := format_stage_counts(found):
         title += f"\n{stages}"
     places = {record.folder.parent.parent for record in found}
     prefix = {place: f"{_format_place(place, folder)}: " if len(places) > 1 else "" for place in places}
@@ -127,9 +127,9 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     from llmrl.llms.validity import validity_warning
     from llmrl.run.folder import format_overrides
     from llmrl.run.progress_bar import format_clock
-    from llmrl.sweeps.watch import newest_value, stage_of, stage_text
+    from llmrl.sweeps.watch import find_latest_value, find_stage, format_stage
 
-    stage = stage_of(record)
+    stage = find_stage(record)
     name = format_overrides(overrides) or record.config_hash
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
@@ -140,13 +140,13 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         str(record.seed),
         record.state,
         str(record.attempt),
-        "-" if stage is None else stage_text(stage),
+        "-" if stage is None else format_stage(stage),
         "100%" if record.state == "finished" else f"{p.done / p.total:.0%}" if p.total else "-",
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
         "-"
         if (eta_s := stage.eta_s if stage is not None else p.eta_s if active else None) is None
         else format_clock(eta_s),
-        "-" if (value := newest_value(record, metrics)) is None else f"{value:.4g}",
+        "-" if (value := find_latest_value(record, metrics)) is None else f"{value:.4g}",
         p.proposed or "-",
         "-" if "usage/llm_calls" not in metrics else ("unknown" if cost is None else f"{cost:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
@@ -158,9 +158,9 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
 
 def to_json(record: RunRecord) -> dict[str, Any]:
     """Return a record as plain data, with its stage and the newest values of its metrics."""
-    from llmrl.sweeps.watch import stage_of
+    from llmrl.sweeps.watch import find_stage
 
-    stage = stage_of(record)
+    stage = find_stage(record)
     fields = asdict(record)
     # The output keeps its own names for these.
     fields |= {"waits": fields.pop("pending_reason"), "shared": fields.pop("shared_factors")}
@@ -182,14 +182,14 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.experiment.sweep_jobs import RUN_FUNCTION, job_of, with_prerequisites
     from llmrl.results.run_records import RESUMABLE_STATES
     from llmrl.sweeps.launch import launch
-    from llmrl.sweeps.run_control import records
+    from llmrl.sweeps.run_control import query_run_records
 
     states = args.states.split(",")
     if unknown := set(states) - set(RESUMABLE_STATES):
         raise ConfigError(
             f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(RESUMABLE_STATES)}"
         )
-    runs = [run for run in records(args.folder) if run.state in states]
+    runs = [run for run in query_run_records(args.folder) if run.state in states]
     if not runs:
         print_line(f"no run in {args.folder} is {' or '.join(states)}")
         return 0
@@ -212,9 +212,9 @@ def retry(args: argparse.Namespace) -> int:
 def cancel(args: argparse.Namespace) -> int:
     """Cancel runs, and print how many jobs and processes were reached."""
     from llmrl.display.console import print_line
-    from llmrl.sweeps.run_control import cancel, records
+    from llmrl.sweeps.run_control import cancel, query_run_records
 
-    jobs, processes, unreachable = cancel(records(args.folder))
+    jobs, processes, unreachable = cancel(query_run_records(args.folder))
     print_line(f"canceled {jobs} jobs; {processes} processes of this machine save and stop")
     for run in unreachable:
         print_line(f"not reached: {run}")
@@ -226,10 +226,10 @@ def logs(args: argparse.Namespace) -> int:
     from llmrl.core.folder_files import open_file
     from llmrl.display.console import print_line
     from llmrl.results.run_records import only_run
-    from llmrl.sweeps.run_control import records
+    from llmrl.sweeps.run_control import query_run_records
 
     folder = only_run(args.folder)
-    (record,) = records(folder)
+    (record,) = query_run_records(folder)
     print_line(f"{record.state}{f': {record.error}' if record.error else ''}")
     files = [Path(record.log)] if record.log else []
     for path in (*files, folder / "run.log", folder / "traceback.txt"):
@@ -248,12 +248,18 @@ def clean(args: argparse.Namespace) -> int:
     """List or remove files and folders that are no longer needed."""
     from llmrl.core.errors import ConfigError, RunFolderError
     from llmrl.display.console import print_line
-    from llmrl.sweeps.run_control import REMOVABLE_KINDS, disk_usage, find_removable, records, remove_path
+    from llmrl.sweeps.run_control import (
+        REMOVABLE_KINDS,
+        disk_usage,
+        find_removable_paths,
+        query_run_records,
+        remove_path,
+    )
 
     kinds = [kind for kind in REMOVABLE_KINDS if getattr(args, kind)]
     if not kinds:
         raise ConfigError(f"choose what to remove: {', '.join(f'--{kind}' for kind in REMOVABLE_KINDS)}")
-    paths = find_removable(args.folder, records(args.folder, strict=True), kinds)
+    paths = find_removable_paths(args.folder, query_run_records(args.folder, strict=True), kinds)
     sizes = []
     for path in paths:
         n_bytes = disk_usage(path)

@@ -30,7 +30,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     from llmrl.run.folder import format_overrides, split_overrides
 
     all_outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
-    outcomes = [outcome for outcome in all_outcomes if not outcome.job.what]
+    outcomes = [outcome for outcome in all_outcomes if not outcome.job.purpose]
     print_prerequisites(all_outcomes)
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
@@ -42,7 +42,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     title_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
     rows, styles = [], []
     for outcome, note in zip(outcomes, notes, strict=True):
-        name = format_overrides(split_overrides(outcome.job.naming)) or outcome.folder.parent.name
+        name = format_overrides(split_overrides(outcome.job.label_overrides)) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
         styles.append({"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold"))
         seed = str(outcome.job.config["seed"])
@@ -70,15 +70,15 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
     """Print the table of the prerequisite runs of a sweep; nothing without any.
 
     Args:
-        outcomes: outcomes of all jobs of the sweep; jobs of prerequisite runs have `Job.what`.
+        outcomes: outcomes of all jobs of the sweep; jobs of prerequisite runs have `Job.purpose`.
     """
     from llmrl.core.errors import RunFolderError
     from llmrl.run.progress_bar import format_clock
     from llmrl.run.status import PrerequisiteRecord, read_status
 
-    jobs = {outcome.folder: outcome for outcome in outcomes if outcome.job.what}
+    jobs = {outcome.folder: outcome for outcome in outcomes if outcome.job.purpose}
     results = {outcome.folder for outcome in outcomes} - jobs.keys()
-    prerequisites = {folder: PrerequisiteRecord(o.job.what, o.job.name, str(folder)) for folder, o in jobs.items()}
+    prerequisites = {folder: PrerequisiteRecord(o.job.purpose, o.job.name, str(folder)) for folder, o in jobs.items()}
     folders = [outcome.folder for outcome in outcomes]
     for folder in folders:  # grows in the loop, because prerequisite runs may need others
         try:
@@ -145,11 +145,11 @@ def create_report(
     from llmrl.analysis.probes import draw_probes
     from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_files import write_report
-    from llmrl.sweeps.run_control import records
+    from llmrl.sweeps.run_control import query_run_records
 
     if figures:
         check_installed()
-    runs = list({run.folder: run for part in parts or [folder] for run in records(part)}.values())
+    runs = list({run.folder: run for part in parts or [folder] for run in query_run_records(part)}.values())
     numbers = summarize(folder, settings or ReportSettings(), runs, report)
     for run in runs if figures else ():
         draw_probes(run.folder)

@@ -285,4 +285,4 @@ def _on_gpu(hardware: Hardware) -> bool:
     """Return whether a run is computed on a GPU; for `hardware.device=auto`, whether this machine has one."""
     if hardware.device != "auto":
         return hardware.device != "cpu"
-    return hardware.gpus > 0 and bool(Machine.this().gpus)
+    return hardware.gpus > 0 and bool(Machine.detect().gpus)

@@ -17,7 +17,7 @@ from llmrl.core.processes import local_device
 from llmrl.llms.client import ChatClient
 from llmrl.run.sink import Sink
 from llmrl.sweeps.backends.protocol import Hardware
-from llmrl.sweeps.machine import RUNS_BESIDE, Machine
+from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, Machine
 
 if TYPE_CHECKING:
     from llmrl.loops.batched_executor import BatchSeat
@@ -96,7 +96,7 @@ class RunResources:
         """
         if self.hardware.cores is not None:
             return self.hardware.cores
-        return max(1, Machine.this().cores // int(os.environ.get(RUNS_BESIDE, "1")))
+        return max(1, Machine.detect().cores // int(os.environ.get(N_PARALLEL_RUNS_VARIABLE, "1")))
 
     @cached_property
     def model(self) -> Model:

@@ -13,7 +13,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.resources import game_processes
 from llmrl.experiment.run_job import compute
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
-from llmrl.sweeps.jobs import differing_keys, naming_overrides
+from llmrl.sweeps.jobs import find_differing_keys, select_label_overrides
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import BatchableRunFunction
 
@@ -52,26 +52,26 @@ def jobs_of(runs: Sequence[Experiment], differing: set[str] | None = None) -> li
     Raises:
         ConfigError: as `job_of`.
     """
-    swept = differing_keys([run.overrides for run in runs]) if differing is None else differing
+    swept = find_differing_keys([run.overrides for run in runs]) if differing is None else differing
     jobs: list[Job] = []
     first: dict[str, tuple[Experiment, Job]] = {}
     for run in runs:
-        naming = naming_overrides(run.overrides, swept)
+        label_overrides = select_label_overrides(run.overrides, swept)
         experiment, job = first.get(run.hash, (None, None))
         if experiment is not None and job is not None and run.differs_in_seed(experiment):
-            jobs.append(job.with_seed(run.seed, run.overrides, naming))
+            jobs.append(job.with_seed(run.seed, run.overrides, label_overrides))
         else:
-            jobs.append(job_of(run, naming))
+            jobs.append(job_of(run, label_overrides))
             first[run.hash] = run, jobs[-1]
     return jobs
 
 
-def job_of(experiment: Experiment, naming: Sequence[str]) -> Job:
+def job_of(experiment: Experiment, label_overrides: Sequence[str]) -> Job:
     """Check the values of an experiment and return its job.
 
     Args:
         experiment: experiment to compute.
-        naming: overrides for the label of its folder: those that differ within the sweep.
+        label_overrides: overrides for the label of its folder: those that differ within the sweep.
 
     Raises:
         ConfigError: an invalid value, or a command line in a saved config that is not trusted.
@@ -83,17 +83,17 @@ def job_of(experiment: Experiment, naming: Sequence[str]) -> Job:
     hardware = experiment.resources.hardware
     cores = hardware.cores_for(game_processes(config))
     key = row_key(config, experiment.environment)
-    gains = reason_to_run_alone(config) is not UnsharedReason.OWN
+    is_batching_faster = reason_to_run_alone(config) is not UnsharedReason.OWN
     return Job(
         absolute,
         experiment.overrides,
         hardware,
         cores,
-        list(naming),
+        list(label_overrides),
         experiment.environment,
         batch_key=key,
-        row_gb=None if key is None else row_gb(config),
-        gains=gains,
+        additional_memory_gb=None if key is None else row_gb(config),
+        is_batching_faster=is_batching_faster,
     )
 
 
@@ -117,7 +117,7 @@ def with_prerequisites(jobs: Sequence[Job]) -> list[Job]:
             if run.folder not in first:
                 experiment = Experiment(run.config, run.overrides, environment=job.environment)
                 prerequisite = job_of(experiment, run.overrides)
-                first[run.folder] = replace(prerequisite, what=run.purpose, name=run.name)
+                first[run.folder] = replace(prerequisite, purpose=run.purpose, name=run.name)
             after.append(first[run.folder])
-        sweep_jobs.append(replace(job, after=tuple(after)) if after else job)
+        sweep_jobs.append(replace(job, prerequisites=tuple(after)) if after else job)
     return [*first.values(), *sweep_jobs]

@@ -24,8 +24,8 @@ from llmrl.loops.design import DesignLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.run.folder import format_overrides, split_overrides
 from llmrl.run.progress_bar import format_duration
-from llmrl.sweeps.backends.protocol import Job, Pack
-from llmrl.sweeps.jobs import check_distinct, find_missing
+from llmrl.sweeps.backends.protocol import Job, JobBatch
+from llmrl.sweeps.jobs import check_distinct_folders, find_missing_jobs
 from llmrl.sweeps.launch import group_by_backend
 from llmrl.sweeps.scheduling import ask_schedulers
 
@@ -78,9 +78,9 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
         LlmrlError: the parts of a run cannot work together, or the config of a run is invalid.
     """
     jobs = jobs_of(runs, differing)
-    check_distinct(jobs)
+    check_distinct_folders(jobs)
     configs = {job.folder: run for job, run in zip(jobs, runs, strict=True)}
-    todo, done = find_missing(jobs, ask_schedulers({job.folder for job in jobs}))
+    todo, done = find_missing_jobs(jobs, ask_schedulers({job.folder for job in jobs}))
     jobs_by_digest: dict[str, list[Job]] = {}
     for job in todo:
         jobs_by_digest.setdefault(job.digest, []).append(job)
@@ -89,27 +89,27 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
     prerequisites = [run for job in todo for run in run_references.prerequisite_runs(job.config)]
     prerequisites += [run for estimate in estimates.values() for run in estimate.prerequisites]
     first = [run for run in {run.folder: run for run in prerequisites}.values() if not run.finished]
-    packs, requests = job_requests(todo)
+    batches, requests = job_requests(todo)
     rows = [_row(digest_jobs, estimates[digest]) for digest, digest_jobs in jobs_by_digest.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in first]
     rows.append(_total_row(todo, estimates, first))
     heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
-    summary = f"{len(todo):,} runs in {_processes(packs)}"
+    summary = f"{len(todo):,} runs in {_processes(batches)}"
     summary += f"; {len(done):,} are finished or computed by another process" if done else ""
-    title = "\n".join([heading, summary, _time(packs, configs, estimates, first)])
+    title = "\n".join([heading, summary, _time(batches, configs, estimates, first)])
     return SweepPlan(title, rows, requests)
 
 
-def job_requests(jobs: Sequence[Job]) -> tuple[list[Pack], list[str]]:
+def job_requests(jobs: Sequence[Job]) -> tuple[list[JobBatch], list[str]]:
     """Return the processes of jobs, and the requests to a scheduler for them."""
-    packs: list[Pack] = []
+    batches: list[JobBatch] = []
     requests: list[str] = []
     for group in group_by_backend(jobs):
         backend = group[0].hardware.backend
-        group_packs = backend.packs(group)
-        packs += group_packs
-        requests += backend.requests(group_packs)
-    return packs, requests
+        group_batches = backend.make_batches(group)
+        batches += group_batches
+        requests += backend.describe_requests(group_batches)
+    return batches, requests
 
 
 def _estimate(experiment: Experiment) -> _RunEstimate:
@@ -139,7 +139,7 @@ def _row(jobs: Sequence[Job], estimate: _RunEstimate) -> list[str]:
     n, reason = len(jobs), reason_to_run_alone(jobs[0].config)
     calls, cost = _calls(estimate, n), _money(estimate, n)
     steps = "unknown" if estimate.env_steps is None else f"{n * estimate.env_steps:,}"
-    name = format_overrides(split_overrides(jobs[0].naming)) or jobs[0].folder.parent.name
+    name = format_overrides(split_overrides(jobs[0].label_overrides)) or jobs[0].folder.parent.name
     return [name, f"{n:,}", steps, calls, cost, "" if reason is None else str(reason)]
 
 
@@ -177,15 +177,15 @@ def _money(estimate: _RunEstimate, n: int) -> str:
     )
 
 
-def _processes(packs: Sequence[Pack]) -> str:
+def _processes(batches: Sequence[JobBatch]) -> str:
     """Return a text with the number of processes by their rows: `3 processes: 2 of 16 runs, 1 of 1 run`."""
-    sizes = sorted(Counter(len(pack.jobs) for pack in packs).items(), reverse=True)
+    sizes = sorted(Counter(len(batch.jobs) for batch in batches).items(), reverse=True)
     sizes_text = ", ".join(f"{n:,} of {size:,} run{'s' * (size != 1)}" for size, n in sizes)
-    return f"{len(packs):,} process{'es' * (len(packs) != 1)}" + (f": {sizes_text}" if packs else "")
+    return f"{len(batches):,} process{'es' * (len(batches) != 1)}" + (f": {sizes_text}" if batches else "")
 
 
 def _time(
-    packs: Sequence[Pack],
+    batches: Sequence[JobBatch],
     configs: Mapping[Path, Experiment],
     estimates: Mapping[str, _RunEstimate],
     first: Sequence[PrerequisiteRun],
@@ -193,27 +193,29 @@ def _time(
     """Return a text with the approximate time of the sweep, at the speed of this machine."""
     rates: dict[tuple[str, int], float | None] = {}
 
-    def rate_of(pack: Pack) -> float | None:
+    def rate_of(batch: JobBatch) -> float | None:
         """Return the steps per second, summed over all games of a process; measured once for each shape and size."""
-        job = pack.jobs[0]
-        key = (job.batch_key or job.digest, len(pack.jobs))
+        job = batch.jobs[0]
+        key = (job.batch_key or job.digest, len(batch.jobs))
         if key not in rates:
-            rates[key] = _measure_rate(configs[job.folder].config, len(pack.jobs))
+            rates[key] = _measure_rate(configs[job.folder].config, len(batch.jobs))
         return rates[key]
 
     seconds = []
-    for pack in packs:
-        steps = [estimates[job.digest].env_steps for job in pack.jobs]
-        rate = None if None in steps else rate_of(pack)
+    for batch in batches:
+        steps = [estimates[job.digest].env_steps for job in batch.jobs]
+        rate = None if None in steps else rate_of(batch)
         if rate is None:
             return "time: unknown, because the steps of some runs cannot be timed beforehand"
         seconds.append(sum(step or 0 for step in steps) / rate)
-    if not packs:
+    if not batches:
         return "time: none"
-    setup_seconds = sum(run.env_steps for run in first) / (rate_of(Pack(packs[0].jobs[:1])) or 1.0) if first else 0.0
-    places = packs[0].hardware.backend.at_once(packs)
+    setup_seconds = (
+        sum(run.env_steps for run in first) / (rate_of(JobBatch(batches[0].jobs[:1])) or 1.0) if first else 0.0
+    )
+    places = batches[0].hardware.backend.count_parallel(batches)
     concurrency = f"{places:,} at once" if places is not None else "all at once, if the cluster has room"
-    waits = ", and replies of language models" if any(estimates[j.digest].asks for p in packs for j in p.jobs) else ""
+    waits = ", and replies of language models" if any(estimates[j.digest].asks for p in batches for j in p.jobs) else ""
     total_seconds = setup_seconds + makespan(seconds, places or len(seconds))
     return f"time: about {format_duration(total_seconds)} at the speed of this machine, {concurrency}{waits}"
 

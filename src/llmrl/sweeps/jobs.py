@@ -23,15 +23,15 @@ from llmrl.run.folder import label_overrides, run_folder, split_overrides
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
-from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, backend_name
+from llmrl.sweeps.backends.protocol import Job, JobBatch, JobOutcome, qualified_backend_name
 
 CANCELLATION_REASON = "the sweep was stopped before this run started"
 
 
-def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
+def find_differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
     """Return the override keys in which runs differ, without those that cannot change results, such as the seed.
 
-    >>> differing_keys([["env=x", "principal=ucb", "seed=0"], ["env=x", "principal=llm", "seed=1"]])
+    >>> find_differing_keys([["env=x", "principal=ucb", "seed=0"], ["env=x", "principal=llm", "seed=1"]])
     {'principal'}
     """
     split = [split_overrides(run_overrides) for run_overrides in overrides]
@@ -39,7 +39,7 @@ def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
     return {key for key in keys if len({run_values.get(key) for run_values in split}) > 1}
 
 
-def naming_overrides(overrides: Sequence[str], differing: set[str]) -> list[str]:
+def select_label_overrides(overrides: Sequence[str], differing: set[str]) -> list[str]:
     """Return the overrides for the label of a run folder: those that differ within its sweep, or all if none do.
 
     The study, the length of the run and the language model are always included (`llmrl.run.folder.LABEL_OPTIONS`).
@@ -47,7 +47,7 @@ def naming_overrides(overrides: Sequence[str], differing: set[str]) -> list[str]
     return label_overrides(overrides, differing) if differing else list(overrides)
 
 
-def check_distinct(jobs: Sequence[Job]) -> None:
+def check_distinct_folders(jobs: Sequence[Job]) -> None:
     """Raise ConfigError if jobs with different overrides have the same run folder.
 
     A swept key then cannot change results.
@@ -62,7 +62,7 @@ def check_distinct(jobs: Sequence[Job]) -> None:
             )
 
 
-def find_missing(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> tuple[list[Job], list[JobOutcome]]:
+def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> tuple[list[Job], list[JobOutcome]]:
     """Return the jobs that still have to be computed, and an outcome for each of the others.
 
     Jobs of the same run are merged. `queues`: see `llmrl.results.run_records.read_run`.
@@ -79,8 +79,8 @@ def find_missing(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> tuple[
         if record is not None and record.state == "finished" and not job.config["rerun"]:
             outcomes.append(JobOutcome.of(job, record, skipped=True, seconds=None))
         elif record is not None and record.state in ("running", "queued"):
-            place = f"job {record.job_id}" if record.job_id else f"process {record.pid} on {record.host}"
-            text = f"{record.state} already, {place if record.pid or record.job_id else 'on ' + record.host}"
+            process_text = f"process {record.pid} on {record.host}" if record.pid else f"on {record.host}"
+            text = f"{record.state} already, {f'job {record.job_id}' if record.job_id else process_text}"
             outcomes.append(JobOutcome.of(job, record, skipped=True, state="elsewhere", error=text, seconds=None))
         else:
             todo.append(job)
@@ -88,52 +88,52 @@ def find_missing(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> tuple[
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A pack whose launch is recorded.
+class BatchLaunch:
+    """A batch of jobs with the launch record of each run.
 
     Attributes:
-        pack: runs of the process.
-        records: launch record of each run.
+        batch: jobs of one process.
+        records: launch records, in the order of the jobs.
     """
 
-    pack: Pack
+    batch: JobBatch
     records: tuple[LaunchRecord, ...]
 
     @property
     def attempts(self) -> dict[Path, int]:
         """Number of attempts of each run before the launch, by run folder."""
-        return {job.folder: record.attempt for job, record in zip(self.pack.jobs, self.records, strict=True)}
+        return {job.folder: record.attempt for job, record in zip(self.batch.jobs, self.records, strict=True)}
 
-    def split_off(self, job: Job) -> Claim:
-        """Return the claim of one of the runs for a process of its own, and record that."""
-        record = replace(self.records[self.pack.jobs.index(job)], other_run_folders=[])
+    def split_off(self, job: Job) -> BatchLaunch:
+        """Return the launch of one of the runs in a process of its own, and update its launch record."""
+        record = replace(self.records[self.batch.jobs.index(job)], other_run_folders=[])
         record.write(job.folder)
-        return Claim(Pack((job,)), (record,))
+        return BatchLaunch(JobBatch((job,)), (record,))
 
-    def write(self, **changes: Any) -> None:
-        """Update the launch record of each run."""
-        for job, record in zip(self.pack.jobs, self.records, strict=True):
+    def update_records(self, **changes: Any) -> None:
+        """Write the launch record of each run with changed fields."""
+        for job, record in zip(self.batch.jobs, self.records, strict=True):
             replace(record, **changes).write(job.folder)
 
 
-def claim_pack(
-    pack: Pack, sweep: Path, log: str = "", cluster: str = "", user: str = ""
-) -> tuple[list[Claim], list[JobOutcome]]:
-    """Record the launch of a pack's runs; arguments are those of `record_launch`.
+def record_batch_launch(
+    batch: JobBatch, sweep: Path, log: str = "", cluster: str = "", user: str = ""
+) -> tuple[list[BatchLaunch], list[JobOutcome]]:
+    """Record the launch of each run of a batch; arguments are those of `record_launch`.
 
     Returns:
-        The claim, none if this failed for all runs, and the outcomes of the runs for which it failed.
+        A list with the launch of the recorded runs, empty if there are none; and the outcomes of the other runs.
     """
-    claimed, failures = [], []
-    for job in pack.jobs:
+    recorded, failures = [], []
+    for job in batch.jobs:
         try:
-            claimed.append((job, record_launch(job, sweep, log, cluster, user, pack.folders)))
+            recorded.append((job, record_launch(job, sweep, log, cluster, user, batch.folders)))
         except RunFolderError as error:
             failures.append(JobOutcome(job, job.folder, "failed", error=str(error)))
-    if not claimed:
+    if not recorded:
         return [], failures
-    jobs, records = zip(*claimed, strict=True)
-    return [Claim(Pack(jobs), records)], failures
+    jobs, records = zip(*recorded, strict=True)
+    return [BatchLaunch(JobBatch(jobs), records)], failures
 
 
 def record_launch(
@@ -153,14 +153,14 @@ def record_launch(
     """
     c = job.config
     folder = run_folder(
-        Path(c["output_root"]), c["name"], job.digest, job.naming, c["seed"], bool(c.get("private", True))
+        Path(c["output_root"]), c["name"], job.digest, job.label_overrides, c["seed"], bool(c.get("private", True))
     )
     if folder != job.folder:
         raise RunFolderError(f"another process has just created {folder} for this run; repeat the command")
     status = read_status(folder)
     pid = os.getpid()
     launch_record = LaunchRecord(
-        backend=backend_name(job.hardware.backend),
+        backend=qualified_backend_name(job.hardware.backend),
         attempt=status.attempt if status else 0,
         job_id="",
         machine=ownership.this_machine(),
@@ -175,7 +175,7 @@ def record_launch(
         code=code_digest(),
         overrides=job.overrides,
         other_run_folders=[str(other) for other in other_run_folders if other != folder],
-        after=[PrerequisiteRecord(other.what, other.name, str(other.folder)) for other in job.after],
+        after=[PrerequisiteRecord(other.purpose, other.name, str(other.folder)) for other in job.prerequisites],
     )
     if not (folder / CONFIG_NAME).exists():
         save_config(folder / CONFIG_NAME, c)
@@ -183,41 +183,43 @@ def record_launch(
     return launch_record
 
 
-def cancelled_outcome(job: Job) -> JobOutcome:
-    """Return the outcome of a job whose launcher was stopped before it started.
-
-    Also record it in its folder, if any.
-    """
+def cancel_before_start(job: Job) -> JobOutcome:
+    """Record in the run folder, if it exists, that the job was canceled before it started; return its outcome."""
     if job.folder.is_dir():
         record_cancellation(job.folder, CANCELLATION_REASON)
     return JobOutcome(job, job.folder, "cancelled", error=CANCELLATION_REASON)
 
 
-def ended_outcome(
-    job: Job, attempt: int, code: int, error: str = "", stopped_by: int | None = None, seconds: float | None = None
+def outcome_from_exit(
+    job: Job,
+    attempt: int,
+    exit_code: int,
+    error: str = "",
+    stop_signal: int | None = None,
+    seconds: float | None = None,
 ) -> JobOutcome:
     """Return the outcome of a run whose process has ended, from its exit code and its record.
 
     Args:
         job: job of the run.
-        attempt: number of attempts at its launch.
-        code: exit code; negative: number of the signal that killed the process.
+        attempt: number of attempts before its launch.
+        exit_code: exit code; negative: number of the signal that killed the process.
         error: short error text, for a run that could not record its failure.
-        stopped_by: number of the signal that stopped the sweep; None without one.
+        stop_signal: number of the signal that stopped the sweep; None without one.
         seconds: duration; None if unknown.
     """
     record = read_run(job.folder)
     outcome = JobOutcome.of(job, record, seconds=seconds)
     has_started = record.attempt > attempt
-    if code == EXIT_IN_USE:
+    if exit_code == EXIT_IN_USE:
         return replace(outcome, state="elsewhere", skipped=True, error=error)
-    if not has_started and stopped_by is not None and code in (-stopped_by, 128 + stopped_by):
-        return replace(cancelled_outcome(job), seconds=outcome.seconds)
-    if code < 0:
-        return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
-    if code > 0 and (not has_started or record.state in ("queued", "running", "lost")):
+    if not has_started and stop_signal is not None and exit_code in (-stop_signal, 128 + stop_signal):
+        return replace(cancel_before_start(job), seconds=outcome.seconds)
+    if exit_code < 0:
+        return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-exit_code).name}")
+    if exit_code > 0 and (not has_started or record.state in ("queued", "running", "lost")):
         # The run could not record its own failure.
-        return replace(outcome, state="failed", error=error or f"its process ended with exit code {code}")
+        return replace(outcome, state="failed", error=error or f"its process ended with exit code {exit_code}")
     return outcome
 
 
@@ -227,9 +229,9 @@ def has_ended(job: Job, attempt: int) -> bool:
     return record.attempt > attempt and record.state not in ("queued", "running", "lost", "unreadable")
 
 
-def write_log_header(log: Path, pack: Pack) -> None:
-    """Write the head of the file for a process's output: the command and folder of each of its runs."""
-    lines = [f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n" for job in pack.jobs]
+def write_log_header(log: Path, batch: JobBatch) -> None:
+    """Write the header of the log file of a process: the command and folder of each of its runs."""
+    lines = [f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n" for job in batch.jobs]
     write_atomic(log, "".join([*lines, "\n"]))
 
 
@@ -242,31 +244,26 @@ def describe_outcome(outcome: JobOutcome) -> str:
 
 
 def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return jobs in waves: each job is in the earliest wave after those of the `jobs` that it needs.
+    """Divide jobs into waves: each job is in the earliest wave after those of its prerequisites.
 
-    Needed jobs that are not among `jobs` are finished, or are computed by another process.
+    Prerequisites that are not among `jobs` are finished, or are computed by another process.
     """
     folders = {job.folder for job in jobs}
-    depth: dict[Path, int] = {}
+    wave_index: dict[Path, int] = {}
 
-    def compute_depth(job: Job) -> int:
-        if job.folder not in depth:
-            depth[job.folder] = max(
-                (1 + compute_depth(prerequisite) for prerequisite in job.after if prerequisite.folder in folders),
-                default=0,
-            )
-        return depth[job.folder]
+    def compute_wave_index(job: Job) -> int:
+        if job.folder not in wave_index:
+            prerequisites = [prerequisite for prerequisite in job.prerequisites if prerequisite.folder in folders]
+            wave_index[job.folder] = max((1 + compute_wave_index(other) for other in prerequisites), default=0)
+        return wave_index[job.folder]
 
-    levels: list[list[Job]] = [[] for _ in range(1 + max(map(compute_depth, jobs), default=-1))]
+    waves: list[list[Job]] = [[] for _ in range(1 + max(map(compute_wave_index, jobs), default=-1))]
     for job in jobs:
-        levels[compute_depth(job)].append(job)
-    return levels
+        waves[compute_wave_index(job)].append(job)
+    return waves
 
 
-def prerequisite_job_ids(jobs: Sequence[Job], sweep_folder: Path) -> list[str]:
-    """Return the recorded ids of the jobs of this launch that `jobs` wait for."""
-    folders = dict.fromkeys(prerequisite.folder for job in jobs for prerequisite in job.after)
-    records = [launch_record for folder in folders if (launch_record := read_launch_record(folder)) is not None]
-    return list(
-        dict.fromkeys(record.job_id for record in records if record.job_id and record.sweep == str(sweep_folder))
-    )
+def find_prerequisite_job_ids(jobs: Sequence[Job], sweep_folder: Path) -> list[str]:
+    """Return the ids of the scheduler jobs of this launch that compute the prerequisites of `jobs`."""
+    records = [read_launch_record(prerequisite.folder) for job in jobs for prerequisite in job.prerequisites]
+    return list(dict.fromkeys(r.job_id for r in records if r is not None and r.job_id and r.sweep == str(sweep_folder)))

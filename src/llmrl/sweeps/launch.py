@@ -17,16 +17,16 @@ from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Job, JobOutcome, format_job_ids
 from llmrl.sweeps.jobs import (
-    cancelled_outcome,
-    check_distinct,
+    cancel_before_start,
+    check_distinct_folders,
     describe_outcome,
-    find_missing,
+    find_missing_jobs,
     group_into_waves,
     record_launch,
 )
-from llmrl.sweeps.packing import group_equal
+from llmrl.sweeps.packing import group_by_key
 from llmrl.sweeps.payload import RunFunction
-from llmrl.sweeps.scheduling import ask_schedulers, wait_for
+from llmrl.sweeps.scheduling import ask_schedulers, wait_for_jobs
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ def launch(
                 f"runs of {type(backend).__name__} end with the process that launched them. To keep that process "
                 "alive, use nohup, tmux or screen"
             )
-    check_distinct(jobs)
-    todo, outcomes = find_missing(jobs, ask_schedulers({job.folder for job in jobs}))
+    check_distinct_folders(jobs)
+    todo, outcomes = find_missing_jobs(jobs, ask_schedulers({job.folder for job in jobs}))
     if outcomes:
         done = sum(outcome.state == "finished" for outcome in outcomes)
         log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
@@ -103,7 +103,7 @@ def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
     groups = [
         group
         for wave in group_into_waves(jobs)
-        for group in group_equal(wave, lambda job: (type(job.hardware.backend), vars(job.hardware.backend)))
+        for group in group_by_key(wave, lambda job: (type(job.hardware.backend), vars(job.hardware.backend)))
     ]
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
 
@@ -118,10 +118,10 @@ def _compute(
         _record_pending_groups(groups, sweep_folder)
         for group in groups:
             if stop.requested:
-                outcomes += [cancelled_outcome(job) for job in group]
+                outcomes += [cancel_before_start(job) for job in group]
                 continue
-            if kinds := ", ".join(dict.fromkeys(job.what for job in group if job.what)):
-                after = sum(bool(job.after) for jobs in groups for job in jobs)
+            if kinds := ", ".join(dict.fromkeys(job.purpose for job in group if job.purpose)):
+                after = sum(bool(job.prerequisites) for jobs in groups for job in jobs)
                 log.info("%s: %d runs; %d runs start after them", kinds, len(group), after)
             group_outcomes = _launch_group(group, run_function, sweep_folder)
             for outcome in (outcome for outcome in group_outcomes if outcome.state == "refused"):
@@ -139,7 +139,7 @@ def _compute(
     if wait and not interrupted:
         try:
             for batch in submitted:
-                for outcome in wait_for(batch):
+                for outcome in wait_for_jobs(batch):
                     del waiting[outcome.folder]
                     outcomes.append(outcome)
         except KeyboardInterrupt:

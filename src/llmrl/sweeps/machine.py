@@ -18,7 +18,7 @@ from llmrl.sweeps.backends.protocol import Hardware
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables that numerical libraries read when they are loaded; setting them later has no effect."""
 
-RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
+N_PARALLEL_RUNS_VARIABLE = "LLMRL_RUNS_BESIDE"
 """Environment variable with the number of runs of a sweep that share this machine's cores, including the run itself."""
 
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
@@ -39,27 +39,27 @@ class Machine:
     gpus: tuple[str, ...]
 
     @staticmethod
-    def this() -> Machine:
+    def detect() -> Machine:
         """Return the resources of this machine that this process may use."""
-        return Machine(_cores(), _memory_gb(), _gpus())
+        return Machine(_count_cores(), _available_memory_gb(), _visible_gpu_ids())
 
-    def capacity(self, hardware: Hardware, cores: int) -> int:
-        """Return how many runs with `cores` cores each fit on this machine at once; at least 1.
+    def count_parallel(self, hardware: Hardware, cores: int) -> int:
+        """Return the number of runs with `cores` cores each that fit on this machine at once; at least 1.
 
         Raises:
             ConfigError: the machine has too few GPUs for one run.
         """
-        fits = [max(1, self.cores // cores), max(1, int(self.memory_gb // hardware.memory_gb))]
+        limits = [max(1, self.cores // cores), max(1, int(self.memory_gb // hardware.memory_gb))]
         if hardware.gpus and (self.gpus or hardware.device != "auto"):
             if len(self.gpus) < hardware.gpus:
                 raise ConfigError(
                     f"a run needs hardware.gpus={hardware.gpus}, but this machine has {len(self.gpus)}; "
                     "use hardware=local or hardware=cpu, or hardware=slurm_gpu on a cluster"
                 )
-            fits.append(len(self.gpus) // hardware.gpus)
+            limits.append(len(self.gpus) // hardware.gpus)
         if hardware.parallel is not None:
-            fits.append(hardware.parallel)
-        return min(fits)
+            limits.append(hardware.parallel)
+        return min(limits)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def preserve_environment() -> Iterator[None]:
         os.environ.update(previous)
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     """Return the number of cores for this process, by its affinity, its container's quota and SLURM's allocation."""
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     if os.environ.get("SLURM_CPUS_ON_NODE", "").isdecimal():
@@ -86,7 +86,7 @@ def _cores() -> int:
     return max(1, min(limits))
 
 
-def _memory_gb() -> float:
+def _available_memory_gb() -> float:
     """Return the available memory, gigabytes, within the container's limit and SLURM's allocation."""
     limits = [] if (free := free_memory("cpu")) is None else [free]
     allocated = os.environ.get("SLURM_MEM_PER_NODE", "")
@@ -95,7 +95,7 @@ def _memory_gb() -> float:
     return min(limits) / 1e9 if limits else float("inf")
 
 
-def _gpus() -> tuple[str, ...]:
+def _visible_gpu_ids() -> tuple[str, ...]:
     """Return the ids of the GPUs that this process may use, without initializing CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

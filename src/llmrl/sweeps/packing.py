@@ -1,4 +1,4 @@
-"""Distribution of the runs of a sweep over processes; runs with equal keys may share one, as a batch."""
+"""Division of the runs of a sweep into batches, one for each process; runs with equal keys may share a batch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from llmrl.core.secrets import redaction_environment
-from llmrl.sweeps.backends.protocol import Job, Pack
+from llmrl.sweeps.backends.protocol import Job, JobBatch
 from llmrl.sweeps.payload import BatchFunction, ProcessPayload, RunExit, RunFunction, RunPayload
 
 T = TypeVar("T")
 
-_UNLIMITED_ROWS = 1_000_000
-"""A number of rows larger than any process has."""
+_UNLIMITED_RUNS = 1_000_000
+"""A number of runs larger than that of any batch."""
 
 
 @dataclass(frozen=True)
@@ -32,102 +32,101 @@ class BatchableRunFunction:
         return self.single(config, overrides)
 
 
-def build_payload(pack: Pack, run_function: RunFunction, environment: Mapping[str, str]) -> ProcessPayload:
-    """Return the payload of the process of a pack.
+def build_payload(batch: JobBatch, run_function: RunFunction, environment: Mapping[str, str]) -> ProcessPayload:
+    """Return the payload of the process that computes a batch.
 
     Args:
-        pack: runs of the process.
+        batch: runs of the process.
         run_function: function that executes a run; a `BatchableRunFunction` if there are several.
         environment: environment variables to set, which those of the runs override.
     """
     shared = {**redaction_environment(), **environment}
     payloads = [
         RunPayload(run_function, j.config, j.overrides, j.folder, {**shared, **j.environment}, j.batch_key)
-        for j in pack.jobs
+        for j in batch.jobs
     ]
     return ProcessPayload(
-        payloads, run_function.batch if isinstance(run_function, BatchableRunFunction) else _raise_unshareable
+        payloads, run_function.batch if isinstance(run_function, BatchableRunFunction) else _raise_not_batchable
     )
 
 
-def distribute(items: Sequence[T], n_lists: int) -> list[list[T]]:
-    """Return `items` distributed in turn to at most `n_lists` lists, none of them empty; sizes differ by at most one.
+def distribute_round_robin(items: Sequence[T], n_lists: int) -> list[list[T]]:
+    """Distribute items in turn to at most `n_lists` lists, none of them empty; sizes differ by at most one.
 
-    >>> distribute("abcde", 2)
+    >>> distribute_round_robin("abcde", 2)
     [['a', 'c', 'e'], ['b', 'd']]
     """
     n = min(n_lists, len(items))
     return [list(items[i::n]) for i in range(n)]
 
 
-def pack_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -> list[Pack]:
-    """Return the packs of jobs for `n_processes` parallel processes with `memory_gb` gigabytes in total.
+def batch_for_machine(jobs: Sequence[Job], n_processes: int, memory_gb: float) -> list[JobBatch]:
+    """Divide jobs into batches for `n_processes` parallel processes with `memory_gb` gigabytes in total.
 
-    Runs with equal keys are distributed evenly over `n_processes` processes, or over more if the memory requires it.
+    Runs with equal keys are distributed evenly over `n_processes` batches, or over more if the memory requires it.
     """
-    packs = []
-    for group in _group_equal_keys(jobs):
-        max_rows = _compute_max_rows(group[0], memory_gb / n_processes)
-        packs += [
-            Pack(tuple(group_share)) for group_share in distribute(group, max(n_processes, -(-len(group) // max_rows)))
-        ]
-    return packs
+    batches = []
+    for group in _group_by_batch_key(jobs):
+        n_batches = max(n_processes, -(-len(group) // _compute_max_runs(group[0], memory_gb / n_processes)))
+        batches += [JobBatch(tuple(sublist)) for sublist in distribute_round_robin(group, n_batches)]
+    return batches
 
 
-def pack_into(jobs: Sequence[Job], n: int | None) -> list[Pack]:
-    """Return the packs of jobs for `n` processes: one run each if there are at most `n` jobs, or n is None.
+def batch_for_n_processes(jobs: Sequence[Job], n_processes: int | None) -> list[JobBatch]:
+    """Divide jobs into batches for `n_processes` processes; None: one run each.
 
-    There are more than `n` packs if keys or `hardware.rows` require it. The packs with most rows are divided first.
+    There are more batches if keys or `hardware.rows` require it, and fewer if there are fewer jobs. The largest batches
+    are divided first.
     """
-    if n is None or len(jobs) <= n:
-        return [Pack((job,)) for job in jobs]
-    groups = _group_equal_keys(jobs)
-    n_packs = [-(-len(group) // _compute_max_rows(group[0], None)) for group in groups]
-    while sum(n_packs) < n:
-        rows, i = max((-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, n_packs, strict=True)))
-        if rows == 1:
+    if n_processes is None or len(jobs) <= n_processes:
+        return [JobBatch((job,)) for job in jobs]
+    groups = _group_by_batch_key(jobs)
+    n_batches = [-(-len(group) // _compute_max_runs(group[0], None)) for group in groups]
+    while sum(n_batches) < n_processes:
+        n_runs, i = max((-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, n_batches, strict=True)))
+        if n_runs == 1:
             break
-        n_packs[-i] += 1
+        n_batches[-i] += 1
     return [
-        Pack(tuple(group_share))
-        for group, k in zip(groups, n_packs, strict=True)
-        for group_share in distribute(group, k)
+        JobBatch(tuple(sublist))
+        for group, k in zip(groups, n_batches, strict=True)
+        for sublist in distribute_round_robin(group, k)
     ]
 
 
-def group_equal(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:
-    """Return items in groups of equal keys, which need not be hashable, in the order of their first items.
+def group_by_key(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:
+    """Group items by equal keys, which need not be hashable; groups are in the order of their first items.
 
-    >>> group_equal([1, 2, 3, 4], lambda number: [number % 2])
+    >>> group_by_key([1, 2, 3, 4], lambda number: [number % 2])
     [[1, 3], [2, 4]]
     """
     keys: list[object] = []
     groups: list[list[T]] = []
     for item in items:
-        if (item_key := key(item)) not in keys:
-            keys.append(item_key)
+        if (key_of_item := key(item)) not in keys:
+            keys.append(key_of_item)
             groups.append([])
-        groups[keys.index(item_key)].append(item)
+        groups[keys.index(key_of_item)].append(item)
     return groups
 
 
-def _group_equal_keys(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return jobs in groups of equal keys; a job without a key is its own group."""
-    return group_equal(jobs, lambda job: id(job) if job.batch_key is None else job.batch_key)
+def _group_by_batch_key(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Group jobs by equal batch keys; a job without a key is its own group."""
+    return group_by_key(jobs, lambda job: id(job) if job.batch_key is None else job.batch_key)
 
 
-def _compute_max_rows(job: Job, memory_gb: float | None) -> int:
+def _compute_max_runs(job: Job, memory_gb: float | None) -> int:
     """Return the maximum number of runs like `job` in a process with `memory_gb` gigabytes; None: unlimited memory."""
-    rows, run_gb = job.hardware.rows, job.hardware.memory_gb
-    if rows != "auto":
-        return rows
+    max_runs, run_gb = job.hardware.rows, job.hardware.memory_gb
+    if max_runs != "auto":
+        return max_runs
     if memory_gb is None:
-        return _UNLIMITED_ROWS
-    if not job.gains:
+        return _UNLIMITED_RUNS
+    if not job.is_batching_faster:
         return 1
-    row = run_gb if job.row_gb is None else job.row_gb
-    return 1 + int(min(max(memory_gb - run_gb, 0.0) / row, _UNLIMITED_ROWS))
+    additional_gb = run_gb if job.additional_memory_gb is None else job.additional_memory_gb
+    return 1 + int(min(max(memory_gb - run_gb, 0.0) / additional_gb, _UNLIMITED_RUNS))
 
 
-def _raise_unshareable(payloads: Sequence[RunPayload]) -> list[RunExit]:
+def _raise_not_batchable(payloads: Sequence[RunPayload]) -> list[RunExit]:
     raise TypeError("this function executes only one run at a time; use a BatchableRunFunction for several")

@@ -1,4 +1,4 @@
-"""Worker process: executes one or more runs and reports to the launcher how each one ended."""
+"""Payload of a worker process: one or more runs to execute, whose exits it reports to the launcher."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class RunPayload:
         """Execute the run with `run_function`. Call `prepare` in this process first.
 
         Args:
-            run_function: function that replaces `self.run_function`, e.g. by a variant that joins a batch.
+            run_function: function to call in place of `self.run_function`, such as a variant that joins a batch.
 
         Returns:
-            How the run ended. Exceptions are not raised but converted to exit codes.
+            Exit of the run. Exceptions are not raised but converted to exit codes.
         """
         try:
             self._execute(run_function)
@@ -87,9 +87,6 @@ class RunPayload:
 
     def _execute(self, run_function: RunFunction) -> float | None:
         """Execute the run with `run_function` and return its objective value; record a failure.
-
-        Args:
-            run_function: as for `execute_and_capture_exit`.
 
         Raises:
             SystemExit, Exception: as `__call__`.
@@ -137,11 +134,11 @@ class RunPayload:
 
 @dataclass(frozen=True)
 class RunExit:
-    """Outcome of one of the runs executed by a process.
+    """Exit of one of the runs executed by a process.
 
     Attributes:
         folder: run folder.
-        exit_code: exit code the run would have had in its own process; 0 for a finished run.
+        exit_code: exit code of the run, as in a process of its own; 0 for a finished run.
         error: short error message, used if the run could not record its failure itself; empty on success.
     """
 
@@ -168,7 +165,7 @@ class ProcessPayload:
     batch_function: BatchFunction
 
     def __call__(self) -> list[RunExit]:
-        """Execute the runs; return how each one ended, in order. A single run is executed by its own function."""
+        """Execute the runs and return their exits, in order; a single run is executed by its own function."""
         first = self.payloads[0]
         first.prepare()
         if len(self.payloads) == 1:

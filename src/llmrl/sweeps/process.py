@@ -1,7 +1,7 @@
-"""A process of a sweep on this machine, which computes one run or several.
+"""Processes of a sweep on this machine, each of which computes one run or several.
 
-It is forked from a server that has imported the modules that every run needs (Python's `forkserver`). It therefore
-starts in hundredths of a second, and shares with other processes only memory that none of them writes.
+They are forked from a server that has imported the modules that every run needs (Python's `forkserver`), so they start
+within hundredths of a second, and share only memory that none of them writes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from llmrl.core.trust import NOBODY
 from llmrl.run.ownership import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
-from llmrl.sweeps.jobs import Claim, ended_outcome, has_ended
-from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
+from llmrl.sweeps.jobs import BatchLaunch, has_ended, outcome_from_exit
+from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, THREAD_VARIABLES
 from llmrl.sweeps.packing import build_payload
 from llmrl.sweeps.payload import ProcessPayload, RunExit, RunFunction
 
@@ -38,23 +38,25 @@ _SIGNAL_NUMBERS = [getattr(signal, name) for name in SIGNALS]
 
 
 class RunProcess:
-    """The process of one run, or of several that are its rows, started by construction.
+    """The process of a batch; it starts when it is constructed.
 
     Args:
-        claim: runs of the process, whose launch is recorded.
+        launch: batch of the process, with launch records.
         run_function: function that the process calls.
         gpus: ids of the GPUs that the process may use; empty: those of this process.
         n_processes: number of processes that share the machine's cores, including this one.
     """
 
-    def __init__(self, claim: Claim, run_function: RunFunction, gpus: tuple[str, ...], n_processes: int = 1) -> None:
-        self.claim, self.pack, self.gpus = claim, claim.pack, gpus
-        pack, log_file = claim.pack, claim.records[0].log
-        environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
-        environment[RUNS_BESIDE] = str(n_processes)
+    def __init__(
+        self, launch: BatchLaunch, run_function: RunFunction, gpus: tuple[str, ...], n_processes: int = 1
+    ) -> None:
+        self.launch, self.batch, self.gpus = launch, launch.batch, gpus
+        batch, log_file = launch.batch, launch.records[0].log
+        environment = dict.fromkeys(THREAD_VARIABLES, str(batch.hardware.threads or batch.cores))
+        environment[N_PARALLEL_RUNS_VARIABLE] = str(n_processes)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        payload = build_payload(pack, run_function, environment)
+        payload = build_payload(batch, run_function, environment)
         context = multiprocessing.get_context("forkserver")
         self._pipe, child_pipe = context.Pipe(duplex=False)
         self._report: str | list[RunExit] = ""
@@ -68,74 +70,74 @@ class RunProcess:
 
     @property
     def sentinel(self) -> int:
-        """Handle that is ready when the process has ended, or when its server has ended (check `running` then)."""
+        """Handle that is ready when the process has ended, or when its server has ended (then check `is_running`)."""
         return self._process.sentinel
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """True while the process exists."""
         return self._start is not None and process_start(self._pid) == self._start
 
     def signal(self, number: int) -> None:
         """Send the process a signal, if it exists."""
         with suppress(ProcessLookupError):
-            if self.running:
+            if self.is_running:
                 os.kill(self._pid, number)
 
     def receive_report(self) -> None:
-        """Receive the process's report, if it is there: a full pipe would keep the process from ending."""
+        """Receive the report of the process if it was sent, because the process cannot end while its pipe is full."""
         try:
             if not self._pipe.closed and self._pipe.poll():
                 self._report = self._pipe.recv()
         except EOFError:
             self._pipe.close()
 
-    def outcomes(self, stopped_by: int | None) -> tuple[list[JobOutcome], list[Job]]:
-        """Return the outcomes of the ended process.
+    def outcomes(self, stop_signal: int | None) -> tuple[list[JobOutcome], list[Job]]:
+        """Return the outcomes of the runs of the ended process.
 
         Args:
-            stopped_by: number of the signal that stopped the sweep; None without one.
+            stop_signal: number of the signal that stopped the sweep; None without one.
 
         Returns:
-            The outcomes of its runs, and the jobs to queue again: unfinished runs of a shared process that died without
-            a stop signal.
+            The outcomes, and the jobs to queue again: unfinished runs of a shared process that died without a stop
+            signal.
         """
         self._process.join(timeout=10)
         self.receive_report()
         self._pipe.close()
         code, seconds = self._process.exitcode or 0, time.monotonic() - self._started
-        is_shared = len(self.pack.jobs) > 1
-        ends = {end.folder: end for end in self._report} if isinstance(self._report, list) else {}
-        attempts = self.claim.attempts
+        is_shared = len(self.batch.jobs) > 1
+        exits = {run_exit.folder: run_exit for run_exit in self._report} if isinstance(self._report, list) else {}
+        attempts = self.launch.attempts
         outcomes, retry_jobs = [], []
-        for job in self.pack.jobs:
-            attempt, end = attempts[job.folder], ends.get(job.folder, RunExit(job.folder, code, self._error))
-            if is_shared and not ends:
+        for job in self.batch.jobs:
+            attempt, run_exit = attempts[job.folder], exits.get(job.folder, RunExit(job.folder, code, self._error))
+            if is_shared and not exits:
                 if has_ended(job, attempt):
-                    end = RunExit(job.folder, 0)
-                elif stopped_by is None:
+                    run_exit = RunExit(job.folder, 0)
+                elif stop_signal is None:
                     retry_jobs.append(job)
                     continue
-            outcomes.append(ended_outcome(job, attempt, end.exit_code, end.error, stopped_by, seconds))
+            outcomes.append(outcome_from_exit(job, attempt, run_exit.exit_code, run_exit.error, stop_signal, seconds))
         return outcomes, retry_jobs
 
     @property
     def exit_description(self) -> str:
-        """Reason why the process ended: a signal or its exit code, and its error."""
+        """Description of the exit of the process: a signal or its exit code, and its error."""
         code = self._process.exitcode or 0
         description = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{description} ({self._error})" if self._error else description
 
     @property
     def _error(self) -> str:
-        """Error of the process; empty if its runs reported how they ended, or nothing arrived."""
+        """Error of the process; empty if its runs reported their exits, or nothing was received."""
         return self._report if isinstance(self._report, str) else ""
 
 
 def preload(jobs: Sequence[Job]) -> None:
-    """Start the server, which imports the modules that these runs need; do nothing if it is running.
+    """Start the fork server, which imports the modules that these runs need; do nothing if it is running.
 
-    It starts with `SIGNALS` blocked, because a terminal sends Ctrl-C to it, too, and `_run_process` unblocks them.
+    It starts with `SIGNALS` blocked, because a terminal also sends Ctrl-C to it; `_run_process` unblocks them.
     """
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
     project_targets = [str(target) for target in targets if str(target).startswith("llmrl.")]
@@ -171,15 +173,15 @@ def redirect_output(log_file: str) -> None:
 
 
 def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> None:
-    """Run the process. The ends of its runs are also sent to the launcher, because a full disk prevents records."""
+    """Execute the runs of a process; send their exits to the launcher, because a full disk prevents records."""
     os.setpgid(0, 0)  # the launcher passes the terminal's Ctrl-C on
     for number in _SIGNAL_NUMBERS:  # the server ignores and blocks them
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNAL_NUMBERS)
     redirect_output(log_file)
     try:
-        ends = payload()
-        pipe.send([replace(end, error=end.error[:_MAX_ERROR_CHARACTERS]) for end in ends])
+        exits = payload()
+        pipe.send([replace(run_exit, error=run_exit.error[:_MAX_ERROR_CHARACTERS]) for run_exit in exits])
     except BaseException as error:
         pipe.send(short_error(error)[:_MAX_ERROR_CHARACTERS])
         if isinstance(error, KeyboardInterrupt):  # before a run handles signals; Python's exit code would be 1

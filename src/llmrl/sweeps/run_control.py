@@ -21,15 +21,15 @@ from llmrl.run import ownership
 from llmrl.run.folder import seed_of
 from llmrl.run.queued import ALIVE_NAME, read_launch_record, record_cancellation
 from llmrl.run.status import read_status
-from llmrl.sweeps.scheduling import ask_schedulers, find_job_ends, scheduler_of
+from llmrl.sweeps.scheduling import ask_schedulers, find_job_ends, load_scheduler
 
-_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
-"""Ids of jobs that are passed to a scheduler's command; other texts in a run folder could be options of the command."""
-UNSETTLED = ("running", "queued", "lost", "preempted")
-"""States about which a scheduler may know more than the run folder."""
+_SCHEDULER_JOB_ID_PATTERN = re.compile(r"[0-9]+(_[0-9]+)?")
+"""Pattern of the job ids that may be arguments of a scheduler's command; another text could be an option of it."""
+UNSETTLED_STATES = ("running", "queued", "lost", "preempted")
+"""States for which a scheduler may have newer information than the run folder."""
 
 
-def records(folder: Path, strict: bool = False) -> list[RunRecord]:
+def query_run_records(folder: Path, strict: bool = False) -> list[RunRecord]:
     """Return a record of every run in and under `folder`; schedulers are queried about jobs that may not have ended.
 
     Args:
@@ -41,7 +41,7 @@ def records(folder: Path, strict: bool = False) -> list[RunRecord]:
         SchedulerError: a scheduler cannot be queried, and `strict` is set.
     """
     runs = read_runs(folder)
-    pending_folders = [r.folder for r in runs if r.job_id and r.state in UNSETTLED]
+    pending_folders = [r.folder for r in runs if r.job_id and r.state in UNSETTLED_STATES]
     queues = ask_schedulers(pending_folders, strict) if pending_folders else []
     if not queues:
         return runs
@@ -54,12 +54,14 @@ def records(folder: Path, strict: bool = False) -> list[RunRecord]:
         }
         ends |= {(backend, job): end for job, end in find_job_ends(backend, job_ids, queues).items()}
     return [
-        _with_end(r, ends[r.backend, r.job_id]) if (r.backend, r.job_id) in ends and r.state in RESUMABLE_STATES else r
+        _add_job_end(r, ends[r.backend, r.job_id])
+        if (r.backend, r.job_id) in ends and r.state in RESUMABLE_STATES
+        else r
         for r in latest_runs
     ]
 
 
-def _with_end(run: RunRecord, end: JobEnd) -> RunRecord:
+def _add_job_end(run: RunRecord, end: JobEnd) -> RunRecord:
     """Return the record of an unfinished run with the end of its job added."""
     error = f"{run.error} ({end.description})"
     if run.state == "lost" and run.attempt == 0 and end.cancelled:
@@ -68,57 +70,59 @@ def _with_end(run: RunRecord, end: JobEnd) -> RunRecord:
 
 
 def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
-    """Stop the running and waiting ones of `runs`; running ones save first. A process of several runs stops as a whole.
+    """Stop the running and waiting runs among `runs`; running ones save first.
 
     Returns:
         Number of canceled scheduler jobs, number of local processes that were signaled to stop, and a text for each
         run that could not be reached.
 
     Raises:
-        RunFolderError: a process (then nothing is done) or a local queue (then some runs may be canceled already) also
-            has runs that are not among `runs`.
+        RunFolderError: a process or a local queue also has runs that are not among `runs`, and can only be stopped as
+            a whole. With a process, nothing has been canceled; with a queue, some runs may already be.
         SchedulerError: a scheduler refused.
     """
     active = [r for r in runs if r.state in ("running", "queued")]
-    _check_complete(active)
-    jobs: dict[str, list[RunRecord]] = {}
+    _check_includes_peers(active)
+    scheduled_runs: dict[str, list[RunRecord]] = {}  # by backend
     unreachable: list[str] = []
     local_runs: list[RunRecord] = []
     for run in active:
         try:
-            scheduled = bool(run.job_id) and scheduler_of(run.backend) is not None
-            if scheduled and not _JOB_ID.fullmatch(run.job_id):
+            scheduled = bool(run.job_id) and load_scheduler(run.backend) is not None
+            if scheduled and not _SCHEDULER_JOB_ID_PATTERN.fullmatch(run.job_id):
                 raise ConfigError("a job id must be a number, or a number and a task such as 12_3")
         except ConfigError as error:
             unreachable.append(f"{run.folder} ({run.state} as job {run.job_id}; {error})")
             continue
         if scheduled:
-            jobs.setdefault(run.backend, []).append(run)
+            scheduled_runs.setdefault(run.backend, []).append(run)
         else:
             local_runs.append(run)
-    for backend, scheduled_runs in jobs.items():
-        scheduler = scheduler_of(backend)
+    n_jobs = 0
+    for backend, runs_of_backend in scheduled_runs.items():
+        scheduler = load_scheduler(backend)
         assert scheduler is not None
-        scheduler.cancel(list(dict.fromkeys(run.job_id for run in scheduled_runs)))
-        for run in scheduled_runs:
+        job_ids = list(dict.fromkeys(run.job_id for run in runs_of_backend))
+        scheduler.cancel(job_ids)
+        n_jobs += len(job_ids)
+        for run in runs_of_backend:
             if run.state == "queued":
                 record_cancellation(run.folder, f"job {run.job_id}, with llmrl-sweep cancel")
     pids: set[int] = set()
     folders = {r.folder for r in active}
     for run in local_runs:
-        pid = _process(run) if run.state == "running" else None
+        pid = _find_running_pid(run) if run.state == "running" else None
         if pid is None:  # it waits, or runs on another machine
-            pid = _launcher_to_stop(run, folders)
+            pid = _find_launcher_pid(run, folders)
         if pid is None:
             unreachable.append(f"{run.folder} ({run.state} on {run.host})")
         elif pid not in pids:
             os.kill(pid, signal.SIGTERM)
             pids.add(pid)
-    cancelled = {(backend, run.job_id) for backend, scheduled_runs in jobs.items() for run in scheduled_runs}
-    return len(cancelled), len(pids), unreachable
+    return n_jobs, len(pids), unreachable
 
 
-def _check_complete(active: Sequence[RunRecord]) -> None:
+def _check_includes_peers(active: Sequence[RunRecord]) -> None:
     """Raise RunFolderError if the process or job of a run also computes runs that are not in `active`."""
     folders = {run.folder for run in active}
     for run in active:
@@ -138,8 +142,8 @@ def _check_complete(active: Sequence[RunRecord]) -> None:
             )
 
 
-def _process(run: RunRecord) -> int | None:
-    """Return the id of the process that computes a run; None if this process cannot verify that it does."""
+def _find_running_pid(run: RunRecord) -> int | None:
+    """Return the id of the local process that computes a run; None if its lock cannot be verified."""
     try:
         holder = ownership.read_owner(run.folder)
     except RunFolderError:
@@ -149,11 +153,11 @@ def _process(run: RunRecord) -> int | None:
     return holder.pid
 
 
-def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
-    """Return the id of the local launcher of a run; it stops as a whole, with runs it has started.
+def _find_launcher_pid(run: RunRecord, cancelled_folders: set[Path]) -> int | None:
+    """Return the process id of the local launcher of a waiting run; None if it is not on this machine.
 
     Raises:
-        RunFolderError: the launcher also has runs that are not in `cancelled`.
+        RunFolderError: the launcher also has runs that are not in `cancelled_folders`.
     """
     launch_record = read_launch_record(run.folder)
     if launch_record is None or not ownership.has_open_for_writing(
@@ -161,7 +165,9 @@ def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
     ):
         return None
     sweep = launch_record.sweep
-    peer_folders = [f for f in find_runs(run.folder.parent.parent) if f not in cancelled and _waits_with(f, sweep)]
+    peer_folders = [
+        f for f in find_runs(run.folder.parent.parent) if f not in cancelled_folders and _belongs_to_launch(f, sweep)
+    ]
     if peer_folders:
         raise RunFolderError(
             f"{run.folder} waits in the queue of process {launch_record.pid}, which also has {peer_folders[0]} and "
@@ -170,7 +176,8 @@ def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
     return launch_record.pid
 
 
-def _waits_with(folder: Path, sweep: str) -> bool:
+def _belongs_to_launch(folder: Path, sweep: str) -> bool:
+    """Return whether a run waits for the launcher of a sweep, or is computed by it."""
     try:
         launch_record, status = read_launch_record(folder), read_status(folder)
     except RunFolderError:
@@ -189,8 +196,8 @@ REMOVABLE_KINDS = {
 """Kinds of files and folders that can be removed, with descriptions."""
 
 
-def find_removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[Path]:
-    """Return the files and folders of `kinds` that can be removed, including links; none of runs that run or wait."""
+def find_removable_paths(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[Path]:
+    """Return the files and folders of `kinds` that can be removed, including links; active runs are left out."""
     paths: list[Path] = []
     idle = [run for run in runs if run.state not in ("running", "queued")]
     for run in idle:
@@ -204,17 +211,17 @@ def find_removable(folder: Path, runs: Sequence[RunRecord], kinds: Sequence[str]
     if "launches" in kinds:
         active = [read_launch_record(run.folder) for run in runs if run.state in ("running", "queued")]
         busy = {Path(launch_record.sweep) for launch_record in active if launch_record is not None}
-        paths += [launch for launch in _launches(folder.absolute()) if launch not in busy]
+        paths += [launch for launch in _find_launch_files(folder.absolute()) if launch not in busy]
     return paths
 
 
-def _launches(folder: Path) -> Iterator[Path]:
-    """Yield the contents of the folders `.sweeps`, in order; no link is followed."""
-    for directory, folders, _ in os.walk(folder):
+def _find_launch_files(folder: Path) -> Iterator[Path]:
+    """Yield the contents of all folders `.sweeps` in and under `folder`, in order; no link is followed."""
+    for parent, folders, _ in os.walk(folder):
         folders.sort()
         if ".sweeps" in folders:
             folders.remove(".sweeps")
-            launches = Path(directory) / ".sweeps"
+            launches = Path(parent) / ".sweeps"
             yield from [launches] if launches.is_symlink() else sorted(launches.iterdir())
 
 
@@ -222,7 +229,7 @@ def disk_usage(path: Path) -> int:
     """Return the size of a file or folder, bytes; targets of links are not counted."""
     if not stat.S_ISDIR(path.lstat().st_mode):
         return path.lstat().st_size
-    return sum((Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names)
+    return sum((Path(parent) / name).lstat().st_size for parent, _, names in os.walk(path) for name in names)
 
 
 def remove_path(folder: Path, path: Path) -> None:
@@ -238,7 +245,10 @@ def remove_path(folder: Path, path: Path) -> None:
     Raises:
         RunFolderError: the path is a link, leads through one, or cannot be removed.
     """
-    root, names = _path_from_trusted(folder, path)
+    root = folder.absolute()  # trusted, may contain links
+    if path == root:
+        root = root.parent
+    names = path.relative_to(root).parts
     try:
         with open_folder(root, names[:-1]) as parent_fd:
             mode = os.lstat(names[-1], dir_fd=parent_fd).st_mode
@@ -256,11 +266,3 @@ def remove_path(folder: Path, path: Path) -> None:
         raise RunFolderError(
             f"{path} is not removed: {error.strerror or error} (is there a link in the path?)"
         ) from error
-
-
-def _path_from_trusted(folder: Path, path: Path) -> tuple[Path, tuple[str, ...]]:
-    """Return a trusted folder, which may contain links, and the names from there to `path`, at least one."""
-    root = folder.absolute()
-    if path == root:
-        root = root.parent
-    return root, path.relative_to(root).parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +14,19 @@ from llmrl.core.trust import NOBODY
 from llmrl.results.run_records import JobEnd, QueueSnapshot, read_run
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import LaunchRecord, read_launch_record
-from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, backend_name
+from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, qualified_backend_name
 from llmrl.sweeps.jobs import describe_outcome
-from llmrl.sweeps.watch import SweepWatch, bar_name
+from llmrl.sweeps.watch import SweepWatch, name_progress_bar
 
 log = logging.getLogger(__name__)
 
 _MIN_POLL_S, _MAX_POLL_S = 1.0, 15.0
 """Shortest and longest time between two queries of the queue, seconds."""
 _MAX_ABSENT_POLLS = 2
-"""Number of successive queries without a job after which it counts as ended, because requeueing takes a moment."""
+"""Number of successive queries that must not list a job before it counts as ended, because requeueing takes a while."""
 
 
-def scheduler_of(backend: str) -> Scheduler | None:
+def load_scheduler(backend: str) -> Scheduler | None:
     """Return the scheduler of the backend in a run's record; None for backends whose runs end with their launcher.
 
     Args:
@@ -44,19 +45,6 @@ def scheduler_of(backend: str) -> Scheduler | None:
     return None if scheduler_class is None else scheduler_class()
 
 
-def find_submissions(folders: Iterable[Path]) -> dict[str, list[LaunchRecord]]:
-    """Return the latest submission of each run that has a job id, by backend."""
-    submissions: dict[str, list[LaunchRecord]] = {}
-    for folder in folders:
-        try:
-            launch_record = read_launch_record(folder)
-        except RunFolderError:
-            continue  # the run's record reports this error
-        if launch_record is not None and launch_record.job_id:
-            submissions.setdefault(launch_record.backend, []).append(launch_record)
-    return submissions
-
-
 def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[QueueSnapshot]:
     """Return the queues of the schedulers that these runs were submitted to.
 
@@ -67,11 +55,17 @@ def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[QueueS
     Raises:
         SchedulerError: a scheduler cannot be queried, and `strict` is set.
     """
+    submissions: dict[str, list[LaunchRecord]] = {}  # by backend
+    for folder in folders:
+        with suppress(RunFolderError):  # the run's record reports this error
+            launch_record = read_launch_record(folder)
+            if launch_record is not None and launch_record.job_id:
+                submissions.setdefault(launch_record.backend, []).append(launch_record)
     queues: list[QueueSnapshot] = []
-    for backend, launch_records in find_submissions(folders).items():
+    for backend, launch_records in submissions.items():
         try:
-            scheduler = scheduler_of(backend)
-            queues += scheduler.ask(launch_records) if scheduler is not None else []
+            scheduler = load_scheduler(backend)
+            queues += scheduler.query_queues(launch_records) if scheduler is not None else []
         except ConfigError as error:
             if strict:
                 raise SchedulerError(
@@ -85,32 +79,32 @@ def find_job_ends(backend: str, job_ids: Iterable[str], queues: Sequence[QueueSn
     """Return the ends of a backend's jobs by id, from its queues or, for older jobs, from its scheduler's records.
 
     Raises:
-        ConfigError: as `scheduler_of`.
+        ConfigError: as `load_scheduler`.
     """
     queue_ends = {job: end for queue in queues if queue.backend == backend for job, end in queue.job_ends.items()}
     recent_ends = {job: queue_ends[job] for job in job_ids if job in queue_ends}
-    scheduler = scheduler_of(backend)
-    older_ends = {} if scheduler is None else scheduler.ended(sorted(set(job_ids) - recent_ends.keys()))
+    scheduler = load_scheduler(backend)
+    older_ends = {} if scheduler is None else scheduler.find_job_ends(sorted(set(job_ids) - recent_ends.keys()))
     return {**older_ends, **recent_ends}
 
 
-def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
+def wait_for_jobs(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
     """Yield the outcome of each submitted run of one backend, in order of ending.
 
-    A scheduler that does not answer is queried again later, because its jobs go on.
+    A scheduler that does not answer is queried again later, because its jobs continue.
     """
-    pending = {outcome.folder: _submission(outcome) for outcome in submitted}
-    jobs = {outcome.folder: outcome for outcome in submitted}
+    pending = {outcome.folder: _submission_record(outcome) for outcome in submitted}
+    outcome_by_folder = {outcome.folder: outcome for outcome in submitted}
     n_absent_polls = dict.fromkeys(pending, 0)
     delay = _MIN_POLL_S
     scheduler_class = submitted[0].job.hardware.backend.scheduler
     assert scheduler_class is not None
     scheduler = scheduler_class()
-    with ProgressBar(len(pending), "runs", bar_name([outcome.job for outcome in submitted])) as progress:
+    with ProgressBar(len(pending), "runs", name_progress_bar([outcome.job for outcome in submitted])) as progress:
         watch = SweepWatch(progress)
         while pending:
             try:
-                queues = scheduler.ask(list(pending.values()))
+                queues = scheduler.query_queues(list(pending.values()))
             except SchedulerError as error:
                 log.debug("queried again later: %s", error)
                 queues = []
@@ -120,7 +114,7 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                     continue
                 n_absent_polls[folder] = n_absent_polls[folder] + 1 if launch_record.job_id not in queue.states else 0
                 if n_absent_polls[folder] >= _MAX_ABSENT_POLLS:
-                    outcome = job_outcome(jobs[folder], pending.pop(folder), queues)
+                    outcome = read_job_outcome(outcome_by_folder[folder], pending.pop(folder), queues)
                     progress.print_line(describe_outcome(outcome))
                     progress.update(len(submitted) - len(pending))
                     yield outcome
@@ -130,14 +124,14 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                 delay = min(delay * 1.3, _MAX_POLL_S)
 
 
-def _submission(outcome: JobOutcome) -> LaunchRecord:
-    """Return the launch record of a submitted run, with the job id even if that could not be recorded."""
+def _submission_record(outcome: JobOutcome) -> LaunchRecord:
+    """Return the launch record of a submitted run, with the job id even if it could not be written to the file."""
     launch_record = read_launch_record(outcome.folder)
     assert launch_record is not None
     return replace(launch_record, job_id=outcome.job_id)
 
 
-def job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues: Sequence[QueueSnapshot]) -> JobOutcome:
+def read_job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues: Sequence[QueueSnapshot]) -> JobOutcome:
     """Return the outcome of a run whose job is no longer in the queue."""
     job = submitted.job
     record = read_run(job.folder, queues)
@@ -146,7 +140,9 @@ def job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues: Sequ
     has_started = record.attempt > launch_record.attempt
     if has_started and record.state in ("finished", "failed", "budget_exhausted"):
         return JobOutcome.of(job, record)
-    end = find_job_ends(backend_name(job.hardware.backend), [launch_record.job_id], queues).get(launch_record.job_id)
+    end = find_job_ends(qualified_backend_name(job.hardware.backend), [launch_record.job_id], queues).get(
+        launch_record.job_id
+    )
     error = record.error if has_started else f"job {launch_record.job_id} left the queue before the run had started"
     is_cancellation = record.state == "cancelled" or (end is not None and end.cancelled)
     state = record.state if has_started else "cancelled" if is_cancellation else "lost"

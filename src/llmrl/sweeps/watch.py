@@ -1,4 +1,4 @@
-"""Display of the runs of a sweep, and of the stages of runs that wait for other runs."""
+"""Texts about the running runs of a sweep, and about the stages of runs that need other runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESULTS = ("principal/objective", "search/best_return", "evaluation/return", "e
 
 
 class SweepWatch:
-    """A display that reads the running runs at intervals and shows them next to the sweep's progress.
+    """A display that reads the running runs at intervals and shows a summary next to the progress bar of the sweep.
 
     Args:
         progress: progress bar of the sweep.
@@ -37,7 +37,7 @@ class SweepWatch:
         self._last_update = time.monotonic()
 
     def update_if_due(self, folders: Sequence[Path]) -> None:
-        """Show the runs in `folders` if an update is due; runs without a folder are left out."""
+        """Show a summary of the runs in `folders` if an update is due; runs without a folder are left out."""
         if (now := time.monotonic()) - self._last_update < self._every_s or not folders:
             return
         self._last_update = now
@@ -47,22 +47,22 @@ class SweepWatch:
 
 
 def summarize_running(records: Sequence[RunRecord]) -> str:
-    """Return a text about running runs; empty if there are none.
+    """Return a summary of running runs as text; empty if there are none.
 
-    It has the number of runs in each stage, if any run waits for another one; the number and progress of the others;
-    the time left and the newest value of the slowest; and the money they have spent.
+    It contains the number of runs in each stage if any run waits for another one, the number and progress of the
+    others, the time left and the newest value of the slowest, and the costs so far.
 
     >>> summarize_running([])
     ''
     """
-    stages = stage_counts(records)
-    running = [record for record in records if record.state == "running" and stage_of(record) is None]
+    stages = format_stage_counts(records)
+    running = [record for record in records if record.state == "running" and find_stage(record) is None]
     if not running:
         return stages
     parts = [f"{len(running)} running"]
-    shares = [min(r.progress.done / r.progress.total, 1.0) for r in running if r.progress.total]
-    if shares:
-        parts.append(f"{sum(shares) / len(shares):.0%} done")
+    fractions = [min(r.progress.done / r.progress.total, 1.0) for r in running if r.progress.total]
+    if fractions:
+        parts.append(f"{sum(fractions) / len(fractions):.0%} done")
     slowest = max(running, key=lambda record: record.progress.eta_s or 0.0).progress
     if slowest.eta_s is not None:
         parts.append(f"{format_clock(slowest.eta_s)} left")
@@ -73,13 +73,13 @@ def summarize_running(records: Sequence[RunRecord]) -> str:
     return f"{stages}{'; ' * bool(stages)}{', '.join(parts)}{result_text}"
 
 
-def bar_name(jobs: Sequence[Job]) -> str:
-    """Return the description of a sweep's progress: the kind of work if all `jobs` are needed by other runs."""
-    kinds = dict.fromkeys(job.what for job in jobs)
-    return ", ".join(kinds) if all(kinds) else "sweep"
+def name_progress_bar(jobs: Sequence[Job]) -> str:
+    """Return the name of a sweep's progress bar: the purposes of `jobs` if other runs need all of them."""
+    purposes = dict.fromkeys(job.purpose for job in jobs)
+    return ", ".join(purposes) if all(purposes) else "sweep"
 
 
-def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
+def find_latest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
     """Return a run's result, or the last value of its main metric; None if there is none yet."""
     if record.result is not None:
         return record.result
@@ -88,8 +88,8 @@ def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
     return next((float(metrics[name]) for name in _RESULTS if isinstance(metrics.get(name), int | float)), None)
 
 
-def stage_of(record: RunRecord) -> RunStage | None:
-    """Return the stage of a running run, or of a queued run, that waits for a run that it needs; else None."""
+def find_stage(record: RunRecord) -> RunStage | None:
+    """Return the stage of a running or queued run that waits for a run that it needs; else None."""
     try:
         if record.state == "running":
             status = read_status(record.folder)
@@ -100,7 +100,7 @@ def stage_of(record: RunRecord) -> RunStage | None:
 
 
 def _find_prerequisite_stage(folder: Path) -> RunStage | None:
-    """Return the stage of a queued run that begins after other jobs of its launch."""
+    """Return the stage of a queued run that starts after other jobs of its launch; None if it waits for none."""
     launch_record = read_launch_record(folder)
     after = [] if launch_record is None else launch_record.after
     for index, prerequisite in enumerate(after, start=1):
@@ -114,25 +114,25 @@ def _find_prerequisite_stage(folder: Path) -> RunStage | None:
     return None
 
 
-def stage_text(stage: RunStage) -> str:
+def format_stage(stage: RunStage) -> str:
     """Return a stage as text for a table.
 
-    >>> stage_text(RunStage("pre-training", "preset:regimes/cleanup_pretrain, seed 0", 1, 4, 0.45, 120.0))
+    >>> format_stage(RunStage("pre-training", "preset:regimes/cleanup_pretrain, seed 0", 1, 4, 0.45, 120.0))
     '1/4 pre-training 45%'
     """
     share = "" if stage.fraction is None else f" {stage.fraction:.0%}"
     return f"{stage.index}/{stage.of} {stage.name}{share}"
 
 
-def stage_counts(records: Sequence[RunRecord]) -> str:
-    """Return how many of the running and queued runs are in which stage; empty if none waits for a run that it needs.
+def format_stage_counts(records: Sequence[RunRecord]) -> str:
+    """Return the number of running and queued runs in each stage as text; empty if no run waits for another one.
 
-    The percentage is the mean over the runs of a stage, the time left that of the slowest.
+    The percentage is the mean over the runs of a stage; the time left is that of the slowest run.
     """
     groups: dict[str, list[RunStage]] = {}
     running = waiting = 0
     for record in records:
-        stage = stage_of(record)
+        stage = find_stage(record)
         if stage is not None:
             prefix = "in" if record.state == "running" else "waiting for"
             groups.setdefault(f"{prefix} {stage.name}", []).append(stage)
@@ -142,13 +142,13 @@ def stage_counts(records: Sequence[RunRecord]) -> str:
             waiting += 1
     if not groups:
         return ""
-    parts = [f"{len(stages)} {name}{_progress(stages)}" for name, stages in groups.items()]
+    parts = [f"{len(stages)} {name}{_format_progress(stages)}" for name, stages in groups.items()]
     parts += [f"{n} {word}" for n, word in ((running, "running"), (waiting, "waiting")) if n]
     total = running + waiting + sum(map(len, groups.values()))
     return f"{total} run{'s' * (total != 1)}: {', '.join(parts)}"
 
 
-def _progress(stages: Sequence[RunStage]) -> str:
+def _format_progress(stages: Sequence[RunStage]) -> str:
     fractions = [stage.fraction for stage in stages if stage.fraction is not None]
     share = f" {sum(fractions) / len(fractions):.0%}" if fractions else ""
     etas = [stage.eta_s for stage in stages if stage.eta_s is not None]

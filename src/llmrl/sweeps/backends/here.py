@@ -10,10 +10,10 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, describe_outcome, ended_outcome
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome
+from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, describe_outcome, outcome_from_exit, record_batch_launch
 from llmrl.sweeps.machine import Machine, preserve_environment
-from llmrl.sweeps.packing import build_payload, pack_for_machine
+from llmrl.sweeps.packing import batch_for_machine, build_payload
 from llmrl.sweeps.payload import RunFunction
 
 log = logging.getLogger(__name__)
@@ -35,36 +35,38 @@ class Here(Backend):
                 "use hardware/backend=local"
             )
 
-    def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        return pack_for_machine(jobs, 1, Machine.this().memory_gb)
+    def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
+        return batch_for_machine(jobs, 1, Machine.detect().memory_gb)
 
-    def at_once(self, packs: Sequence[Pack]) -> int | None:
+    def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
         return 1
 
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         outcomes: list[JobOutcome] = []
         with StopFlag("no further run is started") as stop:
-            waiting: list[Claim] = []
-            for pack in self.packs(jobs):
-                claims, failures = claim_pack(pack, sweep_folder)
-                waiting += claims
+            waiting: list[BatchLaunch] = []
+            for batch in self.make_batches(jobs):
+                launches, failures = record_batch_launch(batch, sweep_folder)
+                waiting += launches
                 outcomes += failures
-            for claim in waiting:
+            for launch in waiting:
                 if stop.requested:
-                    pack_outcomes = [cancelled_outcome(job) for job in claim.pack.jobs]
+                    batch_outcomes = [cancel_before_start(job) for job in launch.batch.jobs]
                 else:
-                    pack_outcomes = _compute(claim, run_function, stop)
-                outcomes += pack_outcomes
-                for outcome in pack_outcomes:
+                    batch_outcomes = _compute(launch, run_function, stop)
+                outcomes += batch_outcomes
+                for outcome in batch_outcomes:
                     log.info("%s", describe_outcome(outcome))  # the progress bar is that of the run
         return outcomes
 
 
-def _compute(claim: Claim, run_function: RunFunction, stop: StopFlag) -> list[JobOutcome]:
-    """Compute the runs of a claim and return their outcomes, whatever exceptions occur."""
+def _compute(launch: BatchLaunch, run_function: RunFunction, stop: StopFlag) -> list[JobOutcome]:
+    """Compute the runs of a batch and return their outcomes, whatever exceptions occur."""
     start = time.monotonic()
     with preserve_environment():
-        ends = build_payload(claim.pack, run_function, {})()
+        ends = build_payload(launch.batch, run_function, {})()
     seconds = time.monotonic() - start
-    attempts, jobs = claim.attempts, {job.folder: job for job in claim.pack.jobs}
-    return [ended_outcome(jobs[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds) for e in ends]
+    attempts, jobs = launch.attempts, {job.folder: job for job in launch.batch.jobs}
+    return [
+        outcome_from_exit(jobs[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds) for e in ends
+    ]

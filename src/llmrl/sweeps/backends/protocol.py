@@ -1,4 +1,4 @@
-"""The hardware of a sweep's runs (`hardware=`), and the interface of its backends, an extension point.
+"""The hardware of a sweep's runs (`hardware=`), and the interface of its backends, which other packages can implement.
 
 `Job`, `Hardware` and `Backend` refer to each other, so they are defined in one module.
 """
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from llmrl.run.queued import LaunchRecord
     from llmrl.sweeps.payload import RunFunction
 
-Ending = RunState | Literal["submitted", "elsewhere", "refused"]
-"""State of a run as its launcher reports it. `cancelled`: the launcher was stopped before the run started. `submitted`:
-the launcher does not wait for it. `elsewhere`: another process or job already computes it. `refused`: it could not be
-submitted."""
+OutcomeState = RunState | Literal["submitted", "elsewhere", "refused"]
+"""State of a run as reported by its launcher.
+
+`cancelled`: the launcher was stopped before the run started. `submitted`: the launcher does not wait for it.
+`elsewhere`: another process or job already computes it. `refused`: it could not be submitted.
+"""
 
 
 class SchedulerError(ConfigError):
@@ -35,11 +37,11 @@ class SchedulerError(ConfigError):
 class Scheduler(Protocol):
     """A scheduler, whose jobs continue without the process that launched them.
 
-    Its constructor takes no arguments: `llmrl-sweep` reads run folders long after the launch, and knows of a job only
-    its `queued.json` (`llmrl.run.queued.LaunchRecord`).
+    Its constructor takes no arguments, because `llmrl-sweep` has only the `queued.json` of a job
+    (`llmrl.run.queued.LaunchRecord`).
     """
 
-    def ask(self, taken: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
+    def query_queues(self, launch_records: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
         """Return the queues that these jobs were submitted to; a job in none of them is assumed to exist.
 
         Raises:
@@ -47,7 +49,7 @@ class Scheduler(Protocol):
         """
         ...
 
-    def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
+    def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         """Return the ends of jobs that are no longer in the queue, by job id; unknown jobs are left out."""
         ...
 
@@ -97,19 +99,19 @@ class Backend(Protocol):
         """
         return None
 
-    def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        """Return the runs of each process: one run, or several with equal keys (`Job.batch_key`).
+    def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
+        """Divide jobs into batches, one for each process: one run, or several with equal keys (`Job.batch_key`).
 
         A backend overrides this only if its `launch` computes several runs with `llmrl.sweeps.payload.ProcessPayload`.
         """
-        return [Pack((job,)) for job in jobs]
+        return [JobBatch((job,)) for job in jobs]
 
-    def requests(self, packs: Sequence[Pack]) -> list[str]:
-        """Return the requests to a scheduler for these processes, a text for each group of equal requests."""
+    def describe_requests(self, batches: Sequence[JobBatch]) -> list[str]:
+        """Return the requests to a scheduler for these batches as text, one for each group of equal requests."""
         return []
 
-    def at_once(self, packs: Sequence[Pack]) -> int | None:
-        """Return the number of these processes that run at the same time; None if the scheduler decides."""
+    def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
+        """Return the number of these batches that run at the same time; None if the scheduler decides."""
         return None
 
     @abstractmethod
@@ -215,38 +217,38 @@ class Job:
         overrides: Hydra overrides of this run as typed.
         hardware: hardware to compute it on.
         cores: number of cores for this run.
-        naming: overrides for the label of its folder: those that differ within the sweep.
+        label_overrides: overrides for the label of its folder: those that differ within the sweep.
         environment: environment variables of its process (`hydra.job.env_set`).
-        after: jobs of the same launch whose runs this one needs; it starts when they have ended.
-        what: purpose of a run that is computed because others need it, e.g. `pre-training`; empty: the run is one of
-            the sweep itself.
+        prerequisites: jobs of the same launch whose runs this one needs; it starts when they have ended.
+        purpose: purpose of a run that is computed because others need it, e.g. `pre-training`; empty for runs that the
+            user requested.
         name: name of such a run, as in plans.
         batch_key: runs with equal keys may share a process, as one batch; None: it has a process of its own.
-        row_gb: memory in a process that already has a run, gigabytes; None: as much as in its own process.
-        gains: whether sharing a process saves time; if not, the run shares one only if options request it.
+        additional_memory_gb: memory of the run in a process that has another run, gigabytes; None: as much as alone.
+        is_batching_faster: whether sharing a process saves time. If not, it is shared only at the request of options.
     """
 
     config: dict[str, Any]
     overrides: list[str]
     hardware: Hardware
     cores: int
-    naming: list[str]
+    label_overrides: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    after: tuple[Job, ...] = ()
+    prerequisites: tuple[Job, ...] = ()
     batch_key: str | None = None
-    row_gb: float | None = None
-    gains: bool = True
-    what: str = ""
+    additional_memory_gb: float | None = None
+    is_batching_faster: bool = True
+    purpose: str = ""
     name: str = ""
 
-    def with_seed(self, seed: int, overrides: list[str], naming: list[str]) -> Job:
+    def with_seed(self, seed: int, overrides: list[str], label_overrides: list[str]) -> Job:
         """Return the job of the same experiment with another seed.
 
         Args:
             seed: whole number >= 0. No other value of the config may depend on it.
-            overrides, naming: as for the constructor.
+            overrides, label_overrides: as for the constructor.
         """
-        job = replace(self, config={**self.config, "seed": seed}, overrides=overrides, naming=naming)
+        job = replace(self, config={**self.config, "seed": seed}, overrides=overrides, label_overrides=label_overrides)
         # The hash and the folder of an experiment do not depend on the seed.
         vars(job).update(digest=self.digest, folder=self.folder.parent / seed_folder(seed))
         return job
@@ -255,7 +257,7 @@ class Job:
     def folder(self) -> Path:
         """The run folder, which need not exist yet."""
         c = self.config
-        return find_folder(Path(c["output_root"]), c["name"], self.digest, self.naming, c["seed"])
+        return find_folder(Path(c["output_root"]), c["name"], self.digest, self.label_overrides, c["seed"])
 
     @cached_property
     def digest(self) -> str:
@@ -269,8 +271,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Pack:
-    """The runs (rows) that one process computes; usually one.
+class JobBatch:
+    """The runs that one process computes; usually one.
 
     Attributes:
         jobs: one job, or several with equal keys.
@@ -285,14 +287,16 @@ class Pack:
 
     @property
     def cores(self) -> int:
-        """Number of cores, the same as for one run, because rows take turns."""
+        """Number of cores, the same as for one run, because the runs of a batch take turns."""
         return self.jobs[0].cores
 
     @property
     def memory_gb(self) -> float:
-        """Memory in gigabytes: that of one run in its own process, plus that of each further row."""
+        """Memory in gigabytes: that of one run in its own process, plus the additional memory of each further run."""
         run_gb = self.hardware.memory_gb
-        return run_gb + sum(run_gb if job.row_gb is None else job.row_gb for job in self.jobs[1:])
+        return run_gb + sum(
+            run_gb if job.additional_memory_gb is None else job.additional_memory_gb for job in self.jobs[1:]
+        )
 
     @property
     def folders(self) -> list[Path]:
@@ -305,9 +309,9 @@ class JobOutcome:
     """The outcome of a job.
 
     Attributes:
-        job: the job.
-        folder: its run folder.
-        state: see `Ending`.
+        job: job.
+        folder: run folder of the job.
+        state: state of the run (`OutcomeState`).
         skipped: whether nothing was done, because the run was finished or another process computes it.
         result: scalar result of a finished run.
         error: reason why it is not finished, or the process that computes it.
@@ -317,7 +321,7 @@ class JobOutcome:
 
     job: Job
     folder: Path
-    state: Ending
+    state: OutcomeState
     skipped: bool = False
     result: float | None = None
     error: str = ""
@@ -332,7 +336,7 @@ class JobOutcome:
         return replace(outcome, **changes)
 
 
-def backend_name(backend: Backend) -> str:
+def qualified_backend_name(backend: Backend) -> str:
     """Return the dotted name of a backend's class, by which records of runs refer to it."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
 

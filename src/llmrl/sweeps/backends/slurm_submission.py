@@ -21,11 +21,11 @@ from llmrl.results.run_records import JobEnd, QueueSnapshot
 from llmrl.run.ownership import JOB_ID
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack, Scheduler, SchedulerError
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome, Scheduler, SchedulerError
 from llmrl.sweeps.backends.slurm_work import PEER_EXIT_TIMEOUT_S, SlurmPayload
-from llmrl.sweeps.jobs import Claim, cancelled_outcome, claim_pack, prerequisite_job_ids
+from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, find_prerequisite_job_ids, record_batch_launch
 from llmrl.sweeps.machine import THREAD_VARIABLES, preserve_environment
-from llmrl.sweeps.packing import build_payload, group_equal, pack_into
+from llmrl.sweeps.packing import batch_for_n_processes, build_payload, group_by_key
 from llmrl.sweeps.payload import RunFunction
 
 log = logging.getLogger(__name__)
@@ -52,29 +52,34 @@ class SlurmQueue:
     @cached_property
     def cluster(self) -> str:
         """Name of the cluster; empty if it does not answer."""
-        return (cluster_setting("ClusterName") or "") if shutil.which("squeue") else ""
+        return (read_cluster_setting("ClusterName") or "") if shutil.which("squeue") else ""
 
-    def ask(self, taken: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
-        """Return the queue of this machine's cluster, with the jobs of the users in `taken`."""
-        users = frozenset(launch_record.user or getpass.getuser() for launch_record in taken)
+    def query_queues(self, launch_records: Sequence[LaunchRecord]) -> list[QueueSnapshot]:
+        """Return the queue of this machine's cluster, with the jobs of the users in `launch_records`."""
+        users = frozenset(launch_record.user or getpass.getuser() for launch_record in launch_records)
         jobs = _read_queue(sorted(users)) if self.cluster else None
         if jobs is None:
             raise SchedulerError("squeue does not answer on this machine")
         states = {job: state for job, (state, _) in jobs.items()}
         reasons = {job: reason for job, (state, reason) in jobs.items() if state == "PENDING" and reason != "None"}
-        ends = {job: _job_end(state) for job, state in states.items() if state in ENDED_STATES}
+        ends = {job: _to_job_end(state) for job, state in states.items() if state in ENDED_STATES}
         active = {job: state for job, state in states.items() if job not in ends}
-        backends = dict.fromkeys(launch_record.backend for launch_record in taken)
+        backends = dict.fromkeys(launch_record.backend for launch_record in launch_records)
         return [QueueSnapshot(backend, self.cluster, users, active, ends, reasons) for backend in backends]
 
-    def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
+    def find_job_ends(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         """Return the ends of jobs in the accounting database; empty if the cluster keeps none."""
         if not job_ids or not shutil.which("sacct"):
             return {}
         arguments = ["--format=JobID,State", "--jobs", ",".join(job_ids)]
-        text = command_output(["sacct", "--noheader", "--parsable2", "--allocations", *arguments])
+        text = run_slurm_command(["sacct", "--noheader", "--parsable2", "--allocations", *arguments])
         pairs = (line.split("|", 1) for line in (text or "").splitlines() if "|" in line)
-        return {job: _job_end(state.split()[0]) for jobs, state in pairs if state.strip() for job in expand_array(jobs)}
+        return {
+            job: _to_job_end(state.split()[0])
+            for jobs, state in pairs
+            if state.strip()
+            for job in expand_array_job_ids(jobs)
+        }
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs; running ones have the cluster's KillWait to save."""
@@ -88,7 +93,7 @@ class SlurmQueue:
             raise SchedulerError(f"scancel failed: {getattr(error, 'stderr', '') or error}") from error
 
 
-def _job_end(state: str) -> JobEnd:
+def _to_job_end(state: str) -> JobEnd:
     return JobEnd(f"SLURM: {state}", state.startswith(_CANCELLED_STATE))
 
 
@@ -97,7 +102,7 @@ def _read_queue(users: Iterable[str]) -> dict[str, tuple[str, str]] | None:
 
     Jobs that ended in the last minutes are included.
     """
-    text = command_output(
+    text = run_slurm_command(
         ["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(users)}", "--format=%i|%T|%r"]
     )
     if text is None:
@@ -106,10 +111,10 @@ def _read_queue(users: Iterable[str]) -> dict[str, tuple[str, str]] | None:
     return {job: (state, "".join(reason)) for job, state, *reason in fields}
 
 
-def expand_array(jobs: str) -> list[str]:
+def expand_array_job_ids(jobs: str) -> list[str]:
     """Return the jobs of one line of accounts: tasks of an array that never started share a line.
 
-    >>> expand_array("12"), expand_array("12_3"), expand_array("12_[0-1,4%2]")
+    >>> expand_array_job_ids("12"), expand_array_job_ids("12_3"), expand_array_job_ids("12_[0-1,4%2]")
     (['12'], ['12_3'], ['12_0', '12_1', '12_4'])
     """
     match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", jobs)
@@ -119,13 +124,13 @@ def expand_array(jobs: str) -> list[str]:
     return [f"{match[1]}_{task}" for bounds in ranges for task in range(int(bounds[0]), int(bounds[-1]) + 1)]
 
 
-def cluster_setting(name: str) -> str | None:
+def read_cluster_setting(name: str) -> str | None:
     """Return a field of the cluster's configuration; None if the cluster does not answer."""
-    match = re.search(rf"^{name}\s*=\s*(\S+)", command_output(["scontrol", "show", "config"]) or "", re.MULTILINE)
+    match = re.search(rf"^{name}\s*=\s*(\S+)", run_slurm_command(["scontrol", "show", "config"]) or "", re.MULTILINE)
     return match.group(1) if match else None
 
 
-def command_output(command: list[str]) -> str | None:
+def run_slurm_command(command: list[str]) -> str | None:
     """Return the output of one of SLURM's commands; None if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -134,8 +139,8 @@ def command_output(command: list[str]) -> str | None:
         return None
 
 
-_SBATCH = re.compile(r"[A-Za-z][\w-]*")
-_COMMANDS = ("sbatch", "srun", "squeue")
+_SBATCH_OPTION_NAME = re.compile(r"[A-Za-z][\w-]*")
+_REQUIRED_COMMANDS = ("sbatch", "srun", "squeue")
 _SUBMITIT_PARAMETERS = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
 """Parameters of submitit that are not options of sbatch."""
 
@@ -186,7 +191,7 @@ class Slurm(Backend):
             if not str(getattr(self, name)).isprintable():
                 raise ConfigError(f"hardware.backend.{name}={getattr(self, name)!r} must be one line of text")
         for key, value in (self.extra or {}).items():
-            if not _SBATCH.fullmatch(key) or not str(value).isprintable():
+            if not _SBATCH_OPTION_NAME.fullmatch(key) or not str(value).isprintable():
                 raise ConfigError(
                     f"hardware.backend.extra: {key!r}: {value!r} must be an option of sbatch with a value on one line"
                 )
@@ -211,7 +216,7 @@ class Slurm(Backend):
             )
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        absent = [command for command in _COMMANDS if not shutil.which(command)]
+        absent = [command for command in _REQUIRED_COMMANDS if not shutil.which(command)]
         if absent:
             raise SchedulerError(
                 f"{' and '.join(absent)} not found on PATH: hardware=slurm_* needs SLURM's commands, as on a cluster's "
@@ -222,67 +227,73 @@ class Slurm(Backend):
         except ImportError as error:
             raise ConfigError("hardware=slurm_* needs submitit: pip install 'llmrl[slurm]'") from error
 
-    def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        groups = group_equal(jobs, lambda job: job.hardware)
-        return [pack for hardware_jobs in groups for pack in pack_into(hardware_jobs, hardware_jobs[0].hardware.jobs)]
+    def make_batches(self, jobs: Sequence[Job]) -> list[JobBatch]:
+        groups = group_by_key(jobs, lambda job: job.hardware)
+        return [
+            batch
+            for hardware_jobs in groups
+            for batch in batch_for_n_processes(hardware_jobs, hardware_jobs[0].hardware.jobs)
+        ]
 
-    def requests(self, packs: Sequence[Pack]) -> list[str]:
+    def describe_requests(self, batches: Sequence[JobBatch]) -> list[str]:
         texts = []
-        for array in group_equal(packs, _requirements):
+        for array in group_by_key(batches, _job_requirements):
             hardware = array[0].hardware
-            parameters = self._parameters(hardware, array[0].cores, max(pack.memory_gb for pack in array))
+            parameters = self._submitit_parameters(hardware, array[0].cores, max(batch.memory_gb for batch in array))
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
             limit = "" if hardware.jobs_at_once is None else f", at most {hardware.jobs_at_once} at once"
             jobs = f"an array of {len(array):,} jobs{limit}, each" if len(array) > 1 else "1 job"
             options = {name: value for name, value in parameters.items() if name not in _SUBMITIT_PARAMETERS} | extra
-            option_text = " ".join(f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items())
+            option_text = " ".join(
+                f"--{name.replace('_', '-')}={_format_option(value)}" for name, value in options.items()
+            )
             texts.append(f"sbatch: {jobs} with {option_text}; before it starts: {'; '.join(setup)}")
         return texts
 
-    def at_once(self, packs: Sequence[Pack]) -> int | None:
-        return packs[0].hardware.jobs_at_once
+    def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
+        return batches[0].hardware.jobs_at_once
 
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         """Submit all jobs, as arrays of jobs with equal requirements that are no larger than the cluster allows."""
         folder = sweep_folder / "slurm"
         outcomes: list[JobOutcome] = []
-        claims: list[Claim] = []
+        launches: list[BatchLaunch] = []
         cluster, user = SlurmQueue().cluster, getpass.getuser()
-        limit = int(cluster_setting("MaxArraySize") or 1000)
+        limit = int(read_cluster_setting("MaxArraySize") or 1000)
         # A signal takes effect after submissions are recorded.
         with StopFlag("no more runs are submitted") as stop:
-            for pack in self.packs(jobs):
-                pack_claims, failures = claim_pack(pack, sweep_folder, cluster=cluster, user=user)
-                claims += pack_claims
+            for batch in self.make_batches(jobs):
+                batch_launches, failures = record_batch_launch(batch, sweep_folder, cluster=cluster, user=user)
+                launches += batch_launches
                 outcomes += failures
-            for array in group_equal(claims, lambda claim: _requirements(claim.pack)):
+            for array in group_by_key(launches, lambda launch: _job_requirements(launch.batch)):
                 previous_id = ""
                 for chunk in (array[i : i + limit] for i in range(0, len(array), limit)):
                     if stop.requested:
-                        outcomes += [cancelled_outcome(job) for claim in chunk for job in claim.pack.jobs]
+                        outcomes += [cancel_before_start(job) for launch in chunk for job in launch.batch.jobs]
                         continue
                     try:
-                        ids = self._submit_array([claim.pack for claim in chunk], run_function, folder, previous_id)
+                        ids = self._submit_array([launch.batch for launch in chunk], run_function, folder, previous_id)
                     except SchedulerError as error:
-                        for claim in chunk:
-                            refused = claim.pack.jobs
+                        for launch in chunk:
+                            refused = launch.batch.jobs
                             outcomes += [JobOutcome(job, job.folder, "refused", error=str(error)) for job in refused]
-                            claim.write(error=str(error))
+                            launch.update_records(error=str(error))
                         continue
                     previous_id = ids[0].partition("_")[0]
-                    for claim, job_id in zip(chunk, ids, strict=True):
-                        submitted = claim.pack.jobs
+                    for launch, job_id in zip(chunk, ids, strict=True):
+                        submitted = launch.batch.jobs
                         outcomes += [JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in submitted]
                         try:
-                            claim.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
+                            launch.update_records(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
                         except RunFolderError as error:
                             log.error("job %s is submitted, but its id could not be recorded: %s", job_id, error)
         return outcomes
 
     def _submit_array(
-        self, packs: Sequence[Pack], run_function: RunFunction, folder: Path, previous_id: str
+        self, batches: Sequence[JobBatch], run_function: RunFunction, folder: Path, previous_id: str
     ) -> list[str]:
-        """Submit one array, or one job, of packs with equal requirements; return the job ids.
+        """Submit one array, or one job, of batches with equal requirements; return the job ids.
 
         The jobs wait until the jobs whose runs they need have ended, successfully or not, because runs check this
         themselves. If the number of jobs at once is limited, an array also waits for the array of job `previous_id`,
@@ -291,10 +302,10 @@ class Slurm(Backend):
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-        hardware = packs[0].hardware
-        payloads = [SlurmPayload(build_payload(pack, run_function, {})) for pack in packs]
-        parameters = self._parameters(hardware, packs[0].cores, max(pack.memory_gb for pack in packs))
-        dependencies = prerequisite_job_ids([job for pack in packs for job in pack.jobs], folder.parent)
+        hardware = batches[0].hardware
+        payloads = [SlurmPayload(build_payload(batch, run_function, {})) for batch in batches]
+        parameters = self._submitit_parameters(hardware, batches[0].cores, max(batch.memory_gb for batch in batches))
+        dependencies = find_prerequisite_job_ids([job for batch in batches for job in batch.jobs], folder.parent)
         dependencies += [previous_id] if previous_id and hardware.jobs_at_once is not None else []
         if dependencies:
             parameters["dependency"] = f"afterany:{':'.join(dependencies)}"
@@ -302,7 +313,7 @@ class Slurm(Backend):
             executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=self.max_timeouts, python=self.python)
             executor.update_parameters(**parameters)
             with preserve_environment():
-                _remove_job_variables()
+                _remove_job_environment()
                 if len(payloads) == 1:
                     return [executor.submit(payloads[0]).job_id]
                 return [submitted.job_id for submitted in executor.submit_array(list(payloads))]
@@ -314,10 +325,10 @@ class Slurm(Backend):
                 f"cannot write the job's files to {folder}: {describe_write_error(folder, error)}"
             ) from error
 
-    def _parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
+    def _submitit_parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
         """Return the parameters for submitit."""
         threads = hardware.threads or cores
-        wait_options = [f"--wait={PEER_EXIT_TIMEOUT_S}"] if self.processes > 1 else []
+        peer_wait_options = [f"--wait={PEER_EXIT_TIMEOUT_S}"] if self.processes > 1 else []
         parameters: dict[str, Any] = {
             "job_name": "llmrl",
             "time": self.time_min,
@@ -328,7 +339,7 @@ class Slurm(Backend):
             "signal_delay_s": self.warn_s,
             "stderr_to_stdout": True,
             "setup": [*(f"export {name}={threads}" for name in THREAD_VARIABLES), *(self.setup or [])],
-            "srun_args": [*(self.srun_args or []), *wait_options],
+            "srun_args": [*(self.srun_args or []), *peer_wait_options],
             "array_parallelism": hardware.jobs_at_once or 1_000_000,  # submitit's default is a limit of 256
             # A job may always be requeued, because its run resumes from its checkpoint.
             "additional_parameters": {"requeue": True, **(self.extra or {})},
@@ -338,17 +349,21 @@ class Slurm(Backend):
         return parameters | {name: value for name, value in optional.items() if value is not None}
 
 
-def _option(value: Any) -> str:
+def _format_option(value: Any) -> str:
     """Return a value in sbatch's syntax."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _requirements(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
+def _job_requirements(batch: JobBatch) -> tuple[Hardware, int, frozenset[Path]]:
     """Return the requirements of a job, and the folders of the runs that it waits for."""
-    return pack.hardware, pack.cores, frozenset(prerequisite.folder for job in pack.jobs for prerequisite in job.after)
+    return (
+        batch.hardware,
+        batch.cores,
+        frozenset(prerequisite.folder for job in batch.jobs for prerequisite in job.prerequisites),
+    )
 
 
-def _remove_job_variables() -> None:
+def _remove_job_environment() -> None:
     """Remove the variables of a job that this process may be in, because sbatch would use them as options.
 
     The location of SLURM's configuration (`SLURM_CONF`) and the user's defaults for sbatch are kept.

@@ -41,15 +41,15 @@ class SlurmPayload:
         codes = [end.exit_code for end in self.payload() if end.exit_code]
         if not codes:
             return
-        has_warning = 128 + signal.SIGUSR2 in codes or (
-            128 + signal.SIGTERM in codes and is_main_process() and _is_running()
+        is_warned = 128 + signal.SIGUSR2 in codes or (
+            128 + signal.SIGTERM in codes and is_main_process() and _is_job_running()
         )
-        if is_main_process() and has_warning and callable(requeue):
+        if is_main_process() and is_warned and callable(requeue):
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore further warnings
             try:
                 requeue(signal.SIGUSR2, None)
             except Exception as refused:
-                self._record_reason(f"{type(refused).__name__}: {refused}")
+                self._record_requeue_error(f"{type(refused).__name__}: {refused}")
                 raise
         raise SystemExit(min(codes))
 
@@ -59,7 +59,7 @@ class SlurmPayload:
 
         return DelayedSubmission(self)
 
-    def _record_reason(self, text: str) -> None:
+    def _record_requeue_error(self, text: str) -> None:
         """Record in the status of unfinished runs why they are not continued."""
         for run in self.payload.payloads:
             try:
@@ -79,7 +79,7 @@ def _export_torchrun_variables() -> None:
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
 
 
-def _is_running(n_queries: int = 5, interval_s: float = 2.0) -> bool:
+def _is_job_running(n_queries: int = 5, interval_s: float = 2.0) -> bool:
     """Return whether SLURM still counts this job as running after it has sent SIGTERM.
 
     A job that is canceled or requeued soon has another state, and SLURM ends it. A job whose preemption begins with a
