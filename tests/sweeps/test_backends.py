@@ -244,7 +244,7 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
     sweeping.wait_for(lambda: [r.state for r in query_run_records(tmp_path / "outputs")] == ["cancelled", "queued"], 20)
 
     threading.Timer(0.5, write_finished_status, (place, tmp_path / "scratch")).start()
-    outcomes_ = list(scheduling.wait_for(outcomes[1:]))
+    outcomes_ = list(scheduling.wait_for_jobs(outcomes[1:]))
     assert [(outcome.state, outcome.result) for outcome in outcomes_] == [("finished", 5.0)]
 
 

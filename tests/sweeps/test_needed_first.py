@@ -33,10 +33,10 @@ NEEDS = (
 
 @dataclass(frozen=True)
 class StubJob:
-    """As much of a job as its place in the order depends on."""
+    """The attributes of a job that determine its wave."""
 
     folder: Path
-    after: tuple[StubJob, ...] = field(default=())
+    prerequisites: tuple[StubJob, ...] = field(default=())
 
 
 def test_waves_follow_dependencies():
@@ -77,7 +77,7 @@ def test_run_in_sweep_is_dependency(tmp_path):
     [run] = prerequisite_runs(wanting.config)
     job = job_of(Experiment(run.config, run.overrides), run.overrides)
     jobs = with_prerequisites([wanting, job])
-    assert [job.folder for job in jobs] == [wanting.folder, job.folder] and jobs[0].after == (job,)
+    assert [job.folder for job in jobs] == [wanting.folder, job.folder] and jobs[0].prerequisites == (job,)
     assert group_into_waves(jobs) == [[job], [jobs[0]]]
 
 
