@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl.display.results import evaluate_command, logger_lines, print_recommendations, print_summary
+from llmrl.display.results import describe_loggers, evaluate_command, print_recommendations, print_summary
 from llmrl.llms.budget import LATENCY
 
 
@@ -97,6 +97,6 @@ def test_video_command_keeps_trust_option():
     ],
 )
 def test_logger_locations(loggers, expected):
-    lines = logger_lines(loggers, Path("/out/game/a-1/s0"))
+    lines = describe_loggers(loggers, Path("/out/game/a-1/s0"))
     assert len(lines) == len(expected)
     assert all(line.endswith(end) for line, end in zip(lines, expected, strict=True))

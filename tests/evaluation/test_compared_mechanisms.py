@@ -29,9 +29,15 @@ from llmrl.evaluation.evaluated_mechanisms import (
     select_mechanisms,
 )
 from llmrl.evaluation.society_pictures import LEVELS
-from llmrl.evaluation.videos import RunningSums, record_video, save_side_by_side
+from llmrl.evaluation.videos import RunningEpisode, record_video, save_side_by_side_video
 from llmrl.experiment.parts import build_parts
-from llmrl.results.mechanism_comparison import cells, differences, labels, reference, sentences
+from llmrl.results.mechanism_comparison import (
+    build_table_rows,
+    choose_reference,
+    compare_with_reference,
+    comparison_sentences,
+    select_columns,
+)
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import episode_welfare
 from llmrl.run.artifacts import read_config, saved_state
@@ -344,14 +350,17 @@ def test_shorter_video_freezes_at_end(tmp_path):
     assert next(iter(videos[0].moments[2].counts)) == "apples eaten" and set(videos[0].moments[2].levels) == set(LEVELS)
     sentences = ["short", "a sentence that is long enough to need more than one row of words" * 2]
     societies = [video.to_society(*text) for video, *text in zip(videos, ["one", "two"], sentences, strict=True)]
-    files = save_side_by_side(societies, videos[0].setting, tmp_path, 10)
+    files = save_side_by_side_video(societies, videos[0].setting, tmp_path, 10)
     assert len(read_frames(files[0])) == 7
 
 
 def test_last_step_caption_describes_episode():
     parts = build_parts(compose(*CLEANUP, "env.mechanism.clean_reward=-0.5"), None, play_only=True)
     objective = OBJECTIVES["sustainability"]
-    collector, sums = Collector(parts.env, parts.agents[0].policy, "cpu"), RunningSums(parts.env.spec, objective, 0.5)
+    collector, sums = (
+        Collector(parts.env, parts.agents[0].policy, "cpu"),
+        RunningEpisode(parts.env.spec, objective, 0.5),
+    )
     parts.env.set_mechanism(np.array([1.0, 2, 1]))
     collector.reset(0)
     final_episodes = []
@@ -359,7 +368,7 @@ def test_last_step_caption_describes_episode():
         rollout = collector.collect(1, Seeds(0).torch("a"), learn=False, restart=False)
         sums.add(rollout)
         final_episodes = [episode for episode in rollout.episodes if episode.game == 0]
-    descriptions = sums.moment()
+    descriptions = sums.to_moment()
     assert descriptions.step == 12 and descriptions.objective == pytest.approx(
         episode_welfare(final_episodes, objective, 0.5)[0]
     )
@@ -380,8 +389,8 @@ def entry(name: str, objective: list[float], **columns: list[float]) -> dict:
 
 
 def compare(*entries: dict, paired_table: bool = True, independent: bool = True) -> tuple[list[dict], list[str]]:
-    table_rows = differences(entries, paired_table, independent)
-    return table_rows, sentences(entries, table_rows, "objective (mean)")
+    table_rows = compare_with_reference(entries, paired_table, independent)
+    return table_rows, comparison_sentences(entries, table_rows, "objective (mean)")
 
 
 def test_difference_has_interval():
@@ -422,7 +431,7 @@ def test_skips_episodes_missing_metric():
     )
     assert paired_table["eaten"]["mean"] == 2 and unpaired_table["eaten"]["mean"] == 3
     assert "never" not in paired_table
-    table_cells = cells([none, best], compare(none, best)[0], {"never": "never"})
+    table_cells = build_table_rows([none, best], compare(none, best)[0], {"never": "never"})
     assert table_cells == [["never", "-", "2.00", "-"]]
 
 
@@ -441,7 +450,7 @@ def test_table_rows_match_game_metrics(cleanup):
             **metric_values | {"welfare/gini": [0.0, 1, 0, 1, 0], "dirt": [4.0, 7, 4, 7, 5.5]},
         ),
     ]
-    mechanism_labels = labels(entries, spec)
+    mechanism_labels = select_columns(entries, spec)
     assert mechanism_labels["apples_eaten"] == "apples eaten" and "incentives_paid" in mechanism_labels
     assert mechanism_labels["dirt"] == "dirt, at the end"
     assert "welfare/spending" not in mechanism_labels, "what the mechanism pays is there already"
@@ -450,7 +459,7 @@ def test_table_rows_match_game_metrics(cleanup):
         and "welfare/gini" not in mechanism_labels
         and "cells_cleaned" not in mechanism_labels
     )
-    rows = cells(entries, differences(entries, True, True), mechanism_labels)
+    rows = build_table_rows(entries, compare_with_reference(entries, True, True), mechanism_labels)
     [dirt] = [row for row in rows if row[0] == "dirt, at the end"]
     assert dirt[:3] == ["dirt, at the end", "3.50", "5.50"] and dirt[3].startswith("+2.00  (")
-    assert next(iter(mechanism_labels)) == "objective (mean)" and reference(["best", "none"]) == "none"
+    assert next(iter(mechanism_labels)) == "objective (mean)" and choose_reference(["best", "none"]) == "none"

@@ -9,7 +9,13 @@ from llmrl.core.frames import enlarge
 from llmrl.core.observers import Transition
 from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.evaluation.videos import COLUMN, MAX_ACTIONS, MAX_AGENTS, FrameRecorder, Thoughts
+from llmrl.evaluation.videos import (
+    MAX_ACTIONS_SHOWN,
+    MAX_AGENTS,
+    TEXT_WIDTH,
+    FrameRecorder,
+    ThoughtDescriber,
+)
 
 ACTIONS = ("stay", "left", "right", "down", "up", "jump")
 
@@ -44,19 +50,21 @@ def transition(n_agents, notes=None):
 
 def test_thoughts_of_player_and_teacher():
     notes = [[{"reflection": "A door."}], [{}]]
-    captions = Thoughts(object(), make_spec(1), Planner(), "cpu").describe_step(transition(1, notes))
+    captions = ThoughtDescriber(object(), make_spec(1), Planner(), "cpu").describe_step(transition(1, notes))
     assert [heading for heading, _ in captions] == [
         *("action", "probabilities of the policy", "probabilities of the teacher", "reflection", "plans")
     ]
     texts = dict(captions)
     assert texts["action"] == "right" and texts["reflection"] == "A door."
     assert texts["probabilities of the policy"].startswith("right 0.80, stay 0.04")
-    assert texts["probabilities of the policy"].count(",") == MAX_ACTIONS - 1
+    assert texts["probabilities of the policy"].count(",") == MAX_ACTIONS_SHOWN - 1
     assert texts["plans"] == "game 0\ngo to landmark 0"
 
 
 def test_thoughts_name_several_agents():
-    captions = Thoughts(object(), make_spec(MAX_AGENTS + 1), None, "cpu").describe_step(transition(MAX_AGENTS + 1))
+    captions = ThoughtDescriber(object(), make_spec(MAX_AGENTS + 1), None, "cpu").describe_step(
+        transition(MAX_AGENTS + 1)
+    )
     actions = [heading for heading, _ in captions if heading.endswith("action")]
     assert actions == [f"agent {i}, action" for i in range(MAX_AGENTS)]
 
@@ -64,7 +72,7 @@ def test_thoughts_name_several_agents():
 def test_captions_match_world(tmp_path, monkeypatch):
     world = np.full((20, 30, 3), 100, dtype=np.uint8)
     env = SimpleNamespace(spec=make_spec(1), render=lambda game: world)
-    recorder = FrameRecorder(env, thoughts=Thoughts(object(), make_spec(1), None, "cpu"))
+    recorder = FrameRecorder(env, thoughts=ThoughtDescriber(object(), make_spec(1), None, "cpu"))
     recorder.on_reset(np.ones(2, dtype=bool), {})
     recorder.on_step(transition(1))
     videos = {}
@@ -75,6 +83,6 @@ def test_captions_match_world(tmp_path, monkeypatch):
     recorder.save(tmp_path / "videos", 10)
     [first, last] = videos["world"]
     height, width, _ = enlarge(world).shape
-    assert first.shape == last.shape == (height, width + COLUMN, 3)
+    assert first.shape == last.shape == (height, width + TEXT_WIDTH, 3)
     assert (first[:, :width] == 100).all() and (first[:, width:] != 255).any()
     assert (last[:, width:] == 255).all(), "no action follows on the last state"

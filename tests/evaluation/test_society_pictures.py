@@ -13,7 +13,7 @@ from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.evaluation.society_pictures import (
     SIDE_BY_SIDE_WIDTH,
     SINGLE_WIDTH,
-    Moment,
+    EpisodeMoment,
     PictureSettings,
     SocietyEpisode,
     SocietyPictures,
@@ -29,7 +29,9 @@ def society(
 ) -> SocietyEpisode:
     """Return a society with as many moments as `payoffs` [n, n_agents] has rows."""
     moments = [
-        Moment(i, float(row.mean()), row, {"apples eaten": 3.0 * i}, {k: x[i] for k, x in levels.items()} if i else {})
+        EpisodeMoment(
+            i, float(row.mean()), row, {"apples eaten": 3.0 * i}, {k: x[i] for k, x in levels.items()} if i else {}
+        )
         for i, row in enumerate(payoffs)
     ]
     return SocietyEpisode(title, "What is done.", [world] * len(moments), moments)

@@ -171,7 +171,7 @@ class OptunaSweeper(LlmrlSweeper):
 
     def _report(self, sought: SearchRequest, study: Study, runs: Path) -> None:
         from llmrl.display.console import print_rows
-        from llmrl.display.sweeps import print_commands
+        from llmrl.display.sweeps import print_next_commands
         from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
 
         ranking = study.ranking()
@@ -202,7 +202,7 @@ class OptunaSweeper(LlmrlSweeper):
             fresh = ",".join(str(first + i) for i in range(3))
             # The trial was selected for its score.
             sys.stdout.write(f"An unbiased estimate needs new seeds: the same with --multirun {SEED}={fresh}\n")
-        print_commands(runs)
+        print_next_commands(runs)
 
 
 def _state(job: JobReturn) -> str | None:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from llmrl.run.run import Run
 
 
-SCORES = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
-"""Keys of a summary that `objective_rows` shows in words."""
-_LINES = {**LINES, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
+SCORE_KEYS = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
+"""Keys of a summary that `build_objective_rows` shows in words."""
+_LEVEL_NAMES = {**LINES, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
 """Levels of each context in a summary's `references`, in the order of the table, and their display names."""
 
 
@@ -63,25 +63,27 @@ def print_summary(run: Run) -> None:
     """Print the results of a run, and the commands for further steps."""
     history = run.summary.get("history")
     if history:
-        print_steps(run.summary)
+        print_principal_steps(run.summary)
         print_recommendations(run.summary)
         if "references" in run.summary:
-            print_references(run.summary["references"])
+            print_reference_levels(run.summary["references"])
     final_results = read_json_or_empty(run.folder / RESULTS_NAME)  # measurements of the final episodes
     if final_results:
         print_estimates(f"{final_results['episodes']} final episodes", final_results["table"])
         print_dependence_note(final_results["carried"])
-    rows = objective_rows(run.summary) if history else []
+    rows = build_objective_rows(run.summary) if history else []
     for name, value in run.summary.items():
-        is_repeated = (history and name in SCORES) or (final_results and name.startswith(("evaluation/", "welfare/")))
+        is_repeated = (history and name in SCORE_KEYS) or (
+            final_results and name.startswith(("evaluation/", "welfare/"))
+        )
         if isinstance(value, int | float | str) and not is_repeated:
             rows.append((name.replace("_", " "), _format_value(value)))
-    if "llm" in run.summary and (seconds := _reply_seconds(run.folder)) is not None:
+    if "llm" in run.summary and (seconds := _read_reply_seconds(run.folder)) is not None:
         rows.append(("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)"))
     print_rows(f"{run.folder.parent.parent.name}, {run.folder.name}", rows)
     print_line(f"Run folder: {relative_to_cwd(run.folder)}")
     print_validity_warning(run.summary)
-    for line in logger_lines(run.config["loggers"], run.folder):
+    for line in describe_loggers(run.config["loggers"], run.folder):
         print_line(line)
     print_line(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}")
     if "principal_steps" in run.summary:
@@ -95,7 +97,7 @@ def _format_value(value: float | str) -> str:
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:,.4g}"
 
 
-def _reply_seconds(folder: Path) -> float | None:
+def _read_reply_seconds(folder: Path) -> float | None:
     """Return the seconds that the paid replies of a run took in all; None without a language model."""
     path = folder / METRICS_NAME
     rows = read_metrics(path) if path.exists() else []
@@ -115,7 +117,7 @@ def evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
     return shlex.join(["llmrl-evaluate", str(folder), "--video", *trust_arguments])
 
 
-def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
+def describe_loggers(loggers: Mapping[str, Any], folder: Path) -> list[str]:
     """Return where the records of each logger are, with the command or address that shows them.
 
     Args:
@@ -135,11 +137,12 @@ def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
         from llmrl.run.sinks.mlflow import database_uri
 
         uri = loggers["mlflow"].get("tracking_uri") or database_uri(folder.parents[2])
-        lines.append(f"MLflow: {uri}" if "://" in uri and not uri.startswith("sqlite") else f"MLflow: {_server(uri)}")
+        is_server = "://" in uri and not uri.startswith("sqlite")
+        lines.append(f"MLflow: {uri if is_server else _mlflow_server_command(uri)}")
     return lines
 
 
-def _server(uri: str) -> str:
+def _mlflow_server_command(uri: str) -> str:
     """Return the command that serves an MLflow database.
 
     The extra `loggers` installs only the client, which cannot serve it.
@@ -173,7 +176,7 @@ def print_estimates(title: str, rows: Mapping[str, Mapping[str, float | None]]) 
     print_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"], cells, "l")
 
 
-def print_steps(summary: Mapping[str, Any]) -> None:
+def print_principal_steps(summary: Mapping[str, Any]) -> None:
     """Print the first and newest proposals of a principal, those that it recommends in bold."""
     history = summary["history"]
     names = list(history[0]["mechanism"])
@@ -186,7 +189,7 @@ def print_steps(summary: Mapping[str, Any]) -> None:
             *(f"{row['mechanism'][n]:.3g}" for n in names),
             *(row[key] for key in contextual),
             f"{row['objective']:.3f}",
-            _error_text(row["standard_error"]),
+            _format_error(row["standard_error"]),
         ]
         for row in rows
     ]
@@ -194,7 +197,7 @@ def print_steps(summary: Mapping[str, Any]) -> None:
     print_table("Principal steps", ["step", *names, *contextual, "objective", "± s.e."], cells, "", styles)
 
 
-def _error_text(error: float | None) -> str:
+def _format_error(error: float | None) -> str:
     return "-" if error is None else f"{error:,.3f}"
 
 
@@ -213,7 +216,7 @@ def print_recommendations(summary: Mapping[str, Any]) -> None:
     print_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, table_rows, "")
 
 
-def objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def build_objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the objective of a run with a principal at each stage of selection, as (name, value) rows.
 
     The highest of many noisy measurements and the mean of the measurements that selected a vector are biased upward;
@@ -250,29 +253,29 @@ def format_interval(row: Mapping[str, float | None]) -> str:
     return "-" if low is None or high is None else f"{low:.3f} … {high:.3f}"
 
 
-def print_references(references: Mapping[str, Any]) -> None:
+def print_reference_levels(references: Mapping[str, Any]) -> None:
     """Print the table of a summary's `references`, and sentences about it."""
     contexts = references["contexts"]
     is_contextual = contexts[0]["context"] is not None
     columns = [*(["context"] if is_contextual else []), "", "objective", "± s.e.", "mechanism"]
     rows, styles = [], []
     for context in contexts:
-        for i, (line, words) in enumerate(_LINES.items()):
+        for i, (line, words) in enumerate(_LEVEL_NAMES.items()):
             row = context[line]
             if row is None:
                 continue
             cells = [*([context["context"] if i == 0 else ""] if is_contextual else []), words, f"{row['value']:,.3f}"]
-            cells.append(_error_text(row["standard_error"]))
+            cells.append(_format_error(row["standard_error"]))
             has_mechanism = line in ("scan_best", "recommendation")
             cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if has_mechanism else "")
             rows.append(cells)
             styles.append("bold" if line == "recommendation" else None)
     print_table("Reference levels", columns, rows, "llrrl"[not is_contextual :], styles)
-    for sentence in sentences(references):
+    for sentence in reference_sentences(references):
         print_line(sentence)
 
 
-def sentences(references: Mapping[str, Any]) -> list[str]:
+def reference_sentences(references: Mapping[str, Any]) -> list[str]:
     """Return sentences about a summary's `references`."""
     texts = [
         f"{_gain_sentence(context)}{_scan_sentence(context)}"
@@ -334,12 +337,12 @@ def print_evaluation(results: dict[str, Any]) -> None:
 
 def _print_comparison(title: str, results: dict[str, Any]) -> None:
     """Print a comparison of mechanisms: table, method, files and conclusions."""
-    from llmrl.results.mechanism_comparison import cells, method_sentences
+    from llmrl.results.mechanism_comparison import build_table_rows, method_sentences
 
     entries, differences = results["mechanisms"], results["differences"]
     columns = ["means of an episode", *(f"{mechanism['name']}\n{mechanism['words']}" for mechanism in entries)]
     columns += [f"{difference['name']} - {difference['reference']}\n(95% interval)" for difference in differences]
-    print_table(title, columns, cells(entries, differences, results["labels"]), "l")
+    print_table(title, columns, build_table_rows(entries, differences, results["labels"]), "l")
     objective = results["objective"]
     cost = f" - {objective['spending_cost']:g} x spending of the mechanism" if objective["spending_cost"] else ""
     print_line(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.display.console import print_line, print_table, relative_to_cwd
+from llmrl.display.console import print_line, print_report_table, print_table, relative_to_cwd
 from llmrl.display.results import validity_warning_of
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.status import SUMMARY_NAME
@@ -56,10 +56,10 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         print_line("The same command continues the unfinished runs.")
     if not commands:
         return
-    print_commands(common_folder([outcome.folder for outcome in outcomes]))
+    print_next_commands(common_folder([outcome.folder for outcome in outcomes]))
 
 
-def print_commands(folder: Path) -> None:
+def print_next_commands(folder: Path) -> None:
     """Print the commands that show a folder of runs."""
     root = shlex.quote(str(relative_to_cwd(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
@@ -172,7 +172,6 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
 
     from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_tables import STUDY_TASKS, compare_tasks, slugs
-    from llmrl.display.console import print_line, relative_to_cwd
     from llmrl.results.study_settings import parse_settings
 
     has_matplotlib = find_spec("matplotlib") is not None
@@ -196,8 +195,6 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
 
 def print_study(section: Section) -> None:
     """Print the question and the results of the study of a section; nothing if it has none."""
-    from llmrl.display.console import print_line, print_report_table
-
     if section.study is None:
         return
     print_line(section.study.settings.question or "")
@@ -209,8 +206,6 @@ def print_study(section: Section) -> None:
 
 def print_tasks(comparison: TaskComparison) -> None:
     """Print the question and the results of a study of several tasks; the report has each single task."""
-    from llmrl.display.console import print_line, print_report_table
-
     print_line(comparison.settings.question or "")
     print_report_table(comparison.table)
     for sentence in comparison.sentences:

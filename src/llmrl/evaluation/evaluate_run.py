@@ -30,12 +30,12 @@ from llmrl.evaluation.evaluated_mechanisms import (
 )
 from llmrl.evaluation.planned_evaluation import (
     PlannedEvaluation,
-    Player,
+    PlayerMode,
     Videos,
-    budget_error,
     build_players,
-    describe_calls,
-    llm_players,
+    describe_llm_calls,
+    explain_exhausted_budget,
+    find_llm_players,
 )
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
@@ -43,7 +43,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.llms.client import ChatClient
 from llmrl.llms.usage import UNDERSTOOD, llm_summary
-from llmrl.results.mechanism_comparison import count_text, differences, labels, sentences
+from llmrl.results.mechanism_comparison import compare_with_reference, comparison_sentences, count_text, select_columns
 from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures, summarize_evaluation
 from llmrl.run.artifacts import RUN_KEY
 from llmrl.run.files import check_no_links, path_inside, write_json
@@ -55,16 +55,16 @@ Columns = Mapping[str, np.ndarray]
 """Name of a metric -> its value in each episode, [n_episodes]; NaN in episodes without a value."""
 
 
-def objective_column(objective: Objective) -> str:
+def name_objective_column(objective: Objective) -> str:
     """Return the name of the column of the objective."""
     return f"objective ({objective.name})"
 
 
-def columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, spending_cost: float) -> Columns:
+def compute_columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, spending_cost: float) -> Columns:
     """Return the columns of some episodes: objective, returns, length, welfare, metrics of the environment."""
     base = np.array([episode.base_returns for episode in episodes])
     return {
-        objective_column(objective): episode_welfare(episodes, objective, spending_cost),
+        name_objective_column(objective): episode_welfare(episodes, objective, spending_cost),
         "return per agent": np.array([e.returns.mean() for e in episodes]),
         "base return per agent": base.mean(1),
         "length": np.array([float(e.length) for e in episodes]),
@@ -74,17 +74,19 @@ def columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, sp
     }
 
 
-def write_episodes(file: Path, heads: Sequence[str], columns_by_player: Mapping[tuple[str, ...], Columns]) -> None:
+def write_episodes(
+    file: Path, player_headings: Sequence[str], columns_by_player: Mapping[tuple[str, ...], Columns]
+) -> None:
     """Write a CSV file with a row for each episode.
 
     Args:
         file: file to write.
-        heads: names of the columns that identify a player.
-        columns_by_player: columns of the episodes of each player, by its values under `heads`.
+        player_headings: names of the columns that identify a player.
+        columns_by_player: columns of the episodes of each player, by its values under `player_headings`.
     """
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer: Any = csv.writer(stream, lineterminator="\n")
-        writer.writerow([*heads, "episode", *next(iter(columns_by_player.values()))])
+        writer.writerow([*player_headings, "episode", *next(iter(columns_by_player.values()))])
         for player, player_columns in columns_by_player.items():
             for k, values in enumerate(zip(*player_columns.values(), strict=True)):
                 writer.writerow([*player, k, *(f"{value:.6g}" for value in values)])
@@ -93,9 +95,9 @@ def write_episodes(file: Path, heads: Sequence[str], columns_by_player: Mapping[
 def write_results(
     evaluation: PlannedEvaluation,
     description: Mapping[str, Any],
-    mechanism_episodes: Sequence[Mapping[Player, Sequence[Episode]]],
+    mechanism_episodes: Sequence[Mapping[PlayerMode, Sequence[Episode]]],
     videos: Videos,
-    place: int,
+    checkpoint_x: int,
 ) -> dict[str, Any]:
     """Write `results.json`, `episodes.csv` and the events of an evaluation; return the results.
 
@@ -104,16 +106,19 @@ def write_results(
         description: description of the evaluation.
         mechanism_episodes: episodes of each player under each mechanism.
         videos: files of videos.
-        place: counter of the run at its checkpoint (`metrics.last_x_value`).
+        checkpoint_x: counter of the run at its checkpoint (`metrics.last_x_value`).
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
     spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
     mechanism_columns = [
-        {player: columns(episodes, spec, objective, spending_cost) for player, episodes in player_episodes.items()}
+        {
+            player: compute_columns(episodes, spec, objective, spending_cost)
+            for player, episodes in player_episodes.items()
+        }
         for player_episodes in mechanism_episodes
     ]
     entries = [
-        _entry(evaluation, mechanism, player_columns, videos)
+        _summarize_mechanism(evaluation, mechanism, player_columns, videos)
         for mechanism, player_columns in zip(evaluation.mechanisms, mechanism_columns, strict=True)
     ]
     episodes = len(next(iter(mechanism_episodes[0].values())))
@@ -130,24 +135,25 @@ def write_results(
     write_episodes(out / "episodes.csv", [*["mechanism"] * is_comparison, "policy", "mode"], rows)
     for mechanism, player_episodes in zip(evaluation.mechanisms, mechanism_episodes, strict=True):
         first = next(iter(player_episodes.values()))
-        folder, gif = evaluation.folder(mechanism), _gif(videos.by_mechanism.get(mechanism.name, ()), "world")
+        folder = evaluation.folder(mechanism)
+        gif = _find_gif(videos.paths_by_mechanism.get(mechanism.name, ()), "world")
         folder.mkdir(exist_ok=True)
         # With the tags of evaluations during training, at their next point.
-        write_evaluation(folder, place, summarize_evaluation(first, objective, spending_cost), gif)
+        write_evaluation(folder, checkpoint_x, summarize_evaluation(first, objective, spending_cost), gif)
     if is_comparison:
-        column = objective_column(objective)
+        column = name_objective_column(objective)
         mean_differences = {
             f"gain/{difference['reference']}/{difference['name']}": difference["table"][column]["mean"]
             for difference in mechanism_results["differences"]
         }
-        write_evaluation(out, place, mean_differences, _gif(videos.side_by_side))
+        write_evaluation(out, checkpoint_x, mean_differences, _find_gif(videos.side_by_side))
     return results
 
 
-def _entry(
+def _summarize_mechanism(
     evaluation: PlannedEvaluation,
     mechanism: EvaluatedMechanism,
-    player_columns: Mapping[Player, Columns],
+    player_columns: Mapping[PlayerMode, Columns],
     videos: Videos,
 ) -> dict[str, Any]:
     """Return the results under one mechanism; their `table` is that of the first player."""
@@ -168,7 +174,7 @@ def _entry(
         "players": players,
         "table": players[0]["table"],
         "per_episode": players[0]["per_episode"],
-        "videos": [str(file) for file in videos.by_mechanism.get(mechanism.name, ())],
+        "videos": [str(file) for file in videos.paths_by_mechanism.get(mechanism.name, ())],
     }
 
 
@@ -177,19 +183,19 @@ def _summarize_comparison(
 ) -> dict[str, Any]:
     """Return the results that only a comparison of several mechanisms has."""
     spec, objective = evaluation.parts.env.spec, evaluation.parts.objective
-    column, cost = objective_column(objective), evaluation.parts.spending_cost
-    mean_differences = differences(entries, spec.deterministic, not evaluation.carried)
+    column, cost = name_objective_column(objective), evaluation.parts.spending_cost
+    mean_differences = compare_with_reference(entries, spec.deterministic, not evaluation.carried)
     return {
         "paired": spec.deterministic,
         "objective": {"column": column, "formula": objective.formula, "spending_cost": cost},
-        "labels": labels(entries, spec),
+        "labels": select_columns(entries, spec),
         "differences": mean_differences,
-        "sentences": sentences(entries, mean_differences, column),
+        "sentences": comparison_sentences(entries, mean_differences, column),
         "videos": [str(file) for file in videos.side_by_side],
     }
 
 
-def _gif(files: Sequence[Path], stem: str | None = None) -> Path | None:
+def _find_gif(files: Sequence[Path], stem: str | None = None) -> Path | None:
     return next((file for file in files if file.suffix == ".gif" and stem in (None, file.stem)), None)
 
 
@@ -218,7 +224,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     full_config = {**saved.config, "env": parse_env_changes(settings.env, saved.config["env"])}
     config = full_config if "teacher" in names else without_teacher(full_config)
     plan = plan_adaptation(settings.adapt, len(mechanism_names) > 1, names, saved.config)
-    out = _folder(run, settings, mechanism_names)
+    out = _create_output_folder(run, settings, mechanism_names)
     # Agents may need a language model.
     llm = build_llm(with_budget(without_principal(config if plan is None else full_config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=settings.video, play_only=True)
@@ -230,19 +236,19 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         plan = _check_adaptation(plan, settings, agent, mechanisms)
         players, seeds = build_players(names, full_config, parts), Seeds(settings.seed).child("evaluate")
         evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
-        callers = llm_players(names, config, llm)
-        n_episodes = _n_episodes(settings, config, parts, bool(callers))
-        if callers:
-            report("Requests to the language model, at most", _describe_calls(evaluation, callers, n_episodes))
+        llm_callers = find_llm_players(names, config, llm)
+        n_episodes = _choose_n_episodes(settings, config, parts, bool(llm_callers))
+        if llm_callers:
+            report("Requests to the language model, at most", _describe_llm_calls(evaluation, llm_callers, n_episodes))
         states: list[State] = [saved.agent] * len(mechanisms)
         if plan is not None:
-            _announce_adaptation(evaluation, plan, full_config)
+            _report_adaptation(evaluation, plan, full_config)
             vectors = [mechanism.vector for mechanism in mechanisms if mechanism.vector is not None]
             states = adapt_societies(plan, saved.config, llm, vectors, context, seeds, saved.agent)
         videos = evaluation.record_videos(states) if settings.video else Videos()
-        mechanism_episodes = evaluation.play(states, n_episodes, bool(callers))
+        mechanism_episodes = evaluation.play(states, n_episodes, bool(llm_callers))
     except BudgetExhausted as error:
-        raise budget_error(error) from error
+        raise explain_exhausted_budget(error) from error
     finally:
         parts.close()
     logged = read_metrics(run / METRICS_NAME)[: saved.state[RUN_KEY]["metrics"]["lines"]]
@@ -251,7 +257,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
     ) | {"out": str(out)}
 
 
-def _folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[str]) -> Path:
+def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[str]) -> Path:
     """Create the folder of the results, and return it."""
     comparison = (
         [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in mechanism_names)}"]
@@ -265,7 +271,7 @@ def _folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[s
     return out
 
 
-def _n_episodes(settings: EvaluationSettings, config: Config, parts: Parts, uses_llm: bool) -> int:
+def _choose_n_episodes(settings: EvaluationSettings, config: Config, parts: Parts, uses_llm: bool) -> int:
     """Return the number of episodes of each player: that of the settings, or a default."""
     if settings.episodes is not None:
         return settings.episodes
@@ -275,12 +281,14 @@ def _n_episodes(settings: EvaluationSettings, config: Config, parts: Parts, uses
     return 100 if parts.env.spec.deterministic else 10
 
 
-def _describe_calls(evaluation: PlannedEvaluation, callers: Sequence[str], n_episodes: int) -> list[tuple[str, str]]:
-    """Return the calls of the players `callers` to the chat model, as pairs of a name and a text."""
+def _describe_llm_calls(
+    evaluation: PlannedEvaluation, llm_callers: Sequence[str], n_episodes: int
+) -> list[tuple[str, str]]:
+    """Return the calls of the players `llm_callers` to the chat model, as pairs of a name and a text."""
     settings, n = evaluation.settings, len(evaluation.mechanisms)
     steps = [limit for limit in (settings.video_steps, evaluation.parts.env.spec.horizon) if limit is not None]
-    video_steps = 0 if not settings.video or settings.policies[0] not in callers else min(steps, default=None)
-    return describe_calls(callers, evaluation.parts, n_episodes, len(settings.modes) * n, video_steps, n)
+    video_steps = 0 if not settings.video or settings.policies[0] not in llm_callers else min(steps, default=None)
+    return describe_llm_calls(llm_callers, evaluation.parts, n_episodes, len(settings.modes) * n, video_steps, n)
 
 
 def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluation: PlannedEvaluation) -> dict[str, Any]:
@@ -313,13 +321,13 @@ def _check_adaptation(
     return plan
 
 
-def _announce_adaptation(evaluation: PlannedEvaluation, plan: AdaptationPlan, full_config: Config) -> None:
+def _report_adaptation(evaluation: PlannedEvaluation, plan: AdaptationPlan, full_config: Config) -> None:
     """Show how long the adaptation takes, and that a teacher may ask a language model in it."""
     llm, n = evaluation.parts.llm, len(evaluation.mechanisms)
     titles = ", ".join(mechanism.title for mechanism in evaluation.mechanisms)
     duration = f"{count_text(plan.rounds, 'round')} of {count_text(plan.games, 'game')}"
     evaluation.report(f"adapting for {duration} to: {titles}")
-    if isinstance(llm, ChatClient) and llm_players(["teacher"], full_config, llm):
+    if isinstance(llm, ChatClient) and find_llm_players(["teacher"], full_config, llm):
         rows = [("model", llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
         evaluation.report(
             "Requests to the language model during adaptation",

@@ -21,10 +21,10 @@ from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.planned_evaluation import (
     BASELINE_POLICIES,
-    budget_error,
-    describe_calls,
-    llm_players,
-    recording_collector,
+    build_recording_collector,
+    describe_llm_calls,
+    explain_exhausted_budget,
+    find_llm_players,
 )
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
@@ -61,7 +61,7 @@ def evaluate_suite(
             played.
     """
     name, content = load_suite(suite, changes, settings.episodes)
-    players = _players(settings, len(runs))
+    players = _check_players(settings, len(runs))
     saved = [open_saved(run, settings.trusted) for run in runs]
     groups = experiments(runs)
     results: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ def evaluate_suite(
     return results
 
 
-def _players(settings: EvaluationSettings, runs: int) -> list[str]:
+def _check_players(settings: EvaluationSettings, runs: int) -> list[str]:
     """Return the names of the players.
 
     Raises:
@@ -152,15 +152,15 @@ def _play_suite(
     try:
         [agent] = parts.agents
         agent.load_state_dict(saved.state["agents"][0])
-        if callers := llm_players(names, config, llm):
+        if llm_callers := find_llm_players(names, config, llm):
             n_episodes = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
-            report("Requests to the language model, at most", describe_calls(callers, parts, n_episodes, 1, 0))
+            report("Requests to the language model, at most", describe_llm_calls(llm_callers, parts, n_episodes, 1, 0))
         for i, test in enumerate(suite.tests):
             results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
             report(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
             write_suite(results, out)
     except BudgetExhausted as error:
-        raise budget_error(error) from error
+        raise explain_exhausted_budget(error) from error
     finally:
         parts.close()
     return {**results, "out": str(out)}
@@ -182,14 +182,14 @@ def _play_test(
     """
     run_spec = parts.env.spec
     player_statistics: dict[str, dict[str, Any]] = {name: {} for name in names}
-    failed: dict[str, str] = {}
+    errors_by_player: dict[str, str] = {}
     lacking: dict[str, str] = {}
     for kind, node in test.environments(run_spec.action_names):
         seeds = Seeds(settings.seed).child("suite").child(test.name).child(kind)
         try:
             env = build_env(node, Builder(EnvServices(seeds.child("env")), config["trusted_modules"]))
         except ConfigError as error:
-            failed |= {name: str(error) for name in names}
+            errors_by_player |= {name: str(error) for name in names}
             break
         with closing(env):
             try:
@@ -197,15 +197,15 @@ def _play_test(
             except ConfigError as error:
                 lacking[kind] = str(error)
                 continue
-            for name in [name for name in names if name not in failed]:
+            for name in [name for name in names if name not in errors_by_player]:
                 folder = out / "steps" / test.name / kind / name if settings.trajectories else None
                 try:
                     if name in BASELINE_POLICIES:
                         policy = BASELINE_POLICIES[name](env.spec)
                     else:
-                        policy = _adapted_policy(parts.agents[0], run_spec, env.spec, test.reads)
+                        policy = _adapt_policy(parts.agents[0], run_spec, env.spec, test.reads)
                     suite.check_metric(env.spec)
-                    collector = recording_collector(env, policy, parts.device, folder)
+                    collector = build_recording_collector(env, policy, parts.device, folder)
                     # All players play the same games.
                     episodes = evaluate_policy(
                         collector,
@@ -216,23 +216,23 @@ def _play_test(
                     )
                     collector.close()
                 except ConfigError as error:
-                    failed[name] = str(error)
+                    errors_by_player[name] = str(error)
                 else:
                     player_statistics[name][kind] = _summarize_episodes(episodes, suite.metric)
     for name in names:
-        if lacking and not player_statistics[name] and name not in failed:
-            failed[name] = "; ".join(lacking.values())
+        if lacking and not player_statistics[name] and name not in errors_by_player:
+            errors_by_player[name] = "; ".join(lacking.values())
     description = {
         "name": test.name,
         "title": test.title,
         "description": test.description,
         "env": test.environment(run_spec.action_names),
     }
-    players = {name: None if name in failed else player_statistics[name] for name in names}
-    return {**description, "players": players, "refused": failed, "lacking": lacking}
+    players = {name: None if name in errors_by_player else player_statistics[name] for name in names}
+    return {**description, "players": players, "refused": errors_by_player, "lacking": lacking}
 
 
-def _adapted_policy(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -> Policy:
+def _adapt_policy(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -> Policy:
     """Return the policy of an agent that was built for `run_spec`, adapted to `spec`.
 
     Args:

@@ -16,7 +16,7 @@ from llmrl.core.printable import is_number
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.evaluation.saved_runs import Row, last_best_row
+from llmrl.evaluation.saved_runs import Row, find_best_row_of_last_step
 from llmrl.experiment.parts import Config, build_parts, n_envs_per_society
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
@@ -99,7 +99,7 @@ def select_mechanisms(
         raise ConfigError(f"context={context} is unknown; use one of {choices}")
     rows = {
         "best": _best(state, context, spec) if history and "best" in names else None,
-        "last": last_best_row(history),
+        "last": find_best_row_of_last_step(history),
     }
     if len(names) > 1:
         if spec.mechanism is None:

@@ -23,17 +23,17 @@ from llmrl.core.services import TeacherServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
-from llmrl.evaluation.videos import record_video, save_alone, save_side_by_side
+from llmrl.evaluation.videos import record_video, save_side_by_side_video, save_single_video
 from llmrl.experiment.parts import Config, Parts
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import make_trajectory_writer
 
-Player = tuple[str, str]
+PlayerMode = tuple[str, str]
 """A policy and the mode it plays in."""
 
 
-def recording_collector(env: VecEnv, policy: Policy, device: str, trajectories: Path | None) -> Collector:
+def build_recording_collector(env: VecEnv, policy: Policy, device: str, trajectories: Path | None) -> Collector:
     """Return a collector of one policy that stores every step as arrays in the folder `trajectories`, unless None.
 
     Raises:
@@ -48,11 +48,11 @@ class Videos:
     """Files of videos.
 
     Attributes:
-        by_mechanism: files of each mechanism, by its name.
+        paths_by_mechanism: files of each mechanism, by its name.
         side_by_side: files of the video of all mechanisms side by side; empty with one mechanism.
     """
 
-    by_mechanism: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    paths_by_mechanism: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     side_by_side: Sequence[Path] = ()
 
 
@@ -115,16 +115,18 @@ class PlannedEvaluation:
         if not self.is_comparison:
             [mechanism], [video] = self.mechanisms, videos
             folder = self.folder(mechanism, "videos")
-            return Videos({mechanism.name: save_alone(video, mechanism.heading, mechanism.sentence, folder, fps)})
+            return Videos(
+                {mechanism.name: save_single_video(video, mechanism.heading, mechanism.sentence, folder, fps)}
+            )
         files: dict[str, Sequence[Path]] = {}
         for mechanism, video in zip(self.mechanisms, videos, strict=True):
             video.pad_to(max(map(len, videos)))
             files[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
         societies = [v.to_society(m.heading, m.sentence) for v, m in zip(videos, self.mechanisms, strict=True)]
         assert videos[0].setting is not None
-        return Videos(files, save_side_by_side(societies, videos[0].setting, self.out / "videos", fps))
+        return Videos(files, save_side_by_side_video(societies, videos[0].setting, self.out / "videos", fps))
 
-    def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[Player, list[Episode]]]:
+    def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[PlayerMode, list[Episode]]]:
         """Play with each player in each mode under each mechanism.
 
         Args:
@@ -136,26 +138,28 @@ class PlannedEvaluation:
             For each mechanism: the episodes of each player.
         """
         return [
-            self._play_under(mechanism, state, episodes, exactly)
+            self._play_mechanism(mechanism, state, episodes, exactly)
             for mechanism, state in zip(self.mechanisms, states, strict=True)
         ]
 
-    def _play_under(
+    def _play_mechanism(
         self, mechanism: EvaluatedMechanism, state: State, episodes: int, exactly: bool
-    ) -> dict[Player, list[Episode]]:
+    ) -> dict[PlayerMode, list[Episode]]:
         self._report_activity(f"{episodes} episodes", mechanism)
         players = [(name, mode) for name in self.players for mode in self.settings.modes]
-        folder, player_episodes = self.folder(mechanism), dict[Player, list[Episode]]()
+        folder, player_episodes = self.folder(mechanism), dict[PlayerMode, list[Episode]]()
         for name, mode in players:
             # Undo changes by a video or another mode.
             self.parts.agents[0].load_state_dict(state)
             trajectory_folder = (
                 (folder if len(players) == 1 else folder / f"{name}_{mode}") if self.settings.trajectories else None
             )
-            collector = recording_collector(self.parts.env, self.players[name], self.parts.device, trajectory_folder)
-            greedy, impose = mode == "deterministic", partial(self._impose, mechanism)
+            collector = build_recording_collector(
+                self.parts.env, self.players[name], self.parts.device, trajectory_folder
+            )
+            greedy, impose_mechanism = mode == "deterministic", partial(self._impose, mechanism)
             player_episodes[name, mode] = evaluate_policy(
-                collector, episodes, self.seeds, greedy, prepare=impose, exactly=exactly
+                collector, episodes, self.seeds, greedy, prepare=impose_mechanism, exactly=exactly
             )
             collector.close()
         return player_episodes
@@ -173,7 +177,7 @@ class PlannedEvaluation:
 
 
 PLAYERS = ("student", "teacher", "oracle", "bot", "random")
-_GROUPS = {"student": "agent", "teacher": "teacher"}
+_PLAYER_GROUPS = {"student": "agent", "teacher": "teacher"}
 """Players that may call a chat model -> the config group that they are built from."""
 BASELINE_POLICIES: Mapping[str, Callable[[EnvSpec], Policy]] = {"bot": BotPolicy, "random": RandomPolicy}
 """Players that need only the specification of the environment -> their policies."""
@@ -211,7 +215,7 @@ def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[st
     return players
 
 
-def llm_players(names: Sequence[str], config: Config, llm: object) -> list[str]:
+def find_llm_players(names: Sequence[str], config: Config, llm: object) -> list[str]:
     """Return the players among `names` whose actions need paid or possibly paid calls to the chat model `llm`.
 
     These are an agent that is a chat model, and a teacher whose model is not known to be free.
@@ -219,18 +223,22 @@ def llm_players(names: Sequence[str], config: Config, llm: object) -> list[str]:
     if not isinstance(llm, ChatClient):
         return []
     builder = Builder(trusted=config["trusted_modules"])
-    callers = [name for name in names if name in _GROUPS and builder.needs(config[_GROUPS[name]], "llm", _GROUPS[name])]
+    llm_callers = [
+        name
+        for name in names
+        if name in _PLAYER_GROUPS and builder.needs(config[_PLAYER_GROUPS[name]], "llm", _PLAYER_GROUPS[name])
+    ]
     is_paid = llm.provider.cost(10**6, 10**6) != 0
-    return [name for name in callers if name == "student" or is_paid]
+    return [name for name in llm_callers if name == "student" or is_paid]
 
 
-def describe_calls(
+def describe_llm_calls(
     names: Sequence[str], parts: Parts, episodes: int, rounds: int, video_steps: int | None, n_videos: int = 1
 ) -> list[tuple[str, str]]:
     """Return the calls to a chat model that some players will make, as pairs of a name and a text.
 
     Args:
-        names: names of the players (`llm_players`).
+        names: names of the players (`find_llm_players`).
         parts: parts of the evaluation.
         episodes: number of episodes of each player in each round.
         rounds: number of modes or mechanisms in which each player plays.
@@ -250,7 +258,7 @@ def describe_calls(
     return [*rows, *call_rows(CallEstimate.total(estimates), parts.llm)]
 
 
-def budget_error(error: BudgetExhausted) -> BudgetExhausted:
+def explain_exhausted_budget(error: BudgetExhausted) -> BudgetExhausted:
     """Return the error of an evaluation whose budget is used up."""
     return BudgetExhausted(
         error.reached,

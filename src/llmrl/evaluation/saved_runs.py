@@ -41,7 +41,7 @@ class SavedRun:
         Of societies of several proposals, it is that of the best proposal of the last step. Of several societies under
         one proposal, it is the first, which has the run's own seed.
         """
-        row = last_best_row(self.state.get("history", []))
+        row = find_best_row_of_last_step(self.state.get("history", []))
         return 0 if row is None else int(row["candidate"]) * int(self.config.get("design", {}).get("replicates", 1))
 
     @property
@@ -50,7 +50,7 @@ class SavedRun:
         return dict(self.state["agents"][self.society_index])
 
 
-def last_best_row(history: Sequence[Row]) -> Row | None:
+def find_best_row_of_last_step(history: Sequence[Row]) -> Row | None:
     """Return the row of the history with the highest objective of the last step; None without a history."""
     rows = [row for row in history if row["step"] == history[-1]["step"]]
     return max(rows, key=lambda row: float(row["objective"]), default=None)

@@ -14,7 +14,7 @@ Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Moment:
+class EpisodeMoment:
     """The state of an episode after a number of steps.
 
     Attributes:
@@ -46,7 +46,7 @@ class SocietyEpisode:
     title: str
     sentence: str
     worlds: Sequence[np.ndarray]
-    moments: Sequence[Moment]
+    moments: Sequence[EpisodeMoment]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class SocietyPictures(LazyFrames):
         counts = "   ".join(f"{name} {value:,.0f}" for name, value in moment.counts.items())
         pen.text((x, self._below + _LINE + 4 + self._plot + 2), counts, fill=_FAINT, font=font(_SMALL))
 
-    def _bars(self, pen: Any, x: int, width: int, moment: Moment) -> None:
+    def _bars(self, pen: Any, x: int, width: int, moment: EpisodeMoment) -> None:
         """Draw the payoff of each agent as a bar in its color, to the right of zero or to the left."""
         caption = "payoff of each agent"
         pen.text((x, self._below), caption, fill=_INK, font=font(_SMALL))
@@ -209,7 +209,7 @@ class SocietyPictures(LazyFrames):
         """Return the color of society k; the first color is for the reference of a comparison."""
         return _LINES[1] if len(self.societies) == 1 else _LINES[k % len(_LINES)]
 
-    def _labels(self, moments: Sequence[Moment], box: tuple[int, int, int, int]) -> list[int]:
+    def _labels(self, moments: Sequence[EpisodeMoment], box: tuple[int, int, int, int]) -> list[int]:
         """Return the y coordinates of the objectives' numbers: at the ends of the curves, without overlap."""
         low, high = self._objectives
         targets = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]

@@ -21,7 +21,7 @@ from llmrl.statistics.intervals import MINIMUM_UNITS, describe
 Results = Mapping[str, Any]
 STUDENT = "student"
 """Player of a single experiment; with several experiments, the player of each run that its experiment averages."""
-_INTERVALS = (
+_INTERVALS_NOTE = (
     f"95%; of several runs Student t over the runs, or over their pre-training runs, none below {MINIMUM_UNITS}; of "
     "one agent's episodes Wilson, and of the mean over kinds Zou and Donner"
 )
@@ -82,8 +82,8 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
             its experiment.
     """
     first = results[0]
-    results_of = {Path(result["runs"][0]).absolute(): result for result in results}
-    members = {label: [results_of[run.folder] for run in runs] for label, runs in groups.items()}
+    results_by_folder = {Path(result["runs"][0]).absolute(): result for result in results}
+    members = {label: [results_by_folder[run.folder] for run in runs] for label, runs in groups.items()}
     other_players = [name for name in first["players"] if name != STUDENT]
     tests = []
     for k, test in enumerate(first["tests"]):
@@ -112,7 +112,7 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
             label: [{"run": x["runs"][0], "checkpoint": x["checkpoint"], "llm": x["llm"]} for x in group_results]
             for label, group_results in members.items()
         },
-        "intervals": _INTERVALS,
+        "intervals": _INTERVALS_NOTE,
         "players": [*groups, *other_players],
         "tests": tests,
     }
@@ -159,36 +159,36 @@ def suite_table(results: Results) -> ReportTable:
         f"suite {results['suite']}: success in %, {results['mode']} actions, {results['episodes']} episodes of each "
         f"kind and test, seed {results['seed']}{runs_text}{' experiments' if experiments > 1 else ''}"
     )
-    columns, rows = _side_by_side(tests, names) if experiments > 1 else _with_kinds(tests, names)
+    columns, rows = _build_player_rows(tests, names) if experiments > 1 else _build_kind_rows(tests, names)
     texts = 1 if experiments > 1 else 1 + (len(names) > 1)
-    notes = [f"Intervals: {results['intervals']}.", *_notes(tests)]
+    notes = [f"Intervals: {results['intervals']}.", *_incompleteness_notes(tests)]
     return ReportTable("table", caption, data, columns, rows, texts=texts, notes=notes)
 
 
-def _with_kinds(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     kinds = dict.fromkeys(k for test in tests for player in test["players"].values() if player for k in player["kinds"])
-    kinds_shown = [kind for kind in kinds if kind != "all"]
+    kind_columns = [kind for kind in kinds if kind != "all"]
     rows = []
     for test in tests:
         for name in names:
             player, head = test["players"][name], [test["title"], *([name] if len(names) > 1 else [])]
             if player is None:
-                rows.append([*head, NOTHING, NOTHING, *[NOTHING] * len(kinds_shown)])
+                rows.append([*head, NOTHING, NOTHING, *[NOTHING] * len(kind_columns)])
                 continue
             shares = [
-                _percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in kinds_shown
+                _percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in kind_columns
             ]
-            shares = [NOTHING if kind in player["lacking"] else x for kind, x in zip(kinds_shown, shares, strict=True)]
-            rows.append([*head, _success_text(player), _interval(player), *shares])
-    return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kinds_shown], rows
+            shares = [NOTHING if kind in player["lacking"] else x for kind, x in zip(kind_columns, shares, strict=True)]
+            rows.append([*head, _format_success(player), _interval(player), *shares])
+    return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kind_columns], rows
 
 
-def _side_by_side(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _build_player_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     rows = [[test["title"], *(_with_interval(test["players"][name]) for name in names)] for test in tests]
     return ["test", *names], rows
 
 
-def _notes(tests: Sequence[Results]) -> list[str]:
+def _incompleteness_notes(tests: Sequence[Results]) -> list[str]:
     """Return notes on tests that players did not play, or not completely; equal reasons are combined."""
     incomplete_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     refused_tests: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -224,7 +224,7 @@ def write_suite(results: Results, folder: Path) -> None:
     write_atomic(folder / "table.md", f"{table.caption}\n\n{table.markdown()}\n")
 
 
-def _success_text(player: Results) -> str:
+def _format_success(player: Results) -> str:
     """Return the share of successes, with a mark if not all kinds were played."""
     return _percent(player["success"]) + (f" {INCOMPLETE_MARK}" if player["lacking"] else "")
 
@@ -236,7 +236,7 @@ def _percent(share: float) -> str:
 def _with_interval(player: Results | None) -> str:
     if player is None:
         return NOTHING
-    return _success_text(player) if player["low"] is None else f"{_success_text(player)} ({_interval(player)})"
+    return _format_success(player) if player["low"] is None else f"{_format_success(player)} ({_interval(player)})"
 
 
 def _interval(player: Results) -> str:

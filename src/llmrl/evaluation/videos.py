@@ -17,7 +17,7 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, SocietyEpisode, SocietyPictures
+from llmrl.evaluation.society_pictures import LEVELS, EpisodeMoment, PictureSettings, SocietyEpisode, SocietyPictures
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
 from llmrl.rollout.episode_summaries import episode_welfare
@@ -26,18 +26,18 @@ from llmrl.rollout.rollout_buffer import EpisodeAccumulator
 if TYPE_CHECKING:
     import torch
 
-COLUMN = 480
+TEXT_WIDTH = 480
 """Width of the column of thoughts, pixels; even, as video codecs need."""
 MAX_AGENTS = 3
 """Maximum number of agents whose thoughts are shown."""
-MAX_ACTIONS = 5
+MAX_ACTIONS_SHOWN = 5
 """Maximum number of actions whose probabilities are shown."""
 
 Captions = list[tuple[str, str]]
 """Texts with their headings."""
 
 
-class Thoughts:
+class ThoughtDescriber:
     """Texts about what a player thought of the state in which it acted, and its teacher's advice, for game 0.
 
     Args:
@@ -55,11 +55,11 @@ class Thoughts:
     def describe_step(self, transition: Transition) -> Captions:
         """Return the texts for the state in which the actions of `transition` were chosen."""
         act = transition.output
-        thinkers: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
+        outputs_by_thinker: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
         if self.teacher is not None and self.teacher is not self.policy:
-            thinkers["teacher"] = self._advice(self.teacher, transition.observation)
+            outputs_by_thinker["teacher"] = self._advice(self.teacher, transition.observation)
         agents = range(min(self.spec.n_agents, MAX_AGENTS))
-        return [caption for agent in agents for caption in self._describe_agent(agent, act, thinkers)]
+        return [caption for agent in agents for caption in self._describe_agent(agent, act, outputs_by_thinker)]
 
     def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
         """Return the teacher's action in game 0 only, because it may have to ask a language model."""
@@ -77,7 +77,7 @@ class Thoughts:
         self._teacher_state = act.state
         return act
 
-    def _describe_agent(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Captions:
+    def _describe_agent(self, agent: int, act: PolicyOutput, outputs_by_thinker: dict[str, PolicyOutput]) -> Captions:
         """Return an agent's action, the probabilities of actions by thinker, its reflection and the teacher's plans."""
         who = "" if self.spec.n_agents == 1 else f"agent {agent}, "
         action = act.action[0, agent]
@@ -87,7 +87,7 @@ class Thoughts:
             pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
             action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
         captions = [(f"{who}action", action_text)]
-        for name, output in thinkers.items():
+        for name, output in outputs_by_thinker.items():
             if output.logits is not None:
                 probabilities = output.logits[0, agent].softmax(-1).tolist()
                 captions.append((f"{who}probabilities of the {name}", self._probability_text(probabilities)))
@@ -99,7 +99,8 @@ class Thoughts:
 
     def _probability_text(self, probabilities: Sequence[float]) -> str:
         """Return the most probable actions with their probabilities."""
-        best = sorted(zip(probabilities, self.spec.action_names, strict=True), key=lambda pair: -pair[0])[:MAX_ACTIONS]
+        pairs = zip(probabilities, self.spec.action_names, strict=True)
+        best = sorted(pairs, key=lambda pair: -pair[0])[:MAX_ACTIONS_SHOWN]
         return ", ".join(f"{name} {probability:.2f}" for probability, name in best)
 
 
@@ -112,7 +113,7 @@ class FrameRecorder(Observer):
         thoughts: texts beside the world; None: none.
     """
 
-    def __init__(self, env: VecEnv, views: bool = True, thoughts: Thoughts | None = None) -> None:
+    def __init__(self, env: VecEnv, views: bool = True, thoughts: ThoughtDescriber | None = None) -> None:
         self.env, self.views, self.thoughts = env, views, thoughts
         self.channels = () if thoughts is None else thoughts.channels
         self.frames: dict[str, list[np.ndarray]] = {}
@@ -143,11 +144,11 @@ class FrameRecorder(Observer):
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for name in self.frames:
-            frames = world if name == "world" and world is not None else self._shown_frames(name)
+            frames = world if name == "world" and world is not None else self._compose_frames(name)
             files += save_video(frames, folder, name, fps)
         return files
 
-    def _shown_frames(self, name: str) -> LazyFrames:
+    def _compose_frames(self, name: str) -> LazyFrames:
         """Return enlarged frames; those of the world have the thoughts of their states beside them."""
         frames, has_captions = self.frames[name], name == "world" and self.thoughts is not None
 
@@ -155,7 +156,9 @@ class FrameRecorder(Observer):
             frame = enlarge(frames[i])
             if not has_captions:
                 return frame
-            return with_text_column(frame, self._captions[i] if i < len(self._captions) else [], frame.shape[0], COLUMN)
+            return with_text_column(
+                frame, self._captions[i] if i < len(self._captions) else [], frame.shape[0], TEXT_WIDTH
+            )
 
         return LazyFrames(len(frames), draw)
 
@@ -173,7 +176,7 @@ class FrameRecorder(Observer):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
 
 
-COUNTS = 3
+MAX_COUNTS = 3
 """Maximum number of counts in a picture; those of `PREFERRED_COUNTS` come first, in their order."""
 PREFERRED_COUNTS = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
 
@@ -190,7 +193,7 @@ class EpisodeVideo:
 
     recorder: FrameRecorder
     setting: PictureSettings | None = None
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[EpisodeMoment] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.recorder.frames["world"])
@@ -229,27 +232,27 @@ def record_video(
     spec = parts.env.spec
     society = compared or spec.n_agents > MAX_AGENTS
     teacher = None if parts.teacher is None else parts.teacher.policy
-    thoughts = None if society else Thoughts(policy, spec, teacher, parts.device)
+    thoughts = None if society else ThoughtDescriber(policy, spec, teacher, parts.device)
     recorder = FrameRecorder(parts.env, views=not compared, thoughts=thoughts)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
     # The other games are not played, because they are not shown.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON
     remaining, generator = min(steps or horizon, horizon), seeds.torch("video")
-    sums = RunningSums(spec, parts.objective, parts.spending_cost)
+    sums = RunningEpisode(spec, parts.objective, parts.spending_cost)
     video = EpisodeVideo(recorder)
     if society:
-        video = EpisodeVideo(recorder, _setting(parts.env, parts.objective), [sums.moment()])
+        video = EpisodeVideo(recorder, _build_picture_settings(parts.env, parts.objective), [sums.to_moment()])
     while remaining > 0:
         rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
         if society:
             sums.add(rollout)
-            video.moments.append(sums.moment())
+            video.moments.append(sums.to_moment())
         remaining = 0 if any(episode.game == 0 for episode in rollout.episodes) else remaining - 1
     return video
 
 
-def _setting(env: VecEnv, objective: Objective) -> PictureSettings:
+def _build_picture_settings(env: VecEnv, objective: Objective) -> PictureSettings:
     spec, colors = env.spec, getattr(env, "agent_colors", None)
     mechanism_suffix = "" if spec.mechanism is None else f", before {spec.mechanism.name}"
     return PictureSettings(
@@ -260,7 +263,7 @@ def _setting(env: VecEnv, objective: Objective) -> PictureSettings:
     )
 
 
-class RunningSums:
+class RunningEpisode:
     """Sums of game 0 over its episode so far.
 
     Args:
@@ -273,7 +276,7 @@ class RunningSums:
         self.spec, self.objective, self.spending_cost = spec, objective, spending_cost
         sums = [name for name, reduction in spec.per_step.items() if reduction == "sum"]
         preferred = [name for name in PREFERRED_COUNTS if name in sums]
-        self._counts = list(dict.fromkeys([*preferred, *sums]))[:COUNTS]
+        self._counts = list(dict.fromkeys([*preferred, *sums]))[:MAX_COUNTS]
         self._levels: dict[str, float] = {}
         # Metrics of full episodes only are neither shown nor recorded.
         self._running = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
@@ -285,38 +288,38 @@ class RunningSums:
         self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, none, none[0])
         self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVELS if name in self.spec.per_step}
 
-    def moment(self) -> Moment:
+    def to_moment(self) -> EpisodeMoment:
         """Return the state of the episode to show."""
         episode = self._running.running_episode(0)
         if episode is None:
-            return Moment(
+            return EpisodeMoment(
                 0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_display_name, self._counts), 0.0), {}
             )
         objective = float(episode_welfare([episode], self.objective, self.spending_cost)[0])
         counts = {_display_name(name): episode.summaries[name] for name in self._counts}
-        return Moment(episode.length, objective, episode.base_returns, counts, self._levels)
+        return EpisodeMoment(episode.length, objective, episode.base_returns, counts, self._levels)
 
 
 def _display_name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def save_alone(video: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
+def save_single_video(video: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
     """Write a video by itself, and the view of each agent in it; return the files."""
     pictures = None if video.setting is None else SocietyPictures([video.to_society(title, sentence)], video.setting)
     return video.recorder.save(folder, fps, pictures)
 
 
-MAX_PICTURES = 400
+MAX_SIDE_BY_SIDE_FRAMES = 400
 """Maximum number of pictures of a video of several societies, because drawing is slow; it suffices for 20 seconds."""
 
 
-def save_side_by_side(
+def save_side_by_side_video(
     societies: Sequence[SocietyEpisode], setting: PictureSettings, folder: Path, fps: int
 ) -> list[Path]:
     """Write the video of several societies side by side; return the files.
 
-    Long videos skip steps at equal intervals, so that there are at most `MAX_PICTURES` pictures.
+    Long videos skip steps at equal intervals, so that there are at most `MAX_SIDE_BY_SIDE_FRAMES` pictures.
 
     Args:
         societies: societies in episodes of one length.
@@ -326,7 +329,7 @@ def save_side_by_side(
     """
     folder.mkdir(parents=True, exist_ok=True)
     all_frames = SocietyPictures(societies, setting)
-    stride = -(-len(all_frames) // MAX_PICTURES)
+    stride = -(-len(all_frames) // MAX_SIDE_BY_SIDE_FRAMES)
     frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
     pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
     return save_video(pictures, folder, SIDE_BY_SIDE, fps)

@@ -14,7 +14,7 @@ Row = Mapping[str, float | None]
 Entry = Mapping[str, Any]
 """Results under a mechanism: `name`, `words`, `table`, `per_episode` and more."""
 
-AGGREGATION_TEXT: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
+AGGREGATION_SUFFIX: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
 """Aggregation of a metric over an episode -> its suffix in labels; sums have none."""
 WELFARE_LABELS = {
     "welfare/spending": "paid out by the mechanism",
@@ -23,12 +23,12 @@ WELFARE_LABELS = {
 """Measures of welfare that are shown in addition to the objective."""
 
 
-def reference(names: Sequence[str]) -> str:
+def choose_reference(names: Sequence[str]) -> str:
     """Return the name of the mechanism that the others are compared with: `none`, else the first."""
     return "none" if "none" in names else names[0]
 
 
-def differences(entries: Sequence[Entry], is_paired: bool, independent: bool) -> list[dict[str, Any]]:
+def compare_with_reference(entries: Sequence[Entry], is_paired: bool, independent: bool) -> list[dict[str, Any]]:
     """Return the difference of each mechanism to the reference, for each column.
 
     Args:
@@ -40,7 +40,7 @@ def differences(entries: Sequence[Entry], is_paired: bool, independent: bool) ->
         For each mechanism but the reference: its name, that of the reference, and `table` with a row
         (`describe_difference`) for each column that both have values of.
     """
-    [reference_entry] = [entry for entry in entries if entry["name"] == reference([e["name"] for e in entries])]
+    [reference_entry] = [entry for entry in entries if entry["name"] == choose_reference([e["name"] for e in entries])]
     results = []
     for entry in entries:
         if entry is reference_entry:
@@ -59,7 +59,7 @@ def differences(entries: Sequence[Entry], is_paired: bool, independent: bool) ->
     return results
 
 
-def labels(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
+def select_columns(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
     """Return the most important columns with their display names.
 
     These are the objective, the metrics of the environment, the payments of the mechanism, and the length if it varies.
@@ -68,7 +68,7 @@ def labels(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
     metrics = set().union(*tables)
     columns = {name: name for name in metrics if name.startswith("objective (")}
     columns |= {
-        name: name.replace("_", " ") + AGGREGATION_TEXT.get(aggregation, "")
+        name: name.replace("_", " ") + AGGREGATION_SUFFIX.get(aggregation, "")
         for name, aggregation in spec.metrics.items()
         if name in metrics
     }
@@ -86,7 +86,7 @@ def _are_equal(entries: Sequence[Entry], metric: str, other_metric: str) -> bool
     return all(len(x) == len(y) and np.allclose(x, y, rtol=1e-4) for x, y in columns)
 
 
-def sentences(entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+def comparison_sentences(entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]], column: str) -> list[str]:
     """Return a sentence about `column`, the objective, for each mechanism but the reference."""
     by_name = {comparison["name"]: comparison for comparison in entries}
     return [
@@ -98,16 +98,16 @@ def sentences(entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]]
 def _sentence(entry: Entry, reference_entry: Entry, row: Row, column: str) -> str:
     difference, error, low, high = (row[name] for name in ("mean", "standard_error", "low", "high"))
     x, y = entry["table"][column]["mean"], reference_entry["table"][column]["mean"]
-    place = decimals([x, y, difference])
+    digits = choose_decimals([x, y, difference])
     reference_text = "without" if reference_entry["name"] == "none" else f"with {_mechanism_text(reference_entry)}"
-    sentence = f"With {_mechanism_text(entry)} the objective is {x:,.{place}f}, {reference_text} {y:,.{place}f}: "
+    sentence = f"With {_mechanism_text(entry)} the objective is {x:,.{digits}f}, {reference_text} {y:,.{digits}f}: "
     assert difference is not None
     if error is None or low is None or high is None:
-        return sentence + f"a difference of {difference:,.{place}f}; its standard error is unknown."
-    interval = f"95 % {low:,.{place}f} … {high:,.{place}f}"
+        return sentence + f"a difference of {difference:,.{digits}f}; its standard error is unknown."
+    interval = f"95 % {low:,.{digits}f} … {high:,.{digits}f}"
     if low <= 0 <= high:
-        return sentence + f"no significant difference ({difference:,.{place}f} ± {error:,.{place}f}, {interval})."
-    return sentence + f"a difference of {difference:,.{place}f} ± {error:,.{place}f} ({interval})."
+        return sentence + f"no significant difference ({difference:,.{digits}f} ± {error:,.{digits}f}, {interval})."
+    return sentence + f"a difference of {difference:,.{digits}f} ± {error:,.{digits}f} ({interval})."
 
 
 def _mechanism_text(entry: Entry) -> str:
@@ -116,7 +116,7 @@ def _mechanism_text(entry: Entry) -> str:
     return str(entry["words"])
 
 
-def decimals(numbers: Sequence[float | None]) -> int:
+def choose_decimals(numbers: Sequence[float | None]) -> int:
     """Return the number of digits after the decimal point for the numbers of one row."""
     max_magnitude = max((abs(x) for x in numbers if x is not None), default=0.0)
     return 0 if max_magnitude >= 1000 else 1 if max_magnitude >= 10 else 2
@@ -147,7 +147,7 @@ def count_text(n: int, unit: str) -> str:
     return f"{n:,} {unit}{'' if n == 1 else 's'}"
 
 
-def cells(
+def build_table_rows(
     entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
 ) -> list[list[str]]:
     """Return the rows of the table: a label, the mean of each mechanism, and each difference with its interval."""
@@ -155,16 +155,16 @@ def cells(
     for name, label in columns.items():
         means = [entry["table"].get(name, {}).get("mean") for entry in entries]
         differences = [entry["table"].get(name) for entry in comparisons]
-        place = decimals([*means, *(row["mean"] for row in differences if row)])
-        means_text = ["-" if mean is None else f"{mean:,.{place}f}" for mean in means]
-        rows.append([label, *means_text, *(_difference(row, place) for row in differences)])
+        digits = choose_decimals([*means, *(row["mean"] for row in differences if row)])
+        means_text = ["-" if mean is None else f"{mean:,.{digits}f}" for mean in means]
+        rows.append([label, *means_text, *(_difference(row, digits) for row in differences)])
     return rows
 
 
-def _difference(row: Row | None, place: int) -> str:
+def _difference(row: Row | None, digits: int) -> str:
     if row is None:
         return "-"
     low, high = row["low"], row["high"]
-    interval = "" if low is None or high is None else f"  ({low:,.{place}f} … {high:,.{place}f})"
-    mean = round(row["mean"] or 0.0, place) + 0.0  # no negative zero
-    return f"{mean:+,.{place}f}{interval}"
+    interval = "" if low is None or high is None else f"  ({low:,.{digits}f} … {high:,.{digits}f})"
+    mean = round(row["mean"] or 0.0, digits) + 0.0  # no negative zero
+    return f"{mean:+,.{digits}f}{interval}"
