@@ -610,7 +610,7 @@ def _(folder: Path) -> tuple[bool, str]:
     fake_openai_server.WRONG_USAGE = ({"prompt_tokens": -1_000_000, "completion_tokens": -1_000_000},)
     with fake_openai_server.FakeOpenAIServer() as server:
         provider = openai_model(server.url, "fake-model", input_price=1.0, output_price=1.0)
-        client = ChatClient(provider, ledger=CallLog(folder / "calls.jsonl"))
+        client = ChatClient(provider, call_log=CallLog(folder / "calls.jsonl"))
         spent = []
         for i in range(4):
             server.faults += ["wrong_usage"] if i % 2 else []

@@ -98,9 +98,9 @@ def client(
 ) -> ChatClient:
     facts = {name: limits.pop(name) for name in ("max_tokens", "input_price", "output_price") if name in limits}
     provider = openai_model(url, "m", timeout=timeout, **facts)
-    ledger = None if folder is None else CallLog(folder / FILE_NAME)
+    call_log = None if folder is None else CallLog(folder / FILE_NAME)
     policies = ClientPolicies(Retry(retries, 0.002, 0.01), RateLimit(concurrency=8), Budget(**limits), "fall_back")
-    return ChatClient(provider, cache, ledger, policies)
+    return ChatClient(provider, cache, call_log, policies)
 
 
 def ask(i: int) -> ChatRequest:

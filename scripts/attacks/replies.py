@@ -252,7 +252,7 @@ def _(folder: Path) -> tuple[bool, str]:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom llmrl.llms.by_name import chat_model\n"
         "from llmrl.llms.structured_query import StructuredQuery\nfrom llmrl.llms.prompts import Prompt\n"
-        "client = chat_model('openai_compatible', base_url=sys.argv[1], model='fake', ledger=Path(sys.argv[2]))\n"
+        "client = chat_model('openai_compatible', base_url=sys.argv[1], model='fake', call_log=Path(sys.argv[2]))\n"
         "query = StructuredQuery(client, 't', lambda text: os.kill(os.getpid(), 9), lambda f: Prompt(f), None, 0)\n"
         "query.ask([Prompt('q')])\n"
     )

@@ -149,7 +149,7 @@ def test_plan_lists_model_costs():
 
 
 def make_players(reply, second_model, **options):
-    return chat_client(reply, others={"other": (second_model, RateLimit())}, **options)
+    return chat_client(reply, additional_models={"other": (second_model, RateLimit())}, **options)
 
 
 @pytest.mark.parametrize("parallel", [(True, True), (True, False), (False, False)])
@@ -160,7 +160,7 @@ def test_models_receive_their_requests(parallel):
     requests = [ask(str(i), model="other" if i % 3 else CHOSEN) for i in range(7)]
     assert [reply.text for reply in client.chat(requests)] == list("0123456")
     assert [sorted(model.asked) for model in models] == [list("036"), list("1245")]
-    assert client.parallel is all(parallel)
+    assert client.are_all_remote is all(parallel)
 
 
 @pytest.mark.parametrize("parallel", [(True, True), (False, False)])
@@ -181,7 +181,7 @@ def test_failing_model_keeps_remaining_replies():
 
 def test_equal_questions_to_two_models_are_two(tmp_path):
     """Treat two copies of one model as separate: each has its own sample."""
-    client = ChatClient(Echo(), Cache(tmp_path), others={"other": (Echo(), RateLimit())})
+    client = ChatClient(Echo(), Cache(tmp_path), additional_models={"other": (Echo(), RateLimit())})
     client.chat([ask("a"), ask("a", model="other"), ask("a")])
     repeats = sorted(json.loads(path.read_text())["repeat"] for path in tmp_path.rglob("*.json"))
     assert repeats == [0, 1]
@@ -190,7 +190,7 @@ def test_equal_questions_to_two_models_are_two(tmp_path):
 def test_folder_totals_separate_models(tmp_path):
     second_model = Echo()
     second_model.label = "another"
-    client = make_players(Echo(), second_model, ledger=CallLog(tmp_path / FILE_NAME))
+    client = make_players(Echo(), second_model, call_log=CallLog(tmp_path / FILE_NAME))
     client.chat([ask("0")])  # by itself: models are listed in the order of their first replies
     client.chat([ask("1", model="other"), ask("2", model="other")])
     _, rows = totals(tmp_path)
@@ -222,6 +222,6 @@ def test_player_options_change_hash():
 
 def test_costs_are_split_by_model():
     dear, cheap = Echo(input_price=10.0, output_price=10.0, max_tokens=100), Echo(input_price=1.0, output_price=1.0)
-    client = ChatClient(dear, others={"cheap": (cheap, RateLimit())})
+    client = ChatClient(dear, additional_models={"cheap": (cheap, RateLimit())})
     estimate = CallEstimate(10, 10, 1000, 1000, shares={CHOSEN: 0.25, "cheap": 0.75})
     assert costs(estimate, client) == (pytest.approx(0.25 * 0.02 + 0.75 * 0.002), None)

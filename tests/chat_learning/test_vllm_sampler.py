@@ -120,7 +120,7 @@ def test_request_repeats_after_outage(server, connect):
 def test_stop_does_not_wait_for_server(server, connect):
     chat = connect()
     chat.complete([request(QUESTIONS[0])])
-    chat.stopping = lambda: True
+    chat.should_stop = lambda: True
     server.responsive.clear()
     try:
         with pytest.raises(Interrupted):

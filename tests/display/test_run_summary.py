@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from llmrl.display.results import describe_loggers, evaluate_command, print_recommendations, print_summary
-from llmrl.llms.budget import LATENCY
+from llmrl.llms.budget import LATENCY_METRIC
 
 
 def measurement(objective, fee):
@@ -62,7 +62,9 @@ def test_contexts_lacking_proposal_are_marked(capsys):
 
 def test_waiting_time_is_last_total(capsys, tmp_path):
     seconds = [1.5, 4.0]
-    lines = [json.dumps({"kind": "proposal", "x": "steps", "steps": i, LATENCY: s}) for i, s in enumerate(seconds)]
+    lines = [
+        json.dumps({"kind": "proposal", "x": "steps", "steps": i, LATENCY_METRIC: s}) for i, s in enumerate(seconds)
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert closing_table(capsys, tmp_path, True, llm="a model")["llm waiting time"].startswith("4 s")
 

@@ -61,18 +61,18 @@ class Deaf(Echo):
 
 @pytest.fixture
 def fast_polling(monkeypatch):
-    monkeypatch.setattr("llmrl.llms.cancellable_calls.LAST_REPLIES_S", 1.0, raising=False)
+    monkeypatch.setattr("llmrl.llms.cancellable_calls.MAX_STOP_WAIT_SECONDS", 1.0, raising=False)
 
 
-def make_client(model, tmp_path, stopping=lambda: False, **budget):
-    ledger = CallLog(tmp_path / "llm_calls.jsonl")
-    return chat_client(model, Cache(tmp_path / "cache"), ledger, budget=Budget(**budget), stopping=stopping)
+def make_client(model, tmp_path, should_stop=lambda: False, **budget):
+    call_log = CallLog(tmp_path / "llm_calls.jsonl")
+    return chat_client(model, Cache(tmp_path / "cache"), call_log, budget=Budget(**budget), should_stop=should_stop)
 
 
 @pytest.mark.parametrize("n", [1, 5])
 def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
     model = Deaf(replies=["question 1", "question 3"], max_tokens=50)
-    client = make_client(model, tmp_path, stopping=lambda: len(model.asked) == n, calls=20)
+    client = make_client(model, tmp_path, should_stop=lambda: len(model.asked) == n, calls=20)
     start = time.monotonic()
     with pytest.raises(Interrupted):
         client.chat(requests(n))
@@ -91,7 +91,7 @@ def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
 def test_pending_spending_reduces_budget(tmp_path, fast_polling):
     model = Deaf()
     with pytest.raises(Interrupted):
-        make_client(model, tmp_path, stopping=lambda: bool(model.asked), calls=1).chat(requests(1))
+        make_client(model, tmp_path, should_stop=lambda: bool(model.asked), calls=1).chat(requests(1))
     second_client = make_client(Deaf(replies=["question 0"]), tmp_path, calls=1)
     with pytest.raises(BudgetExhausted):
         second_client.chat(requests(1))
@@ -101,14 +101,14 @@ def test_pending_spending_reduces_budget(tmp_path, fast_polling):
 def test_imminent_reply_is_awaited(tmp_path):
     model = Deaf()
     threading.Timer(0.4, model.go.set).start()
-    client = make_client(model, tmp_path, stopping=lambda: bool(model.asked))
+    client = make_client(model, tmp_path, should_stop=lambda: bool(model.asked))
     assert [reply.text for reply in client.chat(requests(2)[:1])] == ["re question 0"]
 
 
 def test_late_reply_is_reused(tmp_path, fast_polling):
     model = Deaf()
     with pytest.raises(Interrupted):
-        make_client(model, tmp_path, stopping=lambda: bool(model.asked)).chat(requests(1))
+        make_client(model, tmp_path, should_stop=lambda: bool(model.asked)).chat(requests(1))
     lines = (tmp_path / "llm_calls.jsonl").read_text()
     model.go.set()
     deadline = time.monotonic() + 20
@@ -123,7 +123,7 @@ def test_late_reply_is_reused(tmp_path, fast_polling):
 def test_no_request_follows_stop(tmp_path, fast_polling):
     model = Deaf()
     client = make_client(
-        model, tmp_path, stopping=lambda: len(model.asked) >= client.endpoints[CHOSEN].limits.concurrency
+        model, tmp_path, should_stop=lambda: len(model.asked) >= client.endpoints[CHOSEN].limits.concurrency
     )
     with pytest.raises(Interrupted):
         client.chat(requests(30))

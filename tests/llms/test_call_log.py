@@ -25,7 +25,7 @@ def refuse(reply):
 
 
 def client(path, model=None, **policies):
-    return chat_client(model or Echo(), ledger=CallLog(path), **policies)
+    return chat_client(model or Echo(), call_log=CallLog(path), **policies)
 
 
 def test_call_is_logged_completely(tmp_path):
@@ -142,7 +142,7 @@ from pathlib import Path
 from llmrl.llms.client import ChatClient
 from llmrl.llms.call_log import CallLog
 from models import Echo, ask
-model = ChatClient(Echo(), ledger=CallLog(Path({str(path)!r})))
+model = ChatClient(Echo(), call_log=CallLog(Path({str(path)!r})))
 n = 0
 while True:
     model.chat([ask(f"{{n}} " + "y" * 200_000)])
@@ -203,7 +203,7 @@ def test_totals_across_run_folders(tmp_path):
 
 
 def test_lines_are_readable_json(tmp_path):
-    model = ChatClient(scripted().provider, ledger=CallLog(tmp_path / FILE_NAME))
+    model = ChatClient(scripted().provider, call_log=CallLog(tmp_path / FILE_NAME))
     model.chat([ask("This is a connection test. \u00fc", purpose="check")])
     line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
     assert "\u00fc" in line and json.loads(line)["model"] == "scripted rule (not a language model)"

@@ -267,9 +267,9 @@ def test_context_window():
 class TestStopping:
     """A signal while a server is down: nothing is waited for, nothing more is sent."""
 
-    def client(self, stopping, **policies):
+    def client(self, should_stop, **policies):
         model = Echo(fail={"a": TransientError("down")})
-        return chat_client(model, retry=Retry(5, initial_delay=60.0), stopping=stopping, **policies)
+        return chat_client(model, retry=Retry(5, initial_delay=60.0), should_stop=should_stop, **policies)
 
     @pytest.mark.parametrize("questions", [("a",), ("a", "a", "a")])
     def test_waits_end(self, questions):

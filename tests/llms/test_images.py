@@ -120,7 +120,7 @@ def test_server_receives_images(tmp_path):
 
     with FakeOpenAIServer(reply=look) as server:
         provider = openai_model(server.url, "fake-model", None)
-        client = chat_client(provider, ledger=CallLog(tmp_path / "llm_calls.jsonl"), budget=Budget())
+        client = chat_client(provider, call_log=CallLog(tmp_path / "llm_calls.jsonl"), budget=Budget())
         request = ChatRequest(({"role": "user", "content": "What is it?", "images": [encode_frame(frame, 20)]},))
         [reply] = client.chat([request])
         client.close()

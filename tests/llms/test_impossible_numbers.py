@@ -65,7 +65,7 @@ def ask(text: str = "a") -> ChatRequest:
 @pytest.mark.parametrize("odd", IMPOSSIBLE)
 def test_impossible_usage_is_unknown(tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     client = ChatClient(
-        Sure(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), ledger=CallLog(tmp_path / "calls.jsonl")
+        Sure(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), call_log=CallLog(tmp_path / "calls.jsonl")
     )
     client.chat([ask()])
     initial = client.budget.spent
@@ -152,7 +152,7 @@ def test_unstorable_reply_enters_ledger(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), CallLog(tmp_path / "calls.jsonl"))
     with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
-        client.terms.cache.mode = "readwrite"  # type: ignore[union-attr]
+        client.services.cache.mode = "readwrite"  # type: ignore[union-attr]
         client.endpoints[CHOSEN]._store(client_call(), GOOD, Reservation(0, None))
     assert "yes" in (tmp_path / "calls.jsonl").read_text()
 

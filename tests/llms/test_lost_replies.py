@@ -43,7 +43,7 @@ def chat_until_exhausted(client, n=200):
 def test_missing_reply_counts(fault, tmp_path):
     with FakeOpenAIServer(fault_rate=1.0, fault_kinds=(fault,)) as server:
         client = connected(
-            server, retries=5, budget=Budget(calls=4), failures="fall_back", ledger=CallLog(tmp_path / FILE_NAME)
+            server, retries=5, budget=Budget(calls=4), failures="fall_back", call_log=CallLog(tmp_path / FILE_NAME)
         )
         message = chat_until_exhausted(client)
         client.close()
@@ -152,7 +152,7 @@ def test_attempt_log_precedes_request(tmp_path):
             return super().complete(requests)
 
     model = Looks(max_tokens=10)
-    client = ChatClient(model, ledger=CallLog(path))
+    client = ChatClient(model, call_log=CallLog(path))
     client.chat([ask("a", purpose="test")])
     [record] = model.seen
     assert (
@@ -169,7 +169,7 @@ def test_attempt_log_precedes_request(tmp_path):
 
 def test_unwritable_log_prevents_request(tmp_path):
     model = Echo()
-    client = ChatClient(model, ledger=CallLog(tmp_path / FILE_NAME))
+    client = ChatClient(model, call_log=CallLog(tmp_path / FILE_NAME))
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(Exception, match="call log"):
@@ -187,9 +187,9 @@ from llmrl.llms.budget import Budget
 from llmrl.llms.call_log import CallLog
 from llmrl.llms.by_name import build_model
 from models import ask, chat_client
-ledger = CallLog(Path({str(path)!r}))
+call_log = CallLog(Path({str(path)!r}))
 provider = build_model("openai_compatible", base_url=sys.argv[1], model="m")
-client = chat_client(provider, ledger=ledger, budget=Budget(calls=10))
+client = chat_client(provider, call_log=call_log, budget=Budget(calls=10))
 client.chat([ask(f"{{i}}") for i in range(3)])
 """
     with FakeOpenAIServer() as server:
@@ -204,7 +204,7 @@ client.chat([ask(f"{{i}}") for i in range(3)])
             unsettled = [call for call in read_calls(path) if call.get("unsettled")]
             assert len(unsettled) == 3 * kills and all(call["lost"] is None for call in unsettled)
         server.stopping.set()
-        client = connected(server, budget=Budget(calls=10), ledger=CallLog(path))
+        client = connected(server, budget=Budget(calls=10), call_log=CallLog(path))
         assert client.metrics()["usage/llm_unsettled_calls"] == 6
         chat_until_exhausted(client)
         client.close()
@@ -214,7 +214,7 @@ client.chat([ask(f"{{i}}") for i in range(3)])
 
 def test_truncated_reply_line_is_ignored(tmp_path):
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(max_tokens=10), ledger=CallLog(path)).chat([ask("a")])
+    ChatClient(Echo(max_tokens=10), call_log=CallLog(path)).chat([ask("a")])
     path.write_bytes(path.read_bytes()[:-30])
     assert CallLog(path).spent_before.unsettled == 1 and CallLog(path).spent_before.calls == 0
     [call] = read_calls(path)
@@ -231,7 +231,7 @@ def test_hanging_thread_keeps_reservation(tmp_path):
             go_on.wait(30)
             return super().complete(requests)
 
-    client = chat_client(Stuck(max_tokens=10), ledger=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
+    client = chat_client(Stuck(max_tokens=10), call_log=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
     thread = threading.Thread(target=client.chat, args=([ask("a")],))
     thread.start()
     assert started.wait(30)
@@ -259,7 +259,7 @@ def test_ctrl_c_counts_pending_reply():
 def test_local_model_has_no_missing_replies(tmp_path):
     client = chat_client(
         Echo(remote=False, fail={"a": LLMError("no")}),
-        ledger=CallLog(tmp_path / FILE_NAME),
+        call_log=CallLog(tmp_path / FILE_NAME),
         budget=Budget(calls=1),
         failures="fall_back",
     )
@@ -301,8 +301,8 @@ def test_budget_bounds_possible_charges(ends, calls):
         flying += end == "fly"
         n_charged[end] += end in ("settle", "abandon", "late")
         assert n_charged.total() + flying <= calls
-    assert budget.account().calls == n_charged["settle"]
-    assert budget.account().unsettled == n_charged["abandon"] + n_charged["late"] + flying
+    assert budget.worst_case_usage().calls == n_charged["settle"]
+    assert budget.worst_case_usage().unsettled == n_charged["abandon"] + n_charged["late"] + flying
     for held in list(budget._reserved.values()):
         budget.abandon(held)
-    assert budget.spent == budget.account()
+    assert budget.spent == budget.worst_case_usage()

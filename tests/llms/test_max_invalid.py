@@ -44,7 +44,7 @@ def reply_batch(reply):
 
 
 def asker(limit=None, repair_turns=0, path=None):
-    client = chat_client(Echo(), ledger=None if path is None else CallLog(path), max_invalid=limit)
+    client = chat_client(Echo(), call_log=None if path is None else CallLog(path), max_invalid=limit)
     return StructuredQuery(
         client, "test", reply_batch, lambda fault: Prompt("1" if fault else ""), None, repair_turns
     ), client

@@ -43,7 +43,7 @@ def test_odd_cached_reply_is_cleaned(tmp_path):
         connected(server, cache=Cache(tmp_path)).chat([ask("q")])
         [path] = tmp_path.rglob("*.json")
         path.write_text(path.read_text().replace("kept", "\\ud800"))
-        client = connected(server, cache=Cache(tmp_path), ledger=CallLog(tmp_path / FILE_NAME))
+        client = connected(server, cache=Cache(tmp_path), call_log=CallLog(tmp_path / FILE_NAME))
         assert client.chat([ask("q")])[0].text == "\ufffd"
 
 
@@ -51,6 +51,6 @@ def test_log_with_unreadable_lines(tmp_path):
     from llmrl.llms.client import ChatClient
 
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(), ledger=CallLog(path)).chat([ask("q")])
+    ChatClient(Echo(), call_log=CallLog(path)).chat([ask("q")])
     path.write_text(f'{{"hash": {LONG}}}\n{"[" * 100_000}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["q"]

@@ -22,7 +22,7 @@ RUN = (
 
 
 def record_calls(folder, *texts, stream=0):
-    ChatClient(Echo(), ledger=CallLog(folder / FILE_NAME), stream=stream).chat([ask(text) for text in texts])
+    ChatClient(Echo(), call_log=CallLog(folder / FILE_NAME), stream=stream).chat([ask(text) for text in texts])
 
 
 def replay(path, seed=0):

@@ -80,7 +80,7 @@ def test_thoughts_are_stored_with_reply(tmp_path):
     usage = {"completion_tokens_details": {"reasoning_tokens": 5}}
     with FakeOpenAIServer(lambda messages: THOUGHT, usage=usage) as server:
         for _ in range(2):
-            client = connected(server, cache=Cache(tmp_path / "cache"), ledger=CallLog(tmp_path / "calls.jsonl"))
+            client = connected(server, cache=Cache(tmp_path / "cache"), call_log=CallLog(tmp_path / "calls.jsonl"))
             [reply] = client.chat([ask()])
             assert (reply.text, reply.thoughts, reply.reasoning_tokens) == ("yes", "hm, perhaps", 5)
             assert client.metrics()["llm/reasoning_tokens"] == 5

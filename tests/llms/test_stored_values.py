@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from full_disk import no_file_larger_than
 from llmrl.core.errors import RunFolderError
-from llmrl.llms.call_log import FILE_NAME, CallLog, ValueReader, ValueWriter, read_calls
+from llmrl.llms.call_log import FILE_NAME, CallLog, StoredValueReader, StoredValueWriter, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.transcript import Transcript
 from models import Echo, ask
@@ -24,7 +24,7 @@ def conversation(turns):
 
 
 def play(path, turns):
-    model = ChatClient(Echo(), ledger=CallLog(path))
+    model = ChatClient(Echo(), call_log=CallLog(path))
     for turn in range(1, turns + 1):
         request = ask("x")
         model.chat([type(request)(tuple(conversation(turn)), schema={"enum": [f"take_{k}" for k in range(100)]})])
@@ -57,7 +57,7 @@ def test_transcript_resolves_messages(tmp_path):
 
 def test_full_disk_leaves_no_dangling_reference(tmp_path):
     path = tmp_path / FILE_NAME
-    model = ChatClient(Echo(), ledger=CallLog(path))
+    model = ChatClient(Echo(), call_log=CallLog(path))
     model.chat([ask("short")])
     with no_file_larger_than(path.stat().st_size + 1000), pytest.raises(RunFolderError):
         model.chat([ask(RULES)])
@@ -72,7 +72,7 @@ def test_full_disk_leaves_no_dangling_reference(tmp_path):
 )
 def test_stored_values_round_trip(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("log") / FILE_NAME
-    writer, reader = ValueWriter(), ValueReader(path)
+    writer, reader = StoredValueWriter(), StoredValueReader(path)
     lines = []
     references = [writer.reference(value, lines) for value in values]
     position, text = 0, b""

@@ -347,7 +347,7 @@ def test_lesson_may_contain_lone_surrogate(tmp_path):
 
 def test_logs_with_unparseable_lines(tmp_path):
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(), ledger=CallLog(path)).chat([rule_request()])
+    ChatClient(Echo(), call_log=CallLog(path)).chat([rule_request()])
     path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"judged": "x"}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["hi"]
     assert CallLog(path).spent_before.calls == 1

@@ -22,38 +22,38 @@ def reply(prompt=30, completion=12, cost=0.25, latency=1.5, attempts=2):
 
 
 def test_reply_adds_usage():
-    after = INITIAL.plus(reply(), RESERVED)
+    after = INITIAL.with_reply(reply(), RESERVED)
     assert after == Usage(11, 22, 3, 442, 5.25, 6, 7, 9.5, 9, 1000, 11.0)
 
 
 def test_replay_is_free():
-    assert INITIAL.plus(reply(attempts=0), RESERVED) == INITIAL
+    assert INITIAL.with_reply(reply(attempts=0), RESERVED) == INITIAL
 
 
 @pytest.mark.parametrize(("prompt", "completion", "total_tokens"), [(None, 12, 12), (30, None, 30), (None, None, 0)])
 def test_unknown_tokens_use_reservation(prompt, completion, total_tokens):
-    after = INITIAL.plus(reply(prompt, completion), RESERVED)
+    after = INITIAL.with_reply(reply(prompt, completion), RESERVED)
     assert (after.tokens, after.unknown_tokens, after.unsettled_tokens) == (400 + total_tokens, 7, 1070)
     assert (after.cost, after.unknown_costs, after.unsettled_cost) == (5.25, 7, 11.0)
 
 
 def test_unknown_cost_uses_reservation():
-    after = INITIAL.plus(reply(cost=None), RESERVED)
+    after = INITIAL.with_reply(reply(cost=None), RESERVED)
     assert (after.cost, after.unknown_costs, after.unsettled_cost) == (5.0, 8, 11.5)
     assert (after.tokens, after.unknown_tokens, after.unsettled_tokens) == (442, 6, 1000)
-    assert INITIAL.plus(reply(cost=None), Reservation(70, None)).unsettled_cost == 11.0
-    assert INITIAL.plus(reply(cost=0.0), RESERVED).unknown_costs == 7
+    assert INITIAL.with_reply(reply(cost=None), Reservation(70, None)).unsettled_cost == 11.0
+    assert INITIAL.with_reply(reply(cost=0.0), RESERVED).unknown_costs == 7
 
 
 def test_failures_add_reservation():
-    after = INITIAL.plus_lost([RESERVED, Reservation(5, None)])
+    after = INITIAL.with_lost_attempts([RESERVED, Reservation(5, None)])
     assert after == replace(INITIAL, unsettled=11, unsettled_tokens=1075, unsettled_cost=11.5)
-    assert INITIAL.plus_lost(iter([])) == INITIAL
+    assert INITIAL.with_lost_attempts(iter([])) == INITIAL
 
 
 def test_metric_names():
     complete = replace(INITIAL, unknown_tokens=0, unknown_costs=0)
-    assert complete.metrics(priced=True) == {
+    assert complete.metrics(are_prices_known=True) == {
         "time/llm_latency": 8.0,
         "usage/llm_calls": 10.0,
         "usage/llm_attempts": 20.0,
@@ -64,17 +64,20 @@ def test_metric_names():
         "usage/llm_tokens": 400.0,
         "usage/llm_cost": 5.0,
     }
-    assert all(type(value) is float for value in complete.metrics(priced=True).values())
+    assert all(type(value) is float for value in complete.metrics(are_prices_known=True).values())
 
 
 def test_unknown_usage_is_not_logged():
-    full = set(replace(INITIAL, unknown_tokens=0, unknown_costs=0).metrics(priced=True))
-    assert full - set(replace(INITIAL, unknown_costs=0).metrics(priced=True)) == {"usage/llm_tokens"}
-    assert full - set(replace(INITIAL, unknown_tokens=0).metrics(priced=True)) == {"usage/llm_cost"}
+    full = set(replace(INITIAL, unknown_tokens=0, unknown_costs=0).metrics(are_prices_known=True))
+    assert full - set(replace(INITIAL, unknown_costs=0).metrics(are_prices_known=True)) == {"usage/llm_tokens"}
+    assert full - set(replace(INITIAL, unknown_tokens=0).metrics(are_prices_known=True)) == {"usage/llm_cost"}
     complete = replace(INITIAL, unknown_tokens=0, unknown_costs=0)
-    assert full - set(complete.metrics(priced=False)) == {"usage/llm_unsettled_cost"}
+    assert full - set(complete.metrics(are_prices_known=False)) == {"usage/llm_unsettled_cost"}
     no_losses = replace(complete, unsettled_tokens=0)
-    assert full - set(no_losses.metrics(priced=True)) == {"usage/llm_unsettled_tokens", "usage/llm_unsettled_cost"}
+    assert full - set(no_losses.metrics(are_prices_known=True)) == {
+        "usage/llm_unsettled_tokens",
+        "usage/llm_unsettled_cost",
+    }
 
 
 MODEL = Echo(max_tokens=100)  # the prompt "a" has 5 tokens: 105 are reserved; US dollars 1 and 2 per million tokens
@@ -89,18 +92,18 @@ def test_attempt_spans_send_to_reply():
     first, second = open_attempt(budget), open_attempt(budget)
     assert first.id != second.id and len(first.id) == 16
     assert (first.tokens, first.cost) == (105, MODEL.cost(5, 100))
-    assert budget.account() == Usage(), "nothing is sent"
+    assert budget.worst_case_usage() == Usage(), "nothing is sent"
     budget.mark_sent(first)
-    assert budget.account() == Usage(unsettled=1, unsettled_tokens=105, unsettled_cost=first.cost)
+    assert budget.worst_case_usage() == Usage(unsettled=1, unsettled_tokens=105, unsettled_cost=first.cost)
     assert budget.spent == Usage()
     assert budget.settle(first, reply()) is True
-    assert budget.account() == budget.spent == Usage().plus(reply(), first)
+    assert budget.worst_case_usage() == budget.spent == Usage().with_reply(reply(), first)
     assert budget.settle(first, reply()) is False, "a reply counts once"
     assert budget.spent.calls == 1
     budget.mark_sent(first)
-    assert budget.account() == budget.spent, "what is settled is not sent again"
+    assert budget.worst_case_usage() == budget.spent, "what is settled is not sent again"
     assert budget.settle(second, reply(prompt=None)) is True
-    assert budget.spent == Usage().plus(reply(), first).plus(reply(prompt=None), second)
+    assert budget.spent == Usage().with_reply(reply(), first).with_reply(reply(prompt=None), second)
 
 
 def test_rejected_attempt_leaves_no_trace():
@@ -110,7 +113,7 @@ def test_rejected_attempt_leaves_no_trace():
         open_attempt(budget)
     budget.mark_sent(first)
     budget.release(first)
-    assert budget.account() == Usage()
+    assert budget.worst_case_usage() == Usage()
     assert budget.settle(first, reply()) is False and budget.spent == Usage()
     open_attempt(budget)
 
@@ -121,21 +124,21 @@ def test_abandonment_counts_after_send():
     budget.mark_sent(attempt)
     budget.mark_sent(second_attempt)
     budget.abandon(attempt)
-    total = Usage().plus_lost([attempt])
+    total = Usage().with_lost_attempts([attempt])
     assert budget.spent == total
     budget.abandon(attempt)
     assert budget.spent == total, "it is lost once"
     assert budget.settle(attempt, reply()) is False
     budget.abandon(second_attempt)
     budget.abandon(unsent)
-    assert budget.spent == total.plus_lost([second_attempt]) == budget.account()
+    assert budget.spent == total.with_lost_attempts([second_attempt]) == budget.worst_case_usage()
     assert budget.settle(unsent, reply()) is False, "it was released"
 
 
 def test_calls_with_no_reply():
     budget = Budget()
-    budget.count_failed(2)
-    budget.count_failed(3)
+    budget.record_failed_calls(2)
+    budget.record_failed_calls(3)
     assert budget.spent == Usage(failed=5)
 
 

@@ -140,7 +140,7 @@ def test_images_arrive_intact(option, monkeypatch):
     file = encode_frame(FRAME, 96).partition(",")[2]
     body = request_body(option, "seeing player", monkeypatch)
     assert sum(text.endswith(file) for text in _texts(body)) == 2
-    assert chat_model(option).sees()
+    assert chat_model(option).accepts_images()
 
 
 def test_invalid_fields_are_detected():

@@ -49,7 +49,7 @@ def test_principals(name, spec):
 
 @pytest.mark.parametrize("name", sorted(set(LLMS) - {"none"}))
 def test_llms(name, tmp_path):
-    ChatClient(Echo(), ledger=CallLog(tmp_path / FILE_NAME)).chat([ask()])
+    ChatClient(Echo(), call_log=CallLog(tmp_path / FILE_NAME)).chat([ask()])
     arguments = {"calls": str(tmp_path)} if name == "replay" else {}
     node = {key: value for key, value in {**LLMS[name], **arguments}.items() if key not in POLICIES}
     model = builder(CLEANUP).build(node, "llm")

@@ -113,14 +113,14 @@ def test_inode_exhaustion_message(
 
 def test_full_disk_errors_in_logs(tmp_path: Path) -> None:
     lines = LineFile(tmp_path / "lines.jsonl")
-    ledger = CallLog(tmp_path / "calls.jsonl")
+    call_log = CallLog(tmp_path / "calls.jsonl")
     from llmrl.llms.budget import Budget
 
     with no_file_larger_than(ROOM):
         with pytest.raises(RunFolderError, match=r"lines\.jsonl"):
             lines.write([LONG])
         with pytest.raises(RunFolderError, match=r"calls\.jsonl: File too large.*MB are free"):
-            ledger.record(Call(ChatRequest(()), "k", "m"), {}, ChatReply(LONG), Budget())
+            call_log.record_call(Call(ChatRequest(()), "k", "m"), {}, ChatReply(LONG), Budget())
         lines.close()
 
 

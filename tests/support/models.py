@@ -17,10 +17,10 @@ def scripted(seed=0, **shares):
     return ChatClient(build_model("scripted", seeds=Seeds(seed), **shares))
 
 
-def chat_client(provider, cache=None, ledger=None, **options):
+def chat_client(provider, cache=None, call_log=None, **options):
     """Return a client of a provider; `options` are policies, and other arguments of the client."""
     policies = {field.name: options.pop(field.name) for field in fields(ClientPolicies) if field.name in options}
-    return ChatClient(provider, cache, ledger, ClientPolicies(**policies), **options)
+    return ChatClient(provider, cache, call_log, ClientPolicies(**policies), **options)
 
 
 def openai_model(base_url, model="fake-model", api_key_env=None, **options):

@@ -57,15 +57,15 @@ class RandomLegalChat:
         """Return True."""
         return True
 
-    def sees(self, model: str = CHOSEN) -> bool:
+    def accepts_images(self, model: str = CHOSEN) -> bool:
         """Return True: images are accepted and ignored."""
         return True
 
-    def feeds_thoughts(self, model: str = CHOSEN) -> bool:
+    def includes_reasoning(self, model: str = CHOSEN) -> bool:
         """Return False."""
         return False
 
-    def label_of(self, model: str = CHOSEN) -> str:
+    def model_label(self, model: str = CHOSEN) -> str:
         """Return the label."""
         return self.label
 

@@ -100,7 +100,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     class Probe(Number):
         word: Literal["blue", "green"]  # only in the schema, so a model that ignores the schema leaves it out
 
-    client.forget()  # a cached answer would not test the model
+    client.disable_cache()  # a cached answer would not test the model
     prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
     message = {"role": "user", "content": prompt.text}
     request = ChatRequest((message,), json_schema(Probe), PROBE_PURPOSE, prompt.name, prompt.hash)

@@ -41,15 +41,15 @@ class ChatModel(Protocol):
         """Return whether `messages` and a reply fit into the model's context window; true if unknown."""
         ...
 
-    def sees(self, model: str = CHOSEN) -> bool:
+    def accepts_images(self, model: str = CHOSEN) -> bool:
         """Return whether the model accepts images; true if only its server knows."""
         ...
 
-    def feeds_thoughts(self, model: str = CHOSEN) -> bool:
+    def includes_reasoning(self, model: str = CHOSEN) -> bool:
         """Return whether an earlier reply in a prompt must be preceded by its reasoning (`ChatReply.thoughts`)."""
         ...
 
-    def label_of(self, model: str = CHOSEN) -> str:
+    def model_label(self, model: str = CHOSEN) -> str:
         """Return the `label` of one of several models."""
         ...
 

@@ -27,7 +27,7 @@ SHELL = "shell"
 PACKAGES = (
     *("llmrl.agents", "llmrl.chat_learning", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
     *("llmrl.networks", "llmrl.principals", "llmrl.teachers"),
-    # Not the ledger, the cache and similar modules, which write to paths that a config sets.
+    # Not the call log, the cache and similar modules, which write to paths that a config sets.
     *("llmrl.llms.budget", "llmrl.llms.rate_limit", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
     *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted", "llmrl.llms.validity"),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.core.errors import RunFolderError
 from llmrl.core.trust import SHELL
 from llmrl.display.console import print_line, print_report_table, print_rows, print_table, relative_to_cwd
-from llmrl.llms.budget import LATENCY
+from llmrl.llms.budget import LATENCY_METRIC
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
@@ -101,7 +101,7 @@ def _read_reply_seconds(folder: Path) -> float | None:
     """Return the seconds that the paid replies of a run took in all; None without a language model."""
     path = folder / METRICS_NAME
     rows = read_metrics(path) if path.exists() else []
-    return next((row[LATENCY] for row in reversed(rows) if LATENCY in row), None)
+    return next((row[LATENCY_METRIC] for row in reversed(rows) if LATENCY_METRIC in row), None)
 
 
 def evaluate_command(config: Mapping[str, Any], folder: Path) -> str:

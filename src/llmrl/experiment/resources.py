@@ -114,16 +114,16 @@ class RunResources:
             self.model.check()
         return self.model
 
-    def join_run(self, folder: Path, stopping: Callable[[], bool]) -> Model:
+    def join_run(self, folder: Path, should_stop: Callable[[], bool]) -> Model:
         """Return the checked model, with its calls logged into the run folder.
 
-        `stopping` returns whether the run should stop.
+        `should_stop` returns whether the run should stop.
 
         Raises:
             ConfigError, LLMError: as `model` and `checked_model`.
         """
         if isinstance(self.model, ChatClient):
-            self.model.join_run(folder, stopping)
+            self.model.join_run(folder, should_stop)
         return self.checked_model
 
     @cached_property

@@ -13,10 +13,10 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
 
-CHECK_INTERVAL_S = 0.1
-"""Seconds between two checks of a thread that waits for others' calls, which may end the wait."""
+CHECK_INTERVAL_SECONDS = 0.1
+"""Seconds between two checks, by a thread that waits for budget, whether the run is to stop."""
 
-LATENCY = "time/llm_latency"
+LATENCY_METRIC = "time/llm_latency"
 """Metric: total seconds of all paid replies."""
 
 
@@ -63,8 +63,8 @@ class Usage:
     unsettled_tokens: int = 0
     unsettled_cost: float = 0.0
 
-    def plus(self, reply: ChatReply, reservation: Reservation) -> Usage:
-        """Return the usage with one more reply, whose reservation is given; a replayed reply costs nothing."""
+    def with_reply(self, reply: ChatReply, reservation: Reservation) -> Usage:
+        """Return the usage with one more reply and its reservation; a replayed reply (0 attempts) changes nothing."""
         if reply.attempts == 0:
             return self
         has_token_counts = None not in (reply.prompt_tokens, reply.completion_tokens)
@@ -81,7 +81,7 @@ class Usage:
             unsettled_cost=self.unsettled_cost + (0.0 if reply.cost is not None else reservation.cost or 0.0),
         )
 
-    def plus_lost(self, attempts: Iterable[Reservation]) -> Usage:
+    def with_lost_attempts(self, attempts: Iterable[Reservation]) -> Usage:
         """Return the usage with more `attempts` whose outcome is unknown."""
         reservations = list(attempts)
         return replace(
@@ -91,7 +91,7 @@ class Usage:
             unsettled_cost=self.unsettled_cost + sum(reservation.cost or 0.0 for reservation in reservations),
         )
 
-    def metrics(self, priced: bool) -> dict[str, float]:
+    def metrics(self, are_prices_known: bool) -> dict[str, float]:
         """Return totals since the start of the run, without unknown ones.
 
         Paid: usage/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the
@@ -99,10 +99,10 @@ class Usage:
         and, if there are unsettled tokens, the upper bounds llm_unsettled_tokens and llm_unsettled_cost.
 
         Args:
-            priced: whether the model's prices are known.
+            are_prices_known: whether the model's prices are known.
         """
         metrics = {
-            LATENCY: self.seconds,
+            LATENCY_METRIC: self.seconds,
             "usage/llm_calls": float(self.calls),
             "usage/llm_attempts": float(self.attempts),
             "usage/llm_failed_calls": float(self.failed),
@@ -110,7 +110,7 @@ class Usage:
         }
         if self.unsettled_tokens:
             metrics["usage/llm_unsettled_tokens"] = float(self.unsettled_tokens)
-            if priced:
+            if are_prices_known:
                 metrics["usage/llm_unsettled_cost"] = self.unsettled_cost
         if not self.unknown_tokens:
             metrics["usage/llm_tokens"] = float(self.tokens)
@@ -183,25 +183,25 @@ class Budget:
         reservation = Reservation(prompt + reply, provider.cost(prompt, reply))
         while True:
             with self._condition:
-                violation = self._violation([*self._reserved.values(), reservation])
+                violation = self._describe_violation([*self._reserved.values(), reservation])
                 if violation is None:
                     self._reserved[reservation.id] = reservation
                     return reservation
                 if wait is None or not self._reserved:
                     raise BudgetExhausted(*violation)
-                self._condition.wait(CHECK_INTERVAL_S)
+                self._condition.wait(CHECK_INTERVAL_SECONDS)
             wait(0.0)
 
     def mark_sent(self, reservation: Reservation) -> None:
-        """Mark an attempt as about to be sent: it counts even if this process ends now."""
+        """Mark an attempt as about to be sent. From then on it counts even if this process ends."""
         with self._condition:
             if reservation.id in self._reserved:
                 self._sent.add(reservation.id)
 
-    def account(self) -> Usage:
-        """Return the usage if this process ended now, with attempts in flight counted as lost."""
+    def worst_case_usage(self) -> Usage:
+        """Return the usage in which all attempts in flight count as lost, as if this process ended now."""
         with self._condition:
-            return self.spent.plus_lost(
+            return self.spent.with_lost_attempts(
                 reservation for reservation in self._reserved.values() if reservation.id in self._sent
             )
 
@@ -209,7 +209,7 @@ class Budget:
         """Count a reply; return False, and count nothing, if its attempt was released or abandoned before."""
         with self._condition:
             if self._remove(reservation):
-                self.spent = self.spent.plus(reply, reservation)
+                self.spent = self.spent.with_reply(reply, reservation)
                 return True
             return False
 
@@ -226,39 +226,40 @@ class Budget:
         with self._condition:
             in_flight = reservation.id in self._sent
             if self._remove(reservation) and in_flight:
-                self.spent = self.spent.plus_lost([reservation])
+                self.spent = self.spent.with_lost_attempts([reservation])
 
-    def count_failed(self, calls: int) -> None:
-        """Count calls that ended without a reply, whatever their attempts cost."""
+    def record_failed_calls(self, calls: int) -> None:
+        """Count calls that ended without a reply. The cost of their attempts is counted separately."""
         with self._condition:
             self.spent = replace(self.spent, failed=self.spent.failed + calls)
 
     def _remove(self, reservation: Reservation) -> bool:
-        """Remove a reservation; return whether it was still there."""
+        """Remove a reservation; return whether it was still open, i.e. neither settled, released nor abandoned."""
         self._sent.discard(reservation.id)
         self._condition.notify_all()
         return self._reserved.pop(reservation.id, None) is not None
 
-    def _violation(self, reservations: list[Reservation]) -> tuple[str, str] | None:
-        """Return a sentence about the limit that `reservations` could exceed, and one about the remedy; else None."""
-        usage, count_unknown = self.spent, self.unknown == "count"
+    def _describe_violation(self, reservations: list[Reservation]) -> tuple[str, str] | None:
+        """Return the problem and the remedy, one sentence each, if `reservations` could exceed a limit; else None."""
+        usage, includes_unknown = self.spent, self.unknown == "count"
         limits: list[tuple[str, float | None, float, float, float, str]] = [
             ("calls", self.calls, usage.calls, usage.unsettled, len(reservations), ","),
             ("tokens", self.tokens, usage.tokens, usage.unsettled_tokens, sum(r.tokens for r in reservations), ","),
             ("usd", self.usd, usage.cost, usage.unsettled_cost, sum(r.cost or 0.0 for r in reservations), ".4g"),
         ]
-        for name, limit, spent_amount, unknown, next_amount, format_spec in limits:
-            total = spent_amount + unknown * count_unknown
+        for name, limit, spent_amount, unknown, reserved_amount, format_spec in limits:
+            total = spent_amount + unknown * includes_unknown
             # The tolerance of a thousandth of a cent covers rounding in sums of many small prices.
-            if limit is not None and total + next_amount > limit + 1e-5 * (name == "usd"):
-                lost_usage = (
+            if limit is not None and total + reserved_amount > limit + 1e-5 * (name == "usd"):
+                lost_text = (
                     f" and at most {unknown:{format_spec}} for replies that were lost"
-                    if unknown and count_unknown
+                    if unknown and includes_unknown
                     else ""
                 )
                 return (
                     f"the budget for language models is exhausted: llm.budget.{name}={limit:{format_spec}}, spent "
-                    f"{spent_amount:{format_spec}}{lost_usage}, and the next call may need {next_amount:{format_spec}}",
+                    f"{spent_amount:{format_spec}}{lost_text}, and the next call may need "
+                    f"{reserved_amount:{format_spec}}",
                     f"Everything is saved; repeat the command with a larger llm.budget.{name} to go on",
                 )
         return None

@@ -17,7 +17,7 @@ from llmrl.llms.provider import Provider
 
 
 def chat_model(
-    option: str, *, seed: int = 0, cache: Path | None = None, ledger: Path | None = None, **settings: Any
+    option: str, *, seed: int = 0, cache: Path | None = None, call_log: Path | None = None, **settings: Any
 ) -> ChatClient:
     """Return a client of the model of `llm=<option>`, with default retries and limits.
 
@@ -25,7 +25,7 @@ def chat_model(
         option: file in conf/llm, e.g. `gpt4o`, `ollama`, `scripted`.
         seed: seed of local random streams, and of the sample of cached replies.
         cache: cache folder of replies; None: no cache.
-        ledger: file to which every call is appended; None: no file.
+        call_log: file to which every call is appended; None: no file.
         settings: settings that replace the option's own, e.g. `temperature=0.0`.
 
     Raises:
@@ -38,7 +38,7 @@ def chat_model(
     client = ChatClient(
         provider,
         Cache(cache.expanduser(), "readwrite") if cache is not None else None,
-        CallLog(ledger.expanduser()) if ledger is not None else None,
+        CallLog(call_log.expanduser()) if call_log is not None else None,
         stream=seed,
     )
     client.check()
@@ -60,23 +60,25 @@ def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
     options = option_files.names("llm")
     if option not in options:
         raise ConfigError(f"llm={option} does not exist; use one of {', '.join(options)}")
-    node = {**option_files.option("llm", option), **settings}
-    target = node.pop("_target_", None)
+    arguments = {**option_files.option("llm", option), **settings}
+    target = arguments.pop("_target_", None)
     if target is None:
         raise ConfigError(f"llm={option} has no _target_, so it is not a model; use another option")
-    kind = NOBODY.locate(target, f"llm={option}: _target_")
-    signature = signature_of(kind)
+    model_class = NOBODY.locate(target, f"llm={option}: _target_")
+    signature = signature_of(model_class)
     parameters = signature.parameters
     # Settings of the client (cache, limits, ...) are arguments of this function or defaults.
-    node = {key: value for key, value in node.items() if key in parameters or key in settings}
+    arguments = {key: value for key, value in arguments.items() if key in parameters or key in settings}
     # Services that a run would provide.
     services = {"seeds": Seeds(seed).child("llm"), "device": "cpu"}
-    if unknown := [key for key in node if key not in parameters]:
+    if unknown := [key for key in arguments if key not in parameters]:
         setting_names = ", ".join(key for key in parameters if key not in services)
         raise ConfigError(f"llm={option} has no setting {unknown[0]!r}; use one of {setting_names}")
-    if missing := [key for key, value in node.items() if value == "???"]:
+    if missing := [key for key, value in arguments.items() if value == "???"]:
         raise ConfigError(f"llm={option} needs a value of {missing[0]}; set {missing[0]}=...")
-    node |= {key: value for key, value in services.items() if key in parameters and key not in node}
-    absent_parts = [key for key, value in node.items() if isinstance(value, dict) and value == {"_target_": None}]
-    node |= dict.fromkeys(absent_parts)
-    return kind(**signature.arguments(node))
+    arguments |= {key: value for key, value in services.items() if key in parameters and key not in arguments}
+    null_components = [
+        key for key, value in arguments.items() if isinstance(value, dict) and value == {"_target_": None}
+    ]
+    arguments |= dict.fromkeys(null_components)
+    return model_class(**signature.arguments(arguments))

@@ -30,7 +30,7 @@ from llmrl.llms.images import with_image_hashes
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["off", "read", "readwrite", "only"]
+CacheMode = Literal["off", "read", "readwrite", "only"]
 
 _REPLY_FIELDS = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
 
@@ -44,9 +44,9 @@ class Cache:
             request without a cached reply is an error, so that nothing is paid.
     """
 
-    def __init__(self, folder: Path, mode: Mode = "readwrite") -> None:
+    def __init__(self, folder: Path, mode: CacheMode = "readwrite") -> None:
         self.folder, self.mode = folder, mode
-        self._reported: set[Path] = set()  # files that a warning was logged for
+        self._damaged_paths: set[Path] = set()  # files that a warning was logged for
 
     def get(self, key: str) -> ChatReply | None:
         """Return the cached reply with `attempts` 0; None if there is none, with a warning if its file is damaged.
@@ -62,12 +62,12 @@ class Cache:
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
-            if path not in self._reported:
+            if path not in self._damaged_paths:
                 logger.warning("%s is damaged (%s); its request will be sent again", path, error)
-            self._reported.add(path)
+            self._damaged_paths.add(path)
             return None
         except OSError as error:
-            raise _cache_error("read", path, error) from error
+            raise _access_error("read", path, error) from error
 
     def put(self, key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> ChatReply:
         """Cache `reply` in mode `readwrite` and return it, with the texts of an earlier cached reply if there is one.
@@ -80,11 +80,11 @@ class Cache:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return self._link(path, _entry(key, identity, request, reply), reply)
+            return self._write_entry(path, _build_entry(key, identity, request, reply), reply)
         except OSError as error:
-            raise _cache_error("write", path, error) from error
+            raise _access_error("write", path, error) from error
 
-    def missing(self, request: ChatRequest) -> LLMError:
+    def missing_reply_error(self, request: ChatRequest) -> LLMError:
         """Return the error for a request that mode `only` cannot answer."""
         return LLMError(
             f"llm.cache=only, but {self.folder} holds no reply to this request (purpose {request.purpose!r}, prompt "
@@ -92,32 +92,32 @@ class Cache:
             "those of cached requests. Allow paid calls with llm.cache=readwrite"
         )
 
-    def _link(self, path: Path, entry: dict[str, Any], reply: ChatReply) -> ChatReply:
+    def _write_entry(self, path: Path, entry: dict[str, Any], reply: ChatReply) -> ChatReply:
         """Write an entry to a temporary file and link it to its final path, unless that path exists."""
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        temporary_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
-            with partial.open("w", encoding="utf-8") as file:
+            with temporary_path.open("w", encoding="utf-8") as file:
                 json.dump(entry, file, ensure_ascii=False, indent=1)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
             try:
                 # A hard link fails if the name exists, also on network file systems; a rename would replace the file.
-                os.link(partial, path)
+                os.link(temporary_path, path)
             except FileExistsError:
                 previous = self.get(path.stem)
                 if previous is not None:
                     return replace(reply, text=previous.text, finish=previous.finish, thoughts=previous.thoughts)
-                partial.rename(path)  # the existing file is damaged
+                temporary_path.rename(path)  # the existing file is damaged
             return reply
         finally:
-            remove_ignoring_errors(partial)
+            remove_ignoring_errors(temporary_path)
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
 
 
-def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
+def _build_entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
     """Return an entry as JSON-compatible values.
 
     Texts are lists of lines, for readability, and secrets are redacted.
@@ -143,7 +143,7 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
     }
 
 
-def _cache_error(verb: str, path: Path, error: OSError) -> RunFolderError:
+def _access_error(verb: str, path: Path, error: OSError) -> RunFolderError:
     reason = describe_write_error(path, error, "llm.cache_dir=<folder>")
     return RunFolderError(
         f"cannot {verb} the cache of replies {path}: {reason}. Choose another folder with llm.cache_dir=<folder>, or "
@@ -200,19 +200,19 @@ class RepeatCounter:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
-    def number(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
+    def assign_repeats(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
         """Return `requests` with `repeat` raised by their earlier occurrences; those with a `place` stay unchanged."""
-        unique_requests = []
+        numbered_requests = []
         for request in requests:
             if request.place:
-                unique_requests.append(request)
+                numbered_requests.append(request)
                 continue
             # 60 bits of the address distinguish requests and fit a checkpoint's integers.
             identity = {"model": request.model} if request.model != CHOSEN else {}
-            question = int(request_key(identity, request)[:15], 16)
-            unique_requests.append(replace(request, repeat=request.repeat + self._counts[question]))
-            self._counts[question] += 1
-        return unique_requests
+            request_hash = int(request_key(identity, request)[:15], 16)
+            numbered_requests.append(replace(request, repeat=request.repeat + self._counts[request_hash]))
+            self._counts[request_hash] += 1
+        return numbered_requests
 
     def state_dict(self) -> State:
         return {

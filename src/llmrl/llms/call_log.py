@@ -27,24 +27,24 @@ from llmrl.core.secrets import redact_nested
 from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import with_image_files
 
-STORED = "stored"
-"""Key of a reference, and of the line that holds the value."""
-LINE = f'{{"{STORED}"'.encode()
-"""Start of the lines that contain values."""
+REFERENCE_KEY = "stored"
+"""JSON key of a reference to a stored value, and of the line that contains this value."""
+STORED_VALUE_PREFIX = f'{{"{REFERENCE_KEY}"'.encode()
+"""First bytes of the lines that contain stored values."""
 
-_MIN_LENGTH = 200
+_MIN_STORED_LENGTH = 200
 """Minimum number of characters of a value that is stored in its own line."""
-_CACHE_SIZE = 256
-"""Number of values that a reader keeps in memory."""
+_VALUE_CACHE_SIZE = 256
+"""Maximum number of stored values that a reader keeps in memory."""
 
 
-class ValueWriter:
+class StoredValueWriter:
     """Writer that replaces long values by references and collects the lines with those values."""
 
     def __init__(self) -> None:
-        self._stored_keys: set[str] = set()
+        self._written_keys: set[str] = set()
 
-    def reference(self, value: Any, lines: list[dict[str, Any]]) -> Any:
+    def store_value(self, value: Any, lines: list[dict[str, Any]]) -> Any:
         """Return a reference to `value`, or the value itself if it is short.
 
         Args:
@@ -52,16 +52,16 @@ class ValueWriter:
             lines: lines to write before the reference; a line is added if the value was not written yet.
         """
         text = json.dumps(value, ensure_ascii=False)
-        if len(text) < _MIN_LENGTH:
+        if len(text) < _MIN_STORED_LENGTH:
             return value
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        if key not in self._stored_keys:
-            self._stored_keys.add(key)
-            lines.append({STORED: key, "value": value})
-        return {STORED: key}
+        if key not in self._written_keys:
+            self._written_keys.add(key)
+            lines.append({REFERENCE_KEY: key, "value": value})
+        return {REFERENCE_KEY: key}
 
 
-class ValueReader:
+class StoredValueReader:
     """Reader of the stored values of the log at `path`.
 
     Args:
@@ -70,34 +70,34 @@ class ValueReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._positions: dict[str, int] = {}
-        self._load = functools.lru_cache(_CACHE_SIZE)(self._read)
+        self._offset_by_key: dict[str, int] = {}
+        self._read_cached_value = functools.lru_cache(_VALUE_CACHE_SIZE)(self._read_value)
 
-    def add(self, line: bytes, position: int) -> bool:
+    def index_line(self, line: bytes, position: int) -> bool:
         """Record the position of a line that contains a value; return whether `line` is such a line."""
-        if not line.startswith(LINE):
+        if not line.startswith(STORED_VALUE_PREFIX):
             return False
-        # A line that a kill truncated has no references.
+        # No call refers to a line that was truncated when the process was killed.
         with contextlib.suppress(ValueError, RecursionError):
-            self._positions[str(json.loads(line)[STORED])] = position
+            self._offset_by_key[str(json.loads(line)[REFERENCE_KEY])] = position
         return True
 
-    def resolve(self, call: dict[str, Any]) -> dict[str, Any]:
+    def resolve_references(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return a call whose messages and schema are values instead of references."""
         changed = dict(call)
         if isinstance(messages := call.get("messages"), list):
-            changed["messages"] = [self._value(message) for message in messages]
+            changed["messages"] = [self._resolve_reference(message) for message in messages]
         if "schema" in call:
-            changed["schema"] = self._value(call["schema"])
+            changed["schema"] = self._resolve_reference(call["schema"])
         return changed
 
-    def _value(self, value: Any) -> Any:
-        if not (isinstance(value, Mapping) and STORED in value):
+    def _resolve_reference(self, value: Any) -> Any:
+        if not (isinstance(value, Mapping) and REFERENCE_KEY in value):
             return value
-        position = self._positions.get(str(value[STORED]))
-        return value if position is None else self._load(position)
+        position = self._offset_by_key.get(str(value[REFERENCE_KEY]))
+        return value if position is None else self._read_cached_value(position)
 
-    def _read(self, position: int) -> Any:
+    def _read_value(self, position: int) -> Any:
         with open_file(self._path) as file:
             file.seek(position)
             return json.loads(file.readline())["value"]
@@ -107,14 +107,14 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "llm_calls.jsonl"
 
-JUDGED = "judged"
-"""Key of lines that hold the verdict on a call's reply instead of a call; its value is the call's hash."""
-_VERDICT = f'{{"{JUDGED}"'.encode()
+VERDICT_KEY = "judged"
+"""JSON key of lines with the verdict on a call's reply; its value is the hash of the call."""
+_VERDICT_PREFIX = f'{{"{VERDICT_KEY}"'.encode()
 
 _TAIL_BYTES = 1 << 16
 """Number of bytes that are read first in the search for the last complete line."""
 
-Fate = Literal["refused", "lost"]
+FailedOutcome = Literal["refused", "lost"]
 """Outcome of an attempt without a reply: `refused`, nothing was generated; `lost`, unknown."""
 
 
@@ -154,12 +154,12 @@ class CallLog:
 
     Long messages and schemas are stored once, in lines of their own (`llmrl.llms.call_log`).
 
-    The line of an attempt (`announce`) is on disk before the request is sent. The line of the call, which `settles` it,
-    is written when the reply arrives, before the reply is parsed; a failed attempt is settled by a line with its
-    `fate`. The verdict on a reply is a line of its own (`judge`). Each line is a single append, so threads never mix
-    lines. A killed process leaves at worst a truncated last line, which the next writer ends and `read_calls` skips.
-    Lines of calls and attempts carry the run's spending so far, over all its processes, with attempts in flight counted
-    as lost.
+    The line of an attempt (`record_attempt`) is on disk before the request is sent. The line of the call, which
+    `settles` it, is written when the reply arrives, before the reply is parsed; a failed attempt is settled by a line
+    with its `fate`. The verdict on a reply is a separate line (`record_verdicts`). Each line is a single append,
+    so threads never mix lines. A killed process leaves at worst a truncated last line, which the next writer ends and
+    `read_calls` skips. Lines of calls and attempts contain the run's spending so far, over all its processes, with
+    attempts in flight counted as lost.
 
     Attributes:
         spent_before: spending of earlier processes in this run.
@@ -171,15 +171,15 @@ class CallLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._is_complete = True
-        self._values = ValueWriter()
+        self._is_last_write_complete = True
+        self._values = StoredValueWriter()
         try:
             _close_last_line(path)
-            self.spent_before = _last_usage(path)
+            self.spent_before = _read_last_usage(path)
         except OSError as error:
             raise _write_error(path, error) from error
 
-    def announce(self, call: Call, attempt: int, reservation: Reservation, budget: Budget) -> None:
+    def record_attempt(self, call: Call, attempt: int, reservation: Reservation, budget: Budget) -> None:
         """Write that a request is about to be sent, as attempt number `attempt` (from 1) of its call.
 
         Raises:
@@ -197,16 +197,16 @@ class CallLog:
             "attempt": attempt,
             "reserved": {"tokens": reservation.tokens, "cost": reservation.cost},
         }
-        self._write(line, budget, durably=True)
+        self._write(line, budget, sync_to_disk=True)
 
-    def record_outcome(self, reservation: Reservation, fate: Fate, error: str, budget: Budget) -> None:
-        """Write the outcome of an announced attempt that has no reply; if the disk is full, only warn."""
+    def record_attempt_outcome(self, reservation: Reservation, fate: FailedOutcome, error: str, budget: Budget) -> None:
+        """Write the outcome of a logged attempt that has no reply; if the disk is full, only log a warning."""
         try:
             self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
         except RunFolderError as disk_error:
             logger.warning("%s; the attempt counts as lost", disk_error)
 
-    def record(
+    def record_call(
         self,
         call: Call,
         identity: Mapping[str, Any],
@@ -216,8 +216,8 @@ class CallLog:
     ) -> Verdict:
         """Write one call with its reply, paid or from the cache (`attempts` 0), or with its error.
 
-        `reservation` belongs to the attempt that returned the reply, if `announce` announced it. The returned verdict
-        on the reply is empty; the caller fills it in and passes it to `judge`.
+        `reservation` belongs to the attempt that returned the reply, if `record_attempt` has logged it. The returned
+        verdict on the reply is empty; the caller fills it in and passes it to `record_verdicts`.
         """
         now, request = time.time(), call.request
         line: dict[str, Any] = {
@@ -252,19 +252,19 @@ class CallLog:
         return Verdict(call.key, now)
 
     def _write(
-        self, line: dict[str, Any], budget: Budget, durably: bool = False, values: Mapping[str, Any] | None = None
+        self, line: dict[str, Any], budget: Budget, sync_to_disk: bool = False, values: Mapping[str, Any] | None = None
     ) -> None:
         """Write a line with the budget's account. `values` are the messages and the schema of a request."""
         with self._lock:
             lines: list[dict[str, Any]] = []
             if values is not None:
-                line["messages"] = [self._values.reference(message, lines) for message in values["messages"]]
-                line["schema"] = self._values.reference(values["schema"], lines)
+                line["messages"] = [self._values.store_value(message, lines) for message in values["messages"]]
+                line["schema"] = self._values.store_value(values["schema"], lines)
             # Read under the lock, so that totals never fall from one line to the next.
-            line["spent"] = asdict(budget.account())
-            self._append([*lines, line], durably)
+            line["spent"] = asdict(budget.worst_case_usage())
+            self._append([*lines, line], sync_to_disk)
 
-    def judge(self, verdicts: Sequence[Verdict]) -> None:
+    def record_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Write the verdicts on replies.
 
         Raises:
@@ -273,30 +273,36 @@ class CallLog:
         with self._lock:
             self._append(
                 [
-                    {JUDGED: v.hash, "time": v.time, "valid": not v.fault, "fault": v.fault, "understood": v.understood}
+                    {
+                        VERDICT_KEY: v.hash,
+                        "time": v.time,
+                        "valid": not v.fault,
+                        "fault": v.fault,
+                        "understood": v.understood,
+                    }
                     for v in verdicts
                 ]
             )
 
-    def _append(self, lines: Sequence[Mapping[str, Any]], durably: bool = False) -> None:
+    def _append(self, lines: Sequence[Mapping[str, Any]], sync_to_disk: bool = False) -> None:
         """Append lines with redacted secrets, after a line break if the previous write was incomplete."""
         if not lines:
             return
         text = "".join(f"{json.dumps(redact_nested(line), ensure_ascii=False)}\n" for line in lines)
         # A line that a full disk has truncated is ended first.
-        start, self._is_complete = "" if self._is_complete else "\n", False
+        start, self._is_last_write_complete = "" if self._is_last_write_complete else "\n", False
         try:
-            # One write survives a kill of this process and, with `durably`, a crash of the machine.
+            # One write survives a kill of this process and, with `sync_to_disk`, a crash of the machine.
             with open_file(self.path, "ab") as file:
-                unwritten = memoryview((start + text).encode())
-                while unwritten:
-                    unwritten = unwritten[os.write(file.fileno(), unwritten) :]
-                if durably:
+                remaining_bytes = memoryview((start + text).encode())
+                while remaining_bytes:
+                    remaining_bytes = remaining_bytes[os.write(file.fileno(), remaining_bytes) :]
+                if sync_to_disk:
                     os.fsync(file.fileno())
         except OSError as error:
-            self._values = ValueWriter()  # the stored values may not have been written
+            self._values = StoredValueWriter()  # the stored values may not have been written
             raise _write_error(self.path, error) from error
-        self._is_complete = True
+        self._is_last_write_complete = True
 
 
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
@@ -310,36 +316,38 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     values, verdicts, unsettled = _read_index(path)
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
-            if line.startswith(LINE) and line.endswith(b"\n"):
+            if line.startswith(STORED_VALUE_PREFIX) and line.endswith(b"\n"):
                 continue
-            call = as_record(line.decode("utf-8", "replace"))
+            call = parse_log_line(line.decode("utf-8", "replace"))
             if call is None:
                 logger.warning("%s, line %d: incomplete record, skipped", path, number)
             elif "asked" in call:
                 if str(call["asked"]) in unsettled:
                     yield {**call, "unsettled": True, "lost": unsettled[str(call["asked"])]}
-            elif JUDGED not in call and "fate" not in call:
+            elif VERDICT_KEY not in call and "fate" not in call:
                 call.pop("settles", None)
-                yield with_verdict(values.resolve(call), verdicts.get(verdict_key(call)))
+                yield with_verdict(values.resolve_references(call), verdicts.get(call_key(call)))
 
 
 def _read_index(
     path: Path,
-) -> tuple[ValueReader, dict[tuple[str, str], dict[str, Any]], dict[str, str | None]]:
+) -> tuple[StoredValueReader, dict[tuple[str, str], dict[str, Any]], dict[str, str | None]]:
     """Return stored values, verdicts, and the attempts whose outcome is unknown, each with the logged reason."""
     verdicts: dict[tuple[str, str], dict[str, Any]] = {}
     unsettled: dict[str, str | None] = {}
-    values, position = ValueReader(path), 0
+    values, position = StoredValueReader(path), 0
     with open_file(path) as file:
         for line in file:
             start, position = position, position + len(line)
             # Quotation marks inside texts are escaped, so only keys match.
-            if values.add(line, start) or not any(key in line for key in (_VERDICT, b'"asked"', b'"settles"')):
+            if values.index_line(line, start) or not any(
+                key in line for key in (_VERDICT_PREFIX, b'"asked"', b'"settles"')
+            ):
                 continue
-            if (record := as_record(line)) is None:
+            if (record := parse_log_line(line)) is None:
                 continue  # a truncated line settles nothing
-            if JUDGED in record:
-                verdicts[verdict_key(record)] = record
+            if VERDICT_KEY in record:
+                verdicts[call_key(record)] = record
             elif "asked" in record:
                 unsettled[str(record["asked"])] = None
             elif record.get("fate") == "lost":
@@ -349,7 +357,7 @@ def _read_index(
     return values, verdicts, unsettled
 
 
-def as_record(line: str | bytes) -> dict[str, Any] | None:
+def parse_log_line(line: str | bytes) -> dict[str, Any] | None:
     """Parse a line of a log; return None if it is not a JSON object."""
     try:
         record = json.loads(line)
@@ -358,9 +366,9 @@ def as_record(line: str | bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def verdict_key(record: Mapping[str, Any]) -> tuple[str, str]:
+def call_key(record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the key (hash, time) that identifies a call and the verdict on its reply."""
-    return str(record.get(JUDGED, record.get("hash"))), str(record.get("time"))
+    return str(record.get(VERDICT_KEY, record.get("hash"))), str(record.get("time"))
 
 
 def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -384,7 +392,7 @@ def _close_last_line(path: Path) -> None:
                 file.write(b"\n")
 
 
-def _last_usage(path: Path) -> Usage:
+def _read_last_usage(path: Path) -> Usage:
     """Return the spending in the last complete line, read from the end of the file."""
     size, window = path.stat().st_size, _TAIL_BYTES
     while size:

@@ -11,9 +11,9 @@ from llmrl.core.errors import Interrupted
 from llmrl.core.threads import daemon_thread
 from llmrl.llms.budget import Reservation
 
-WAIT_SLICE = 0.1
+STOP_CHECK_SECONDS = 0.1
 """Seconds between two checks of a waiting thread whether the run is to stop."""
-LAST_REPLIES_S = 3.0
+MAX_STOP_WAIT_SECONDS = 3.0
 """Maximum wait for replies in flight when the run is to stop, in seconds; they are paid, and most arrive soon."""
 
 Answer = TypeVar("Answer")
@@ -24,15 +24,15 @@ class PendingCall:
 
     Attributes:
         reservation: reservation of the present attempt; None: there was no attempt yet.
-        abandoned: whether nobody waits for the reply any more.
-        lost: whether the call was abandoned during an attempt, whose outcome is then unknown.
+        is_abandoned: whether nobody waits for the reply any more.
+        is_lost: whether the call was abandoned during an attempt, whose outcome is then unknown.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._in_flight = False
+        self._is_in_flight = False
         self.reservation: Reservation | None = None
-        self.abandoned = self.lost = False
+        self.is_abandoned = self.is_lost = False
 
     def start(self) -> None:
         """Mark the start of an attempt.
@@ -41,20 +41,20 @@ class PendingCall:
             Interrupted: the call was abandoned.
         """
         with self._lock:
-            if self.abandoned:
+            if self.is_abandoned:
                 raise Interrupted("the call was abandoned")
-            self._in_flight = True
+            self._is_in_flight = True
 
     def finish(self) -> None:
         """Mark the end of an attempt, with or without a reply; another may follow."""
         with self._lock:
-            self._in_flight = False
+            self._is_in_flight = False
 
     def abandon(self) -> bool:
         """Abandon the call and return whether this loses an attempt in flight."""
         with self._lock:
-            self.abandoned, self.lost = True, self._in_flight
-            return self.lost
+            self.is_abandoned, self.is_lost = True, self._is_in_flight
+            return self.is_lost
 
 
 class RequestBatch(Generic[Answer]):
@@ -64,23 +64,23 @@ class RequestBatch(Generic[Answer]):
 
     Args:
         request: function that returns the answer to call number i of the batch; an exception ends the batch.
-        n: number of calls.
+        n_calls: number of calls.
         max_threads: maximum number of threads, >= 1.
     """
 
-    def __init__(self, request: Callable[[int, PendingCall], Answer], n: int, max_threads: int) -> None:
+    def __init__(self, request: Callable[[int, PendingCall], Answer], n_calls: int, max_threads: int) -> None:
         self._request = request
-        self.pending_calls = [PendingCall() for _ in range(n)]
-        self.answers: list[Answer | None] = [None] * n
-        self._next = iter(range(n))
-        self._n_unanswered = n
+        self.pending_calls = [PendingCall() for _ in range(n_calls)]
+        self.answers: list[Answer | None] = [None] * n_calls
+        self._next_index = iter(range(n_calls))
+        self._n_unanswered = n_calls
         self._condition = threading.Condition()
         self._error: BaseException | None = None
-        for _ in range(min(max_threads, n)):
-            daemon_thread("llm", self._work).start()
+        for _ in range(min(max_threads, n_calls)):
+            daemon_thread("llm", self._run_thread).start()
 
-    def wait(self, stopping: Callable[[], bool]) -> None:
-        """Wait for all answers; once `stopping` returns true, wait at most `LAST_REPLIES_S` longer.
+    def wait(self, should_stop: Callable[[], bool]) -> None:
+        """Wait for all answers; once `should_stop` returns true, wait at most `MAX_STOP_WAIT_SECONDS` longer.
 
         Raises:
             Exception: raised by `request`.
@@ -88,19 +88,19 @@ class RequestBatch(Generic[Answer]):
         deadline: float | None = None
         with self._condition:
             while self._n_unanswered and self._error is None:
-                if deadline is None and stopping():
-                    deadline = time.monotonic() + LAST_REPLIES_S
+                if deadline is None and should_stop():
+                    deadline = time.monotonic() + MAX_STOP_WAIT_SECONDS
                 if deadline is not None and time.monotonic() >= deadline:
                     return
-                self._condition.wait(WAIT_SLICE)
+                self._condition.wait(STOP_CHECK_SECONDS)
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         """Request one answer after another until no call is left; runs in each thread."""
         while True:
             with self._condition:
-                i = next(self._next, None)
+                i = next(self._next_index, None)
             if i is None:
                 return
             try:

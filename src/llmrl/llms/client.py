@@ -1,4 +1,4 @@
-"""Client of chat models: it numbers repeated requests, sums totals, and checks the replies of a run.
+"""Client of chat models, which counts repeated requests, adds up usage, and parses the replies of a run.
 
 A request passes through repeats -> endpoint (cache, budget, limits, retries, log, provider) -> totals -> parsing.
 """
@@ -17,9 +17,9 @@ from llmrl.core.errors import LLMError, NotAsked
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
 from llmrl.core.threads import daemon_thread
 from llmrl.llms.budget import Budget
-from llmrl.llms.cache import Cache, Mode, RepeatCounter, request_key
+from llmrl.llms.cache import Cache, CacheMode, RepeatCounter, request_key
 from llmrl.llms.call_log import FILE_NAME, Call, CallLog
-from llmrl.llms.endpoint import Endpoint, Terms
+from llmrl.llms.endpoint import Endpoint, SharedServices
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
@@ -28,7 +28,7 @@ from llmrl.llms.structured import as_json, read
 from llmrl.llms.usage import ReplyTotals
 from llmrl.llms.validity import MaxInvalid, Validity
 
-Failures = Literal["stop", "fall_back"]
+FailurePolicy = Literal["stop", "fall_back"]
 Sender = TypeVar("Sender")
 
 
@@ -48,7 +48,7 @@ class ClientPolicies:
     retry: Retry = field(default_factory=Retry)
     limits: RateLimit = field(default_factory=RateLimit)
     budget: Budget = field(default_factory=Budget)
-    failures: Failures = "stop"
+    failures: FailurePolicy = "stop"
     max_invalid: MaxInvalid | None = None
 
 
@@ -56,7 +56,7 @@ class ClientPolicies:
 class ClientSettings(ClientPolicies):
     """Options of a client in a config's `llm`; meanings, units and ranges are in `conf/train.yaml`."""
 
-    cache: Mode
+    cache: CacheMode
     cache_dir: str
     share_cache: bool
 
@@ -65,7 +65,7 @@ def connect(
     settings: ClientSettings,
     provider: Provider,
     seed: int,
-    others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
+    additional_models: Mapping[str, tuple[Provider, RateLimit]] | None = None,
 ) -> ChatClient:
     """Return the client for the `llm` settings of a config. `ChatClient.join_run` connects it to a run later.
 
@@ -77,9 +77,9 @@ def connect(
         cache,
         policies=replace(settings, limits=settings.limits.shared(provider.quota)),
         stream=None if settings.share_cache else seed,
-        others={
-            name: (extra_provider, limits.shared(extra_provider.quota))
-            for name, (extra_provider, limits) in (others or {}).items()
+        additional_models={
+            name: (additional_provider, limits.shared(additional_provider.quota))
+            for name, (additional_provider, limits) in (additional_models or {}).items()
         },
     )
 
@@ -105,15 +105,15 @@ class ChatClient:
     Args:
         provider: the chosen model.
         cache: cache of replies; None: no cache.
-        ledger: log of calls; None: no log.
+        call_log: log of calls; None: no log.
         policies: policies for calls; None: the default ones.
         stream: seed that selects the sample of the model's answers; None: all seeds share replies.
-        stopping: function that returns whether the run is to stop; then no request is sent and no reply awaited.
-        others: further models and their rate limits, by the name that requests use.
+        should_stop: function that returns whether the run is to stop; then no request is sent and no reply awaited.
+        additional_models: further models and their rate limits, by the name that requests use.
 
     Attributes:
         provider: provider of the chosen model.
-        terms: cache, log and policies of all models.
+        services: cache, log and policies of all models.
         endpoints: endpoints of all models by name; the chosen model's is `CHOSEN`.
         label: labels of all models, separated by commas.
     """
@@ -122,18 +122,18 @@ class ChatClient:
         self,
         provider: Provider,
         cache: Cache | None = None,
-        ledger: CallLog | None = None,
+        call_log: CallLog | None = None,
         policies: ClientPolicies | None = None,
         stream: int | None = None,
-        stopping: Callable[[], bool] = lambda: False,
-        others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        additional_models: Mapping[str, tuple[Provider, RateLimit]] | None = None,
     ) -> None:
         self.policies = policies or ClientPolicies()
-        self.terms = Terms(cache, None, self.policies.retry, self.policies.budget, stopping)
+        self.services = SharedServices(cache, None, self.policies.retry, self.policies.budget, should_stop)
         self.stream = stream
-        self._log_into(ledger)
-        models = {CHOSEN: (provider, self.policies.limits), **(others or {})}
-        self.endpoints = {name: Endpoint(model, limits, self.terms) for name, (model, limits) in models.items()}
+        self._set_call_log(call_log)
+        models = {CHOSEN: (provider, self.policies.limits), **(additional_models or {})}
+        self.endpoints = {name: Endpoint(model, limits, self.services) for name, (model, limits) in models.items()}
         self.provider = provider
         self.label = ", ".join(dict.fromkeys(model.label for model, _ in models.values()))
         self.validity = Validity()
@@ -144,50 +144,50 @@ class ChatClient:
     @property
     def budget(self) -> Budget:
         """Spending limits of the run, for all its models together."""
-        return self.terms.budget
+        return self.services.budget
 
     @property
-    def parallel(self) -> bool:
+    def are_all_remote(self) -> bool:
         """True if every model takes concurrent single requests rather than whole batches (`Provider.remote`)."""
         return all(endpoint.provider.remote for endpoint in self.endpoints.values())
 
-    def join_run(self, folder: Path, stopping: Callable[[], bool]) -> None:
+    def join_run(self, folder: Path, should_stop: Callable[[], bool]) -> None:
         """Log calls into a run's `folder`, and charge the budget with the usage of the run's earlier attempts.
 
-        `stopping` returns whether the run is to stop.
+        `should_stop` returns whether the run is to stop.
         """
-        self._log_into(CallLog(folder / FILE_NAME))
-        self.terms.stopping = stopping
+        self._set_call_log(CallLog(folder / FILE_NAME))
+        self.services.should_stop = should_stop
         for endpoint in self.endpoints.values():
-            endpoint.provider.stopping = stopping
+            endpoint.provider.should_stop = should_stop
 
-    def _log_into(self, ledger: CallLog | None) -> None:
-        self.terms.ledger = ledger
-        if ledger is not None:
-            self.budget.spent = ledger.spent_before
+    def _set_call_log(self, call_log: CallLog | None) -> None:
+        self.services.call_log = call_log
+        if call_log is not None:
+            self.budget.spent = call_log.spent_before
 
     def check(self) -> None:
         """Raise LLMError or ConfigError if a model could never answer or the budget could not be enforced."""
         for endpoint in self.endpoints.values():
             endpoint.check()
 
-    def forget(self) -> None:
+    def disable_cache(self) -> None:
         """Stop using the cache."""
-        self.terms.cache = None
+        self.services.cache = None
 
-    def sees(self, model: str = CHOSEN) -> bool:
+    def accepts_images(self, model: str = CHOSEN) -> bool:
         """Return whether a model accepts images; true if only its server knows."""
-        return self.endpoints[model].provider.sees
+        return self.endpoints[model].provider.accepts_images
 
     def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN) -> bool:
         """Return whether `messages` and the longest reply fit into the context window of a model."""
         return self.endpoints[model].provider.fits(messages)
 
-    def feeds_thoughts(self, model: str = CHOSEN) -> bool:
-        """Return whether replies shown back to a model include its thoughts."""
+    def includes_reasoning(self, model: str = CHOSEN) -> bool:
+        """Return whether replies that are quoted to a model include its reasoning."""
         return self.endpoints[model].provider.include_reasoning
 
-    def label_of(self, model: str = CHOSEN) -> str:
+    def model_label(self, model: str = CHOSEN) -> str:
         """Return the label of a model."""
         return self.endpoints[model].provider.label
 
@@ -199,7 +199,7 @@ class ChatClient:
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return the replies in the order of `requests`.
 
-        All requests are sent before an error is raised. By then every reply is in the cache and the ledger.
+        All requests are sent before an error is raised. By then every reply is in the cache and the call_log.
 
         Raises:
             BudgetExhausted: some requests could have exceeded the budget and were not sent, or not sent again.
@@ -207,28 +207,29 @@ class ChatClient:
             LLMError: with `failures=stop`, some requests failed permanently, or are not in the cache (mode `only`).
         """
         answers = self.fetch(requests)
-        self.count(answers)
-        return self.replies(answers)
+        self.record_replies(answers)
+        return self.replies_or_raise(answers)
 
     def fetch(self, requests: Sequence[ChatRequest]) -> FetchedReplies:
         """Return the replies or errors of `requests` without counting them; any thread may call this.
 
-        The caller passes the result to `count` and `replies` when it uses the replies. No `LLMError` is raised.
+        The caller passes the result to `record_replies` and `replies_or_raise` when it uses the replies. No `LLMError`
+        is raised.
         """
         with self._lock:
-            unique_requests = self._repeats.number(requests)
+            numbered_requests = self._repeats.assign_repeats(requests)
         identities = {name: endpoint.provider.identity for name, endpoint in self.endpoints.items()}
         calls = [
             Call(
                 request,
                 request_key(identities[request.model], request, self.stream),
-                self.label_of(request.model),
+                self.model_label(request.model),
                 self.stream,
             )
-            for request in unique_requests
+            for request in numbered_requests
         ]
         results: list[ChatReply | LLMError | None] = [
-            self.endpoints[call.request.model].from_cache(call) for call in calls
+            self.endpoints[call.request.model].read_cache(call) for call in calls
         ]
         missing: dict[str, list[int]] = {}
         for i, result in enumerate(results):
@@ -253,15 +254,15 @@ class ChatClient:
         finally:
             # This also happens if Ctrl-C ends the wait.
             for name, batch in started.items():
-                self.endpoints[name].give_up(batch)
+                self.endpoints[name].abandon_batch(batch)
 
-    def count(self, fetched: FetchedReplies) -> None:
+    def record_replies(self, fetched: FetchedReplies) -> None:
         """Add fetched replies to the run's totals, parse them, and log the verdicts."""
         with self._lock:
             self._totals.add([result for result in fetched.results if isinstance(result, ChatReply)])
-        self._judge(fetched.calls, fetched.results)
+        self._parse_replies(fetched.calls, fetched.results)
 
-    def replies(self, fetched: FetchedReplies) -> list[ChatReply]:
+    def replies_or_raise(self, fetched: FetchedReplies) -> list[ChatReply]:
         """Return the fetched replies in the order of their requests; raise as `chat` does.
 
         Errors that need not end the run are replaced by empty replies.
@@ -283,9 +284,9 @@ class ChatClient:
     def metrics(self) -> dict[str, float]:
         """Return the metrics of `ReplyTotals` (used), `Validity`, and `Usage` (spent) since the start of the run."""
         providers = [endpoint.provider for endpoint in self.endpoints.values()]
-        has_prices = all(None not in (provider.input_price, provider.output_price) for provider in providers)
+        are_prices_known = all(None not in (provider.input_price, provider.output_price) for provider in providers)
         with self._lock:
-            return self._totals.metrics() | self.validity.metrics() | self.budget.spent.metrics(has_prices)
+            return self._totals.metrics() | self.validity.metrics() | self.budget.spent.metrics(are_prices_known)
 
     def state_dict(self) -> State:
         with self._lock:
@@ -301,7 +302,7 @@ class ChatClient:
             self._repeats.load_state_dict(state["repeats"])
             self.validity.load_state_dict(state["validity"])
 
-    def _judge(self, calls: Sequence[Call], results: Sequence[ChatReply | LLMError]) -> None:
+    def _parse_replies(self, calls: Sequence[Call], results: Sequence[ChatReply | LLMError]) -> None:
         """Parse the replies of requests with a parser (`ChatRequest.read`), and log the verdicts."""
         verdicts = []
         for call, result in zip(calls, results, strict=True):
@@ -316,8 +317,8 @@ class ChatClient:
                 self.validity.add(result.text, reason, result.cut)
             if call.verdict is not None:
                 verdicts.append(call.verdict._replace(fault=reason, understood=parsed_reply))
-        if self.terms.ledger is not None:
-            self.terms.ledger.judge(verdicts)
+        if self.services.call_log is not None:
+            self.services.call_log.record_verdicts(verdicts)
 
 
 class Mailbox(Generic[Sender]):
@@ -339,7 +340,7 @@ class Mailbox(Generic[Sender]):
 
     def send(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
         """Start requests without waiting for their replies."""
-        if not self.client.parallel:
+        if not self.client.are_all_remote:
             self._batch.append((sender, requests))
             return
         self._n_in_flight += 1

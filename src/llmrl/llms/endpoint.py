@@ -1,8 +1,8 @@
 """Calls of a run to one model: budget, limits, retries, cache and log around a provider.
 
-A call passes through the parts in this order; each is a small class that can be disabled:
+A call passes through these steps; each is a small class that can be disabled:
 
-    cache -> slot (and cache again) -> retry( budget -> rate limit -> ledger ("asked") -> provider ) -> cache -> ledger
+    cache -> slot, cache again -> retry(budget -> pause -> call log ("asked") -> provider) -> cache -> call log
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import Call, CallLog
-from llmrl.llms.cancellable_calls import WAIT_SLICE, PendingCall, RequestBatch
+from llmrl.llms.cancellable_calls import STOP_CHECK_SECONDS, PendingCall, RequestBatch
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.reply_cleaning import replace_surrogates
@@ -28,51 +28,51 @@ from llmrl.llms.retry import Retry, TransientError
 
 logger = logging.getLogger(__name__)
 
-Started = RequestBatch[Any] | None
+SentBatch = RequestBatch[Any] | None
 """Requests that were sent; None: they are sent when the caller waits for them."""
-STOPPING = "the run is stopping, so no further requests are sent to the language model"
-ABANDONED = "the call was abandoned before its reply arrived"
+STOPPING_REASON = "the run is stopping, so no further requests are sent to the language model"
+ABANDONED_REASON = "the call was abandoned before its reply arrived"
 """Reason why the outcome of an attempt is unknown."""
 
 
 @dataclass
-class Terms:
+class SharedServices:
     """Policies and stores that all models of a run share.
 
     Attributes:
         cache: cache of replies; None: no cache.
-        ledger: log of calls; None: no log.
+        call_log: log of calls; None: no log.
         retry: policy of repeated attempts.
         budget: spending limits.
-        stopping: function that returns whether the run is to stop; then no request is sent and no reply awaited.
+        should_stop: function that returns whether the run is to stop; then no request is sent and no reply awaited.
     """
 
     cache: Cache | None
-    ledger: CallLog | None
+    call_log: CallLog | None
     retry: Retry
     budget: Budget
-    stopping: Callable[[], bool]
+    should_stop: Callable[[], bool]
 
 
 class Endpoint:
     """Provider with the policies of a run and its own rate limits. Threads may share it."""
 
-    def __init__(self, provider: Provider, limits: RateLimit, terms: Terms) -> None:
-        self.provider, self.limits, self.terms, self.label = provider, limits, terms, provider.label
-        self._warns_of_counts = True
+    def __init__(self, provider: Provider, limits: RateLimit, services: SharedServices) -> None:
+        self.provider, self.limits, self.services, self.label = provider, limits, services, provider.label
+        self._has_warned_of_counts = False
 
     def check(self) -> None:
         """Raise LLMError or ConfigError if the model could never answer, or the budget could not be enforced."""
-        self.terms.budget.check(self.provider)
-        if self.terms.cache is None or self.terms.cache.mode != "only":
+        self.services.budget.check(self.provider)
+        if self.services.cache is None or self.services.cache.mode != "only":
             self.provider.check()
 
-    def from_cache(self, call: Call) -> ChatReply | LLMError | None:
+    def read_cache(self, call: Call) -> ChatReply | LLMError | None:
         """Return the cached reply, or its absence as an error in mode `only`; None if the provider must be called."""
-        if self.terms.cache is None:
+        if self.services.cache is None:
             return None
         start = time.perf_counter()
-        result: ChatReply | LLMError | None = self.terms.cache.get(call.key)
+        result: ChatReply | LLMError | None = self.services.cache.get(call.key)
         if isinstance(result, ChatReply):
             latency = time.perf_counter() - start
             result = replace(
@@ -81,13 +81,13 @@ class Endpoint:
                 thoughts=replace_surrogates(result.thoughts),
                 latency=latency,
             )
-        elif self.terms.cache.mode == "only":
-            result = self.terms.cache.missing(call.request)
+        elif self.services.cache.mode == "only":
+            result = self.services.cache.missing_reply_error(call.request)
         if result is not None:
-            self._log(call, result)
+            self._log_call(call, result)
         return result
 
-    def start(self, calls: Sequence[Call]) -> Started:
+    def start(self, calls: Sequence[Call]) -> SentBatch:
         """Send requests, as many concurrently as the limits allow.
 
         Return None for a model in this process, which runs when `wait` is called.
@@ -95,30 +95,30 @@ class Endpoint:
         if not self.provider.remote:
             return None
         return RequestBatch(
-            lambda i, pending_call: self._request(calls[i], pending_call), len(calls), self.limits.concurrency
+            lambda i, pending_call: self._request_reply(calls[i], pending_call), len(calls), self.limits.concurrency
         )
 
-    def wait(self, calls: Sequence[Call], started: Started) -> list[ChatReply | LLMError]:
-        """Return the answers to requests that were started."""
-        if started is None:
-            return self._answer_locally(calls)
-        started.wait(self.terms.stopping)
-        self.give_up(started)
-        return [Interrupted(STOPPING) if answer is None else answer for answer in list(started.answers)]
+    def wait(self, calls: Sequence[Call], batch: SentBatch) -> list[ChatReply | LLMError]:
+        """Return the answers to `calls`, whose batch `start` returned."""
+        if batch is None:
+            return self._complete_locally(calls)
+        batch.wait(self.services.should_stop)
+        self.abandon_batch(batch)
+        return [Interrupted(STOPPING_REASON) if answer is None else answer for answer in list(batch.answers)]
 
-    def give_up(self, started: Started) -> None:
+    def abandon_batch(self, batch: SentBatch) -> None:
         """Stop waiting for replies, and count attempts in flight as lost.
 
         The sending threads make no further attempts.
         """
-        if started is None:
+        if batch is None:
             return
-        for pending_call, answer in zip(started.pending_calls, list(started.answers), strict=True):
-            if answer is None and not pending_call.abandoned and pending_call.abandon():
+        for pending_call, answer in zip(batch.pending_calls, list(batch.answers), strict=True):
+            if answer is None and not pending_call.is_abandoned and pending_call.abandon():
                 assert pending_call.reservation is not None
-                self._settle_failure(pending_call.reservation, False, ABANDONED)
+                self._settle_failed_attempt(pending_call.reservation, False, ABANDONED_REASON)
 
-    def _answer_locally(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
+    def _complete_locally(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
         """Return the replies of a model in this process, which takes all requests at once.
 
         Requests that the budget does not allow are refused.
@@ -126,61 +126,61 @@ class Endpoint:
         start = time.perf_counter()
         reservations: list[Reservation] = []
         results: list[ChatReply | LLMError] = []
-        refusal: LLMError | None = Interrupted(STOPPING) if self.terms.stopping() else None
+        refusal: LLMError | None = Interrupted(STOPPING_REASON) if self.services.should_stop() else None
         try:
             if refusal is None:
                 for call in calls:
-                    reservations.append(self.terms.budget.reserve(call.request, self.provider))
+                    reservations.append(self.services.budget.reserve(call.request, self.provider))
         except BudgetExhausted as error:
             refusal = error
-        affordable = calls[: len(reservations)]
+        affordable_calls = calls[: len(reservations)]
         try:
-            answers = self.provider.complete([call.request for call in affordable]) if affordable else []
-            replies = [self._complete_reply(reply, 1, start) for reply in answers]
+            answers = self.provider.complete([call.request for call in affordable_calls]) if affordable_calls else []
+            replies = [self._finalize_reply(reply, 1, start) for reply in answers]
             for reply, reservation in zip(replies, reservations, strict=True):
-                self.terms.budget.settle(reservation, reply)
-            results += [self._store(call, reply) for call, reply in zip(affordable, replies, strict=True)]
+                self.services.budget.settle(reservation, reply)
+            results += [self._cache_and_log(call, reply) for call, reply in zip(affordable_calls, replies, strict=True)]
         except LLMError as error:
-            self.terms.budget.count_failed(len(affordable))
-            results += [error] * len(affordable)
+            self.services.budget.record_failed_calls(len(affordable_calls))
+            results += [error] * len(affordable_calls)
         finally:
             for reservation in reservations:
-                self.terms.budget.release(reservation)
-        results += [refusal] * (len(calls) - len(affordable)) if refusal else []
+                self.services.budget.release(reservation)
+        results += [refusal] * (len(calls) - len(affordable_calls)) if refusal else []
         for call, result in zip(calls, results, strict=True):
             if isinstance(result, LLMError):
-                self._log(call, result)
+                self._log_call(call, result)
         return results
 
-    def _request(self, call: Call, pending_call: PendingCall) -> ChatReply | LLMError:
+    def _request_reply(self, call: Call, pending_call: PendingCall) -> ChatReply | LLMError:
         """Return the paid, cached and logged reply of the provider, or the error that remains after all retries."""
         try:
-            with self.limits.slot(functools.partial(self._wait, pending_call=pending_call)):
-                self._wait(0.0, pending_call)
+            with self.limits.slot(functools.partial(self._wait_unless_stopped, pending_call=pending_call)):
+                self._wait_unless_stopped(0.0, pending_call)
                 # Another process may have sent an equal request while this one waited for a slot.
-                reply = self.from_cache(call)
+                reply = self.read_cache(call)
                 return self._request_with_retries(call, pending_call) if reply is None else reply
         except LLMError as error:
-            if not pending_call.abandoned:  # otherwise the call log may be closed
-                self._log(call, error)
+            if not pending_call.is_abandoned:  # otherwise the call log may be closed
+                self._log_call(call, error)
             return error
 
     def _request_with_retries(self, call: Call, pending_call: PendingCall) -> ChatReply:
         start = time.perf_counter()
         try:
-            reply, reservation = self.terms.retry(
+            reply, reservation = self.services.retry(
                 lambda attempt: self._attempt(call, attempt, start, pending_call),
-                functools.partial(self._wait, pending_call=pending_call),
+                functools.partial(self._wait_unless_stopped, pending_call=pending_call),
             )
         except NotAsked:
             raise
         except LLMError:
-            self.terms.budget.count_failed(1)
+            self.services.budget.record_failed_calls(1)
             raise
-        if pending_call.lost:
-            self._cache(call, reply)  # the reply is paid, so it is cached for a later request
+        if pending_call.is_lost:
+            self._cache_reply(call, reply)  # the reply is paid, so it is cached for a later request
             raise Interrupted("the call was abandoned")
-        return self._store(call, reply, reservation)
+        return self._cache_and_log(call, reply, reservation)
 
     def _attempt(
         self, call: Call, attempt: int, start: float, pending_call: PendingCall
@@ -189,30 +189,30 @@ class Endpoint:
 
         If the call was abandoned, the waiting thread has done this already.
         """
-        wait = functools.partial(self._wait, pending_call=pending_call)
-        reservation = self.terms.budget.reserve(call.request, self.provider, wait)
-        in_log = in_flight = False
+        wait = functools.partial(self._wait_unless_stopped, pending_call=pending_call)
+        reservation = self.services.budget.reserve(call.request, self.provider, wait)
+        is_logged = is_sent = False
         pending_call.reservation = reservation
         try:
             self.limits.pause(wait)
             wait(0.0)
-            in_log = True
+            is_logged = True
             # Counted and logged before it is sent, so that it counts even if this process ends.
-            self.terms.budget.mark_sent(reservation)
-            if self.terms.ledger is not None:
-                self.terms.ledger.announce(call, attempt, reservation, self.terms.budget)
+            self.services.budget.mark_sent(reservation)
+            if self.services.call_log is not None:
+                self.services.call_log.record_attempt(call, attempt, reservation, self.services.budget)
             pending_call.start()
-            in_flight = True
-            reply = self._complete_reply(self._call_provider(call.request), attempt, start)
+            is_sent = True
+            reply = self._finalize_reply(self._call_provider(call.request), attempt, start)
         except BaseException as error:
             pending_call.finish()
-            if not pending_call.lost:
-                is_free = not in_flight or (isinstance(error, LLMError) and error.refused)
+            if not pending_call.is_lost:
+                is_free = not is_sent or (isinstance(error, LLMError) and error.refused)
                 reason = str(error) if isinstance(error, LLMError) else type(error).__name__
-                self._settle_failure(reservation, is_free, reason, in_log)
+                self._settle_failed_attempt(reservation, is_free, reason, is_logged)
             raise
         pending_call.finish()
-        self.terms.budget.settle(reservation, reply)
+        self.services.budget.settle(reservation, reply)
         return reply, reservation
 
     def _call_provider(self, request: ChatRequest) -> ChatReply:
@@ -220,12 +220,12 @@ class Endpoint:
         try:
             [reply] = self.provider.complete([request])
         except TransientError as error:
-            if error.retry_after is not None and error.retry_after <= self.terms.retry.max_retry_after:
+            if error.retry_after is not None and error.retry_after <= self.services.retry.max_retry_after:
                 self.limits.hold(error.retry_after)
             raise
         return reply
 
-    def _complete_reply(self, reply: ChatReply, attempt: int, start: float) -> ChatReply:
+    def _finalize_reply(self, reply: ChatReply, attempt: int, start: float) -> ChatReply:
         """Return a reply with cost, latency since `start`, and number of attempts."""
         reply = self._drop_impossible_counts(reply)
         return replace(
@@ -234,26 +234,30 @@ class Endpoint:
             text=redact(replace_surrogates(reply.text)),
             finish=redact(replace_surrogates(reply.finish)),
             thoughts=redact(replace_surrogates(reply.thoughts)),
-            cost=self._cost(reply),
+            cost=self._compute_cost(reply),
             latency=time.perf_counter() - start,
             # A replayed reply has 0 attempts, because nothing was sent.
             attempts=attempt if reply.attempts else 0,
         )
 
-    def _settle_failure(self, reservation: Reservation, is_free: bool, reason: str, in_log: bool = True) -> None:
+    def _settle_failed_attempt(
+        self, reservation: Reservation, is_free: bool, reason: str, is_logged: bool = True
+    ) -> None:
         """Settle an attempt that ended without a reply.
 
         Its reservation is released if it certainly cost nothing (`is_free`), else it counts as lost.
         """
-        (self.terms.budget.release if is_free else self.terms.budget.abandon)(reservation)
-        if in_log and self.terms.ledger is not None:
-            self.terms.ledger.record_outcome(reservation, "refused" if is_free else "lost", reason, self.terms.budget)
+        (self.services.budget.release if is_free else self.services.budget.abandon)(reservation)
+        if is_logged and self.services.call_log is not None:
+            self.services.call_log.record_attempt_outcome(
+                reservation, "refused" if is_free else "lost", reason, self.services.budget
+            )
 
     def _drop_impossible_counts(self, reply: ChatReply) -> ChatReply:
         """Return a reply in which impossible numbers are replaced by None, so that they do not change the budget."""
         impossible_fields = find_impossible_fields(reply)
-        if impossible_fields and self._warns_of_counts:
-            self._warns_of_counts = False
+        if impossible_fields and not self._has_warned_of_counts:
+            self._has_warned_of_counts = True
             counts = ", ".join(f"{name}={getattr(reply, name)!r}" for name in impossible_fields)
             logger.warning(
                 "%s reported a reply with the impossible counts %s; they are treated as unknown (logged once)",
@@ -263,44 +267,44 @@ class Endpoint:
         unknown: dict[str, Any] = dict.fromkeys(impossible_fields)
         return replace(reply, **unknown) if impossible_fields else reply
 
-    def _cost(self, reply: ChatReply) -> float | None:
+    def _compute_cost(self, reply: ChatReply) -> float | None:
         """Return the cost of a reply in US dollars, as reported or from its token counts; None if unknown."""
         if reply.cost is not None:
             return reply.cost
         counts = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.cache_write_tokens)
         return self.provider.cost(*counts)
 
-    def _store(self, call: Call, reply: ChatReply, reservation: Reservation | None = None) -> ChatReply:
+    def _cache_and_log(self, call: Call, reply: ChatReply, reservation: Reservation | None = None) -> ChatReply:
         """Cache and log a paid reply, and return it as it is in the cache."""
         try:
-            reply = self._cache(call, reply)
+            reply = self._cache_reply(call, reply)
         finally:
             # The reply is paid even if it could not be cached.
-            self._log(call, reply, reservation)
+            self._log_call(call, reply, reservation)
         return reply
 
-    def _cache(self, call: Call, reply: ChatReply) -> ChatReply:
+    def _cache_reply(self, call: Call, reply: ChatReply) -> ChatReply:
         """Cache a reply, and return it as it is in the cache."""
-        if self.terms.cache is None:
+        if self.services.cache is None:
             return reply
-        return self.terms.cache.put(call.key, self.provider.identity, call.request, reply)
+        return self.services.cache.put(call.key, self.provider.identity, call.request, reply)
 
-    def _log(self, call: Call, result: ChatReply | LLMError, reservation: Reservation | None = None) -> None:
+    def _log_call(self, call: Call, result: ChatReply | LLMError, reservation: Reservation | None = None) -> None:
         """Write a call to the log, unless it was not sent."""
-        if self.terms.ledger is not None and not isinstance(result, NotAsked):
+        if self.services.call_log is not None and not isinstance(result, NotAsked):
             identity = self.provider.identity
-            call.verdict = self.terms.ledger.record(call, identity, result, self.terms.budget, reservation)
+            call.verdict = self.services.call_log.record_call(call, identity, result, self.services.budget, reservation)
 
-    def _wait(self, seconds: float, pending_call: PendingCall) -> None:
+    def _wait_unless_stopped(self, seconds: float, pending_call: PendingCall) -> None:
         """Wait, but raise Interrupted if the run is to stop.
 
         Waits are short, because signal handlers cannot wake threads safely.
         """
         end = time.monotonic() + seconds
         while True:
-            if pending_call.abandoned or self.terms.stopping():
-                raise Interrupted(STOPPING)
+            if pending_call.is_abandoned or self.services.should_stop():
+                raise Interrupted(STOPPING_REASON)
             remaining = end - time.monotonic()
             if remaining <= 0:
                 return
-            time.sleep(min(remaining, WAIT_SLICE))
+            time.sleep(min(remaining, STOP_CHECK_SECONDS))

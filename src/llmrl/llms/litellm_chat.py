@@ -87,7 +87,7 @@ class LiteLLMChat(HostedProvider):
         return {**super().identity, "api_base": self.settings.api_base}
 
     @property
-    def sees(self) -> bool:
+    def accepts_images(self) -> bool:
         """True if the model accepts images, according to litellm's table."""
         return bool(_import_litellm().supports_vision(self.settings.model))
 

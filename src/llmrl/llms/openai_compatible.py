@@ -58,7 +58,7 @@ class OpenAICompatibleChat(HostedProvider):
         return {**super().identity, "base_url": self.base_url}
 
     @property
-    def sees(self) -> bool:
+    def accepts_images(self) -> bool:
         """True, because only the server knows; it refuses images that its model does not accept."""
         return True
 

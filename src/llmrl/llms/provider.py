@@ -33,8 +33,8 @@ class Provider(ABC):
         thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
         include_reasoning: whether a reply shown back to the model includes its thoughts.
         learners: learners that train the model from its replies; None if the model does not learn.
-        stopping: function that returns whether the run is to stop, which the client sets. A model in this process that
-            waits for a server then raises `Interrupted`.
+        should_stop: function that returns whether the run is to stop, which the client sets. A model in this process
+            that waits for a server then raises `Interrupted`.
         input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
             prompts that the provider found in its own cache or stored there (None: charged like others), and of
             replies. An unknown price (None) makes costs unknown, never zero.
@@ -46,7 +46,7 @@ class Provider(ABC):
     learners: ChatLearners | None = None
 
     @property
-    def sees(self) -> bool:
+    def accepts_images(self) -> bool:
         """True if messages may contain images."""
         return False
 
@@ -70,7 +70,7 @@ class Provider(ABC):
         output_price: float | None = None,
     ) -> None:
         self.max_tokens, self.thinking_budget, self.context_window = max_tokens, thinking_budget, context_window
-        self.stopping: Callable[[], bool] = lambda: False
+        self.should_stop: Callable[[], bool] = lambda: False
         self.input_price, self.cached_input_price = input_price, cached_input_price
         self.cache_write_price, self.output_price = cache_write_price, output_price
 

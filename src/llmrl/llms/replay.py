@@ -77,7 +77,7 @@ class ReplayChat(Provider):
         return dict(self._identity)
 
     @property
-    def sees(self) -> bool:
+    def accepts_images(self) -> bool:
         """True, because replies to images are recorded if the model accepted them."""
         return True
 

@@ -138,7 +138,7 @@ class ScriptedChat(Provider):
         return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **limit}
 
     @property
-    def sees(self) -> bool:
+    def accepts_images(self) -> bool:
         """True, because images are accepted; the rules ignore them."""
         return True
 

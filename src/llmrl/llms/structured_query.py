@@ -165,8 +165,8 @@ class StructuredQuery(StateFields, Generic[T]):
                     level = logging.WARNING if self.counters["invalid_replies"] <= MAX_WARNINGS else logging.DEBUG
                     model = queries[i].model
                     hint = " (reply truncated: llm.max_tokens also counts reasoning tokens)" if reply.cut else ""
-                    logger.log(level, "invalid reply of %s: %s%s", self.llm.label_of(model), error, hint)
-                    previous_reply = _assistant(reply, self.llm.feeds_thoughts(model))
+                    logger.log(level, "invalid reply of %s: %s%s", self.llm.model_label(model), error, hint)
+                    previous_reply = _assistant(reply, self.llm.includes_reasoning(model))
                     pending[i] = [*messages, previous_reply, _user(self.repair(str(error)).text)]
                     if reply.error:
                         self.failed_indices.add(i)
@@ -200,10 +200,10 @@ class StructuredQuery(StateFields, Generic[T]):
         self.counters["trimmed_prompts"] += 1
         if n_records < 0:
             raise LLMError(
-                f"the prompt {render(0).name} exceeds the context window of {self.llm.label_of()} even without any "
+                f"the prompt {render(0).name} exceeds the context window of {self.llm.model_label()} even without any "
                 "history; choose a model with a larger one, or a smaller llm.max_tokens"
             )
-        logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.label_of(), n_records, n)
+        logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.model_label(), n_records, n)
         return render(n_records), n_records
 
     def metrics(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import REPLY_COUNTS
-from llmrl.llms.call_log import FILE_NAME, JUDGED, ValueReader, as_record, verdict_key, with_verdict
+from llmrl.llms.call_log import FILE_NAME, VERDICT_KEY, StoredValueReader, call_key, parse_log_line, with_verdict
 from llmrl.llms.images import IMAGES
 
 CALLS = "llm/calls"
@@ -48,7 +48,7 @@ class Transcript:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._position = 0
-        self._values = ValueReader(self._path)
+        self._values = StoredValueReader(self._path)
         self._next_call: dict[str, Any] | None = None  # next call, made after the time of the previous line
         self._unjudged: dict[tuple[str, str], dict[str, Any]] = {}
         self._exchanges = 0
@@ -85,18 +85,18 @@ class Transcript:
                 if not line.endswith(b"\n"):
                     return None
                 start, self._position = self._position, self._position + len(line)
-                if self._values.add(line, start):
+                if self._values.index_line(line, start):
                     continue
-                call = as_record(line)
+                call = parse_log_line(line)
                 if call is None or not isinstance(call.get("time"), int | float):
                     continue
-                if JUDGED in call:
-                    if (pending := self._unjudged.pop(verdict_key(call), None)) is not None:
+                if VERDICT_KEY in call:
+                    if (pending := self._unjudged.pop(call_key(call), None)) is not None:
                         pending |= with_verdict(pending, call)
                 elif "messages" in call:  # other lines describe attempts
-                    call = self._values.resolve(call)
+                    call = self._values.resolve_references(call)
                     # Its verdict may follow; verdicts of a batch follow after all its calls.
-                    self._unjudged[verdict_key(call)] = call
+                    self._unjudged[call_key(call)] = call
                     if len(self._unjudged) > MAX_UNJUDGED:
                         del self._unjudged[next(iter(self._unjudged))]
                     return call

@@ -330,7 +330,9 @@ class IndependentGames:
         """Advance a decision until it sends requests or the game makes a step."""
         assert game.decision is not None
         try:
-            requests = next(game.decision) if replies is None else game.decision.send(self.client.replies(replies))
+            requests = (
+                next(game.decision) if replies is None else game.decision.send(self.client.replies_or_raise(replies))
+            )
         except StopIteration as end:
             self._act(game, end.value, episodes)
         else:
@@ -338,7 +340,7 @@ class IndependentGames:
 
     def _act(self, game: _Game, output: PolicyOutput, episodes: list[FinishedEpisode]) -> None:
         for replies in game.pending_replies:
-            self.client.count(replies)
+            self.client.record_replies(replies)
         game.pending_replies, game.decision, game.state_before = [], None, {}
         game.decided_policy.output = output
         [generator] = generators([0])  # the player draws no random numbers

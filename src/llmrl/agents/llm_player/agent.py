@@ -89,8 +89,8 @@ class LLMPlayer:
             )
         models = _models(settings.players, spec)
         for model in dict.fromkeys(models or (CHOSEN,)):
-            if settings.show_frames and not llm.sees(model):
-                model_label = llm.label_of(model)
+            if settings.show_frames and not llm.accepts_images(model):
+                model_label = llm.model_label(model)
                 raise ConfigError(
                     f"agent.show_frames={settings.show_frames}: {model_label} accepts no images; choose another llm, "
                     "or set agent.show_frames=0"
@@ -239,9 +239,9 @@ class LLMPlayer:
     def describe(self) -> dict[str, Any]:
         """Return a description of the player for the summary of a run."""
         policy, settings, content = self.policy, self.policy.settings, self.policy.content
-        model_counts = [f"{policy.models.count(m)} x {policy.llm.label_of(m)}" for m in dict.fromkeys(policy.models)]
+        model_counts = [f"{policy.models.count(m)} x {policy.llm.model_label(m)}" for m in dict.fromkeys(policy.models)]
         return {
-            "policy": (", ".join(model_counts) if content.models else policy.llm.label_of())
+            "policy": (", ".join(model_counts) if content.models else policy.llm.model_label())
             + ("" if self.learns else ", zero-shot"),
             "history": f"{settings.history} turns"
             if settings.sliding_history

@@ -178,7 +178,7 @@ class PlayerPrompts:
         n_turns = max_fitting(lambda k: llm.fits(conversation.messages(prompt.text, k), model), max_turns)
         if n_turns < 0:
             raise LLMError(
-                f"the prompt {prompt.name} and one observation exceed the context window of {llm.label_of(model)}; "
+                f"the prompt {prompt.name} and one observation exceed the context window of {llm.model_label(model)}; "
                 "choose a model with a larger one, or a smaller llm.max_tokens"
             )
         structured_query.counters["trimmed_prompts"] += n_turns < max_turns

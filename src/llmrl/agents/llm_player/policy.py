@@ -427,7 +427,7 @@ class LLMPolicy:
 
     def _model_field(self, agent: int) -> dict[str, Any]:
         """Return the label of a player's model for a note; {} if all players are the same model."""
-        return {"model": self.llm.label_of(self.models[agent])} if self.content.models else {}
+        return {"model": self.llm.model_label(self.models[agent])} if self.content.models else {}
 
 
 def _is_image(spec: EnvSpec, name: str) -> bool:

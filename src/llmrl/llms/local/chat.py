@@ -261,7 +261,7 @@ class LocalChat(Provider):
                 for prompt, request, stream in zip(prompts, requests, streams, strict=True)
             ],
             self.settings.max_tokens,
-            self.stopping,
+            self.should_stop,
         )
         return [self._reply(prompt, *sample) for prompt, sample in zip(prompts, samples, strict=True)]
 

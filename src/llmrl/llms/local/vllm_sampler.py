@@ -103,14 +103,14 @@ class VLLMClient:
         self._version += 1
 
     def sample(
-        self, requests: Sequence[SamplingRequest], max_tokens: int, stopping: Callable[[], bool] = lambda: False
+        self, requests: Sequence[SamplingRequest], max_tokens: int, should_stop: Callable[[], bool] = lambda: False
     ) -> list[tuple[list[int], np.ndarray]]:
         """Return token ids of each reply and their log-probabilities, [n_tokens] float32.
 
         Args:
             requests: prompts, [n_requests].
             max_tokens: maximum number of tokens of a reply, >= 1.
-            stopping: function that returns whether the run is to stop.
+            should_stop: function that returns whether the run is to stop.
 
         Raises:
             LLMError: the server cannot be reached, refuses a request, or does not return token ids.
@@ -123,7 +123,7 @@ class VLLMClient:
             return self._complete(requests[i], max_tokens)
 
         batch = RequestBatch(complete, len(requests), self.settings.concurrency)
-        batch.wait(stopping)
+        batch.wait(should_stop)
         answers = [answer for answer in batch.answers if answer is not None]
         if len(answers) < len(requests):
             raise Interrupted("the run is stopping, so it does not wait for the vLLM server")
