@@ -14,8 +14,8 @@ from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.native import compilation
-from llmrl.envs.native.compilation import CpuGames, is_simulated
-from llmrl.envs.native.game_arrays import Inputs, Outputs, array
+from llmrl.envs.native.compilation import CpuLoop, is_simulated
+from llmrl.envs.native.game_arrays import LoopInputs, LoopOutputs, to_loop_array
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.society_env import SubstrateSettings
 
@@ -33,7 +33,7 @@ def make_games(device: str, game: SubstrateSettings) -> NativeEnv:
     """Return games on `cuda`, on `simulated` (Numba's simulator), or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
     if device == "cpu" and is_simulated():
-        env.engine.run = CpuGames()
+        env.engine.play_games = CpuLoop()
     return env
 
 
@@ -103,15 +103,15 @@ class RandomGames:
         env, observer = self.env, self.env.observer
         checked_actions = [env._check_actions(action) for action in self.actions]
         rooms = [env._allocate(3, self.games, PLAYERS), env._allocate(8, self.games)]
-        written = [room if env._on_host else array(room) for room in rooms]
+        written = [room if env._on_host else to_loop_array(room) for room in rooms]
 
         def kernel_step(k: int) -> None:
-            frame = observer.frame()
-            outputs = Outputs(*written, frame["grid"][1], frame["ids"][1], env.engine.empty_vectors)
-            inputs = Inputs(env._commands, checked_actions[k], env._device_keys)
-            env.engine.run(env.threads, self.games, (inputs, outputs, *env._constant_arguments))
+            frame = observer.next_buffers()
+            outputs = LoopOutputs(*written, frame["grid"][1], frame["tile_ids"][1], env.engine.empty_vectors)
+            inputs = LoopInputs(env._commands, checked_actions[k], env._device_game_keys)
+            env.engine.play_games(env.threads, self.games, (inputs, outputs, *env._loop_constants))
             if observer.has_pixels:
-                observer.renderer.expand(frame["ids"][0], out=frame["pixels"][0])
+                observer.renderer.render(frame["tile_ids"][0], out=frame["pixels"][0])
 
         return kernel_step
 

@@ -34,7 +34,7 @@ from melting_pot import Official, SingleGame
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.envs.native.game_arrays import Inputs, Outputs
+from llmrl.envs.native.game_arrays import LoopInputs, LoopOutputs
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.substrate.substrate_rules import PIXELS_SHAPE, SUBSTRATES, SubstrateName
@@ -105,10 +105,10 @@ class Native:
         self.batch = batch
         generator = torch.Generator().manual_seed(0)
         self.actions = torch.randint(self.env.spec.n_actions, (16, batch, PLAYERS), generator=generator)
-        observer, frame = self.env.observer, self.env.observer.frame()
+        observer, frame = self.env.observer, self.env.observer.next_buffers()
         room = self.env._allocate(3, batch, PLAYERS), self.env._allocate(8, batch)
-        vector = observer.vector()[1] if observer.has_vectors else self.env.engine.empty_vectors
-        self._outputs = Outputs(*room, frame["grid"][1], frame["ids"][1], vector)
+        vector = observer.allocate_vector()[1] if observer.has_vectors else self.env.engine.empty_vectors
+        self._outputs = LoopOutputs(*room, frame["grid"][1], frame["tile_ids"][1], vector)
         self._frame = frame
         for action in self.actions[:8]:
             self.step(action), self.kernel(action.numpy())
@@ -120,10 +120,10 @@ class Native:
     def kernel(self, action: Any) -> None:
         """Run the loops and the painting of pictures."""
         env = self.env
-        inputs = Inputs(env._commands, action, env._device_keys)
-        env.engine.run(env.threads, self.batch, (inputs, self._outputs, *env._constant_arguments))
+        inputs = LoopInputs(env._commands, action, env._device_game_keys)
+        env.engine.play_games(env.threads, self.batch, (inputs, self._outputs, *env._loop_constants))
         if env.observer.has_pixels:
-            env.observer.renderer.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
+            env.observer.renderer.render(self._frame["tile_ids"][0], out=self._frame["pixels"][0])
 
     def rate(self, seconds: float, way: str = "step") -> float:
         """Return agent steps per second."""
@@ -184,7 +184,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                 for way in ("kernel", "step"):
                     measured[(*key, way, n)].append(player.rate(arguments.seconds, way))
                 if key[0] == "pixels" and fill is not None:
-                    room = player.env.observer.frame()["pixels"][0]
+                    room = player.env.observer.next_buffers()["pixels"][0]
                     views = room.numel() / np.prod(PIXELS_SHAPE)
                     measured[(*key, "stream", n)].append(views / best(lambda r=room, n=n: fill(r, n), 5))  # type: ignore[misc]
     large = [key for key in players if key[1] >= MIN_GAMES_IN_PROCESSES and not arguments.cpu]

@@ -49,6 +49,6 @@ def digests(run=None) -> list[str]:
     for substrate in ROOMS:
         for observe in (["grid", "vector"], ["pixels"]):
             env = small(substrate, observe=observe)
-            env.engine.run = run or env.engine.run
+            env.engine.play_games = run or env.engine.play_games
             results.append(digest(env))
     return results

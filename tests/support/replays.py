@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine_games import Readings, Recording
-from llmrl.envs.native.engine import MOVES, Setup, direction_offsets
+from llmrl.envs.native.engine import MOVE_DIRECTIONS, GameSetup, direction_offsets
 from llmrl.envs.substrate.maps import GameMap, parse
 from stepped_engine import HashedRandom, State, SteppedEngine
 
@@ -55,7 +55,7 @@ class Verdict:
 
 def engine_of(recording: Recording) -> SteppedEngine:
     rig = recording.rig
-    return SteppedEngine(Setup(parse(rig.substrate, rig.map), rig.n_agents, rig.rules))
+    return SteppedEngine(GameSetup(parse(rig.substrate, rig.map), rig.n_agents, rig.rules))
 
 
 def replay(recordings: Sequence[Recording], engine: SteppedEngine | None = None) -> Verdict:
@@ -186,7 +186,7 @@ class EngineReference:
         """Count the events that the rules are about."""
         readings, alive = self.seen, self.seen.alive
         now, previous = slice(1, None), slice(None, -1)
-        moves = [self.engine.actions.index(name) for name in MOVES]
+        moves = [self.engine.actions.index(name) for name in MOVE_DIRECTIONS]
         moves_ = np.isin(self.action, moves) & alive[:, previous]
         blocked = moves_ & alive[:, now] & (self._pos[:, now] == self._pos[:, previous])
         hidden = readings.grew[:, now] & ~readings.apple[:, now] & ~readings.apple[:, previous]
@@ -214,7 +214,7 @@ class EngineReference:
         game_map, count = self.map, 0
         offsets = direction_offsets(game_map)
         for game, t, player in np.argwhere(blocked):
-            move = MOVES[self.engine.actions[self.action[game, t, player]]]
+            move = MOVE_DIRECTIONS[self.engine.actions[self.action[game, t, player]]]
             target = self._pos[game, t, player] + offsets[(self.seen.heading[game, t, player] + move) % 4]
             occupied = (self._pos[game, t] == target) & self.seen.alive[game, t]
             occupied_next = (self._pos[game, t + 1] == target) & self.seen.alive[game, t]

@@ -13,8 +13,8 @@ import torch
 
 import scripted
 from engine_games import Policy, Readings, Recording, Rig, play
-from llmrl.envs.native.engine import Setup
-from llmrl.envs.native.hashed_random import game_keys
+from llmrl.envs.native.engine import GameSetup
+from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.substrate.maps import parse
 from stepped_engine import HashedRandom, SteppedEngine
 
@@ -73,8 +73,8 @@ def of_native(
     """Return the numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
     rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
     game_map = parse(rig.substrate, rig.map)
-    engine = SteppedEngine(Setup(game_map, rig.n_agents))
-    keys = game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64))
+    engine = SteppedEngine(GameSetup(game_map, rig.n_agents))
+    keys = derive_game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64))
     source = draws(torch.from_numpy(keys))
     state, tally = engine.start(source), Tally(games, rig.n_agents, condition.steps)
     for t in range(condition.steps):

@@ -11,9 +11,17 @@ from unittest import mock
 import torch
 
 from llmrl.envs.native import batch_loop, compilation, hashed_random, rules
-from llmrl.envs.native.compilation import CpuGames
+from llmrl.envs.native.compilation import CpuLoop
 from llmrl.envs.native.engine import Engine
-from llmrl.envs.native.game_arrays import PLAYER_EVENTS, WORLD, Batch, Inputs, Outputs, array, fields
+from llmrl.envs.native.game_arrays import (
+    PLAYER_EVENTS_DTYPE,
+    WORLD_DTYPE,
+    GameBatch,
+    LoopInputs,
+    LoopOutputs,
+    split_fields,
+    to_loop_array,
+)
 from llmrl.envs.native.hashed_random import BITS, GOLDEN, MASK_32, MIX_1, MIX_2, SCALE
 
 PURPOSES = ("place", "heading", "phase", "order", "grow", "spill", "return", "return_heading")
@@ -44,7 +52,7 @@ class HashedRandom:
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Return `hashed_random.mix` of a tensor of words."""
+    """Return `hashed_random.mix_bits` of a tensor of words."""
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
     return x ^ (x >> 16)
@@ -118,34 +126,38 @@ class SteppedEngine(Engine):
 
     def start(self, draws: HashedRandom) -> State:
         """Return the state of new episodes, one game for each key of `draws`."""
-        batch = self.batch(len(draws.keys), 1)
+        batch = self.allocate_batch(len(draws.keys), 1)
         action = torch.zeros(batch.players.shape[:2], dtype=torch.int64)
         self._play(batch, batch_loop.START, action, draws)
         return State(**batch.state_dict())
 
     def step(self, state: State, action: torch.Tensor, draws: HashedRandom) -> tuple[State, GameEvents]:
         """Return the state after one step of all games, with its events; `action` is [B, N] int64."""
-        batch = self.batch(len(state.t), 1)
-        batch.load_state_dict(vars(state), self.near)
+        batch = self.allocate_batch(len(state.t), 1)
+        batch.load_state_dict(vars(state), self.site_adjacency)
         reward = self._play(batch, batch_loop.STEP, action, draws)
         return State(**batch.state_dict()), self._events(batch, reward)
 
-    def _events(self, batch: Batch, reward: torch.Tensor) -> GameEvents:
-        events = fields(batch.player_events.to(torch.int64), PLAYER_EVENTS)
-        return GameEvents(reward, events["cleaned"], events["zaps"], events["others_cleaned"])
+    def _events(self, batch: GameBatch, reward: torch.Tensor) -> GameEvents:
+        events = split_fields(batch.player_events.to(torch.int64), PLAYER_EVENTS_DTYPE)
+        return GameEvents(reward, events["n_cleaned"], events["n_zapped"], events["n_other_cleaners"])
 
-    def _play(self, batch: Batch, command: int, action: torch.Tensor, draws: HashedRandom) -> torch.Tensor:
+    def _play(self, batch: GameBatch, command: int, action: torch.Tensor, draws: HashedRandom) -> torch.Tensor:
         """Execute `command` (`batch_loop.START` or `batch_loop.STEP`) in all games; return rewards [B, N]."""
         n, players = action.shape
-        run, source = self.run, draws.keys
+        run, source = self.play_games, draws.keys
         if type(draws).uniform is not HashedRandom.uniform:
             run = _replaying_games()
-            source = self._replay_table(draws, fields(batch.world, WORLD)["t"] + 1)
+            source = self._replay_table(draws, split_fields(batch.world, WORLD_DTYPE)["n_steps"] + 1)
         commands = torch.full((n,), command, dtype=torch.uint8)
         player_stats = torch.zeros((3, n, players), dtype=torch.float32)
-        inputs = Inputs(array(commands), array(action.contiguous()), array(source.contiguous()))
-        no_metrics = array(torch.zeros((0, 0), dtype=torch.float32))
-        outputs = Outputs(array(player_stats), no_metrics, self.empty_grids, self.empty_grids, self.empty_vectors)
+        inputs = LoopInputs(
+            to_loop_array(commands), to_loop_array(action.contiguous()), to_loop_array(source.contiguous())
+        )
+        no_metrics = to_loop_array(torch.zeros((0, 0), dtype=torch.float32))
+        outputs = LoopOutputs(
+            to_loop_array(player_stats), no_metrics, self.empty_grids, self.empty_grids, self.empty_vectors
+        )
         run(1, n, (inputs, outputs, batch.arrays(), self.tables, self.empty_views))
         return player_stats[0]
 
@@ -154,10 +166,10 @@ class SteppedEngine(Engine):
 
         Its first columns are, for each purpose, the column where the purpose's numbers begin.
         """
-        n_draws = {"grow": self.n_apples, "return": len(self.tables.spawn)}
+        n_draws = {"grow": self.n_apple_sites, "return": len(self.tables.spawn_cells)}
         if not self.setup.has_rule("fixed_move_order"):
             n_draws["order"] = self.n_agents
-        if not self.harvest:
+        if not self.is_harvest:
             n_draws["spill"] = 2
         n_draws["return_heading"] = self.n_agents
         if "zap" not in self.actions or self.setup.has_rule("own_spawn_cells"):
@@ -176,15 +188,15 @@ def _replay_hash_step(source: Any, b: int, t: int) -> Any:
     return source[b]
 
 
-def _replay_draw(words: Any, purpose: int, index: int) -> Any:
-    """Return a number from a row of the table of replayed random numbers; replaces `hashed_random.draw`."""
-    return words[words[purpose] + index]
+def _replay_draw(row: Any, purpose: int, index: int) -> Any:
+    """Return a number from a row of the table of replayed random numbers; replaces `hashed_random.draw_integer`."""
+    return row[row[purpose] + index]
 
 
 @functools.cache
-def _replaying_games() -> CpuGames:
+def _replaying_games() -> CpuLoop:
     """Return games whose random numbers are replayed."""
-    games = CpuGames()
+    games = CpuLoop()
     games._functions = _replaying_functions()
     return games
 
@@ -193,9 +205,9 @@ def _replaying_functions() -> SimpleNamespace:
     import numba
 
     # Rows of a table are views of an array, which need reference counts.
-    options = {**compilation.OPTIONS, "_nrt": True}
+    options = {**compilation.JIT_OPTIONS, "_nrt": True}
     with compilation.numba_cache(compilation.cache_folder()) as cache:
-        inner, entry = numba.njit(**compilation.INNER_OPTIONS, **options), numba.njit(cache=cache, **options)
-        replay = {"hash_step": _replay_hash_step, "draw": _replay_draw}
+        inner, entry = numba.njit(**compilation.INNER_JIT_OPTIONS, **options), numba.njit(cache=cache, **options)
+        replay = {"hash_step": _replay_hash_step, "draw_integer": _replay_draw}
         with mock.patch.multiple(rules, **replay), mock.patch.multiple(hashed_random, **replay):
             return compilation.build_functions(inner, entry)

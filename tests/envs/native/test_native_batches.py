@@ -14,8 +14,8 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.envs.native.engine import Setup
-from llmrl.envs.native.hashed_random import game_keys
+from llmrl.envs.native.engine import GameSetup
+from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.substrate import maps
 from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_game_numbers_are_uniform() -> None:
-    keys = torch.from_numpy(game_keys(np.full(64, 7), np.arange(64), np.zeros(64, np.int64)))
+    keys = torch.from_numpy(derive_game_keys(np.full(64, 7), np.arange(64), np.zeros(64, np.int64)))
     t = torch.zeros(64, dtype=torch.int32)
     draws = HashedRandom(keys)
     u = torch.cat([draws.uniform("grow", t + step, 500) for step in range(40)])
@@ -53,8 +53,10 @@ def test_rejects_oversized_rollouts() -> None:
 
 def test_respawn_conflict_is_random() -> None:
     """Let two of three players respawn on one free cell; the third stands at its start."""
-    engine = SteppedEngine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
-    draws = HashedRandom(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
+    engine = SteppedEngine(GameSetup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
+    draws = HashedRandom(
+        torch.from_numpy(derive_game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64)))
+    )
     start = engine.start(draws)
     due = torch.tensor([True, False, True]).expand(4000, 3)
     state = dataclasses.replace(start, alive=~due, out_for=due.to(torch.int32), pos=torch.where(due, 0, start.pos))

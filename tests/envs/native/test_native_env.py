@@ -11,8 +11,8 @@ import torch
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import on_host
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.native.engine import Setup
-from llmrl.envs.native.hashed_random import game_keys
+from llmrl.envs.native.engine import GameSetup
+from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.native.vec_env import has_ended
 from llmrl.envs.substrate import maps
 from native_games import SUBSTRATES, flat, native, random_actions
@@ -113,14 +113,14 @@ def test_completed_games_wait_with_zero_rewards() -> None:
 
 @pytest.mark.parametrize(("substrate", "chance"), [("cleanup", 0.2), ("harvest", 0.15)])
 def test_episodes_end_at_random_as_upstream(substrate: Any, chance: float) -> None:
-    setup = Setup(maps.find(substrate, "own"), 2)
-    keys = game_keys(np.full(20_000, 3), np.arange(20_000), np.zeros(20_000, np.int64))
+    setup = GameSetup(maps.find(substrate, "own"), 2)
+    keys = derive_game_keys(np.full(20_000, 3), np.arange(20_000), np.zeros(20_000, np.int64))
     assert not has_ended(np.full(20_000, 1098), None, keys, setup).any()
     assert not has_ended(np.full(20_000, 1100), None, keys, setup).any()
     shares = [has_ended(np.full(20_000, t), None, keys, setup).mean() for t in (1099, 1199, 4899)]
     assert all(abs(share - chance) < 4 * np.sqrt(chance * (1 - chance) / 20_000) for share in shares)
     assert has_ended(np.full(2, 5000), None, keys[:2], setup).all()
-    legislative_setup = Setup(setup.game_map, 2, "legislative")
+    legislative_setup = GameSetup(setup.game_map, 2, "legislative")
     assert not has_ended(np.full(20_000, 1099), None, keys, legislative_setup).any()
 
 
@@ -132,7 +132,7 @@ def test_legislative_rules_disable_zap() -> None:
     cleanup_env = native("cleanup", 2, rules="legislative", n_agents=3)
     cleanup_env.reset(seed=1)
     step = cleanup_env.step(np.zeros((2, 3), np.int64))
-    assert (step.info["apples_live"] == cleanup_env.engine.n_apples).all()
+    assert (step.info["apples_live"] == cleanup_env.engine.n_apple_sites).all()
 
 
 def test_words_match_grid() -> None:

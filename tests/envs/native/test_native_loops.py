@@ -20,7 +20,7 @@ import torch
 import llmrl
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import compilation, hashed_random
-from llmrl.envs.native.hashed_random import game_keys
+from llmrl.envs.native.hashed_random import derive_game_keys
 from played_games import GAMES, digest, digests, small
 from stepped_engine import PURPOSES, HashedRandom
 
@@ -30,14 +30,14 @@ SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def keys(games: int = 20) -> np.ndarray:
-    return game_keys(np.full(games, 7), np.arange(games), np.zeros(games, np.int64))
+    return derive_game_keys(np.full(games, 7), np.arange(games), np.zeros(games, np.int64))
 
 
 def draw_numbers(functions: Any, source: np.ndarray) -> np.ndarray:
     """Draw 10,000 numbers of 20 games, for each purpose."""
     return np.array(
         [
-            [functions.draw(functions.hash_step(source, b, 40 + b), k % 8, k) for k in range(500)]
+            [functions.draw_integer(functions.hash_step(source, b, 40 + b), k % 8, k) for k in range(500)]
             for b in range(len(source))
         ]
     )
@@ -54,14 +54,14 @@ def test_random_numbers_agree_across_backends() -> None:
     source = keys()
     plain = draw_numbers(hashed_random, source)
     assert plain.size == 10_000 and len(np.unique(plain)) > 9_980
-    compiled = compilation.build_functions(numba.njit(**compilation.OPTIONS))
+    compiled = compilation.build_functions(numba.njit(**compilation.JIT_OPTIONS))
     assert np.array_equal(plain, draw_numbers(compiled, source)) and np.array_equal(plain, draw_tensors(source))
 
 
 def test_thresholds_match_float_comparison() -> None:
     rng = np.random.default_rng(0)
     for p in [*rng.random(200), 0.0, 0.0025, 0.5, 0.05, 1.0, -0.1, 2.0**-24, 3 * 2.0**-25]:
-        limit = hashed_random.threshold(p)
+        limit = hashed_random.probability_threshold(p)
         candidates = np.clip(np.arange(limit - 3, limit + 3), 0, 2**24 - 1)
         assert np.array_equal(
             candidates < limit, candidates.astype(np.float32) * hashed_random.SCALE < np.float32(p)
@@ -81,7 +81,7 @@ def test_200_episodes_agree_across_backends() -> None:
         "import sys, numpy as np\n"
         "from llmrl.envs.native import compilation\n"
         "from played_games import digests, small\n"
-        "assert isinstance(small('harvest').engine.run, compilation.GpuGames)\n"
+        "assert isinstance(small('harvest').engine.play_games, compilation.GpuLoop)\n"
         f"source = np.array({keys().tolist()}, np.int32)\n"
         "numbers = np.zeros((20, 500), np.int64)\n"
         "import drawn_numbers\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine_games import RealGame, Rig, drawn, in_child
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot.worker import Game, MemoryLayout
-from llmrl.envs.native.cell_codes import WATER_FRAMES, assign_codes, blend, load_tiles, paint
+from llmrl.envs.native.cell_codes import WATER_FRAMES, assign_codes, blend, load_tiles, render_tiles
 from llmrl.envs.native.observations import ViewRenderer
 from llmrl.envs.substrate import install, maps, sprites
 from llmrl.envs.substrate.grid_text import BEAMS
@@ -122,8 +122,8 @@ def test_player_view_matches_engine(substrate, rules):
                     code_table[key] = reader.code(codes_seen[place], heading, place == PLAYER_CELL)
                 code = code_table[key]
                 certain[place] = code is not None
-                ids[place] = tile_bank.player[heading, code or 0]
-            mine = paint(tile_bank.bank, ids)
+                ids[place] = tile_bank.ids_by_heading[heading, code or 0]
+            mine = render_tiles(tile_bank.bank, ids)
             mask = certain.repeat(8, 0).repeat(8, 1)
             assert mine.shape == picture.shape == PIXELS_SHAPE
             wrong = np.argwhere((mine != picture).any(-1) & mask) // 8
@@ -177,7 +177,7 @@ def test_world_view_matches_engine(substrate):
         [game_map.cell(int(x), int(y)) for x, y, site_kind in sites if site_kind == kind] for kind in (1, 2, 3)
     )
     for codes_seen, picture in frames:
-        cells = codes.base.copy()
+        cells = codes.base_codes.copy()
         cells[apples] += codes_seen.apple + 2 * codes_seen.dry
         cells[water] += codes_seen.water
         cells[dirt] += WATER_FRAMES * codes_seen.dirt
@@ -185,7 +185,7 @@ def test_world_view_matches_engine(substrate):
             cell = game_map.cell(int(codes_seen.x[slot]), int(codes_seen.y[slot]))
             cells[cell] += codes.n_grounds * (1 + 4 * slot + codes_seen.heading[slot])
         grid = cells.reshape(-1, game_map.stride)[maps.MARGIN : -maps.MARGIN, maps.MARGIN : -maps.MARGIN]
-        np.testing.assert_array_equal(paint(tile_bank.bank, tile_bank.world[grid]), picture)
+        np.testing.assert_array_equal(render_tiles(tile_bank.bank, tile_bank.world_ids[grid]), picture)
 
 
 @settings(max_examples=40)
@@ -200,7 +200,7 @@ def test_pictures_are_composed_of_tiles(ids):
         *at, row, column = place
         expected_pixels[(*at, slice(8 * row, 8 * row + 8), slice(8 * column, 8 * column + 8))] = bank[ids[place]]
     out = torch.empty(expected_pixels.shape, dtype=torch.uint8)
-    assert ViewRenderer(bank).expand(torch.from_numpy(ids), out) is out
+    assert ViewRenderer(bank).render(torch.from_numpy(ids), out) is out
     np.testing.assert_array_equal(out.numpy(), expected_pixels)
 
 
@@ -215,7 +215,7 @@ def test_output_array_is_filled(games):
     try:
         painter = ViewRenderer(bank)
         for _ in range(2):
-            painter.expand(torch.from_numpy(ids), out)
+            painter.render(torch.from_numpy(ids), out)
             expected_pixels = bank[ids].transpose(0, 1, 3, 2, 4, 5).reshape(out.shape)
             np.testing.assert_array_equal(out.numpy(), expected_pixels)
             ids = ids[::-1].copy()
@@ -234,14 +234,14 @@ def test_plain_tiles_need_no_package(substrate, monkeypatch):
     codes = assign_codes(game_map, 15)
     tile_bank = load_tiles(substrate, game_map.text, 15, "auto")
     assert tile_bank is load_tiles(substrate, game_map.text, 15, "plain")
-    ground, _, beam = codes.parts()
-    assert not tile_bank.bank[0].any() and (tile_bank.player[:, ground == 0] == 0).all()
+    ground, _, beam = codes.split_codes()
+    assert not tile_bank.bank[0].any() and (tile_bank.ids_by_heading[:, ground == 0] == 0).all()
     # Everything that matters can be told from the rest: what lies there, who stands there, and where they face.
     for heading in range(4):
         for ground_code in range(1, codes.n_grounds):
             other_avatars = (ground == ground_code) & (beam == 0)
-            assert len(set(tile_bank.player[heading, other_avatars])) == codes.n_avatars
-    looks = {codes.grounds[ground_code]: tile_bank.world[ground_code] for ground_code in range(codes.n_grounds)}
+            assert len(set(tile_bank.ids_by_heading[heading, other_avatars])) == codes.n_avatars
+    looks = {codes.grounds[ground_code]: tile_bank.world_ids[ground_code] for ground_code in range(codes.n_grounds)}
     waters = {stack: look for stack, look in looks.items() if stack and stack[0] in ("water_2", "water_4")}
     assert len(set(looks.values())) >= len(looks) - len(waters) // 2
 
@@ -252,7 +252,7 @@ def test_tiles_are_cached(substrate, source):
     text = OWN_MAPS[substrate]
     tile_bank = load_tiles(substrate, text, 15, source)
     assert len({tile.tobytes() for tile in tile_bank.bank}) == len(tile_bank.bank)
-    assert set(np.unique(tile_bank.player)) == set(range(len(tile_bank.bank)))
+    assert set(np.unique(tile_bank.ids_by_heading)) == set(range(len(tile_bank.bank)))
     assert load_tiles(substrate, text, 15, source) is tile_bank
     with pytest.raises(ValueError, match="read-only"):
         tile_bank.bank[0] = 1
@@ -265,7 +265,7 @@ def test_players_rotate_against_view():
     floor = codes.grounds.index(("floor",))
 
     def mark(viewer, heading):
-        tile = tile_bank.bank[tile_bank.player[viewer, floor + codes.n_grounds * (1 + heading)]]
+        tile = tile_bank.bank[tile_bank.ids_by_heading[viewer, floor + codes.n_grounds * (1 + heading)]]
         return np.argwhere((tile == 255).all(-1)).mean(0)
 
     marks = np.array([[mark(viewer, heading) for heading in range(4)] for viewer in range(4)])

@@ -13,8 +13,8 @@ import pytest
 import torch
 from scipy import stats
 
-from llmrl.envs.native.engine import Setup
-from llmrl.envs.native.hashed_random import game_keys
+from llmrl.envs.native.engine import GameSetup
+from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.native.vec_env import has_ended
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.maps import GameMap, parse
@@ -33,12 +33,12 @@ def melting_pot(substrate: str, clean: bool = False) -> GameMap:
 
 
 def keys(games, seed=0):
-    return torch.from_numpy(game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64)))
+    return torch.from_numpy(derive_game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64)))
 
 
 def started(substrate, games=N_GAMES, n_agents=7, clean=False, text=None):
     """Return an engine, new games, and their random numbers."""
-    engine = SteppedEngine(Setup(parse(substrate, text) if text else melting_pot(substrate, clean), n_agents))
+    engine = SteppedEngine(GameSetup(parse(substrate, text) if text else melting_pot(substrate, clean), n_agents))
     draws = HashedRandom(keys(games))
     return engine, engine.start(draws), draws
 
@@ -103,7 +103,7 @@ def test_players_begin_anywhere_facing_anywhere(substrate):
         cells = game_map.inside if substrate == "harvest" and player < 2 else game_map.spawn
         counts = np.bincount(state.pos[:, player], minlength=game_map.n_cells)
         assert even(counts[cells]) and counts[cells].sum() == N_GAMES
-    if engine.n_water:
+    if engine.n_river_cells:
         assert even(np.bincount(state.phase.flatten().numpy(), minlength=4))
 
 
@@ -189,7 +189,7 @@ def test_apple_regrowth_depends_on_neighbors():
 
 @pytest.mark.parametrize(("substrate", "p"), [("cleanup", 0.2), ("harvest", 0.15)])
 def test_episodes_end_at_1099_then_per_hundred(substrate, p):
-    setup = Setup(melting_pot(substrate), 7)
+    setup = GameSetup(melting_pot(substrate), 7)
     random_keys = keys(N_GAMES).numpy()
     going, n_remaining = np.ones(N_GAMES, bool), N_GAMES
     lengths = []

@@ -11,7 +11,7 @@ import torch
 
 import scripted
 from engine_games import Rig, play
-from llmrl.envs.native.hashed_random import game_keys
+from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.substrate.maps import OWN_MAPS, parse
 from replays import engine_of, replay
 from some import some
@@ -130,7 +130,7 @@ def test_engine_start_is_valid():
     for name in ("cleanup", "harvest", "cleanup, legislative", "harvest, legislative"):
         recording = episodes(name, 1, 1)[0]
         game_map, observation, engine = engine_of(recording).setup.game_map, recording.seen, engine_of(recording)
-        keys = game_keys(np.zeros(2000, np.int64), np.arange(2000), np.zeros(2000, np.int64))
+        keys = derive_game_keys(np.zeros(2000, np.int64), np.arange(2000), np.zeros(2000, np.int64))
         start = engine.start(HashedRandom(torch.from_numpy(keys)))
         cells = (observation.y[0] + 9) * game_map.stride + observation.x[0] + 9
         for player, cell in enumerate(cells):

@@ -1,7 +1,7 @@
 """The loop over the games of a batch: start an episode, take a step, write observations and metrics.
 
-In the loops that take most of the time, indices are unsigned. Numba then omits the check for negative indices, which
-halves the time.
+In the loops that take most of the time, indices are unsigned, because Numba then omits the check for negative indices.
+This halves the time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.envs.native.cell_codes import WATER_FRAMES
-from llmrl.envs.native.game_arrays import Games, Inputs, Int32, Outputs, Settings, Tables, ViewTables
-from llmrl.envs.native.rules import CLEANED, REWARD, start_game, step_game
+from llmrl.envs.native.game_arrays import Games, Int32, LoopInputs, LoopOutputs, RuleConstants, RuleTables, ViewTables
+from llmrl.envs.native.rules import N_CLEANED, REWARD, start_game, step_game
 
-WAIT, STEP, START, KEEP = range(4)
-"""Commands for a game: nothing (it is over); a step; a new episode; observations only."""
-EATEN, ZAPPED_OUT, PRESENT, LIVE, REGROWN, CLEANED_CELLS, SHOTS, DIRTY_CELLS = range(8)
-"""Indices into `Outputs.info`, [n_games] each; their names are `METRICS`."""
+WAIT, STEP, START, OBSERVE = range(4)
+"""Commands for a game: do nothing, as it has ended; take a step; start an episode; write observations only."""
+(
+    APPLES_EATEN,
+    PLAYERS_ZAPPED,
+    PLAYERS_PRESENT,
+    APPLES_LIVE,
+    APPLES_REGROWN,
+    CELLS_CLEANED,
+    CLEANING_SHOTS,
+    DIRTY_CELLS,
+) = range(8)
+"""Indices into `LoopOutputs.metrics`, [n_games] each; their names are `METRICS`."""
 METRICS = (
     "apples_eaten",
     "zaps",
@@ -29,7 +38,7 @@ METRICS = (
     "cleaning_shots",
     "dirt",
 )
-WATER_STEPS = 3
+STEPS_PER_WATER_FRAME = 3
 """Number of steps between two frames of the water."""
 
 
@@ -37,69 +46,72 @@ def play(
     first: int,
     last: int,
     lane: int,
-    inputs: Inputs,
-    outputs: Outputs,
+    inputs: LoopInputs,
+    outputs: LoopOutputs,
     games: Games,
-    tables: Tables,
+    tables: RuleTables,
     views: ViewTables,
 ) -> None:
-    """Execute the command `inputs.commands` in games `first` to `last`, and write their observations and metrics."""
-    row: Any = np.uint32(lane)
+    """Execute the commands of games `first` to `last` - 1, and write their observations and metrics.
+
+    `lane` is the index of the thread, or on a GPU of the game, and selects its scratch memory.
+    """
+    scratch_row: Any = np.uint32(lane)
     for game in range(first, last):
         b: Any = np.uint32(game)
-        previous_apples = games.world[b].apples
+        previous_apples = games.world[b].n_apples
         command = inputs.commands[b]
         if command == STEP:
-            step_game(b, row, inputs, outputs.player_stats, games, tables)
-        elif command != KEEP:
+            step_game(b, scratch_row, inputs, outputs.player_stats, games, tables)
+        elif command != OBSERVE:
             if command == START:
                 start_game(b, inputs, games, tables)
             write_idle_outputs(b, outputs, games)
-        if outputs.info.shape[1] > 0:
+        if outputs.metrics.shape[1] > 0:
             write_metrics(b, previous_apples, command == STEP, outputs, games)
-        if outputs.grid.shape[0] > 0 or outputs.ids.shape[0] > 0:
-            write_codes(b, row, games, tables.settings, tables.beams, views)
-            write_views(b, row, outputs, games, tables.settings, views)
+        if outputs.grid.shape[0] > 0 or outputs.tile_ids.shape[0] > 0:
+            write_codes(b, scratch_row, games, tables.settings, tables.beam_cells, views)
+            write_views(b, scratch_row, outputs, games, tables.settings, views)
         if outputs.vector.shape[0] > 0:
             write_vectors(b, outputs, games, tables.settings)
 
 
-def write_idle_outputs(b: int, outputs: Outputs, games: Games) -> None:
+def write_idle_outputs(b: int, outputs: LoopOutputs, games: Games) -> None:
     """Write zeros as rewards and events of a game that takes no step."""
     for i in range(games.player_events.shape[1]):
         for k in range(outputs.player_stats.shape[0]):
             outputs.player_stats[k, b, i] = 0
         player_events = games.player_events[b, i]
-        player_events.cleaned = 0
-        player_events.zaps = 0
-        player_events.others_cleaned = 0
-        player_events.place = 0
-        player_events.zapped = 0
-        player_events.washed = 0
+        player_events.n_cleaned = 0
+        player_events.n_zapped = 0
+        player_events.n_other_cleaners = 0
+        player_events.pose_index = 0
+        player_events.zap_beam_mask = 0
+        player_events.cleaning_beam_mask = 0
 
 
-def write_metrics(b: int, previous_apples: int, played: bool, outputs: Outputs, games: Games) -> None:
-    """Write the metrics of a step; `previous_apples` is the number of apples before it.
+def write_metrics(b: int, previous_apples: int, has_stepped: bool, outputs: LoopOutputs, games: Games) -> None:
+    """Write the metrics of a step, before which there were `previous_apples` apples.
 
-    In a game that is over nobody is present.
+    Without a step (`has_stepped` is false), the number of players present is 0.
     """
-    player_stats, info = outputs.player_stats, outputs.info
-    for k in range(info.shape[0]):
-        info[k, b] = 0
+    player_stats, metrics = outputs.player_stats, outputs.metrics
+    for k in range(metrics.shape[0]):
+        metrics[k, b] = 0
     for i in range(games.players.shape[1]):
-        info[EATEN, b] += player_stats[REWARD, b, i]
-        info[ZAPPED_OUT, b] += games.player_events[b, i].zaps
-        if played:
-            info[PRESENT, b] += games.players[b, i].alive
-        info[CLEANED_CELLS, b] += player_stats[CLEANED, b, i]
-        if player_stats[CLEANED, b, i] > 0:
-            info[SHOTS, b] += 1
-    info[LIVE, b] = games.world[b].apples
-    info[REGROWN, b] = games.world[b].apples - previous_apples + info[EATEN, b]
-    info[DIRTY_CELLS, b] = games.world[b].dirt
+        metrics[APPLES_EATEN, b] += player_stats[REWARD, b, i]
+        metrics[PLAYERS_ZAPPED, b] += games.player_events[b, i].n_zapped
+        if has_stepped:
+            metrics[PLAYERS_PRESENT, b] += games.players[b, i].alive
+        metrics[CELLS_CLEANED, b] += player_stats[N_CLEANED, b, i]
+        if player_stats[N_CLEANED, b, i] > 0:
+            metrics[CLEANING_SHOTS, b] += 1
+    metrics[APPLES_LIVE, b] = games.world[b].n_apples
+    metrics[APPLES_REGROWN, b] = games.world[b].n_apples - previous_apples + metrics[APPLES_EATEN, b]
+    metrics[DIRTY_CELLS, b] = games.world[b].n_dirty
 
 
-def any_invalid(action: Any, n_actions: int) -> bool:
+def has_invalid_action(action: Any, n_actions: int) -> bool:
     """Return whether any of `action` [n_games, n_agents] is not in 0 .. n_actions - 1."""
     for b in range(action.shape[0]):
         for i in range(action.shape[1]):
@@ -108,104 +120,113 @@ def any_invalid(action: Any, n_actions: int) -> bool:
     return False
 
 
-def write_codes(b: int, lane: int, games: Games, settings: Settings, beams: Int32, views: ViewTables) -> None:
-    """Write the codes of all cells into row `lane` of `games.codes`; `beams` as in `Tables`."""
+def write_codes(b: int, lane: int, games: Games, settings: RuleConstants, beams: Int32, views: ViewTables) -> None:
+    """Write the codes of all cells into row `lane` of `games.codes`; `beams` is `RuleTables.beam_cells`."""
     codes = games.codes
-    for cell in range(views.base.shape[0]):
-        codes[lane, cell] = views.base[cell]
-    n_sites = games.orchard.shape[1]
+    for cell in range(views.base_codes.shape[0]):
+        codes[lane, cell] = views.base_codes[cell]
+    n_sites = games.apple_sites.shape[1]
     for k in range(n_sites):
-        site = games.orchard[b, k]
-        codes[lane, np.uint32(views.places[k])] += site.apple + 2 * site.dry
-    turned = games.world[b].t // WATER_STEPS
-    for k in range(games.river.shape[1]):
-        spot = games.river[b, k]
-        frame = (spot.phase + turned) & (WATER_FRAMES - 1)
-        codes[lane, np.uint32(views.places[n_sites + k])] += frame + WATER_FRAMES * spot.dirt
+        site = games.apple_sites[b, k]
+        codes[lane, np.uint32(views.variable_cells[k])] += site.apple_state + 2 * site.is_withered
+    n_frames_passed = games.world[b].n_steps // STEPS_PER_WATER_FRAME
+    for k in range(games.river_cells.shape[1]):
+        river_cell = games.river_cells[b, k]
+        frame = (river_cell.phase + n_frames_passed) & (WATER_FRAMES - 1)
+        codes[lane, np.uint32(views.variable_cells[n_sites + k])] += frame + WATER_FRAMES * river_cell.is_dirty
     for i in range(games.players.shape[1]):
         player = games.players[b, i]
         if player.alive == 1:
-            codes[lane, player.pos] += settings.n_grounds * (1 + 4 * i + player.heading)
-    # Where two beams cross, the zap is shown, so it is drawn last.
-    beam = settings.n_grounds * settings.n_avatars
+            codes[lane, player.cell] += settings.n_ground_codes * (1 + 4 * i + player.heading)
+    # Zaps are written last, so a zap hides a cleaning beam on the same cell.
+    n_codes_per_beam = settings.n_ground_codes * settings.n_avatar_codes
     for i in range(games.players.shape[1]):
-        draw_beam(b, lane, i, games.player_events[b, i].washed, 1, beam, games, beams)
+        draw_beam(b, lane, i, games.player_events[b, i].cleaning_beam_mask, 1, n_codes_per_beam, games, beams)
     for i in range(games.players.shape[1]):
-        draw_beam(b, lane, i, games.player_events[b, i].zapped, 2, beam, games, beams)
+        draw_beam(b, lane, i, games.player_events[b, i].zap_beam_mask, 2, n_codes_per_beam, games, beams)
     codes[lane, 0] = 0
 
 
-def draw_beam(b: int, lane: int, i: int, passed: int, kind: int, beam: int, games: Games, beams: Int32) -> None:
-    """Draw a beam of player `i` on the cells that it passes, given as the bits of `passed`."""
-    if passed != 0:
+def draw_beam(
+    b: int, lane: int, i: int, beam_mask: int, beam: int, n_codes_per_beam: int, games: Games, beams: Int32
+) -> None:
+    """Write a beam of player `i`, 1 for cleaning or 2 for a zap, into the codes of the cells in `beam_mask`."""
+    if beam_mask != 0:
         for k in range(9):
-            if passed >> k & 1 == 1:
-                cell = beams[games.player_events[b, i].place, k]
-                games.codes[lane, cell] = games.codes[lane, cell] % beam + kind * beam
+            if beam_mask >> k & 1 == 1:
+                cell = beams[games.player_events[b, i].pose_index, k]
+                games.codes[lane, cell] = games.codes[lane, cell] % n_codes_per_beam + beam * n_codes_per_beam
 
 
-def write_views(b: int, lane: int, outputs: Outputs, games: Games, settings: Settings, views: ViewTables) -> None:
-    """Write the 121 cells that each player sees, rotated so that the player faces up.
+def write_views(
+    b: int, lane: int, outputs: LoopOutputs, games: Games, settings: RuleConstants, views: ViewTables
+) -> None:
+    """Write the 121 cells that each player sees, rotated so that the player faces up; zeros for removed players.
 
-    Codes go to `outputs.grid`, four of them packed into 32 bits, and tiles to `outputs.ids`; either may be empty.
+    Elements of the channel `grid`, four bytes as one int32, are written to `outputs.grid`, and tile indices to
+    `outputs.tile_ids`. Either may be empty, and then is not written.
     """
     codes, offsets = games.codes, views.offsets
-    grid, ids = outputs.grid, outputs.ids
+    grid, tile_ids = outputs.grid, outputs.tile_ids
     for i in range(games.players.shape[1]):
         player = games.players[b, i]
         if player.alive == 1:
-            cell, heading = player.pos, player.heading
-            turn = np.uint32(heading)
+            cell, heading = player.cell, player.heading
+            direction = np.uint32(heading)
             # The viewing player has the last avatar code.
-            previous = codes[lane, cell]
-            codes[lane, cell] = previous + settings.n_grounds * (settings.n_avatars - 2 - 4 * i - heading)
+            code_without_viewer = codes[lane, cell]
+            codes[lane, cell] = code_without_viewer + settings.n_ground_codes * (
+                settings.n_avatar_codes - 2 - 4 * i - heading
+            )
             if grid.shape[0] > 0:
                 for k in range(offsets.shape[1]):
-                    code = codes[lane, np.uint32(cell + offsets[turn, k])]
-                    grid[b, i, k] = views.grids[turn, np.uint32(code)]
-            if ids.shape[0] > 0:
+                    code = codes[lane, np.uint32(cell + offsets[direction, k])]
+                    grid[b, i, k] = views.grid_words[direction, np.uint32(code)]
+            if tile_ids.shape[0] > 0:
                 for k in range(offsets.shape[1]):
-                    code = codes[lane, np.uint32(cell + offsets[turn, k])]
-                    ids[b, i, k] = views.tiles[turn, np.uint32(code)]
-            codes[lane, cell] = previous
+                    code = codes[lane, np.uint32(cell + offsets[direction, k])]
+                    tile_ids[b, i, k] = views.tile_ids[direction, np.uint32(code)]
+            codes[lane, cell] = code_without_viewer
         else:
             if grid.shape[0] > 0:
                 for k in range(offsets.shape[1]):
                     grid[b, i, k] = 0
-            if ids.shape[0] > 0:
+            if tile_ids.shape[0] > 0:
                 for k in range(offsets.shape[1]):
-                    ids[b, i, k] = 0
+                    tile_ids[b, i, k] = 0
 
 
-def copy_tiles(first: int, last: int, lane: int, ids: Int32, bank: NDArray[np.int64], lines: NDArray[np.int64]) -> None:
-    """Copy the tiles of rows `first` to `last` of `ids` into an image.
+def copy_tiles(
+    first: int, last: int, lane: int, tile_ids: Int32, tile_rows: NDArray[np.int64], image_rows: NDArray[np.int64]
+) -> None:
+    """Copy the tiles of rows `first` to `last` - 1 of `tile_ids` into an image.
 
     Args:
-        first, last: rows of `ids`.
+        first, last: rows of `tile_ids`, from `first` to `last` - 1.
         lane: not used.
-        ids: tile numbers of the cells, [rows, columns].
-        bank: lines of the tiles, three integers each, [n_tiles, 8, 3].
-        lines: lines of the image, [rows, 8, columns, 3].
+        tile_ids: tile index of each cell, [rows, columns].
+        tile_rows: pixel rows of the tiles, three 64-bit integers each, [n_tiles, 8, 3].
+        image_rows: pixel rows of the image, [rows, 8, columns, 3].
     """
     for row in range(first, last):
-        for line in range(bank.shape[1]):
-            for column in range(ids.shape[1]):
-                tile = np.uint32(ids[row, column])
-                for k in range(bank.shape[2]):
-                    lines[row, line, column, k] = bank[tile, line, k]
+        for y in range(tile_rows.shape[1]):
+            for column in range(tile_ids.shape[1]):
+                tile = np.uint32(tile_ids[row, column])
+                for k in range(tile_rows.shape[2]):
+                    image_rows[row, y, column, k] = tile_rows[tile, y, k]
 
 
-def write_vectors(b: int, outputs: Outputs, games: Games, settings: Settings) -> None:
+def write_vectors(b: int, outputs: LoopOutputs, games: Games, settings: RuleConstants) -> None:
     """Write the channel `vector` into `outputs.vector`.
 
-    Its entries are the readiness to zap in [0, 1] and, in Clean Up, the number of others who cleaned in the step
+    Its elements are the readiness to zap in [0, 1] and, in Clean Up, the number of others who cleaned in the step
     before.
     """
     vector = outputs.vector
     for i in range(games.players.shape[1]):
-        ready = 0.0
+        readiness = 0.0
         if games.players[b, i].alive == 1:
-            ready = 1.0 - games.players[b, i].zap_wait / settings.zap_cooldown
-        vector[b, i, 0] = np.float32(ready)
+            readiness = 1.0 - games.players[b, i].steps_until_zap / settings.zap_cooldown
+        vector[b, i, 0] = np.float32(readiness)
         if vector.shape[2] > 1:
-            vector[b, i, 1] = games.player_events[b, i].others_cleaned
+            vector[b, i, 1] = games.player_events[b, i].n_other_cleaners

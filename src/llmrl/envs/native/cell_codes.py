@@ -1,4 +1,4 @@
-"""Codes of a cell's contents (ground, avatar and beam as one number), and the tile of 8 x 8 pixels that shows a code.
+"""Codes of cells (ground, avatar and beam as one integer), and the tile of 8 x 8 pixels that displays each code.
 
     code = ground + n_grounds * (avatar + n_avatars * beam)
 
@@ -31,14 +31,14 @@ class CellCodes:
     Attributes:
         n_agents: number of players.
         grounds: sprites of each ground, bottom to top; ground 0 has none.
-        base: default ground of each cell, [n_cells]: clean river in frame 0, no apple, grass not withered. The current
-            ground is `base` + frame of the water + `WATER_FRAMES` if dirty + 1 with an apple + 2 if the grass has
-            withered.
+        base_codes: default ground of each cell, [n_cells]: clean river in frame 0, no apple, grass not withered. The
+            ground of a cell in a game is `base_codes` + frame of the water + `WATER_FRAMES` if dirty + 1 with an apple
+            + 2 if the grass has withered.
     """
 
     n_agents: int
     grounds: tuple[tuple[str, ...], ...]
-    base: NDArray[np.int32]
+    base_codes: NDArray[np.int32]
 
     @property
     def n_grounds(self) -> int:
@@ -53,17 +53,17 @@ class CellCodes:
     def n_codes(self) -> int:
         return self.n_grounds * self.n_avatars * len(BEAMS)
 
-    def parts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def split_codes(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return ground, avatar and beam of every code, each [n_codes]."""
         code = np.arange(self.n_codes)
         return code % self.n_grounds, code // self.n_grounds % self.n_avatars, code // self.n_grounds // self.n_avatars
 
-    def grid(self) -> NDArray[np.uint8]:
-        """Return the entries of the channel `grid` for each heading of the viewing player and every code.
+    def grid_table(self) -> NDArray[np.uint8]:
+        """Return the four bytes of the channel `grid` for each heading of the viewing player and every code.
 
-        The shape is [4, n_codes, 4] uint8; entries are described in `grid_text.grid_codes`.
+        The shape is [4, n_codes, 4] uint8; the bytes are described in `grid_text.grid_codes`.
         """
-        ground, avatar, beam = self.parts()
+        ground, avatar, beam = self.split_codes()
         table = np.zeros((4, self.n_codes, 4), np.uint8)
         # Of several sprites on a cell, the one with the highest index into `grid_text.CONTENTS` counts.
         contents = np.array([max(map(sprite_content, stack), default=0) for stack in self.grounds], np.uint8)
@@ -83,7 +83,7 @@ def assign_codes(game_map: GameMap, n_agents: int) -> CellCodes:
     """Return the codes for a map: one for each static ground, and one for each state of river cells and apple sites."""
     grounds: list[tuple[str, ...]] = [()]
     indices: dict[tuple[int, str], int] = {}
-    base = np.zeros(game_map.n_cells, np.int32)
+    base_codes = np.zeros(game_map.n_cells, np.int32)
     cell_types = np.full(game_map.n_cells, "", dtype="<U5")
     cell_types[game_map.apples] = "apple"
     cell_types[game_map.river] = "river"
@@ -92,20 +92,21 @@ def assign_codes(game_map: GameMap, n_agents: int) -> CellCodes:
         key = (int(game_map.stack_indices[cell]), str(cell_types[cell]))
         if key not in indices:
             indices[key] = len(grounds)
-            grounds += _sprite_stacks(game_map.stacks[key[0]], key[1], withers=game_map.substrate == "harvest")
-        base[cell] = indices[key]
-    return CellCodes(n_agents, tuple(grounds), base)
+            can_wither = game_map.substrate == "harvest"
+            grounds += _sprite_stacks(game_map.stacks[key[0]], key[1], can_wither)
+        base_codes[cell] = indices[key]
+    return CellCodes(n_agents, tuple(grounds), base_codes)
 
 
-def _sprite_stacks(stack: tuple[str, ...], kind: str, withers: bool) -> list[tuple[str, ...]]:
-    """Return the possible stacks of sprites of a cell of a kind, in the order of the offsets in `CellCodes.base`."""
-    if kind in ("river", "dirt"):
+def _sprite_stacks(stack: tuple[str, ...], cell_type: str, can_wither: bool) -> list[tuple[str, ...]]:
+    """Return the possible sprite stacks of a cell, in the order of the offsets in `CellCodes.base_codes`."""
+    if cell_type in ("river", "dirt"):
         frames = [f"water_{i + 1}" for i in range(WATER_FRAMES)]
         waters = [tuple(frame if sprite == "river" else sprite for sprite in stack) for frame in frames]
-        return waters if kind == "river" else waters + [(*water, "dirt") for water in waters]
-    if kind == "apple" and not withers:
+        return waters if cell_type == "river" else waters + [(*water, "dirt") for water in waters]
+    if cell_type == "apple" and not can_wither:
         return [stack, (*stack, "apple")]
-    if kind == "apple":
+    if cell_type == "apple":
         withered = tuple("floor" if sprite == "grass" else sprite for sprite in stack)
         return [stack, (*stack, "apple"), withered, (*withered, "apple")]
     return [stack]
@@ -116,14 +117,14 @@ class Tiles:
     """Images of all codes.
 
     Attributes:
-        player: the tile of each code as a player with each heading sees it, [4, n_codes] indices into `bank`.
-        world: the tile of each code in a frame of the whole world, north up, [n_codes] indices into `bank`.
-        bank: distinct tiles, [n_tiles, 8, 8, 3] RGB; the first is black, for cells outside the map and for players who
-            are out of the game.
+        ids_by_heading: tile of each code as a player with each heading sees it, [4, n_codes] indices into `bank`.
+        world_ids: tile of each code in a frame of the whole world, north up, [n_codes] indices into `bank`.
+        bank: distinct tiles, [n_tiles, 8, 8, 3] RGB; the first is black, for cells outside the map and
+            for removed players.
     """
 
-    player: NDArray[np.int32]
-    world: NDArray[np.int32]
+    ids_by_heading: NDArray[np.int32]
+    world_ids: NDArray[np.int32]
     bank: NDArray[np.uint8]
 
 
@@ -138,28 +139,28 @@ def load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprit
 
 @functools.lru_cache(maxsize=16)
 def _load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
-    """Paint every code for every viewer, and number the distinct images."""
+    """Paint every code for each heading of the viewer, and assign indices to the distinct images."""
     codes = assign_codes(parse(substrate, text), n_agents)
     sprite_set = sprites.load(substrate, n_agents, source)
     tiles = np.stack([_paint_codes(codes, sprite_set, heading) for heading in range(4)])
-    tiles[:, codes.parts()[0] == 0] = 0
-    bank, indices = _distinct(tiles.reshape(4 * codes.n_codes, -1))
-    player = indices.reshape(4, codes.n_codes)
+    tiles[:, codes.split_codes()[0] == 0] = 0
+    bank, indices = _find_distinct(tiles.reshape(4 * codes.n_codes, -1))
+    ids_by_heading = indices.reshape(4, codes.n_codes)
     # The arrays are cached and shared. The world is drawn as a player who faces north sees it, without that player.
-    player.setflags(write=False)
+    ids_by_heading.setflags(write=False)
     bank.setflags(write=False)
-    return Tiles(player, player[0], bank.reshape(-1, SIZE, SIZE, 3))
+    return Tiles(ids_by_heading, ids_by_heading[0], bank.reshape(-1, SIZE, SIZE, 3))
 
 
-def paint(bank: NDArray[np.uint8], ids: NDArray[np.integer]) -> NDArray[np.uint8]:
-    """Return images of cells given by tile numbers: [..., R, C] becomes [..., 8 * R, 8 * C, 3]."""
-    *batch_shape, rows, columns = ids.shape
-    lines: NDArray[np.uint8] = bank[ids].swapaxes(-4, -3)
-    return lines.reshape(*batch_shape, SIZE * rows, SIZE * columns, 3)
+def render_tiles(bank: NDArray[np.uint8], tile_ids: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Return the image of cells whose tile indices [..., R, C] are given, [..., 8 * R, 8 * C, 3]."""
+    *batch_shape, rows, columns = tile_ids.shape
+    tile_rows: NDArray[np.uint8] = bank[tile_ids].swapaxes(-4, -3)
+    return tile_rows.reshape(*batch_shape, SIZE * rows, SIZE * columns, 3)
 
 
 def blend(bottom: NDArray[np.uint8], top: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return RGBA [..., 4] painted over RGB [..., 3], with the engine's rounding; shapes broadcast."""
+    """Return the RGB colors of RGBA `top` [..., 4] over RGB `bottom` [..., 3], rounded as in Melting Pot's engine."""
     alpha = top[..., 3:].astype(np.uint16)
     # At most 255 * 255 + 127, which fits into 16 bits.
     mixture = (255 - alpha) * bottom + alpha * top[..., :3] + np.uint16(127)
@@ -182,14 +183,14 @@ def _paint_codes(codes: CellCodes, sprite_set: SpriteSet, heading: int) -> NDArr
     return np.stack(layers).reshape(codes.n_codes, SIZE, SIZE, 3)
 
 
-def _distinct(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+def _find_distinct(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """Return the distinct rows of an array in order of first occurrence, and the index of each row among them."""
-    indices_by_tile: dict[bytes, int] = {}
+    index_by_row: dict[bytes, int] = {}
     width = rows.shape[1]
     buffer = rows.tobytes()
     indices = [
-        indices_by_tile.setdefault(buffer[offset : offset + width], len(indices_by_tile))
+        index_by_row.setdefault(buffer[offset : offset + width], len(index_by_row))
         for offset in range(0, len(buffer), width)
     ]
-    bank = np.frombuffer(b"".join(indices_by_tile), np.uint8).reshape(-1, width)
+    bank = np.frombuffer(b"".join(index_by_row), np.uint8).reshape(-1, width)
     return bank, np.array(indices, np.int32)

@@ -28,46 +28,46 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.threads import exclusive
 from llmrl.envs.native import batch_loop, hashed_random, rules
-from llmrl.envs.native.game_arrays import Games, Inputs, Outputs, Tables, ViewTables
+from llmrl.envs.native.game_arrays import Games, LoopInputs, LoopOutputs, RuleTables, ViewTables
 
 log = logging.getLogger(__name__)
 
 MODULES = (hashed_random, rules, batch_loop)
 """Modules whose functions are built, if loops call them."""
-_EXCLUDED = {"threshold", "game_keys"}
-"""Functions that only create tables, and are never called by a rule."""
-_ENTRIES = {"play", "any_invalid", "copy_tiles"}
-"""Functions that are called from outside."""
-Jit = Callable[[Any], Any]
+_TABLE_FUNCTIONS = {"probability_threshold", "derive_game_keys"}
+"""Functions that are used only to create tables, and are not compiled."""
+_ENTRY_FUNCTIONS = {"play", "has_invalid_action", "copy_tiles"}
+"""Functions that Python code calls."""
+JitCompiler = Callable[[Any], Any]
 WORK_PER_THREAD = 3072
-"""Work that justifies a thread: number of players who take a step, where a player whose view is written counts as
-three. It takes about 0.4 ms; a sleeping thread takes up to 0.1 ms to wake."""
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""Minimum work of a thread: number of players who take a step, where a player whose view is written counts as three.
+This work takes about 0.4 ms; a sleeping thread takes up to 0.1 ms to wake."""
+JIT_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Options of all functions. None of them allocates memory, so no references to arrays are counted."""
-INNER_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+INNER_JIT_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of inner functions, which are inlined, because a call would copy dozens of array arguments."""
-BLOCK = 16
+THREADS_PER_BLOCK = 16
 """Threads per block. Games take different branches, so small blocks wait less. With 4,096 games, an H200 plays 1.4
 times as many steps as with 64 threads per block; with 65,536 games, 1.05 to 1.13 times as many."""
 cuda: Any = None  # replaced by Numba's module in the kernel
 play: Any = batch_loop.play  # replaced by the device function in the kernel
 
 
-def build_functions(jit: Jit, entry: Jit | None = None) -> SimpleNamespace:
+def build_functions(jit: JitCompiler, entry_jit: JitCompiler | None = None) -> SimpleNamespace:
     """Return the functions of the games, compiled by `jit`, as attributes; they call each other's compiled versions.
 
     Args:
         jit: compiler of a function: `numba.njit(...)`, `cuda.jit(device=True)`, or the identity.
-        entry: compiler of the functions that are called from outside; None: `jit`.
+        entry_jit: compiler of `_ENTRY_FUNCTIONS`; None: `jit`.
     """
     variables = itertools.chain.from_iterable(vars(module).items() for module in MODULES)
     names: dict[str, Any] = {name: x for name, x in variables if not name.startswith("_")}
     names["__name__"] = batch_loop.__name__
     functions = SimpleNamespace()
     for name, function in list(names.items()):
-        if isinstance(function, FunctionType) and name not in _EXCLUDED:
+        if isinstance(function, FunctionType) and name not in _TABLE_FUNCTIONS:
             copy = FunctionType(function.__code__, names, name)
-            names[name] = (entry or jit if name in _ENTRIES else jit)(copy)
+            names[name] = (entry_jit or jit if name in _ENTRY_FUNCTIONS else jit)(copy)
             setattr(functions, name, names[name])
     return functions
 
@@ -83,20 +83,20 @@ def compiled_functions() -> SimpleNamespace:
     import numba
 
     with numba_cache(cache_folder()) as cache:
-        return build_functions(numba.njit(**INNER_OPTIONS, **OPTIONS), numba.njit(cache=cache, **OPTIONS))
+        return build_functions(numba.njit(**INNER_JIT_OPTIONS, **JIT_OPTIONS), numba.njit(cache=cache, **JIT_OPTIONS))
 
 
-def count_threads(games: int, players: int, observed: bool) -> int:
-    """Return the number of threads that the work of these games and the cores justify.
+def count_threads(n_games: int, n_players: int, writes_observations: bool) -> int:
+    """Return the number of threads for a batch: one per `WORK_PER_THREAD`, at most the number of cores, at least one.
 
-    `observed`: whether the loops write observations.
+    `writes_observations` is whether the loops write views of players.
     """
-    work = games * players * (3 if observed else 1)
+    work = n_games * n_players * (3 if writes_observations else 1)
     return max(1, min(os.cpu_count() or 1, work // WORK_PER_THREAD))
 
 
-class CpuGames:
-    """Plays all games of a batch on CPU cores; compiles the loops if they are not in the cache."""
+class CpuLoop:
+    """Callable that plays all games of a batch on CPU cores. It compiles the loops if they are not in the cache."""
 
     def __init__(self) -> None:
         self._functions = compiled_functions()
@@ -110,7 +110,7 @@ class CpuGames:
     def _compile(self, arrays: tuple[Any, ...]) -> Any:
         """Return `batch_loop.play` compiled for these types.
 
-        Calling it directly skips Numba's dispatch, which costs as much as a game.
+        Calling it directly avoids Numba's dispatch, which takes as long as one game.
         """
         from numba import int64
 
@@ -138,22 +138,22 @@ def _numba_type(x: Any) -> Any:
 
 
 def run_in_threads(function: Callable[..., None], threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-    """Call `function(first, last, lane, *arrays)` for equal shares of `n` items, one in each of `threads` threads."""
+    """Call `function(first, last, lane, *arrays)` for equal ranges of `n` indices, one in each of `threads` threads."""
     if threads == 1:
         function(0, n, 0, *arrays)
         return
-    shares = [(n * k // threads, n * (k + 1) // threads, k, *arrays) for k in range(threads)]
-    tasks = [thread_pool().submit(function, *share) for share in shares[1:]]
-    function(*shares[0])
+    calls = [(n * k // threads, n * (k + 1) // threads, k, *arrays) for k in range(threads)]
+    tasks = [thread_pool().submit(function, *call) for call in calls[1:]]
+    function(*calls[0])
     for task in tasks:
         task.result()
 
 
 @functools.cache
 def thread_pool() -> ThreadPoolExecutor:
-    """Return the pool of threads that play beside the calling thread.
+    """Return the pool of threads that play games in addition to the calling thread.
 
-    A forked process makes its own. The loops hold no lock.
+    A forked process creates its own pool.
     """
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1), "games")
 
@@ -164,7 +164,7 @@ os.register_at_fork(after_in_child=thread_pool.cache_clear)
 def is_simulated() -> bool:
     """Return whether Numba simulates a GPU in this process.
 
-    If so, the kernel plays the games, in memory of the host.
+    If so, the kernel runs in Python, on arrays in host memory.
     """
     import numba
 
@@ -210,7 +210,9 @@ def numba_cache(folder: Path) -> Iterator[bool]:
             numba.config.CACHE_DIR = previous
 
 
-def _play_game(n: int, inputs: Inputs, outputs: Outputs, games: Games, tables: Tables, views: ViewTables) -> None:
+def _play_game(
+    n: int, inputs: LoopInputs, outputs: LoopOutputs, games: Games, tables: RuleTables, views: ViewTables
+) -> None:
     b = cuda.grid(1)
     if b < n:
         play(b, b + 1, b, inputs, outputs, games, tables, views)
@@ -230,7 +232,7 @@ def build_kernel() -> Any:
         )
     from numba import config, cuda
 
-    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # few games are played on purpose
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # batches of few games are intended
     logging.getLogger("numba").setLevel(logging.WARNING)  # Numba logs every module that it frees
     # In the simulator, compiled helpers would hide functions that cannot be typed on a device, so plain ones are used.
     functions = plain_functions() if is_simulated() else build_functions(cuda.jit(device=True))
@@ -238,19 +240,19 @@ def build_kernel() -> Any:
     return cuda.jit(FunctionType(_play_game.__code__, names, "_play_game"))
 
 
-class GpuGames:
-    """Plays all games of a batch in one launch on torch's current stream, without waiting for it."""
+class GpuLoop:
+    """Callable that plays all games of a batch by one kernel launch on torch's current stream. It does not wait."""
 
     def __init__(self) -> None:
         self._kernel = build_kernel()
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-        """Launch the kernel for `n` games; `threads`, those of the host, are not used."""
-        grid = -(-n // BLOCK)
+        """Launch the kernel for `n` games; `threads` is not used."""
+        grid = -(-n // THREADS_PER_BLOCK)
         if is_simulated():
-            self._kernel[grid, BLOCK](n, *arrays)
+            self._kernel[grid, THREADS_PER_BLOCK](n, *arrays)
             return
         from numba import cuda
 
         stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
-        self._kernel[grid, BLOCK, stream](n, *arrays)
+        self._kernel[grid, THREADS_PER_BLOCK, stream](n, *arrays)

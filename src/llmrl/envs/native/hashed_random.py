@@ -1,8 +1,9 @@
 """Counter-based random numbers: hashes of (game, step, purpose, index), so that a game draws the same in any batch.
 
 With a sequential generator, a game's numbers would depend on the number of games and on other draws. Here there is no
-generator state. A number is a 24-bit integer; an event of probability p happens if the number is below `threshold(p)`.
-All arithmetic is on 64-bit integers truncated to 32 bits, with equal results in Python and Numba.
+generator state. A random number is a 24-bit integer; an event of probability p happens if the number is below
+`probability_threshold(p)`. All arithmetic is on 64-bit integers truncated to 32 bits, with equal results in Python and
+Numba.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 START_CELL, START_HEADING, WATER_PHASE, MOVE_ORDER, APPLE_GROWTH, SPILL, RETURN_CELL, RETURN_HEADING = range(8)
-"""Purposes of numbers: start cell and heading of a player, frame of the water, order of moves, growth of apples,
+"""Purposes of random numbers: start cell and heading of a player, frame of the water, order of moves, growth of apples,
 appearance of dirt, cell and heading of a returning player."""
 
 BITS = 24
 """Number of bits of a random number."""
 SCALE = np.float32(2.0**-24)
+"""Factor that converts a random number into [0, 1)."""
 MASK_32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
 """2**32 divided by the golden ratio, odd."""
@@ -27,7 +29,7 @@ MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
 """Multipliers of a 32-bit finalizer with very low bias (Wellons 2018, "lowbias32")."""
 
 
-def mix(x: int) -> int:
+def mix_bits(x: int) -> int:
     """Return the image of a 32-bit integer under a bijection in which every output bit depends on every input bit."""
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
@@ -35,26 +37,26 @@ def mix(x: int) -> int:
 
 
 def hash_step(keys: NDArray[Any], b: int, t: int) -> tuple[int, int]:
-    """Return the two words from which all numbers of game `b` at step `t` are made.
+    """Return two 32-bit hashes from which all random numbers of game `b` at step `t` are computed.
 
-    One word of 32 bits would repeat among millions of games and steps. `keys` [n_games, 2] int32: the games' keys.
+    A single one would repeat among millions of games and steps. `keys` [n_games, 2] int32 are the games' keys.
     """
-    word_0 = mix((int(keys[b, 0]) + int(t) * GOLDEN) & MASK_32)
-    word_1 = mix((int(keys[b, 1]) ^ (int(t) * MIX_1)) & MASK_32)
-    return word_0, word_1
+    hash_0 = mix_bits((int(keys[b, 0]) + int(t) * GOLDEN) & MASK_32)
+    hash_1 = mix_bits((int(keys[b, 1]) ^ (int(t) * MIX_1)) & MASK_32)
+    return hash_0, hash_1
 
 
-def draw(words: tuple[int, int], purpose: int, index: int) -> int:
-    """Return the number of a purpose and an index, 0 to 2**24 - 1; `words` from `hash_step`."""
-    x = ((int(index) * 8 + purpose) * GOLDEN + words[0]) & MASK_32
+def draw_integer(step_hash: tuple[int, int], purpose: int, index: int) -> int:
+    """Return the random integer of a purpose and an index, 0 to 2**24 - 1, in the step of `step_hash` (`hash_step`)."""
+    x = ((int(index) * 8 + purpose) * GOLDEN + step_hash[0]) & MASK_32
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
-    x = ((x ^ (x >> 15)) + words[1]) & MASK_32
+    x = ((x ^ (x >> 15)) + step_hash[1]) & MASK_32
     x = (x * MIX_2) & MASK_32
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     return x >> 8
 
 
-def threshold(probability: float) -> int:
+def probability_threshold(probability: float) -> int:
     """Return the bound below which a number falls with a `probability`, an integer up to 2**24.
 
     The probability is rounded to float32, as in the published recordings of these games.
@@ -62,18 +64,20 @@ def threshold(probability: float) -> int:
     return math.ceil(float(np.float32(probability)) * 2.0**BITS)
 
 
-def game_keys(roots: NDArray[np.int64], games: NDArray[np.int64], episodes: NDArray[np.int64]) -> NDArray[np.int32]:
+def derive_game_keys(
+    roots: NDArray[np.int64], games: NDArray[np.int64], episodes: NDArray[np.int64]
+) -> NDArray[np.int32]:
     """Return keys, [n_games, 2] int32, for seeds `roots`, indices of games and indices of episodes, each [n_games]."""
     words = []
     for salt in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03):
-        x = _split_mix(roots.astype(np.uint64) + np.uint64(salt))
-        x = _split_mix(x ^ _split_mix(games.astype(np.uint64) + np.uint64(salt)))
-        x = _split_mix(x ^ _split_mix(episodes.astype(np.uint64) * np.uint64(2) + np.uint64(1)))
+        x = _split_mix_64(roots.astype(np.uint64) + np.uint64(salt))
+        x = _split_mix_64(x ^ _split_mix_64(games.astype(np.uint64) + np.uint64(salt)))
+        x = _split_mix_64(x ^ _split_mix_64(episodes.astype(np.uint64) * np.uint64(2) + np.uint64(1)))
         words.append((x >> np.uint64(32)).astype(np.uint32).view(np.int32))
     return np.stack(words, axis=1)
 
 
-def _split_mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _split_mix_64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply the finalizer of SplitMix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

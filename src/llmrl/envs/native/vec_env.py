@@ -17,11 +17,11 @@ from llmrl.core.records import Array, Observation, State, Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanisms import SocietyEvents
-from llmrl.envs.native.batch_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
+from llmrl.envs.native.batch_loop import APPLES_REGROWN, METRICS, OBSERVE, START, STEP, WAIT
 from llmrl.envs.native.compilation import compiled_functions, count_threads
-from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.game_arrays import PLAYER, Batch, Inputs, Outputs, array, fields
-from llmrl.envs.native.hashed_random import game_keys
+from llmrl.envs.native.engine import Engine, GameSetup
+from llmrl.envs.native.game_arrays import PLAYER_DTYPE, GameBatch, LoopInputs, LoopOutputs, split_fields, to_loop_array
+from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.native.observations import ObservationBuilder
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.society_env import MAX_HORIZON, SocietyEnv, SubstrateSettings, describe
@@ -54,12 +54,12 @@ class NativeEnv(SocietyEnv):
         self._init_args = (game, seeds, device, tiles)
         channels, game_map = game.channels, find(game.substrate, game.map)
         n_envs = game.n_envs
-        self.engine = Engine(Setup(game_map, game.n_agents, game.rules), device)
+        self.engine = Engine(GameSetup(game_map, game.n_agents, game.rules), device)
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
         self._shape = (n_envs, game.n_agents)
         super().__init__(game, describe(game, "native", device, game_map.sites), tiles)
-        self._roots: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
+        self._root_seeds: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
         bytes_per_game = self.observer.bytes_per_game
         need_memory(
@@ -69,18 +69,18 @@ class NativeEnv(SocietyEnv):
             f"env.observe=[{','.join(channels)}])",
             "use fewer games" + (", or observe grid instead of pixels" if "pixels" in channels else ""),
         )
-        self._lanes = count_threads(n_envs, game.n_agents, self.observer.has_pixels or self.observer.has_grids)
-        self._batch = self.engine.batch(n_envs, self._lanes)
-        # The last arguments of `Engine.run`, which are the same at every step.
-        self._constant_arguments = (self._batch.arrays(), self.engine.tables, self.observer.tables())
-        self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
-        self._episodes = np.zeros(n_envs, dtype=np.int64)
-        self._keys = np.zeros((n_envs, 2), dtype=np.int32)
-        self._clock = EpisodeClock(n_envs, game.horizon, self.engine.setup)
+        self._max_threads = count_threads(n_envs, game.n_agents, self.observer.has_pixels or self.observer.has_grids)
+        self._batch = self.engine.allocate_batch(n_envs, self._max_threads)
+        # The last arguments of `Engine.play_games`, which are the same at every step.
+        self._loop_constants = (self._batch.arrays(), self.engine.tables, self.observer.view_tables())
+        self._metrics = METRICS if self.engine.n_dirt_cells else METRICS[:APPLES_REGROWN]
+        self._episode_counts = np.zeros(n_envs, dtype=np.int64)
+        self._game_keys = np.zeros((n_envs, 2), dtype=np.int32)
+        self._episode_clock = EpisodeClock(n_envs, game.horizon, self.engine.setup)
         self._was_reset = False
         self._commands: Any = None  # command for each game in the next step, `batch_loop.STEP` or `batch_loop.WAIT`
-        self._device_keys: Any = None
-        self._running: torch.Tensor | None = None  # whether each game is in progress; None: all are
+        self._device_game_keys: Any = None
+        self._running_mask: torch.Tensor | None = None  # whether each game is in progress; None: all are
 
     def resized(self, n_envs: int) -> NativeEnv:
         """Return the same environment with `n_envs` games, which have not begun."""
@@ -97,54 +97,58 @@ class NativeEnv(SocietyEnv):
         if seed is not None:
             seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
             self.spec.games_per_group(len(seeds))  # raises ConfigError if the games cannot be divided
-            self._roots = [_root(Seeds(int(root_seed))) for root_seed in seeds]
-            self._episodes[:] = 0
-        roots = self._roots or [_root(self._seeds)]
+            self._root_seeds = [_root_seed(Seeds(int(root_seed))) for root_seed in seeds]
+            self._episode_counts[:] = 0
+        roots = self._root_seeds or [_root_seed(self._seeds)]
         group_size = self._group_size if len(roots) == 1 else self.spec.n_envs // len(roots)
         sources = np.repeat(np.array(roots, dtype=np.int64), self.spec.n_envs // len(roots))
-        keys = game_keys(sources, np.arange(self.spec.n_envs) % group_size, self._episodes)
-        self._keys[games] = keys[games]
-        self._episodes[games] += 1
-        self._clock.set(np.where(games, 0, self._clock.steps), self._clock.ended & ~games)
-        commands = array(self._to_device(np.where(games | (not self._was_reset), START, KEEP).astype(np.uint8)))
+        keys = derive_game_keys(sources, np.arange(self.spec.n_envs) % group_size, self._episode_counts)
+        self._game_keys[games] = keys[games]
+        self._episode_counts[games] += 1
+        self._episode_clock.set(np.where(games, 0, self._episode_clock.steps), self._episode_clock.ended & ~games)
+        commands = to_loop_array(
+            self._to_device(np.where(games | (not self._was_reset), START, OBSERVE).astype(np.uint8))
+        )
         self._was_reset = True
         self._update_device_copies()
         self._begin_mechanism(games)
         # A reset uses no actions, and its rewards are not read.
-        actions = array(self._to_device(np.zeros(self._shape, dtype=np.int64)))
-        return self._observation(*self._play(commands, actions, self._allocate(3, *self._shape), self._allocate(0, 0)))
+        actions = to_loop_array(self._to_device(np.zeros(self._shape, dtype=np.int64)))
+        return self._observation(
+            *self._run_loop(commands, actions, self._allocate(3, *self._shape), self._allocate(0, 0))
+        )
 
     def step(self, action: Array) -> Step:
         if not self._was_reset:
             raise ValueError("reset() must be called before step()")
         actions = self._check_actions(action)
         player_stats, info = self._allocate(3, *self._shape), self._allocate(len(METRICS), self._shape[0])
-        running = self._running
-        outputs = self._play(self._commands, actions, player_stats, info)
+        running = self._running_mask
+        outputs = self._run_loop(self._commands, actions, player_stats, info)
         raw = self._as_tensor(player_stats[0])
         metrics = dict(zip(self._metrics, info, strict=False))
         base = reward = raw
         reward_jacobian = None
         if self._mechanism is not None:
             values = self._values if running is None else self._values * running[:, None]
-            cleanings = self._as_tensor(player_stats[1]) if self.engine.n_dirt else None
+            cleanings = self._as_tensor(player_stats[1]) if self.engine.n_dirt_cells else None
             events = SocietyEvents(raw, cleanings, self._as_tensor(player_stats[2]) != 0)
-            settlement = self._settle(events, values, self._clock.live, metrics)
+            settlement = self._settle(events, values, self._episode_clock.live, metrics)
             base, reward = settlement.base_reward, settlement.reward(values)
             reward_jacobian = settlement.reward_jacobian
         observation = self._observation(*outputs)
-        if self._clock.advance(self._keys):
+        if self._episode_clock.advance(self._game_keys):
             self._update_device_copies()
         terminated = np.zeros(self._shape[0], dtype=bool)
-        return Step(observation, reward, base, terminated, self._clock.ended.copy(), metrics, reward_jacobian)
+        return Step(observation, reward, base, terminated, self._episode_clock.ended.copy(), metrics, reward_jacobian)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
-        return self.observer.render_world(self._current_batch(), index)
+        return self.observer.render_world(self._checked_batch(), index)
 
     def render_players(self, index: int = 0) -> NDArray[np.uint8]:
         """Return frames of the views of all players of game `index`, [n_agents, 88, 88, 3] uint8, for any `observe`."""
-        return self.observer.render_players(self._current_batch(), index)
+        return self.observer.render_players(self._checked_batch(), index)
 
     def state_dict(self) -> State:
         state = {name: x.cpu() for name, x in self._batch.state_dict().items()}
@@ -152,12 +156,12 @@ class NativeEnv(SocietyEnv):
             "map": self.engine.setup.game_map.text,
             "state": state if self._was_reset else None,
             "deeds": self._batch.player_events.cpu().clone(),
-            "roots": self._roots,
+            "roots": self._root_seeds,
             "group": self._group_size,
-            "episodes": self._episodes.copy(),
-            "keys": self._keys.copy(),
-            "steps": self._clock.steps.copy(),
-            "ended": self._clock.ended.copy(),
+            "episodes": self._episode_counts.copy(),
+            "keys": self._game_keys.copy(),
+            "steps": self._episode_clock.steps.copy(),
+            "ended": self._episode_clock.ended.copy(),
             "values": self._values.cpu(),
             "mechanism": None if self._mechanism is None else self._mechanism.state_dict(),
             "report": None if self._report is None else self._report.state_dict(),
@@ -166,7 +170,7 @@ class NativeEnv(SocietyEnv):
     def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
         n = self.spec.n_envs
-        self._keys[:] = game_keys(np.full(n, seed, dtype=np.int64), np.arange(n), self._episodes)
+        self._game_keys[:] = derive_game_keys(np.full(n, seed, dtype=np.int64), np.arange(n), self._episode_counts)
         self._update_device_copies()
 
     def load_state_dict(self, state: State) -> None:
@@ -180,14 +184,14 @@ class NativeEnv(SocietyEnv):
                 "the saved games use another map than env.map selects here (was Melting Pot installed in only one of "
                 "the two runs?); set env.map to the map of the saved run"
             )
-        self._roots, self._group_size = list(state["roots"]), state["group"]
-        self._episodes[:], self._keys[:] = np.array(state["episodes"]), np.array(state["keys"])
-        self._clock.set(np.array(state["steps"]), np.array(state["ended"], dtype=bool))
+        self._root_seeds, self._group_size = list(state["roots"]), state["group"]
+        self._episode_counts[:], self._game_keys[:] = np.array(state["episodes"]), np.array(state["keys"])
+        self._episode_clock.set(np.array(state["steps"]), np.array(state["ended"], dtype=bool))
         self._set_values(np.array(state["values"]))
         self._was_reset = state["state"] is not None
         if state["state"] is not None:
             saved = {name: torch.as_tensor(x).to(self._device) for name, x in state["state"].items()}
-            self._batch.load_state_dict(saved, self.engine.near)
+            self._batch.load_state_dict(saved, self.engine.site_adjacency)
             self._batch.player_events.copy_(torch.as_tensor(state["deeds"]))
         self._update_device_copies()
         if self._mechanism is not None:
@@ -201,45 +205,45 @@ class NativeEnv(SocietyEnv):
     @property
     def threads(self) -> int:
         """Number of threads that play the next step on a CPU: that of torch, or fewer if the games cannot use all."""
-        return min(torch.get_num_threads(), self._lanes)
+        return min(torch.get_num_threads(), self._max_threads)
 
-    def _current_batch(self) -> Batch:
+    def _checked_batch(self) -> GameBatch:
         if not self._was_reset:
             raise ConfigError(f"{self.spec.name} has no frame to render; call reset() first")
         return self._batch
 
     def _update_device_copies(self) -> None:
         """Update the device's copies of the running games and of their keys, after either has changed."""
-        live = self._clock.live
-        self._commands = array(self._to_device(np.where(live, STEP, WAIT).astype(np.uint8)))
-        self._running = None if live.all() else self._to_device(live)
-        self._device_keys = array(self._to_device(self._keys))
+        live = self._episode_clock.live
+        self._commands = to_loop_array(self._to_device(np.where(live, STEP, WAIT).astype(np.uint8)))
+        self._running_mask = None if live.all() else self._to_device(live)
+        self._device_game_keys = to_loop_array(self._to_device(self._game_keys))
 
     def _set_values(self, values: NDArray[np.float32]) -> None:
         self._values = self._to_device(values)
         self._observed_values = self._values[:, None, :].expand(-1, self._shape[1], -1)
 
-    def _play(
-        self, commands: Any, action: Any, player_stats: Array, info: Array
+    def _run_loop(
+        self, commands: Any, actions: Any, player_stats: Array, info: Array
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
         """Run `batch_loop.play` for all games with `commands`; return the outputs for the observation."""
         observer, engine = self.observer, self.engine
-        frame = observer.frame()
-        vector, vector_array = observer.vector() if observer.has_vectors else (None, engine.empty_vectors)
+        buffers = observer.next_buffers()
+        vector, vector_array = observer.allocate_vector() if observer.has_vectors else (None, engine.empty_vectors)
         if not self._on_host:
-            player_stats, info = array(player_stats), array(info)
-        inputs = Inputs(commands, action, self._device_keys)
-        outputs = Outputs(player_stats, info, frame["grid"][1], frame["ids"][1], vector_array)
-        engine.run(self.threads, self._shape[0], (inputs, outputs, *self._constant_arguments))
-        return frame, vector
+            player_stats, info = to_loop_array(player_stats), to_loop_array(info)
+        inputs = LoopInputs(commands, actions, self._device_game_keys)
+        outputs = LoopOutputs(player_stats, info, buffers["grid"][1], buffers["tile_ids"][1], vector_array)
+        engine.play_games(self.threads, self._shape[0], (inputs, outputs, *self._loop_constants))
+        return buffers, vector
 
-    def _observation(self, frame: dict[str, Any], vector: torch.Tensor | None) -> Observation:
-        """Return the observation made of the outputs of `_play`."""
-        observation = self.observer.observation(frame, vector)
+    def _observation(self, buffers: dict[str, Any], vector: torch.Tensor | None) -> Observation:
+        """Return the observation made of the outputs of `_run_loop`."""
+        observation = self.observer.build_observation(buffers, vector)
         if "text" in self.spec.observation:
-            alive = fields(self._batch.players, PLAYER)["alive"].cpu().numpy() == 1
+            alive = split_fields(self._batch.players, PLAYER_DTYPE)["alive"].cpu().numpy() == 1
             views, scalars, values = (on_host(x) for x in (observation["grid"], observation["vector"], self._values))
-            observation["text"] = self._texts(views, scalars, alive & self._clock.live[:, None], values)
+            observation["text"] = self._texts(views, scalars, alive & self._episode_clock.live[:, None], values)
         if self._game.shows_mechanism:
             observation["mechanism"] = self._observed_values
         return {name: observation[name] for name in self.spec.observation}
@@ -253,15 +257,15 @@ class NativeEnv(SocietyEnv):
         if isinstance(action, torch.Tensor):
             if not self._on_host:
                 device_actions = action.to(self._device, torch.int64, non_blocking=self._device.type == "cuda")
-                return array(device_actions.contiguous())
+                return to_loop_array(device_actions.contiguous())
             action = action.cpu().numpy()
         actions = np.ascontiguousarray(action, dtype=np.int64)
-        if compiled_functions().any_invalid(actions, self.spec.n_actions):
+        if compiled_functions().has_invalid_action(actions, self.spec.n_actions):
             raise ValueError(
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"
             )
-        return actions if self._on_host else array(self._to_device(actions))
+        return actions if self._on_host else to_loop_array(self._to_device(actions))
 
     def _allocate(self, *shape: int) -> Array:
         """Return new float32 memory for outputs of the loops.
@@ -279,12 +283,12 @@ class NativeEnv(SocietyEnv):
         return torch.from_numpy(x.copy()).to(self._device, non_blocking=self._device.type == "cuda")
 
 
-def _root(seeds: Seeds) -> int:
+def _root_seed(seeds: Seeds) -> int:
     """Return the root of the keys of all games: 62 bits of a stream."""
     return seeds.integer("games") << 31 | seeds.integer("more games")
 
 
-END_INTERVAL = 100
+RANDOM_END_INTERVAL = 100
 """Number of steps between random ends, from `FIRST_END` on."""
 
 
@@ -300,61 +304,63 @@ class EpisodeClock:
         ended, live: which games are over, and which are not, [n] bool; not to be changed.
     """
 
-    def __init__(self, n: int, horizon: int | None, setup: Setup) -> None:
+    def __init__(self, n: int, horizon: int | None, setup: GameSetup) -> None:
         self._horizon, self._setup = horizon, setup
-        self._tick = self._counted_tick = self._next_check = 0
-        self._steps = np.zeros(n, dtype=np.int64)  # at the tick `_counted_tick`
+        self._n_ticks = self._last_counted_tick = self._next_check_tick = 0
+        self._steps = np.zeros(n, dtype=np.int64)  # at the tick `_last_counted_tick`
         self.ended = np.ones(n, dtype=bool)
         self.live = ~self.ended
 
     @property
     def steps(self) -> NDArray[np.int64]:
         """Number of steps of each game's episode, [n]; it stays constant after the end of the episode."""
-        self._steps[self.live] += self._tick - self._counted_tick
-        self._counted_tick = self._tick
+        self._steps[self.live] += self._n_ticks - self._last_counted_tick
+        self._last_counted_tick = self._n_ticks
         return self._steps
 
     def set(self, steps: NDArray[np.int64], is_ended: NDArray[np.bool_]) -> None:
         """Set the number of steps and whether the episode has ended for all games, both [n]."""
-        self._steps, self._counted_tick = steps.astype(np.int64), self._tick
-        self._settle(is_ended)
+        self._steps, self._last_counted_tick = steps.astype(np.int64), self._n_ticks
+        self._set_ended(is_ended)
 
     def advance(self, keys: NDArray[np.int32]) -> bool:
         """Count one more step of all running games; return whether any of them ended in it.
 
         `keys` [n, 2] are the keys of the random numbers.
         """
-        self._tick += 1
-        if self._tick < self._next_check:
+        self._n_ticks += 1
+        if self._n_ticks < self._next_check_tick:
             return False
         previous = self.ended
-        self._settle(previous | has_ended(self.steps, self._horizon, keys, self._setup))
+        self._set_ended(previous | has_ended(self.steps, self._horizon, keys, self._setup))
         return bool((self.ended & ~previous).any())
 
-    def _settle(self, is_ended: NDArray[np.bool_]) -> None:
+    def _set_ended(self, is_ended: NDArray[np.bool_]) -> None:
         """Set which games have ended, and compute the next step at which any game can end."""
         self.ended, self.live = is_ended, ~is_ended
         steps = self._steps[self.live]
         if not len(steps):
-            self._next_check = self._tick + MAX_HORIZON
+            self._next_check_tick = self._n_ticks + MAX_HORIZON
             return
         remaining = np.maximum((self._horizon or MAX_HORIZON) - steps, 1)
         if not self._setup.has_rule("no_random_end"):
-            chances = FIRST_END + END_INTERVAL * np.maximum((steps - FIRST_END) // END_INTERVAL + 1, 0)
+            chances = FIRST_END + RANDOM_END_INTERVAL * np.maximum((steps - FIRST_END) // RANDOM_END_INTERVAL + 1, 0)
             remaining = np.minimum(remaining, chances - steps)
-        self._next_check = self._tick + int(remaining.min())
+        self._next_check_tick = self._n_ticks + int(remaining.min())
 
 
 def has_ended(
-    steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup
+    steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: GameSetup
 ) -> NDArray[np.bool_]:
     """Return whether each game's episode ends after `steps` [n] of its episode, [n] bool.
 
     `keys` [n, 2] are the keys of the random numbers.
     """
     is_ended = steps >= (horizon or MAX_HORIZON)
-    may_end = (steps >= FIRST_END) & ((steps - FIRST_END) % END_INTERVAL == 0)
-    if may_end.any() and not setup.has_rule("no_random_end"):
-        random_words = game_keys(keys[:, 0].astype(np.int64), keys[:, 1].astype(np.int64), steps)[:, 0].view(np.uint32)
-        is_ended |= may_end & (random_words < SUBSTRATES[setup.game_map.substrate].end_probability * 2.0**32)
+    can_end = (steps >= FIRST_END) & ((steps - FIRST_END) % RANDOM_END_INTERVAL == 0)
+    if can_end.any() and not setup.has_rule("no_random_end"):
+        random_integers = derive_game_keys(keys[:, 0].astype(np.int64), keys[:, 1].astype(np.int64), steps)[:, 0].view(
+            np.uint32
+        )
+        is_ended |= can_end & (random_integers < SUBSTRATES[setup.game_map.substrate].end_probability * 2.0**32)
     return is_ended
