@@ -50,9 +50,9 @@ def test_incorrect_games_are_detected(monkeypatch, capsys):
                 runs.append(n)
                 inputs, *rest = arrays
                 if len(runs) > 10:
-                    action = inputs.action.copy()
+                    action = inputs.actions.copy()
                     action[1, 3] = (action[1, 3] + 1) % 7
-                    inputs = inputs._replace(action=action)
+                    inputs = inputs._replace(actions=action)
                 run(threads, n, (inputs, *rest))
 
             env.engine.play_games = replacement
