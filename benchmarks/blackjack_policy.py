@@ -139,7 +139,7 @@ def scored_policy(config: dict[str, Any], trained_run: Path | None) -> GreedyPol
 
 def chat_policies(run: Path, config: dict[str, Any]) -> tuple[GreedyPolicy, GreedyPolicy]:
     """Return the greedy policies of a chat model before and after training."""
-    from llmrl.agents.llm_player.answer_format import read_reply
+    from llmrl.agents.llm_player.answer_format import parse_player_reply
     from llmrl.agents.llm_player.conversation import PlayerConversation
     from llmrl.core.records import ChatRequest
     from llmrl.core.seeding import Seeds
@@ -168,7 +168,7 @@ def chat_policies(run: Path, config: dict[str, Any]) -> tuple[GreedyPolicy, Gree
         actions, invalid = {}, 0
         for state, reply in zip(STATES, LocalChat(settings, "cpu", Seeds(0)).complete(requests), strict=True):
             try:
-                actions[state] = float(read_reply(reply.text, player.answers, None).action == 1)
+                actions[state] = float(parse_player_reply(reply.text, player.answers, None).action == 1)
             except InvalidReply:
                 actions[state], invalid = 0.0, invalid + 1
         return GreedyPolicy(exact_return(lambda *state: actions[state]), invalid / len(STATES))

@@ -185,20 +185,20 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def readers() -> dict[str, Callable[[str], object]]:
-    from llmrl.agents.llm_player.answer_format import DiscreteAnswer, read_reply
-    from llmrl.agents.llm_player.lessons import read_lesson
+    from llmrl.agents.llm_player.answer_format import DiscreteAnswerFormat, parse_player_reply
+    from llmrl.agents.llm_player.lessons import parse_lesson
     from llmrl.llms.reading.answer_parser import parse_answer
     from llmrl.llms.reading.vector_parser import VectorParser
     from llmrl.teachers.plans import Skill, parse_reply
 
-    choices = DiscreteAnswer((("left", ""), ("right", "")))
+    choices = DiscreteAnswerFormat((("left", ""), ("right", "")))
     skills = (Skill("go to", True, ""), Skill("explore", False, ""))
     return {
         "numbers": lambda text: parse_answer(text, VectorParser([f"params[{i}]" for i in range(4)])),
         "names": lambda text: parse_answer(text, VectorParser(["eat", "clean", "other"])),
         "plan": lambda text: parse_reply(text, skills, ("key",)),
-        "action": lambda text: read_reply(text, choices, None, True),
-        "lesson": read_lesson,
+        "action": lambda text: parse_player_reply(text, choices, None, True),
+        "lesson": parse_lesson,
     }
 
 

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.agents.llm_player.answer_format import PlayerReply, make_answer_format, read_reply, reply_schema
+from llmrl.agents.llm_player.answer_format import (
+    PlayerReply,
+    build_reply_schema,
+    make_answer_format,
+    parse_player_reply,
+)
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
 from llmrl.llms.invalid_reply import InvalidReply
@@ -40,7 +45,7 @@ DIALS = make_answer_format(
 
 def read(answers, answer, legal=None):
     """Return the action of a reply with this `action`."""
-    return read_reply(json.dumps({"action": answer}), answers, legal).action
+    return parse_player_reply(json.dumps({"action": answer}), answers, legal).action
 
 
 class TestAmounts:
@@ -59,7 +64,7 @@ class TestAmounts:
     def test_amounts_are_single_number(self):
         assert self.ANSWERS.descriptions == (("action", "how many tons to catch (a whole number from 0 to 100)"),)
         assert self.ANSWERS.schema() == {"type": "integer", "minimum": 0, "maximum": 100}
-        assert self.ANSWERS.as_json(7) == 7 and len(json.dumps(reply_schema(self.ANSWERS, True))) < 300
+        assert self.ANSWERS.to_answer(7) == 7 and len(json.dumps(build_reply_schema(self.ANSWERS, True))) < 300
 
     @pytest.mark.parametrize("answer", [8, 8.0, "8", "8 tons", "take_8", "eight", {"amount": 8}])
     def test_units_are_parsed(self, answer):
@@ -72,8 +77,8 @@ class TestAmounts:
 
     def test_legal_amounts_are_range(self):
         legal = [n <= 30 for n in range(101)]
-        assert self.ANSWERS.legal_answers(legal) == "0 to 30"
-        assert self.ANSWERS.legal_answers([n in (0, 5, 7) for n in range(101)]) == [0, 5, 7]
+        assert self.ANSWERS.format_legal_answers(legal) == "0 to 30"
+        assert self.ANSWERS.format_legal_answers([n in (0, 5, 7) for n in range(101)]) == [0, 5, 7]
         with pytest.raises(InvalidReply, match="0 to 30"):
             read(self.ANSWERS, 40, legal)
 
@@ -121,7 +126,7 @@ class TestChoices:
 
     def test_parses_number(self):
         """Accept a name, which is unambiguous; next to a number it must be the name of that number."""
-        assert NUMBER_ANSWERS.descriptions[2] == ("2", "go_right: to the right") and NUMBER_ANSWERS.as_json(2) == 2
+        assert NUMBER_ANSWERS.descriptions[2] == ("2", "go_right: to the right") and NUMBER_ANSWERS.to_answer(2) == 2
         assert (
             read(NUMBER_ANSWERS, 1)
             == read(NUMBER_ANSWERS, "1")
@@ -134,10 +139,10 @@ class TestChoices:
             read(NUMBER_ANSWERS, "1: go left")
 
     def test_parses_alternative_form(self):
-        assert CHOICES.fallback(2, None) == 2
-        assert CHOICES.fallback(2, [False, True, False]) == 1
-        assert CHOICES.fallback(None, [False, False, True]) == 2
-        assert CHOICES.fallback(None, [False] * 3) == 0
+        assert CHOICES.choose_fallback(2, None) == 2
+        assert CHOICES.choose_fallback(2, [False, True, False]) == 1
+        assert CHOICES.choose_fallback(None, [False, False, True]) == 2
+        assert CHOICES.choose_fallback(None, [False] * 3) == 0
 
     def test_text_describes_available_actions(self):
         with pytest.raises(ConfigError, match=r"2 actions.*3"):
@@ -186,8 +191,8 @@ class TestNumbers:
         assert DIALS.schema()["properties"]["two"] == {"type": "integer", "minimum": 1, "maximum": 5}
 
     def test_parses_alternative_numbers(self):
-        assert PEDALS.fallback([0.5, 2.0], None) == [0.5, 2.0]
-        assert PEDALS.fallback(None, None) == [0.0, 0.0] and DIALS.fallback(None, None) == [0.0, 1.0]
+        assert PEDALS.choose_fallback([0.5, 2.0], None) == [0.5, 2.0]
+        assert PEDALS.choose_fallback(None, None) == [0.0, 0.0] and DIALS.choose_fallback(None, None) == [0.0, 1.0]
 
     def test_parses_unbounded_numbers(self):
         numbers = ContinuousActions(("a", "b"), (-1.0, 0.0), (1.0, float("inf")))
@@ -201,10 +206,10 @@ class TestReplies:
     def test_replies_that_match_schema_are_parsed(self, data):
         answers = data.draw(st.sampled_from([CHOICES, NUMBER_ANSWERS, PEDALS, DIALS]))
         legal = None
-        schema = reply_schema(answers, has_reflection=True)
+        schema = build_reply_schema(answers, has_reflection=True)
         reply = draw_reply(schema, data.draw(st.text(max_size=5)))
-        parsed_reply = read_reply(reply, answers, legal, require_reflection=True)
-        reparsed = read_reply(json.dumps({"action": answers.as_json(parsed_reply.action)}), answers, legal)
+        parsed_reply = parse_player_reply(reply, answers, legal, require_reflection=True)
+        reparsed = parse_player_reply(json.dumps({"action": answers.to_answer(parsed_reply.action)}), answers, legal)
         assert parsed_reply.reflection and reparsed == PlayerReply(parsed_reply.action)
 
     @given(
@@ -221,34 +226,34 @@ class TestReplies:
     @settings(max_examples=200)
     def test_arbitrary_replies_are_invalid(self, text, answers):
         try:
-            action = read_reply(text, answers, None).action
+            action = parse_player_reply(text, answers, None).action
         except InvalidReply as fault:
             assert str(fault)
         else:
-            answers.as_json(action)
+            answers.to_answer(action)
 
     @pytest.mark.parametrize("reply", ['{"action": "stay"}', '{"reflection": " \\n", "action": "stay"}'])
     def test_missing_reflection_is_invalid(self, reply):
         with pytest.raises(InvalidReply, match="reflection"):
-            read_reply(reply, CHOICES, None, require_reflection=True)
-        assert read_reply(reply, CHOICES, None) == PlayerReply(1)
+            parse_player_reply(reply, CHOICES, None, require_reflection=True)
+        assert parse_player_reply(reply, CHOICES, None) == PlayerReply(1)
         with pytest.raises(InvalidReply, match='choose one of "go left"'):
-            read_reply(reply.replace("stay", "jump"), CHOICES, None, require_reflection=True)
+            parse_player_reply(reply.replace("stay", "jump"), CHOICES, None, require_reflection=True)
 
     def test_reflection_comes_first(self):
         """Request the reflection first; accept any order."""
-        assert list(reply_schema(CHOICES, has_reflection=True)["properties"]) == ["reflection", "action"]
-        assert read_reply(
+        assert list(build_reply_schema(CHOICES, has_reflection=True)["properties"]) == ["reflection", "action"]
+        assert parse_player_reply(
             '{"action": "stay", "reflection": "a"}', CHOICES, None, require_reflection=True
         ) == PlayerReply(1, "a")
 
     def test_prose_around_reply_is_ignored(self):
         text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'
-        assert read_reply(text, CHOICES, None) == PlayerReply(1, "a b")
+        assert parse_player_reply(text, CHOICES, None) == PlayerReply(1, "a b")
 
     def test_unknown_fields_are_ignored(self):
         """Ignore names of actions in other fields."""
         reply = '{"reflection": "a", "plan": "go  right, then jump", "action": "stay"}'
-        assert read_reply(reply, CHOICES, None, require_reflection=True) == PlayerReply(1, "a")
+        assert parse_player_reply(reply, CHOICES, None, require_reflection=True) == PlayerReply(1, "a")
         reply = '{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}'
-        assert read_reply(reply, PEDALS, None).action == PEDALS.to_action([-0.5, 0.25], None)
+        assert parse_player_reply(reply, PEDALS, None).action == PEDALS.to_action([-0.5, 0.25], None)

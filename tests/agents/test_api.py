@@ -70,7 +70,7 @@ def test_environment_text_is_used():
     env = Speaking(gymnasium.make("Blackjack-v1"))
     player = make_player(env)
     actions, _ = play(env, player, 3)
-    assert set(actions) <= {0, 1} and "Beat the dealer." in player.policy.prompts.system(0, ()).text
+    assert set(actions) <= {0, 1} and "Beat the dealer." in player.policy.prompts.render_system(0, ()).text
 
 
 class MixedEnv(gymnasium.Env):
@@ -168,9 +168,9 @@ class TestImplicitEpisodes:
 
 def test_success_is_reported_explicitly():
     env = gymnasium.make("Taxi-v4")
-    system_text = make_player(env, "taxi", success="terminated").policy.prompts.system(0, ()).text
+    system_text = make_player(env, "taxi", success="terminated").policy.prompts.render_system(0, ()).text
     assert "An episode is a success if the passenger is delivered." in system_text
-    assert "success" not in make_player(env, "taxi").policy.prompts.system(0, ()).text
+    assert "success" not in make_player(env, "taxi").policy.prompts.render_system(0, ()).text
 
 
 def test_lessons_go_from_episode_to_episode():

@@ -63,7 +63,7 @@ class TestConversation:
         assert "no_usable_reply" not in table.model.requests[-1].messages[-1]["content"]
 
     def test_examples_vary_actions(self):
-        system = Table(Model()).policy.prompts.system(0, ()).text
+        system = Table(Model()).policy.prompts.render_system(0, ()).text
         examples = re.findall(r'"action": "(\w+)"', system)
         assert len(set(examples)) == 2 and "stay" in examples
 
@@ -134,7 +134,7 @@ class TestConversation:
             ({"action_format": "number"}, '"action": one of the actions, by its number.', "- 0: left: to the left"),
             ({"numbers": SPEED}, '"action": an object with every number by its name.', "- speed: how fast"),
         ):
-            system = Table(Model(), **options).policy.prompts.system(0, ()).text
+            system = Table(Model(), **options).policy.prompts.render_system(0, ()).text
             assert words in system and names in system and "(the reflection first)" in system
             assert system.index('- "reflection": ') < system.index('- "action": ')
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from environments import make_env
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.agents.llm_player.agent import read_personas
-from llmrl.agents.llm_player.talk import Talk, TalkMessage, is_silent
+from llmrl.agents.llm_player.talk import Talk, TalkMessage, has_only_empty_messages
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
@@ -73,18 +73,20 @@ class TestRecipients:
 
     def test_addressee_hears_message(self):
         talk = Talk(SPEC, 1, "one", 100)
-        assert talk.read('{"to": "Player 2", "message": "hello"}', 0, False) == TalkMessage("hello", "player 2")
+        assert talk.parse_reply('{"to": "Player 2", "message": "hello"}', 0, False) == TalkMessage("hello", "player 2")
         round_ = [TalkMessage("hello", "player 2"), TalkMessage(""), TalkMessage("x", "player 1"), None]
         inbox = talk.deliver(round_)
         assert [len(entries) for entries in inbox] == [1, 1, 0, 0]
         for wrong in ("player 1", "player 7", ""):
             with pytest.raises(InvalidReply, match="player 2, player 3"):
-                talk.read(json.dumps({"to": wrong, "message": "hello"}), 0, False)
+                talk.parse_reply(json.dumps({"to": wrong, "message": "hello"}), 0, False)
         assert talk.schema()["properties"]["to"]["enum"] == ["player 1", "player 2", "player 3", "player 4"]
 
     @pytest.mark.parametrize("text", ['{"message": ""}', '```json\n{"message": ""}\n```', '{"to": "x", "message":""}'])
     def test_silence(self, text):
-        assert is_silent(text) and Talk(SPEC, 1, "all", 100).read(text, 0, False) == TalkMessage("")
+        assert has_only_empty_messages(text) and Talk(SPEC, 1, "all", 100).parse_reply(text, 0, False) == TalkMessage(
+            ""
+        )
 
     @pytest.mark.parametrize(
         "text",
@@ -95,19 +97,19 @@ class TestRecipients:
         ],
     )
     def test_model_reply_styles_are_parsed(self, text):
-        assert Talk(SPEC, 1, "all", 100).read(text, 0, False).text == "we should each take 5"
-        assert len(Talk(SPEC, 1, "all", 4).read('{"message": "a long story"}', 0, False).text) == 4
+        assert Talk(SPEC, 1, "all", 100).parse_reply(text, 0, False).text == "we should each take 5"
+        assert len(Talk(SPEC, 1, "all", 4).parse_reply('{"message": "a long story"}', 0, False).text) == 4
 
     @pytest.mark.parametrize("to", ['"player 2"', '"Player_2"', "2", '["player 2"]'])
     def test_addressee_spellings(self, to):
-        assert Talk(SPEC, 1, "one", 200).read(f'{{"to": {to}, "message": "hello"}}', 0, False) == TalkMessage(
+        assert Talk(SPEC, 1, "one", 200).parse_reply(f'{{"to": {to}, "message": "hello"}}', 0, False) == TalkMessage(
             "hello", "player 2"
         )
 
     @pytest.mark.parametrize("to", ["true", '"player"', "9", '["player 2", "player 3"]'])
     def test_ambiguous_addressees_are_invalid(self, to):
         with pytest.raises(InvalidReply):
-            Talk(SPEC, 1, "one", 200).read(f'{{"to": {to}, "message": "hello"}}', 0, False)
+            Talk(SPEC, 1, "one", 200).parse_reply(f'{{"to": {to}, "message": "hello"}}', 0, False)
 
     def test_single_player_has_no_recipients(self):
         with pytest.raises(ConfigError, match=r"agent\.message_interval=1"):
@@ -151,7 +153,7 @@ class TestRounds:
 
     def test_silent_players_receive_no_instructions(self):
         env = make_env("fishery", n_envs=1, observe=["text"], mechanism=False)
-        system = llm_player(env.spec, ChatClient(Echo()), None).policy.prompts.system(0, ()).text
+        system = llm_player(env.spec, ChatClient(Echo()), None).policy.prompts.render_system(0, ()).text
         assert "Talking" not in system and "heard" not in system
 
 
@@ -163,7 +165,7 @@ class TestPersonas:
         policy = llm_player(env.spec, ChatClient(Echo()), None, personas=str(file)).policy
         ends = [
             prompt.text.rstrip().splitlines()[-1]
-            for prompt in (policy.prompts.system(agent, ()) for agent in range(policy.spec.n_agents))
+            for prompt in (policy.prompts.render_system(agent, ()) for agent in range(policy.spec.n_agents))
         ]
         assert ends == [
             "You are player 1. You think of your children.",

@@ -68,8 +68,8 @@ def test_preset_builds(study, treatment):
         if treatment == "observation_only":
             assert (parts.env.spec.horizon, loop.episodes, agent.policy.settings.history) == PUBLISHED_SETTINGS[study]
             assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
-            assert agent.policy.structured_query.repair_turns == 0 and not agent.policy.must_reflect
-            system = agent.policy.prompts.system(0, ()).text
+            assert agent.policy.structured_query.repair_turns == 0 and not agent.policy.requires_reflection
+            system = agent.policy.prompts.render_system(0, ()).text
             assert "legal" not in system and '"reward" is' not in system and "\n- 0: " in system
     finally:
         parts.close()

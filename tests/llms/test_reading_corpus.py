@@ -163,10 +163,10 @@ def read_directly(family, question_spec, reply):
     if family == "approval":
         return parse_approvals(text, question_spec["options"], truncated)
     spec = EnvSpec("fishery", 1, len(question_spec["players"]), {}, 2, ("a", "b"), None)
-    message = Talk(spec, 5, question_spec["to"], question_spec["max_characters"]).read(
+    message = Talk(spec, 5, question_spec["to"], question_spec["max_characters"]).parse_reply(
         text, question_spec["players"].index(question_spec["speaker"]), truncated
     )
-    return {"message": message.text, "to": message.to}
+    return {"message": message.text, "to": message.recipient}
 
 
 def answers_match(a, b):

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from llmrl.agents.llm_player.answer_format import ContinuousAnswer, DiscreteAnswer, read_reply
-from llmrl.agents.llm_player.lessons import read_lesson
+from llmrl.agents.llm_player.answer_format import ContinuousAnswerFormat, DiscreteAnswerFormat, parse_player_reply
+from llmrl.agents.llm_player.lessons import parse_lesson
 from llmrl.core.records import ChatReply
 from llmrl.core.spaces import ContinuousActions
 from llmrl.llms.cache import Cache
@@ -34,8 +34,8 @@ from shipped import llm_principal
 from societies import toy
 
 SKILLS = (Skill("go to", True, ""), Skill("explore", False, ""))
-CHOICES = DiscreteAnswer((("left", ""), ("right", "")))
-ARM = ContinuousAnswer(ContinuousActions(("x", "y"), (-1.0, -2.0), (1.0, 2.0)), (("x", ""), ("y", "")), 2, "arm")
+CHOICES = DiscreteAnswerFormat((("left", ""), ("right", "")))
+ARM = ContinuousAnswerFormat(ContinuousActions(("x", "y"), (-1.0, -2.0), (1.0, 2.0)), (("x", ""), ("y", "")), 2, "arm")
 
 
 def numbers(text, d):
@@ -54,9 +54,9 @@ READERS = {
     "grid": lambda text: parse_answer(text, VectorParser(["params[0]", "params[1]"], words=["left", "right"])),
     "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), truncated=True),
     "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
-    "choice": lambda text: read_reply(text, CHOICES, [True, False], require_reflection=True),
-    "arm": lambda text: read_reply(text, ARM, None),
-    "lesson": read_lesson,
+    "choice": lambda text: parse_player_reply(text, CHOICES, [True, False], require_reflection=True),
+    "arm": lambda text: parse_player_reply(text, ARM, None),
+    "lesson": parse_lesson,
     "mechanism": llm_principal(toy(), scripted()).read,
     "clamped": llm_principal(toy(), scripted(), out_of_range="clamp").read,
 }
@@ -281,9 +281,9 @@ def test_human_number_formats():
 
 
 def test_texts_are_cleaned_after_parsing():
-    lesson = read_lesson(r'{"lesson": "keep \ud83d\ude00, not \ud800 nor \u001b[2J\u0007"}')
+    lesson = parse_lesson(r'{"lesson": "keep \ud83d\ude00, not \ud800 nor \u001b[2J\u0007"}')
     assert lesson == "keep \U0001f600, not \ufffd nor [2J"
-    assert read_reply(r'{"reflection": "\ud800!", "action": "left"}', CHOICES, None).reflection == "\ufffd!"
+    assert parse_player_reply(r'{"reflection": "\ud800!", "action": "left"}', CHOICES, None).reflection == "\ufffd!"
     assert numbers("\x1b[1mwhy\nparams[0]: 1", 1).reasons == "[1mwhy"
     assert str(InvalidReply("no \ud800")) == "no \ufffd"
 
@@ -339,7 +339,7 @@ def test_reply_log_precedes_parsing(tmp_path):
 
 
 def test_lesson_may_contain_lone_surrogate(tmp_path):
-    asking, _ = asker(lambda reply: read_lesson(reply.text), tmp_path, Says(r'{"lesson": "a \ud800"}'))
+    asking, _ = asker(lambda reply: parse_lesson(reply.text), tmp_path, Says(r'{"lesson": "a \ud800"}'))
     [lesson] = asking.ask([Prompt("q")])
     asking.ask([Prompt(f"you know: {lesson}")])
     assert len(list(read_calls(tmp_path / FILE_NAME))) == 2

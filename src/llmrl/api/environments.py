@@ -195,14 +195,14 @@ class TextEnvironment:
 
     def _step(self, text: str) -> str:
         """Take the action that a text names; return what the model reads next, a JSON object."""
-        from llmrl.agents.llm_player.answer_format import read_reply
+        from llmrl.agents.llm_player.answer_format import parse_player_reply
         from llmrl.llms.invalid_reply import InvalidReply
 
         if self._is_over:
             return json.dumps({"error": "the episode is over"})
         mask = self._observation.get("action_mask")
         try:
-            action = read_reply(text, self._answers, None if mask is None else mask[0, 0].tolist()).action
+            action = parse_player_reply(text, self._answers, None if mask is None else mask[0, 0].tolist()).action
         except InvalidReply as error:
             return json.dumps({"error": str(error)})
         step = self._env.step(np.array([[action]]))

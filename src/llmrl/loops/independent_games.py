@@ -72,9 +72,9 @@ class LanguageModelPolicy(Protocol):
 
     def on_step(self, transition: Transition) -> None: ...
 
-    def counted(self) -> Any: ...
+    def take_counts(self) -> Any: ...
 
-    def add(self, counted: Any) -> None: ...
+    def add_counts(self, other_counts: Any) -> None: ...
 
     def state_dict(self) -> State: ...
 
@@ -103,7 +103,7 @@ is then set."""
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """A finished episode with its number and the counts of its player (`LanguageModelPolicy.counted`)."""
+    """A finished episode with its number and the counts of its player (`LanguageModelPolicy.take_counts`)."""
 
     number: int
     episode: Episode
@@ -351,7 +351,7 @@ class IndependentGames:
         assert game.episode is not None
         [episode] = game_episodes
         episodes.append(
-            FinishedEpisode(game.episode, replace(episode, game=game.episode % self.n), game.policy.counted())
+            FinishedEpisode(game.episode, replace(episode, game=game.episode % self.n), game.policy.take_counts())
         )
         next_episode = game.episode + self.n if self._plan.carried else self._next
         self._next = max(self._next, next_episode + 1)

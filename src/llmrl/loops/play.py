@@ -213,7 +213,7 @@ class PlayLoop:
         So the logged rows do not depend on the order of replies.
         """
         while self._n_counted in self._pending_counts:
-            self.agent.policy.add(self._pending_counts.pop(self._n_counted))  # type: ignore[attr-defined]
+            self.agent.policy.add_counts(self._pending_counts.pop(self._n_counted))  # type: ignore[attr-defined]
             self._n_counted += 1
             k = self._n_counted
             if k % self.env.spec.n_envs and k < self.episodes:

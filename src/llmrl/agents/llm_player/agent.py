@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from llmrl.agents.llm_player.conversation import PlayerConversation
-from llmrl.agents.llm_player.lessons import LESSON_TURNS
-from llmrl.agents.llm_player.player_prompts import PlayerContent, PlayerSettings
+from llmrl.agents.llm_player.lessons import MAX_LESSON_TURNS
+from llmrl.agents.llm_player.player_prompts import PlayerResources, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from llmrl.core.rollouts import Rollout
 
-PLACEHOLDER = "?" * 200
-"""Placeholder of an observation in estimates of prompts."""
+OBSERVATION_PLACEHOLDER = "?" * 200
+"""Text that stands for an observation in estimates of prompt tokens, if the environment gives no example."""
 REPLY_TOKENS = 80
 """Approximate tokens of a reply with a reflection."""
 LESSON_TOKENS = 80
@@ -87,7 +87,7 @@ class LLMPlayer:
                 f"episodes of env={spec.name} may never end, so calls of a paid model are not limited; set env.horizon "
                 "(maximum steps of an episode), or a budget (llm.budget.usd, llm.budget.calls or llm.budget.tokens)"
             )
-        models = _models(settings.players, spec)
+        models = _list_player_models(settings.players, spec)
         for model in dict.fromkeys(models or (CHOSEN,)):
             if settings.show_frames and not llm.accepts_images(model):
                 model_label = llm.model_label(model)
@@ -98,12 +98,12 @@ class LLMPlayer:
         if not settings.show_text and not settings.show_frames:
             raise ConfigError("agent.show_text=false needs frames; set agent.show_frames to 1 or more")
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
-        content = PlayerContent(prompt_folder, models, personas)
+        resources = PlayerResources(prompt_folder, models, personas)
         self._has_principal = has_principal
         learners = llm.provider.learners if isinstance(llm, ChatClient) else None
         self.learns = learners is not None
         self._learners: dict[str, ChatLearner] = {}
-        self._recorder = TrajectoryBuffer()
+        self._trajectory_buffer = TrajectoryBuffer()
         self.group_size: int | None = None
         self.n_continuations, self.gamma = 0, 1.0
         adapters: list[str] = []
@@ -123,21 +123,23 @@ class LLMPlayer:
             adapters = adapter_names(learners.sharing, spec, society_index if has_principal else None, member)
             reply_seeds = seeds.child("replies") if has_principal and seeds is not None else None
             self._learners = {name: learners.learner(name, reply_seeds) for name in adapters}
-        self.policy = LLMPolicy(spec, llm, settings, content, self._recorder if self.learns else None, adapters)
+        self.policy = LLMPolicy(
+            spec, llm, settings, resources, self._trajectory_buffer if self.learns else None, adapters
+        )
         self.carried = self.policy.carried
 
     def unrecorded(self) -> AbstractContextManager[None]:
         """Return a context in which replies are not recorded for training, e.g. that of an evaluation."""
-        return self._recorder.paused()
+        return self._trajectory_buffer.paused()
 
     def end_episodes(self) -> None:
         """Truncate the recorded episodes that are still in progress."""
         for game in range(self.policy.spec.n_envs):
-            self._recorder.end(game)
+            self._trajectory_buffer.end(game)
 
     def set_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
-        self._recorder.set_values(values)
+        self._trajectory_buffer.set_values(values)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics.
@@ -147,7 +149,7 @@ class LLMPlayer:
         """
         if not self.learns:
             return {}
-        trajectories = self._recorder.take()
+        trajectories = self._trajectory_buffer.take()
         updates = [
             learner.update([t for t in trajectories if self.policy.adapters[t.agent] == name], generator)
             for name, learner in self._learners.items()
@@ -188,60 +190,60 @@ class LLMPlayer:
         """
         policy, spec, settings = self.policy, self.policy.spec, self.policy.settings
         steps_per_decision = 1 if "action_mask" in policy.channels else settings.action_interval
-        decisions = -(-steps // steps_per_decision)
-        turn_tokens = self._turn_tokens(steps, steps_per_decision)
+        n_decisions = -(-steps // steps_per_decision)
+        turn_tokens = self._estimate_turn_tokens(steps, steps_per_decision)
         reply_tokens = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
         frame_tokens = settings.show_frames * image_tokens(settings.frame_size, settings.frame_size)
-        system_tokens = estimate_tokens(policy.prompts.system(0, ()).text) + MESSAGE_TOKENS
+        system_tokens = estimate_tokens(policy.prompts.render_system(0, ()).text) + MESSAGE_TOKENS
         shown_lesson_tokens = settings.lessons * LESSON_TOKENS
         prompt_tokens = system_tokens + shown_lesson_tokens + turn_tokens + frame_tokens
-        turns = sum(self._n_shown_turns(k) for k in range(decisions))
-        episode_tokens = decisions * prompt_tokens + turns * (turn_tokens + reply_tokens)
+        n_turns = sum(self._count_shown_turns(k) for k in range(n_decisions))
+        episode_tokens = n_decisions * prompt_tokens + n_turns * (turn_tokens + reply_tokens)
         n_lessons = (n - min(n, spec.n_envs)) * (settings.lessons > 0)
         lesson_prompt_tokens = (
-            2 * system_tokens + shown_lesson_tokens + min(decisions, LESSON_TURNS) * (turn_tokens + reply_tokens)
+            2 * system_tokens + shown_lesson_tokens + min(n_decisions, MAX_LESSON_TURNS) * (turn_tokens + reply_tokens)
         )
         n_agents = spec.n_agents
         n_messages = 0 if policy.talk is None else -(-steps // policy.talk.interval) * n
         message_tokens = 0 if policy.talk is None else policy.talk.max_length // 4 + MESSAGE_TOKENS
-        calls = (decisions * n + n_lessons + n_messages) * n_agents
+        n_calls = (n_decisions * n + n_lessons + n_messages) * n_agents
         # The others read a message with their next question, and in the turns that are shown later.
-        message_prompt_tokens = episode_tokens // decisions + n_agents * message_tokens
-        prompt_total = (
+        message_prompt_tokens = episode_tokens // n_decisions + n_agents * message_tokens
+        total_prompt_tokens = (
             episode_tokens * n + lesson_prompt_tokens * n_lessons + n_messages * message_prompt_tokens
         ) * n_agents
-        reply_total = (
-            decisions * n * reply_tokens + n_lessons * LESSON_TOKENS + n_messages * message_tokens
+        total_reply_tokens = (
+            n_decisions * n * reply_tokens + n_lessons * LESSON_TOKENS + n_messages * message_tokens
         ) * n_agents
-        shown_turns = (turns * n + min(decisions, LESSON_TURNS) * n_lessons) * n_agents
+        n_shown_turns = (n_turns * n + min(n_decisions, MAX_LESSON_TURNS) * n_lessons) * n_agents
         model_shares = {model: policy.models.count(model) / n_agents for model in dict.fromkeys(policy.models)}
-        max_calls = calls * (1 + policy.structured_query.repair_turns)
-        return CallEstimate(calls, max_calls, prompt_total, reply_total, shown_turns, model_shares)
+        max_n_calls = n_calls * (1 + policy.structured_query.repair_turns)
+        return CallEstimate(n_calls, max_n_calls, total_prompt_tokens, total_reply_tokens, n_shown_turns, model_shares)
 
-    def _n_shown_turns(self, n_decisions: int) -> int:
+    def _count_shown_turns(self, n_decisions: int) -> int:
         """Return the number of earlier turns shown with the question after `n_decisions` decisions."""
         history, sliding = self.policy.settings.history, self.policy.settings.sliding_history
         if history == 0 or sliding or n_decisions < 2 * history:
             return min(n_decisions, history) if sliding or history == 0 else n_decisions
         return history + (n_decisions - history) % history
 
-    def _turn_tokens(self, steps: int, n_observations: int) -> int:
+    def _estimate_turn_tokens(self, steps: int, n_observations: int) -> int:
         """Estimate the tokens of a question with `n_observations` observations and all their extras."""
         policy = self.policy
         conversation = PlayerConversation(steps=steps, episode_return=-float(steps) - 0.1, reward=-float(steps) - 0.1)
         has_mask = "action_mask" in policy.channels
-        legal = policy.answers.legal_answers([True] * policy.spec.n_actions) if has_mask else None
-        example_text = (policy.text.example or PLACEHOLDER) if policy.settings.show_text else None
+        legal_answers = policy.answers.format_legal_answers([True] * policy.spec.n_actions) if has_mask else None
+        observation_text = (policy.text.example or OBSERVATION_PLACEHOLDER) if policy.settings.show_text else None
         for _ in range(n_observations):
-            conversation.add_observation(example_text, legal, policy.settings.observation_extras)
-        return estimate_tokens(conversation.question()) + MESSAGE_TOKENS
+            conversation.add_observation(observation_text, legal_answers, policy.settings.observation_extras)
+        return estimate_tokens(conversation.render_question()) + MESSAGE_TOKENS
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the player for the summary of a run."""
-        policy, settings, content = self.policy, self.policy.settings, self.policy.content
-        model_counts = [f"{policy.models.count(m)} x {policy.llm.model_label(m)}" for m in dict.fromkeys(policy.models)]
+        policy, settings, resources = self.policy, self.policy.settings, self.policy.resources
+        model_texts = [f"{policy.models.count(m)} x {policy.llm.model_label(m)}" for m in dict.fromkeys(policy.models)]
         return {
-            "policy": (", ".join(model_counts) if content.models else policy.llm.model_label())
+            "policy": (", ".join(model_texts) if resources.models else policy.llm.model_label())
             + ("" if self.learns else ", zero-shot"),
             "history": f"{settings.history} turns"
             if settings.sliding_history
@@ -249,19 +251,23 @@ class LLMPlayer:
             "action every": f"{settings.action_interval} steps",
             "pictures": f"the newest {settings.show_frames}" if settings.show_frames else "none",
             "lessons": settings.lessons or "none",
-            **({} if policy.talk is None else {"talk": f"every {policy.talk.interval} steps, to {policy.talk.to}"}),
-            **({"personas": len(content.personas)} if content.personas else {}),
+            **(
+                {}
+                if policy.talk is None
+                else {"talk": f"every {policy.talk.interval} steps, to {policy.talk.recipient_mode}"}
+            ),
+            **({"personas": len(resources.personas)} if resources.personas else {}),
             **(next(iter(self._learners.values())).describe() if self.learns else {}),
             **({"adapters": len(self._learners)} if len(self._learners) > 1 else {}),
             "from episode to episode": ", ".join(self.carried) or "nothing",
-            "system prompt": f"about {estimate_tokens(policy.prompts.system(0, ()).text):,} tokens",
+            "system prompt": f"about {estimate_tokens(policy.prompts.render_system(0, ()).text):,} tokens",
         }
 
     def state_dict(self) -> State:
         state = self.policy.state_dict()
         if self.learns:
             state["learners"] = [learner.state_dict() for learner in self._learners.values()]
-            state["trajectories"] = self._recorder.state_dict()
+            state["trajectories"] = self._trajectory_buffer.state_dict()
         return state
 
     def load_state_dict(self, state: State) -> None:
@@ -269,7 +275,7 @@ class LLMPlayer:
         if self.learns:
             for learner, learner_state in zip(self._learners.values(), state["learners"], strict=True):
                 learner.load_state_dict(learner_state)
-            self._recorder.load_state_dict(state["trajectories"])
+            self._trajectory_buffer.load_state_dict(state["trajectories"])
 
 
 def action_diversity(rollout: Rollout, n_actions: int) -> float:
@@ -278,15 +284,15 @@ def action_diversity(rollout: Rollout, n_actions: int) -> float:
     It is the entropy of the mean distribution minus the mean entropy: 0 if all players have the same distribution, at
     most the logarithm of the number of players. Steps after the end of an episode are left out.
     """
-    is_done = (rollout.terminated | rollout.truncated).cpu().numpy()
-    is_played = np.cumsum(is_done, axis=0) - is_done == 0  # [T, n_envs]
-    actions = rollout.action.cpu().numpy()[is_played]  # [n, n_agents]
+    end_mask = (rollout.terminated | rollout.truncated).cpu().numpy()
+    played_mask = np.cumsum(end_mask, axis=0) - end_mask == 0  # [T, n_envs]
+    actions = rollout.action.cpu().numpy()[played_mask]  # [n, n_agents]
     counts = np.stack([np.bincount(column, minlength=n_actions) for column in actions.T])
     from scipy.stats import entropy  # lazy: importing it takes longer than most commands
 
     probabilities = counts / counts.sum(axis=1, keepdims=True)
-    mean: float = entropy(probabilities.mean(axis=0)) - entropy(probabilities, axis=1).mean()
-    return mean
+    divergence: float = entropy(probabilities.mean(axis=0)) - entropy(probabilities, axis=1).mean()
+    return divergence
 
 
 def adapter_names(sharing: Sharing, spec: EnvSpec, society_index: int | None, member: int | None) -> list[str]:
@@ -298,12 +304,12 @@ def adapter_names(sharing: Sharing, spec: EnvSpec, society_index: int | None, me
         society_index: index of the players' society; None: there is only one.
         member: index of the entry of `members` of `agent=mixed` that these players belong to; None outside of it.
     """
-    parts = [] if society_index is None else [f"society_{society_index}"]
+    name_parts = [] if society_index is None else [f"society_{society_index}"]
     if sharing == "per_member" and member is not None:
-        parts.append(f"member_{member}")
+        name_parts.append(f"member_{member}")
     if sharing != "per_player":
-        return ["_".join(parts)] * spec.n_agents
-    return ["_".join([*parts, f"player_{seat}"]) for seat in spec.seats or range(spec.n_agents)]
+        return ["_".join(name_parts)] * spec.n_agents
+    return ["_".join([*name_parts, f"player_{seat}"]) for seat in spec.seats or range(spec.n_agents)]
 
 
 def read_personas(path: Path) -> tuple[str, ...]:
@@ -325,7 +331,7 @@ def read_personas(path: Path) -> tuple[str, ...]:
     return tuple(" ".join(text.split()) for text in content)
 
 
-def _models(players: dict[str, int] | list[str] | None, spec: EnvSpec) -> tuple[str, ...]:
+def _list_player_models(players: dict[str, int] | list[str] | None, spec: EnvSpec) -> tuple[str, ...]:
     """Return the model of each player; () if all are the chosen one.
 
     Raises:
@@ -333,7 +339,7 @@ def _models(players: dict[str, int] | list[str] | None, spec: EnvSpec) -> tuple[
     """
     if players is None:
         return ()
-    names = [name for name, n in players.items() for _ in range(n)] if isinstance(players, dict) else players
+    names = [name for name, count in players.items() for _ in range(count)] if isinstance(players, dict) else players
     if len(names) != spec.n_agents:
         raise ConfigError(
             f"agent.players has models for {len(names)} players, but env={spec.name} has {spec.n_agents}: "

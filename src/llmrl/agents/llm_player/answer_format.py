@@ -17,7 +17,7 @@ from llmrl.llms.reading.answer_parser import AnswerParser, parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser
 
-AnswerWith = Literal["name", "number"]
+ActionFormat = Literal["name", "number"]
 Action = int | list[float]
 """Index of a discrete action, or the numbers of a continuous one."""
 
@@ -30,7 +30,7 @@ class PlayerReply:
     reflection: str = ""
 
 
-def make_answer_format(spec: EnvSpec, action_format: AnswerWith, decimals: int) -> AnswerFormat:
+def make_answer_format(spec: EnvSpec, action_format: ActionFormat, decimals: int) -> AnswerFormat:
     """Return the format of answers in an environment.
 
     Args:
@@ -44,18 +44,18 @@ def make_answer_format(spec: EnvSpec, action_format: AnswerWith, decimals: int) 
     assert spec.text is not None
     actions = spec.text.actions
     if spec.continuous_actions is not None:
-        return ContinuousAnswer(spec.continuous_actions, actions, decimals, spec.name)
+        return ContinuousAnswerFormat(spec.continuous_actions, actions, decimals, spec.name)
     if len(actions) != spec.n_actions:
         raise ConfigError(
             f"the text of env={spec.name} describes {len(actions)} actions, but there are {spec.n_actions}; change "
             "env.text"
         )
     if spec.text.amount:
-        return AmountAnswer(actions, spec.text.amount)
-    return DiscreteAnswer(actions, is_numbered=action_format == "number")
+        return AmountAnswerFormat(actions, spec.text.amount)
+    return DiscreteAnswerFormat(actions, is_numbered=action_format == "number")
 
 
-class DiscreteAnswer:
+class DiscreteAnswerFormat:
     """Format of discrete actions, answered by name or, if `is_numbered`, by number from 0; parsing accepts both.
 
     Attributes:
@@ -89,36 +89,36 @@ class DiscreteAnswer:
         first = int.from_bytes(hashlib.sha256("|".join(self.names).encode()).digest()[:4], "big") % n
         return [first] if n == 1 else [first, (first + 1 + n // 2) % n if n > 2 else 1 - first]
 
-    def to_action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+    def to_action(self, answer: Any, legal_mask: Sequence[bool] | None) -> Action:
         """Return the action of a parsed answer; raise InvalidReply if it is illegal or out of bounds."""
-        if legal is not None and not legal[answer]:
-            raise InvalidReply(f"the action {self.as_json(answer)!r} is not legal now")
+        if legal_mask is not None and not legal_mask[answer]:
+            raise InvalidReply(f"the action {self.to_answer(answer)!r} is not legal now")
         return int(answer)
 
-    def describe_accepted(self, legal: Sequence[bool] | None) -> str:
+    def describe_accepted_answers(self, legal_mask: Sequence[bool] | None) -> str:
         """Return a phrase that names the accepted answers, for error messages."""
-        is_accepted = legal if legal is not None and any(legal) else [True] * len(self.names)
-        names = itertools.compress(self.names, is_accepted)
+        accepted_mask = legal_mask if legal_mask is not None and any(legal_mask) else [True] * len(self.names)
+        names = itertools.compress(self.names, accepted_mask)
         return "choose one of " + ", ".join(name if self.is_numbered else f'"{name}"' for name in names)
 
-    def legal_answers(self, legal: Sequence[bool]) -> Any:
+    def format_legal_answers(self, legal_mask: Sequence[bool]) -> Any:
         """Return the legal answers as they are shown to players, as a JSON-compatible value."""
-        return [self.as_json(i) for i, is_legal in enumerate(legal) if is_legal]
+        return [self.to_answer(i) for i, is_legal in enumerate(legal_mask) if is_legal]
 
-    def as_json(self, action: Action) -> Any:
+    def to_answer(self, action: Action) -> Any:
         """Return the answer that means `action`, as a JSON-compatible value."""
         assert isinstance(action, int)
         return int(self.names[action]) if self.is_numbered else self.names[action]
 
-    def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
+    def choose_fallback(self, last_action: Action | None, legal_mask: Sequence[bool] | None) -> Action:
         """Return the action that replaces a missing answer: the last action if legal, else the first legal one."""
-        if isinstance(last, int) and (legal is None or legal[last]):
-            return last
+        if isinstance(last_action, int) and (legal_mask is None or legal_mask[last_action]):
+            return last_action
         # If no action is legal, the environment decides what happens.
-        return next((i for i, is_legal in enumerate(legal or ()) if is_legal), 0)
+        return next((i for i, is_legal in enumerate(legal_mask or ()) if is_legal), 0)
 
 
-class AmountAnswer(DiscreteAnswer):
+class AmountAnswerFormat(DiscreteAnswerFormat):
     """Format of actions that are amounts, answered by an integer; parsing accepts names of actions, too.
 
     Args:
@@ -133,45 +133,52 @@ class AmountAnswer(DiscreteAnswer):
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": 0, "maximum": len(self.names) - 1}
 
-    def describe_accepted(self, legal: Sequence[bool] | None) -> str:
-        possible = self.legal_answers(legal if legal is not None and any(legal) else [True] * len(self.names))
+    def describe_accepted_answers(self, legal_mask: Sequence[bool] | None) -> str:
+        possible = self.format_legal_answers(
+            legal_mask if legal_mask is not None and any(legal_mask) else [True] * len(self.names)
+        )
         return f"the action is a whole number: {possible}"
 
-    def legal_answers(self, legal: Sequence[bool]) -> Any:
-        amounts = [i for i, is_legal in enumerate(legal) if is_legal]
+    def format_legal_answers(self, legal_mask: Sequence[bool]) -> Any:
+        amounts = [i for i, is_legal in enumerate(legal_mask) if is_legal]
         is_contiguous = amounts == list(range(amounts[0], amounts[-1] + 1))
         return f"{amounts[0]} to {amounts[-1]}" if is_contiguous else amounts
 
-    def as_json(self, action: Action) -> Any:
+    def to_answer(self, action: Action) -> Any:
         assert isinstance(action, int)
         return action
 
 
-class ContinuousAnswer:
+class ContinuousAnswerFormat:
     """Format of continuous actions: bounded numbers, answered by name or in order, and rounded.
 
-    Methods are as in `DiscreteAnswer`; a missing answer is replaced by the last action, else by 0 within the bounds.
+    Methods are as in `DiscreteAnswerFormat`. A missing answer is replaced by the last action, else by 0 clipped to the
+    bounds.
     """
 
     is_numbered = False
 
     def __init__(
-        self, numbers: ContinuousActions, descriptions: tuple[tuple[str, str], ...], decimals: int, name: str
+        self,
+        continuous_actions: ContinuousActions,
+        descriptions: tuple[tuple[str, str], ...],
+        decimals: int,
+        env_name: str,
     ) -> None:
         self.names = [key for key, _ in descriptions]
-        if len(self.names) != numbers.dim:
+        if len(self.names) != continuous_actions.dim:
             raise ConfigError(
-                f"the text of env={name} describes {len(self.names)} numbers of an action, but there are "
-                f"{numbers.dim}; change env.text"
+                f"the text of env={env_name} describes {len(self.names)} numbers of an action, but there are "
+                f"{continuous_actions.dim}; change env.text"
             )
-        self.low, self.high = np.array(numbers.low), np.array(numbers.high)
+        self.low, self.high = np.array(continuous_actions.low), np.array(continuous_actions.high)
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
-            raise ConfigError(f"an action of env={name} has no bounds; use an environment with bounded actions")
+            raise ConfigError(f"an action of env={env_name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
         self.parser: AnswerParser[Any] = VectorParser(self.names, bounds=bounds, answer_name="action")
-        self.is_integer, self.decimals = np.array(numbers.whole), decimals
+        self.is_integer, self.decimals = np.array(continuous_actions.whole), decimals
         self.descriptions = tuple(
-            (key, f"{description} ({'a whole number ' if numbers.whole[i] else ''}{self._bounds(i)})")
+            (key, f"{description} ({'a whole number ' if continuous_actions.whole[i] else ''}{self._format_bounds(i)})")
             for i, (key, description) in enumerate(descriptions)
         )
 
@@ -183,62 +190,62 @@ class ContinuousAnswer:
         properties = {
             name: {
                 "type": "integer" if is_integer else "number",
-                "minimum": _plain_number(low),
-                "maximum": _plain_number(high),
+                "minimum": _to_int_if_whole(low),
+                "maximum": _to_int_if_whole(high),
             }
             for name, low, high, is_integer in zip(self.names, self.low, self.high, self.is_integer, strict=True)
         }
-        return object_schema(properties)
+        return build_object_schema(properties)
 
-    def to_action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+    def to_action(self, answer: Any, legal_mask: Sequence[bool] | None) -> Action:
         values = np.asarray(answer, dtype=np.float64).reshape(-1)
         tolerance = 1e-6 * (self.high - self.low)
         for i in np.flatnonzero((values < self.low - tolerance) | (values > self.high + tolerance)):
-            raise InvalidReply(f"{self.names[i]} must be {self._bounds(i)}, got {values[i]:g}")
+            raise InvalidReply(f"{self.names[i]} must be {self._format_bounds(i)}, got {values[i]:g}")
         for i in np.flatnonzero(self.is_integer & (values != np.round(values))):
-            raise InvalidReply(f"{self.names[i]} must be a whole number {self._bounds(i)}, got {values[i]:g}")
+            raise InvalidReply(f"{self.names[i]} must be a whole number {self._format_bounds(i)}, got {values[i]:g}")
         # Rounding may leave the bounds.
         rounded = np.clip(np.round(values, self.decimals), self.low, self.high)
         return [float(value) + 0.0 for value in rounded]
 
-    def describe_accepted(self, legal: Sequence[bool] | None) -> str:
-        return "the action has " + ", ".join(f"{name} ({self._bounds(i)})" for i, name in enumerate(self.names))
+    def describe_accepted_answers(self, legal_mask: Sequence[bool] | None) -> str:
+        return "the action has " + ", ".join(f"{name} ({self._format_bounds(i)})" for i, name in enumerate(self.names))
 
-    def legal_answers(self, legal: Sequence[bool]) -> Any:
+    def format_legal_answers(self, legal_mask: Sequence[bool]) -> Any:
         return []
 
-    def as_json(self, action: Action) -> Any:
+    def to_answer(self, action: Action) -> Any:
         assert isinstance(action, list)
-        return {name: _plain_number(value) for name, value in zip(self.names, action, strict=True)}
+        return {name: _to_int_if_whole(value) for name, value in zip(self.names, action, strict=True)}
 
-    def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
-        if isinstance(last, list):
-            return last
+    def choose_fallback(self, last_action: Action | None, legal_mask: Sequence[bool] | None) -> Action:
+        if isinstance(last_action, list):
+            return last_action
         return [float(value) for value in np.clip(0.0, self.low, self.high)]
 
-    def _bounds(self, i: Any) -> str:
+    def _format_bounds(self, i: Any) -> str:
         return f"from {self.low[i]:g} to {self.high[i]:g}"
 
 
-AnswerFormat = DiscreteAnswer | ContinuousAnswer
+AnswerFormat = DiscreteAnswerFormat | ContinuousAnswerFormat
 """Format of the answers in a game."""
 
 
-def reply_schema(answers: AnswerFormat, has_reflection: bool) -> dict[str, Any]:
+def build_reply_schema(answers: AnswerFormat, has_reflection: bool) -> dict[str, Any]:
     """Return the JSON schema of a complete reply; the reflection comes first, so that the action follows from it."""
     reflection = {"reflection": {"type": "string"}} if has_reflection else {}
-    return object_schema({**reflection, "action": answers.schema()})
+    return build_object_schema({**reflection, "action": answers.schema()})
 
 
-def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+def build_object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of an object whose properties are all required."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def read_reply(
+def parse_player_reply(
     text: str,
     answers: AnswerFormat,
-    legal: Sequence[bool] | None,
+    legal_mask: Sequence[bool] | None,
     require_reflection: bool = False,
     is_truncated: bool = False,
 ) -> PlayerReply:
@@ -249,14 +256,14 @@ def read_reply(
     """
     try:
         answer = parse_answer(text, answers.parser, is_truncated)
-        action = answers.to_action(answer.answer, legal)
+        action = answers.to_action(answer.answer, legal_mask)
     except InvalidReply as error:
-        raise InvalidReply(f"{error}; {answers.describe_accepted(legal)}") from None
+        raise InvalidReply(f"{error}; {answers.describe_accepted_answers(legal_mask)}") from None
     reflection = " ".join(answer.reasons.split())
     if require_reflection and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
     return PlayerReply(action, reflection)
 
 
-def _plain_number(value: float) -> int | float:
+def _to_int_if_whole(value: float) -> int | float:
     return int(value) if float(value).is_integer() else float(value)

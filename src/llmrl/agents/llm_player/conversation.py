@@ -13,11 +13,11 @@ from llmrl.agents.llm_player.answer_format import Action
 from llmrl.core.records import State, parse_if_json
 from llmrl.llms.images import IMAGES
 
-Extra = Literal["step", "reward", "return", "legal_actions", "last_episode"]
+ObservationExtra = Literal["step", "reward", "return", "legal_actions", "last_episode"]
 """Additions to an observation."""
-MAX_ENTRY_LENGTH = 120
-"""Maximum number of characters of an entry of an observation between two decisions."""
-DEFAULT_EXTRAS: tuple[Extra, ...] = ("step", "reward", "return", "legal_actions")
+MAX_INTERMEDIATE_FIELD_LENGTH = 120
+"""Maximum characters, as JSON, of a field of an observation between two decisions; longer fields are omitted."""
+DEFAULT_OBSERVATION_EXTRAS: tuple[ObservationExtra, ...] = ("step", "reward", "return", "legal_actions")
 """Default additions, which only concern the present episode."""
 
 Message = dict[str, Any]
@@ -28,11 +28,13 @@ def shorten_observation(observation: Mapping[str, Any]) -> dict[str, Any]:
 
     The newest observation repeats these entries.
     """
-    content = observation.get("observation")
-    if not isinstance(content, Mapping):
+    fields_by_name = observation.get("observation")
+    if not isinstance(fields_by_name, Mapping):
         return dict(observation)
-    short = {name: value for name, value in content.items() if len(to_json(value)) <= MAX_ENTRY_LENGTH}
-    return {**observation, "observation": short}
+    short_fields = {
+        name: value for name, value in fields_by_name.items() if len(to_json(value)) <= MAX_INTERMEDIATE_FIELD_LENGTH
+    }
+    return {**observation, "observation": short_fields}
 
 
 @dataclass
@@ -79,7 +81,7 @@ class PlayerConversation:
     n_previous_answers: int = 0
     is_talking: bool = False
 
-    def begin(self) -> None:
+    def begin_episode(self) -> None:
         """Start a new episode. Turns of the last one stay until a lesson has been drawn from them."""
         if not self.needs_lesson:
             self.turns = []
@@ -87,12 +89,12 @@ class PlayerConversation:
         self.images = []
         self.steps_since_answer, self.n_answers, self.first_shown_answer, self.replacement_notice = 0, 0, 0, ""
 
-    def add_observation(self, text: str | None, legal: Any, extras: Sequence[Extra]) -> None:
+    def add_observation(self, text: str | None, legal_answers: Any, extras: Sequence[ObservationExtra]) -> None:
         """Add the present observation, with some additions.
 
         Args:
             text: observation in words; None: there is none.
-            legal: legal answers as they are shown (`AnswerFormat.legal_answers`); None: all are legal.
+            legal_answers: legal answers as they are shown (`AnswerFormat.format_legal_answers`); None: all are legal.
             extras: additions to the observation.
         """
         observation: dict[str, Any] = {} if text is None else {"observation": parse_if_json(text)}
@@ -108,8 +110,8 @@ class PlayerConversation:
             observation["reward"] = round_reward(self.reward)
         if "return" in extras and not math.isnan(self.episode_return):
             observation["return"] = round_reward(self.episode_return)
-        if "legal_actions" in extras and legal is not None:
-            observation["legal_actions"] = legal
+        if "legal_actions" in extras and legal_answers is not None:
+            observation["legal_actions"] = legal_answers
         self.observations.append(observation)
         self.reward = None
 
@@ -124,17 +126,22 @@ class PlayerConversation:
         if received:
             self.observations[-1]["heard"] = list(received)
 
-    def question(self) -> str:
+    def render_question(self) -> str:
         """Return the user's present turn."""
         *earlier, latest = self.observations
-        notice = {"no_usable_reply": self.replacement_notice} if self.replacement_notice else {}
-        talk = {"talk": True} if self.is_talking else {}
-        intermediate = [shorten_observation(observation) for observation in earlier]
+        notice_field = {"no_usable_reply": self.replacement_notice} if self.replacement_notice else {}
+        talk_field = {"talk": True} if self.is_talking else {}
+        intermediate_observations = [shorten_observation(observation) for observation in earlier]
         return to_json(
-            {**notice, **({"since_your_last_action": intermediate} if intermediate else {}), **latest, **talk}
+            {
+                **notice_field,
+                **({"since_your_last_action": intermediate_observations} if intermediate_observations else {}),
+                **latest,
+                **talk_field,
+            }
         )
 
-    def n_shown_turns(self, history: int, sliding: bool) -> int:
+    def count_shown_turns(self, history: int, sliding: bool) -> int:
         """Return the number of earlier turns to show.
 
         With `sliding` these are the newest `history` turns. Otherwise their number grows to less than twice as many and
@@ -145,12 +152,16 @@ class PlayerConversation:
             n_turns = min(n_turns, history)
         return min(n_turns, len(self.turns))
 
-    def messages(self, system: str, n_turns: int) -> tuple[Message, ...]:
+    def build_messages(self, system: str, n_turns: int) -> tuple[Message, ...]:
         """Return the system message, `n_turns` earlier turns, and the question."""
-        earlier = self.turns[len(self.turns) - n_turns :]
-        turns = [m for question, answer in earlier for m in (message("user", question), message("assistant", answer))]
+        shown_turns = self.turns[len(self.turns) - n_turns :]
+        turn_messages = [
+            m
+            for question, answer in shown_turns
+            for m in (make_message("user", question), make_message("assistant", answer))
+        ]
         images = {IMAGES: list(self.images)} if self.images else {}
-        return (message("system", system), *turns, message("user", self.question()) | images)
+        return (make_message("system", system), *turn_messages, make_message("user", self.render_question()) | images)
 
     def add_answer(self, reply: str, action: Action, max_turns: int, replacement_notice: str = "") -> None:
         """Add a decision, and keep the newest `max_turns` turns.
@@ -161,7 +172,7 @@ class PlayerConversation:
             max_turns: number of turns to keep.
             replacement_notice: description of the action if it replaced an invalid reply.
         """
-        self.turns = [*self.turns, (self.question(), reply)][-max_turns:] if max_turns else []
+        self.turns = [*self.turns, (self.render_question(), reply)][-max_turns:] if max_turns else []
         self.observations, self.action, self.steps_since_answer = [], action, 0
         self.replacement_notice = replacement_notice
         self.n_answers += 1
@@ -173,11 +184,11 @@ class PlayerConversation:
         self.steps += 1
         self.steps_since_answer += 1
 
-    def end(self, terminated: bool, needs_lesson: bool) -> None:
+    def end_episode(self, terminated: bool, needs_lesson: bool) -> None:
         """End the episode; `needs_lesson` says whether a lesson will be drawn from it."""
-        score = {} if math.isnan(self.episode_return) else {"return": round_reward(self.episode_return)}
+        return_field = {} if math.isnan(self.episode_return) else {"return": round_reward(self.episode_return)}
         self.last_episode = {
-            **score,
+            **return_field,
             "steps": self.steps,
             "end": "the game was over" if terminated else "the time was up",
         }
@@ -199,7 +210,7 @@ class PlayerConversation:
         return cls(**copy.deepcopy(state) | {"turns": turns, "observations": observations})
 
 
-def message(role: str, content: str) -> Message:
+def make_message(role: str, content: str) -> Message:
     """Return a message of a conversation."""
     return {"role": role, "content": content}
 

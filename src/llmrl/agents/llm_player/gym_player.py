@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.agents.llm_player.player_prompts import PlayerContent, PlayerSettings
+from llmrl.agents.llm_player.player_prompts import PlayerResources, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 
-_NEEDS_RUN = (
+_RUN_ONLY_OPTIONS = (
     *("players", "personas", "show_text", "show_frames", "frame_size"),
     *("message_interval", "message_recipients", "max_message_length"),
 )
@@ -58,9 +58,9 @@ class Player:
         self.env, self.policy = env, policy
         self._describer = describer
         self.note: dict[str, Any] = {}
-        self._is_over = True
-        self._last_decision: tuple[Observation, PolicyOutput] | None = None
-        self._needs_report = False  # whether the result of the last action has not been reported
+        self._is_episode_over = True
+        self._last_inputs_and_output: tuple[Observation, PolicyOutput] | None = None
+        self._has_unreported_step = False  # whether the result of the last action has not been reported
 
     def reset(self) -> None:
         """Start a new episode.
@@ -68,7 +68,7 @@ class Player:
         The caller seeds the environment. The model's replies depend on the observations and on its own stream.
         """
         self.policy.on_reset(np.array([True]), {})
-        self.note, self._is_over, self._needs_report = {}, False, False
+        self.note, self._is_episode_over, self._has_unreported_step = {}, False, False
 
     def act(self, observation: Any, info: Mapping[str, Any] | None = None) -> Any:
         """Return the action for an observation in the form that the environment's `step` takes.
@@ -79,23 +79,23 @@ class Player:
             ValueError: the episode is over, or none was started.
             LLMError: the model could not be reached.
         """
-        if self._is_over:
+        if self._is_episode_over:
             raise ValueError("the episode is over; call reset() first")
-        if self._needs_report:
+        if self._has_unreported_step:
             self.on_step(math.nan)
         text = np.empty((1, 1), dtype=object)
         text[0, 0] = self._describer.describe(observation, info or {})
         inputs: dict[str, Any] = {"text": text}
         if "action_mask" in self.policy.channels:
-            n = self.policy.spec.n_actions
+            n_actions = self.policy.spec.n_actions
             mask = (info or {}).get("action_mask")
-            inputs["action_mask"] = (np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))[
+            inputs["action_mask"] = (np.ones(n_actions, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))[
                 None, None
             ]
-        act = self.policy.act(inputs)
-        assert act.notes is not None
-        self.note, self._last_decision, self._needs_report = act.notes[0][0], (inputs, act), True
-        [action] = to_actions(self.env.action_space, act.action.numpy())
+        output = self.policy.act(inputs)
+        assert output.notes is not None
+        self.note, self._last_inputs_and_output, self._has_unreported_step = output.notes[0][0], (inputs, output), True
+        [action] = to_actions(self.env.action_space, output.action.numpy())
         return action
 
     def on_step(self, reward: float, terminated: bool = False, truncated: bool = False) -> None:
@@ -106,9 +106,9 @@ class Player:
         done = terminated or truncated
         rewards = np.array([[reward]], dtype=np.float32)
         step = Step({}, rewards, rewards, np.array([terminated]), np.array([truncated]))
-        if self._last_decision is not None:
-            self.policy.on_step(Transition(*self._last_decision, step, np.array([done])))
-        self._is_over, self._needs_report = done, False
+        if self._last_inputs_and_output is not None:
+            self.policy.on_step(Transition(*self._last_inputs_and_output, step, np.array([done])))
+        self._is_episode_over, self._has_unreported_step = done, False
 
 
 def make_player(
@@ -142,17 +142,23 @@ def make_player(
         LLMError: the model cannot answer.
     """
     if not hasattr(env, "action_space") or not hasattr(env, "observation_space"):
-        remedy = f"gymnasium.make({env!r})" if isinstance(env, str) else "the result of gymnasium.make(id)"
-        raise ConfigError(f"make_player needs an environment, got {env!r}; pass {remedy}")
-    hints = type_hints_of(make_player)
+        suggestion = f"gymnasium.make({env!r})" if isinstance(env, str) else "the result of gymnasium.make(id)"
+        raise ConfigError(f"make_player needs an environment, got {env!r}; pass {suggestion}")
+    type_hints = type_hints_of(make_player)
     arguments = {"text": text, "success": success, "success_threshold": success_threshold, "prompts": prompts}
     for name, value in (arguments | {"seed": seed}).items():
-        checked(value, hints[name], name)
-    fields = type_hints_of(PlayerSettings)
-    values = {name: value for name, value in option("agent", "llm_player").items() if name in fields}
-    values |= {name: value for name, value in options.items() if name in fields and name not in _NEEDS_RUN}
-    settings = PlayerSettings(**{name: checked(value, fields[name], name) for name, value in values.items()})
-    model_options = {name: value for name, value in options.items() if name not in values or name in _NEEDS_RUN}
+        checked(value, type_hints[name], name)
+    setting_types = type_hints_of(PlayerSettings)
+    setting_values = {name: value for name, value in option("agent", "llm_player").items() if name in setting_types}
+    setting_values |= {
+        name: value for name, value in options.items() if name in setting_types and name not in _RUN_ONLY_OPTIONS
+    }
+    settings = PlayerSettings(
+        **{name: checked(value, setting_types[name], name) for name, value in setting_values.items()}
+    )
+    model_options = {
+        name: value for name, value in options.items() if name not in setting_values or name in _RUN_ONLY_OPTIONS
+    }
     if isinstance(llm, str):
         model: ChatModel = chat_model(llm, seed=seed, **model_options)
     elif model_options:
@@ -163,11 +169,11 @@ def make_player(
     else:
         model = llm
     describer = build_describer(text, env, SuccessCriterion.from_options(success, success_threshold))
-    spec = _spec(env, describer.game)
-    return Player(env, describer, LLMPolicy(spec, model, settings, PlayerContent(prompts)))
+    spec = _make_spec(env, describer.game)
+    return Player(env, describer, LLMPolicy(spec, model, settings, PlayerResources(prompts)))
 
 
-def _spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
+def _make_spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
     """Return the spec of an environment with its description in words."""
     from gymnasium import spaces
 
@@ -186,5 +192,5 @@ def _spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
         text=text,
     )
     # Only the first info shows whether an environment reports legal actions; without a mask, all are legal.
-    mask_channel = {"action_mask": Channel((n_actions,), "bool", 0, 1)} if n_actions else {}
-    return replace(spec, observation={**spec.observation, **mask_channel})
+    mask_channels = {"action_mask": Channel((n_actions,), "bool", 0, 1)} if n_actions else {}
+    return replace(spec, observation={**spec.observation, **mask_channels})

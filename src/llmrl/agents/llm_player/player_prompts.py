@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl.agents.llm_player.answer_format import AnswerFormat, AnswerWith
-from llmrl.agents.llm_player.conversation import DEFAULT_EXTRAS, Extra, PlayerConversation, to_json
-from llmrl.agents.llm_player.talk import Talk, TalkTo
+from llmrl.agents.llm_player.answer_format import ActionFormat, AnswerFormat
+from llmrl.agents.llm_player.conversation import (
+    DEFAULT_OBSERVATION_EXTRAS,
+    ObservationExtra,
+    PlayerConversation,
+    to_json,
+)
+from llmrl.agents.llm_player.talk import RecipientMode, Talk
 from llmrl.core.errors import LLMError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.structured_query import Query, StructuredQuery, max_fitting
 
-PROMPTS = Path(__file__).with_name("prompts")
+PROMPTS_DIR = Path(__file__).with_name("prompts")
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class PlayerSettings:
         action_interval: number of steps for which an action is repeated, as long as it is legal.
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the requested reflection is invalid.
-        show: additions to an observation; None: `DEFAULT_EXTRAS`.
+        show: additions to an observation; None: `DEFAULT_OBSERVATION_EXTRAS`.
         show_frames: number of newest frames in a prompt; 0: none.
         frame_size: maximum pixels of the longer side of a frame.
         players: model of each player: number of players by model name, in the order of players, or one name for each
@@ -53,30 +58,30 @@ class PlayerSettings:
     action_interval: PositiveInt
     reflection: bool
     require_reflection: bool
-    show: list[Extra] | None
+    show: list[ObservationExtra] | None
     show_frames: NonNegativeInt
     frame_size: PositiveInt
     players: dict[str, PositiveInt] | list[str] | None
     show_text: bool
     lessons: NonNegativeInt
-    action_format: AnswerWith
+    action_format: ActionFormat
     require_legal: bool
     decimals: NonNegativeInt
     repair_turns: NonNegativeInt
     message_interval: NonNegativeInt
-    message_recipients: TalkTo
+    message_recipients: RecipientMode
     max_message_length: PositiveInt
     personas: str | None
 
     @property
-    def observation_extras(self) -> Sequence[Extra]:
+    def observation_extras(self) -> Sequence[ObservationExtra]:
         """Additions to an observation."""
-        return DEFAULT_EXTRAS if self.show is None else self.show
+        return DEFAULT_OBSERVATION_EXTRAS if self.show is None else self.show
 
 
 @dataclass(frozen=True)
-class PlayerContent:
-    """Content of prompts that a player's settings name.
+class PlayerResources:
+    """Prompt files, models and personas that a player's settings name.
 
     Attributes:
         prompt_folder: folder of the user's prompts, `player/<name>.j2` in it; None: there are none.
@@ -95,38 +100,44 @@ class PlayerPrompts:
     Args:
         spec: spec of the environment; its text is the description of the game.
         settings: options of the players.
-        content: personas and user's prompts.
+        resources: personas and user's prompts.
         answers: format of their answers.
         decimals: digits after the decimal point of the numbers of an action.
         channels: observation channels that are read.
         talk: rounds of talk; None: there are none.
 
     Attributes:
-        system: function from the index of an agent and its lessons to the first message of its questions.
+        render_system: function from the index of an agent and its lessons to the first message of its questions.
     """
 
     def __init__(
         self,
         spec: EnvSpec,
         settings: PlayerSettings,
-        content: PlayerContent,
+        resources: PlayerResources,
         answers: AnswerFormat,
         decimals: int,
         channels: Sequence[str],
         talk: Talk | None,
     ) -> None:
-        self._spec, self._settings, self._content, self._answers, self._talk = spec, settings, content, answers, talk
+        self._spec, self._settings, self._resources, self._answers, self._talk = (
+            spec,
+            settings,
+            resources,
+            answers,
+            talk,
+        )
         self._decimals, self._has_mask = decimals, "action_mask" in channels
-        self._files = PromptFamily("player", PROMPTS, content.prompt_folder)
-        self.system = functools.lru_cache(maxsize=64)(self._render_system)
+        self._prompt_family = PromptFamily("player", PROMPTS_DIR, resources.prompt_folder)
+        self.render_system = functools.lru_cache(maxsize=64)(self._render_system_prompt)
 
-    def _render_system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
+    def _render_system_prompt(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
         spec, settings, text = self._spec, self._settings, self._spec.text
         assert text is not None
-        personas = self._content.personas
-        examples = [self._answers.as_json(action) for action in self._answers.example_actions()]
-        preamble = {"reflection": "..."} if settings.reflection else {}
-        return self._files.render(
+        personas = self._resources.personas
+        examples = [self._answers.to_answer(action) for action in self._answers.example_actions()]
+        reflection_field = {"reflection": "..."} if settings.reflection else {}
+        return self._prompt_family.render(
             "system",
             goal=text.goal,
             observation=text.observation,
@@ -142,13 +153,14 @@ class PlayerPrompts:
             show=[name for name in settings.observation_extras if name != "legal_actions" or self._has_mask],
             action_interval=settings.action_interval,
             decimals=self._decimals,
-            examples=[to_json({**preamble, "action": example}) for example in examples],
+            examples=[to_json({**reflection_field, "action": example}) for example in examples],
             lessons=lessons,
-            talk=self._talk and {"every": self._talk.interval, "to": self._talk.to, "length": self._talk.max_length},
+            talk=self._talk
+            and {"every": self._talk.interval, "to": self._talk.recipient_mode, "length": self._talk.max_length},
             persona=personas[agent % len(personas)] if personas else "",
         )
 
-    def query(
+    def build_query(
         self,
         conversation: PlayerConversation,
         agent: int,
@@ -172,10 +184,10 @@ class PlayerPrompts:
         Raises:
             LLMError: not even the observation fits into the context window.
         """
-        prompt = self.system(agent, tuple(conversation.lessons))
+        prompt = self.render_system(agent, tuple(conversation.lessons))
         llm, settings = structured_query.llm, self._settings
-        max_turns = conversation.n_shown_turns(settings.history, settings.sliding_history)
-        n_turns = max_fitting(lambda k: llm.fits(conversation.messages(prompt.text, k), model), max_turns)
+        max_turns = conversation.count_shown_turns(settings.history, settings.sliding_history)
+        n_turns = max_fitting(lambda k: llm.fits(conversation.build_messages(prompt.text, k), model), max_turns)
         if n_turns < 0:
             raise LLMError(
                 f"the prompt {prompt.name} and one observation exceed the context window of {llm.model_label(model)}; "
@@ -185,11 +197,11 @@ class PlayerPrompts:
         if n_turns < max_turns and not settings.sliding_history:
             n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
         conversation.first_shown_answer = conversation.n_answers - n_turns
-        return Query(conversation.messages(prompt.text, n_turns), prompt.name, prompt.hash, schema, place, model)
+        return Query(conversation.build_messages(prompt.text, n_turns), prompt.name, prompt.hash, schema, place, model)
 
-    def lesson(self, conversation: PlayerConversation, n_turns: int) -> Prompt:
+    def render_lesson(self, conversation: PlayerConversation, n_turns: int) -> Prompt:
         """Return the question for a lesson from the `n_turns` newest turns of a completed episode."""
-        return self._files.render(
+        return self._prompt_family.render(
             "lesson",
             turns=conversation.turns[len(conversation.turns) - n_turns :],
             left_out=max(conversation.n_previous_answers - n_turns, 0),
@@ -197,6 +209,6 @@ class PlayerPrompts:
             lessons=conversation.lessons,
         )
 
-    def repair(self, reason: str) -> Prompt:
+    def render_repair(self, reason: str) -> Prompt:
         """Return the request for another reply, with the reason why the previous one is invalid."""
-        return self._files.render("_repair", fault=reason)
+        return self._prompt_family.render("_repair", fault=reason)

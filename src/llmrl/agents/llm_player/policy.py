@@ -14,14 +14,14 @@ from llmrl.agents.llm_player.answer_format import (
     Action,
     AnswerFormat,
     PlayerReply,
+    build_reply_schema,
     make_answer_format,
-    read_reply,
-    reply_schema,
+    parse_player_reply,
 )
 from llmrl.agents.llm_player.conversation import PlayerConversation, to_json
-from llmrl.agents.llm_player.lessons import LESSON_TURNS, Lessons
+from llmrl.agents.llm_player.lessons import MAX_LESSON_TURNS, LessonRequester
 from llmrl.agents.llm_player.player_counts import PlayerCounts
-from llmrl.agents.llm_player.player_prompts import PlayerContent, PlayerPrompts, PlayerSettings
+from llmrl.agents.llm_player.player_prompts import PlayerPrompts, PlayerResources, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
@@ -33,13 +33,13 @@ from llmrl.llms.images import encode_frame
 from llmrl.llms.local.learning import TrajectoryBuffer
 from llmrl.llms.structured_query import Query, QueryStats, StructuredQuery
 
-FALLBACK = "(no usable reply)"
+FALLBACK_ANSWER = "(no usable reply)"
 """Answer in the history that replaces an invalid reply; the next turn states the action taken."""
-MAX_UNASKED_STEPS = 10
-"""Maximum number of steps without a choice that the next question shows, the newest ones."""
+MAX_FORCED_STEPS = 10
+"""Maximum number of steps with a single legal action that the next question shows, the newest ones."""
 
-Counters = tuple[dict[str, int], ...]
-"""Counters of a player, and of its types of questions."""
+CounterSnapshot = tuple[dict[str, int], ...]
+"""Counts of each model's counters, then of each `StructuredQuery` of the policy."""
 
 
 class LLMPolicy:
@@ -58,8 +58,8 @@ class LLMPolicy:
         spec: spec of the environment.
         llm: the model.
         settings: options of the players.
-        content: models, personas and user's prompts; None: none of them.
-        recorder: buffer of sampled replies and their rewards for a learner; None: nothing is recorded.
+        resources: models, personas and user's prompts; None: none of them.
+        trajectory_buffer: buffer of sampled replies and their rewards for a learner; None: nothing is recorded.
         adapters: name of the adapter of each player (`ChatRequest.adapter`); (): there are none.
 
     Raises:
@@ -76,8 +76,8 @@ class LLMPolicy:
         spec: EnvSpec,
         llm: ChatModel,
         settings: PlayerSettings,
-        content: PlayerContent | None = None,
-        recorder: TrajectoryBuffer | None = None,
+        resources: PlayerResources | None = None,
+        trajectory_buffer: TrajectoryBuffer | None = None,
         adapters: Sequence[str] = (),
     ) -> None:
         if spec.text is None or "text" not in spec.observation:
@@ -87,29 +87,32 @@ class LLMPolicy:
                 "included text, a file, own, auto), or env.observe=[text] if the environment has that option",
             )
         self.spec, self.text, self.llm = spec, spec.text, llm
-        self._is_recorded, self._recorder = recorder is not None, recorder or TrajectoryBuffer(is_paused=True)
+        self._is_recording, self._trajectory_buffer = (
+            trajectory_buffer is not None,
+            trajectory_buffer or TrajectoryBuffer(is_paused=True),
+        )
         self.camera: Camera | None = None
         self.channels: tuple[str, ...] = (
             "text",
             *(name for name in ("action_mask",) if settings.require_legal and name in spec.observation),
             *(name for name in ("pixels",) if settings.show_frames and _is_image(spec, name)),
         )
-        self.settings, self.content, repair_turns = settings, content or PlayerContent(), settings.repair_turns
-        self.must_reflect = settings.reflection and settings.require_reflection
+        self.settings, self.resources, repair_turns = settings, resources or PlayerResources(), settings.repair_turns
+        self.requires_reflection = settings.reflection and settings.require_reflection
         self.answers: AnswerFormat = make_answer_format(spec, settings.action_format, settings.decimals)
         all_integer = spec.continuous_actions is not None and all(spec.continuous_actions.whole)
         decimals = 0 if all_integer else settings.decimals
         self.talk: Talk | None = None
         if settings.message_interval:
             self.talk = Talk(spec, settings.message_interval, settings.message_recipients, settings.max_message_length)
-        self.prompts = PlayerPrompts(spec, settings, self.content, self.answers, decimals, self.channels, self.talk)
+        self.prompts = PlayerPrompts(spec, settings, self.resources, self.answers, decimals, self.channels, self.talk)
         self.structured_query: StructuredQuery[PlayerReply] = StructuredQuery(
-            llm, "player", self._read, self.prompts.repair, None, repair_turns
+            llm, "player", self._parse_reply, self.prompts.render_repair, None, repair_turns
         )
         self.talk_query: StructuredQuery[TalkMessage] = StructuredQuery(
-            llm, "talk", lambda reply: TalkMessage(reply.text), self.prompts.repair, None, repair_turns
+            llm, "talk", lambda reply: TalkMessage(reply.text), self.prompts.render_repair, None, repair_turns
         )
-        self.lessons = Lessons(llm, self.prompts, settings.lessons, repair_turns)
+        self.lessons = LessonRequester(llm, self.prompts, settings.lessons, repair_turns)
         # By their keys in the state of the policy.
         self._queries: dict[str, StructuredQuery[Any]] = {
             "structured_query": self.structured_query,
@@ -117,28 +120,28 @@ class LLMPolicy:
             "speaker": self.talk_query,
         }
         # Number of turns to keep: as many as are shown, or are needed for a lesson.
-        max_turns = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
-        self._max_turns = max(max_turns, LESSON_TURNS if settings.lessons else 0)
-        self._schema = reply_schema(self.answers, settings.reflection)
+        max_shown_turns = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
+        self._max_stored_turns = max(max_shown_turns, MAX_LESSON_TURNS if settings.lessons else 0)
+        self._schema = build_reply_schema(self.answers, settings.reflection)
         self.conversations = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
-        self.models = tuple(self.content.models) or (CHOSEN,) * spec.n_agents
+        self.models = tuple(self.resources.models) or (CHOSEN,) * spec.n_agents
         self.adapters = tuple(adapters) or ("",) * spec.n_agents
         self.counts = PlayerCounts(self.models)
         # Raises if a prompt is wrong, before the first question.
         for agent in range(spec.n_agents):
-            self.prompts.system(agent, ())
-        self.prompts.repair("-")
+            self.prompts.render_system(agent, ())
+        self.prompts.render_repair("-")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """Start new episodes in `games`; games without an episode are inactive."""
         self.playing |= games
         game_indices = np.flatnonzero(games).tolist()
-        self._recorder.begin(game_indices)
+        self._trajectory_buffer.begin(game_indices)
         for game in game_indices:
             for conversation in self.conversations[game]:
-                conversation.begin()
+                conversation.begin_episode()
 
     def on_step(self, transition: Transition) -> None:
         """Add the results of the last actions."""
@@ -147,11 +150,11 @@ class LLMPolicy:
         for game in np.flatnonzero(self.playing).tolist():
             for agent, conversation in enumerate(self.conversations[game]):
                 conversation.add_reward(float(reward[game, agent]))
-                self._recorder.add_reward(game, agent, float(reward[game, agent]))
+                self._trajectory_buffer.add_reward(game, agent, float(reward[game, agent]))
                 if done[game]:
-                    conversation.end(bool(terminated[game]), self.settings.lessons > 0)
+                    conversation.end_episode(bool(terminated[game]), self.settings.lessons > 0)
             if done[game]:
-                self._recorder.end(game)
+                self._trajectory_buffer.end(game)
         self.playing &= ~done
 
     def act(
@@ -177,53 +180,53 @@ class LLMPolicy:
     ) -> ConversationGenerator[PolicyOutput]:
         """Do the same as `act` as a generator that yields requests, receives their replies, and returns the actions."""
         notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.conversations]
-        yield from self._draw_lessons(notes)
+        yield from self._request_lessons(notes)
         pending: list[tuple[int, int, list[bool] | None]] = []
-        observers: list[tuple[int, int]] = []
+        observing_players: list[tuple[int, int]] = []
         for game in np.flatnonzero(self.playing).tolist():
-            images = self._images(observation, game)
+            images = self._encode_frames(observation, game)
             for agent, conversation in enumerate(self.conversations[game]):
-                text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
+                text, mask = str(observation["text"][game, agent]), self._get_legal_mask(observation, game, agent)
                 is_forced = mask is not None and sum(mask) == 1
                 if is_forced or not text:
-                    conversation.action = self.answers.fallback(None, mask)
+                    conversation.action = self.answers.choose_fallback(None, mask)
                     # The player is asked as soon as it has a choice again.
                     conversation.steps_since_answer = self.settings.action_interval
                 if not text:
                     continue
-                legal_answers = None if mask is None else self.answers.legal_answers(mask)
+                legal_answers = None if mask is None else self.answers.format_legal_answers(mask)
                 shown_text = text if self.settings.show_text else None
                 conversation.add_observation(shown_text, legal_answers, self.settings.observation_extras)
                 if images:
                     conversation.add_image(images[agent], self.settings.show_frames)
-                observers.append((game, agent))
+                observing_players.append((game, agent))
                 if is_forced:
-                    conversation.observations = conversation.observations[-MAX_UNASKED_STEPS:]
-                elif self._must_ask(conversation, mask):
+                    conversation.observations = conversation.observations[-MAX_FORCED_STEPS:]
+                elif self._needs_query(conversation, mask):
                     pending.append((game, agent, mask))
                     continue
                 assert conversation.action is not None
                 notes[game][agent] |= {
-                    "action": self.answers.as_json(conversation.action),
+                    "action": self.answers.to_answer(conversation.action),
                     "asked": False,
                     **({"reflection": ""} if is_forced else {}),
-                    **self._model_field(agent),
+                    **self._make_model_field(agent),
                 }
-        yield from self._exchange_messages(observers, observation["text"], notes)
+        yield from self._exchange_messages(observing_players, observation["text"], notes)
         queries = [
             self._make_query(game, agent, self.conversations[game][agent].n_answers, self._schema)
             for game, agent, _ in pending
         ]
-        parsers = [functools.partial(self._read, legal=mask) for *_, mask in pending]
+        parsers = [functools.partial(self._parse_reply, legal_mask=mask) for *_, mask in pending]
         decisions = (yield from self.structured_query.ask_generator(queries, parsers)) if queries else []
         for (game, agent, mask), decision, stats in zip(
             pending, decisions, self.structured_query.query_stats, strict=False
         ):
-            self._record(game, agent, str(observation["text"][game, agent]), stats)
+            self._record_replies(game, agent, str(observation["text"][game, agent]), stats)
             notes[game][agent] |= self._apply_decision(game, agent, decision, mask, stats)
-        actions = self._actions()
+        actions = self._collect_actions()
         # Rollouts of learners hold these; the learner of a chat model uses the log-probabilities of tokens instead.
-        zeros = torch.zeros(actions.shape[:2]) if self._is_recorded else None
+        zeros = torch.zeros(actions.shape[:2]) if self._is_recording else None
         return PolicyOutput(actions, log_prob=zeros, value=zeros, notes=notes)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -241,7 +244,7 @@ class LLMPolicy:
         query_metrics = [query.metrics() for query in self._queries.values()]
         totals = {name: sum(metrics[name] for metrics in query_metrics) for name in query_metrics[0]}
         return totals | self.counts.metrics(
-            bool(self.settings.lessons), self.talk is not None, bool(self.content.models)
+            bool(self.settings.lessons), self.talk is not None, bool(self.resources.models)
         )
 
     @property
@@ -255,24 +258,24 @@ class LLMPolicy:
 
     def one_game(self) -> LLMPolicy:
         """Return the same player for a single game, with separate counters."""
-        return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings, self.content)
+        return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings, self.resources)
 
-    def counted(self) -> Counters:
+    def take_counts(self) -> CounterSnapshot:
         """Return the counts since the last call, and reset them."""
-        snapshot = tuple(dict(counters) for counters in self._counters)
+        counts = tuple(dict(counters) for counters in self._counters)
         for counters in self._counters:
             counters.update(dict.fromkeys(counters, 0))
-        return snapshot
+        return counts
 
-    def add(self, counted: Counters) -> None:
+    def add_counts(self, other_counts: CounterSnapshot) -> None:
         """Add the counts of another policy."""
-        for counters, counts in zip(self._counters, counted, strict=True):
+        for counters, counts in zip(self._counters, other_counts, strict=True):
             counters.update({name: x + counts[name] for name, x in counters.items()})
 
     @property
     def _counters(self) -> tuple[dict[str, int], ...]:
         """All counters, which may be changed in place."""
-        return (*self.counts.of_model.values(), *(query.counters for query in self._queries.values()))
+        return (*self.counts.counts_by_model.values(), *(query.counters for query in self._queries.values()))
 
     def state_dict(self) -> State:
         return {
@@ -289,14 +292,14 @@ class LLMPolicy:
         for name, query in self._queries.items():
             query.load_state_dict(state[name])
 
-    def _must_ask(self, conversation: PlayerConversation, mask: Sequence[bool] | None) -> bool:
+    def _needs_query(self, conversation: PlayerConversation, mask: Sequence[bool] | None) -> bool:
         """Return whether a player must be asked for an action now."""
         action, n_steps = conversation.action, conversation.steps_since_answer
         if action is None or n_steps >= self.settings.action_interval or conversation.n_answers == 0:
             return True
         return isinstance(action, int) and mask is not None and not mask[action]
 
-    def _images(self, observation: dict[str, Any], game: int) -> list[str]:
+    def _encode_frames(self, observation: dict[str, Any], game: int) -> list[str]:
         """Return the frames for the prompts of a game's players, as PNG data URLs; [] if prompts have no frames.
 
         These are observations in pixels or, without such observations, the camera's frames.
@@ -310,35 +313,35 @@ class LLMPolicy:
             frames = list(self.camera(game))
         return [encode_frame(frame, self.settings.frame_size) for frame in frames]
 
-    def _make_query(self, game: int, agent: int, label: object, schema: Any) -> Query:
+    def _make_query(self, game: int, agent: int, question_label: object, schema: Any) -> Query:
         """Return a question to a player about its present observation.
 
-        `label` identifies the question within the episode.
+        `question_label` identifies the question within the episode.
         """
-        place, conversation = self._place(game, agent, label), self.conversations[game][agent]
-        query = self.prompts.query(conversation, agent, self.models[agent], self.structured_query, schema, place)
+        place, conversation = self._format_place(game, agent, question_label), self.conversations[game][agent]
+        query = self.prompts.build_query(conversation, agent, self.models[agent], self.structured_query, schema, place)
         return replace(query, adapter=self.adapters[agent])
 
-    def _place(self, game: int, agent: int, label: object) -> str:
+    def _format_place(self, game: int, agent: int, question_label: object) -> str:
         """Return the position of a question in the run's episodes (`ChatRequest.place`); "" without numbers."""
         if self.episodes is None:
             return ""
         player = self.spec.seats[agent] if self.spec.seats else agent
-        return f"episode {self.episodes[game]}, player {player}, {label}"
+        return f"episode {self.episodes[game]}, player {player}, {question_label}"
 
     def _apply_decision(
         self, game: int, agent: int, decision: PlayerReply | None, mask: Sequence[bool] | None, stats: QueryStats
     ) -> dict[str, Any]:
         """Take the decision of a reply or its fallback, and return the note on it."""
         conversation = self.conversations[game][agent]
-        reply = decision or PlayerReply(self.answers.fallback(conversation.action, mask))
-        answer = self.answers.as_json(reply.action)
+        reply = decision or PlayerReply(self.answers.choose_fallback(conversation.action, mask))
+        answer = self.answers.to_answer(reply.action)
         if decision is None:
-            notice = f"your last reply could not be used; done instead: {to_json(answer)}"
-            conversation.add_answer(FALLBACK, reply.action, self._max_turns, notice)
+            replacement_notice = f"your last reply could not be used; done instead: {to_json(answer)}"
+            conversation.add_answer(FALLBACK_ANSWER, reply.action, self._max_stored_turns, replacement_notice)
         else:
             reflection = {"reflection": reply.reflection} if self.settings.reflection else {}
-            conversation.add_answer(to_json({**reflection, "action": answer}), reply.action, self._max_turns)
+            conversation.add_answer(to_json({**reflection, "action": answer}), reply.action, self._max_stored_turns)
         self.counts.count(self.models[agent], stats, decisions=1, fallbacks=decision is None)
         return {
             "reflection": reply.reflection,
@@ -346,69 +349,81 @@ class LLMPolicy:
             "asked": True,
             "valid": decision is not None,
             "reply": stats.text,
-            **self._model_field(agent),
-            **_stats_fields(stats),
+            **self._make_model_field(agent),
+            **_make_stats_fields(stats),
         }
 
-    def _record(self, game: int, agent: int, observation: str, stats: QueryStats) -> None:
+    def _record_replies(self, game: int, agent: int, observation: str, stats: QueryStats) -> None:
         """Add the replies to a question to the player's trajectory."""
         for sample, is_valid in stats.samples:
             step = self.conversations[game][agent].steps
-            self._recorder.add_reply(game, agent, sample, observation, is_valid, step)
+            self._trajectory_buffer.add_reply(game, agent, sample, observation, is_valid, step)
 
     def _exchange_messages(
-        self, observers: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
+        self, observing_players: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
     ) -> ConversationGenerator[None]:
-        """Let the players in `observers`, pairs (game, agent), exchange messages if a round of talk is due."""
+        """Let the players in `observing_players`, pairs (game, agent), exchange messages if a round of talk is due."""
         talk = self.talk
         if talk is None:
             return
-        speakers = [(game, agent) for game, agent in observers if talk.is_due(self.conversations[game][agent].steps)]
+        speakers = [
+            (game, agent)
+            for game, agent in observing_players
+            if talk.is_round_due(self.conversations[game][agent].steps)
+        ]
         queries = []
         for game, agent in speakers:
             conversation = self.conversations[game][agent]
             conversation.is_talking = True
             queries.append(self._make_query(game, agent, f"talk {conversation.steps}", talk.schema()))
-        parsers = [lambda reply, agent=agent: talk.read(reply.text, agent, reply.cut) for _, agent in speakers]
+        parsers = [lambda reply, agent=agent: talk.parse_reply(reply.text, agent, reply.cut) for _, agent in speakers]
         replies = (yield from self.talk_query.ask_generator(queries, parsers)) if queries else []
         sent: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speakers}
         for (game, agent), reply, stats in zip(speakers, replies, self.talk_query.query_stats, strict=False):
-            self._record(game, agent, f"talk: {texts[game, agent]}", stats)
+            self._record_replies(game, agent, f"talk: {texts[game, agent]}", stats)
             message = reply or TalkMessage("")
             sent[game][agent] = message
             self.conversations[game][agent].is_talking = False
             self.counts.count(self.models[agent], stats, messages=bool(message.text))
-            notes[game][agent] |= {"said": message.text, "talk_took": _stats_fields(stats)}
+            notes[game][agent] |= {"said": message.text, "talk_took": _make_stats_fields(stats)}
         received = yield from talk.exchange(sent)
         for game, messages in sent.items():
-            for conversation, own, others in zip(self.conversations[game], messages, received[game], strict=True):
-                if own is not None:
-                    conversation.add_messages(own.text, own.to, others)
+            for conversation, sent_message, received_messages in zip(
+                self.conversations[game], messages, received[game], strict=True
+            ):
+                if sent_message is not None:
+                    conversation.add_messages(sent_message.text, sent_message.recipient, received_messages)
 
-    def _draw_lessons(self, notes: list[list[dict[str, Any]]]) -> ConversationGenerator[None]:
+    def _request_lessons(self, notes: list[list[dict[str, Any]]]) -> ConversationGenerator[None]:
         """Draw a lesson from each completed episode of players that start another one."""
         if not self.settings.lessons:
             return
-        pupils = [
+        lesson_players = [
             (game, agent)
             for game in np.flatnonzero(self.playing).tolist()
             for agent, conversation in enumerate(self.conversations[game])
             if conversation.needs_lesson
         ]
-        lessons = yield from self.lessons.draw(
+        lessons = yield from self.lessons.request_lessons(
             [
-                (self.conversations[game][i], i, self.models[i], self.adapters[i], self._place(game, i, "lesson"))
-                for game, i in pupils
+                (
+                    self.conversations[game][i],
+                    i,
+                    self.models[i],
+                    self.adapters[i],
+                    self._format_place(game, i, "lesson"),
+                )
+                for game, i in lesson_players
             ]
         )
-        for (game, agent), (lesson, stats) in zip(pupils, lessons, strict=True):
+        for (game, agent), (lesson, stats) in zip(lesson_players, lessons, strict=True):
             self.counts.count(self.models[agent], stats, lessons=lesson is not None)
-            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _stats_fields(stats)}
+            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _make_stats_fields(stats)}
 
-    def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> PlayerReply:
-        return read_reply(reply.text, self.answers, legal, self.must_reflect, reply.cut)
+    def _parse_reply(self, reply: ChatReply, legal_mask: Sequence[bool] | None = None) -> PlayerReply:
+        return parse_player_reply(reply.text, self.answers, legal_mask, self.requires_reflection, reply.cut)
 
-    def _mask(self, observation: dict[str, Any], game: int, agent: int) -> list[bool] | None:
+    def _get_legal_mask(self, observation: dict[str, Any], game: int, agent: int) -> list[bool] | None:
         """Return the legal actions of a player; None if all are legal or unknown."""
         if "action_mask" not in self.channels:
             return None
@@ -416,18 +431,18 @@ class LLMPolicy:
         # A mask with all or no legal actions is not shown.
         return mask if any(mask) and not all(mask) else None
 
-    def _actions(self) -> torch.Tensor:
+    def _collect_actions(self) -> torch.Tensor:
         """Return the actions of all games; those of inactive games are arbitrary."""
         is_discrete = self.spec.continuous_actions is None
-        default_action: Action = 0 if is_discrete else self.answers.fallback(None, None)
+        default_action: Action = 0 if is_discrete else self.answers.choose_fallback(None, None)
         actions = [
             [default_action if x.action is None else x.action for x in players] for players in self.conversations
         ]
         return torch.tensor(actions, dtype=torch.int64 if is_discrete else torch.float32)
 
-    def _model_field(self, agent: int) -> dict[str, Any]:
+    def _make_model_field(self, agent: int) -> dict[str, Any]:
         """Return the label of a player's model for a note; {} if all players are the same model."""
-        return {"model": self.llm.model_label(self.models[agent])} if self.content.models else {}
+        return {"model": self.llm.model_label(self.models[agent])} if self.resources.models else {}
 
 
 def _is_image(spec: EnvSpec, name: str) -> bool:
@@ -436,7 +451,7 @@ def _is_image(spec: EnvSpec, name: str) -> bool:
     return channel is not None and channel.dtype == "uint8" and len(channel.shape) == 3 and channel.shape[-1] == 3
 
 
-def _stats_fields(stats: QueryStats) -> dict[str, Any]:
+def _make_stats_fields(stats: QueryStats) -> dict[str, Any]:
     """Return the statistics of a question for a note."""
     return {
         "replies": stats.replies,

@@ -13,13 +13,13 @@ from typing import Any
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
 
-_ACTIONS = re.compile(r"^# What you can do\n(.+?)^# ", re.MULTILINE | re.DOTALL)
-_ACTION = re.compile(r"^- ([^:\n]+): (.+)$", re.MULTILINE)
-_BOUNDS = re.compile(r"\((?:a whole number )?from (\S+) to (\S+)\)$")
-_PICTURES = "What there is to see is in the pictures."
-_AMOUNT = "An action is one number:"
-_NUMBERS = "An action consists of these numbers"
-_NO_RULE = "there is no rule for this game, and the player takes any legal action"
+_ACTIONS_SECTION_PATTERN = re.compile(r"^# What you can do\n(.+?)^# ", re.MULTILINE | re.DOTALL)
+_ACTION_LINE_PATTERN = re.compile(r"^- ([^:\n]+): (.+)$", re.MULTILINE)
+_BOUNDS_PATTERN = re.compile(r"\((?:a whole number )?from (\S+) to (\S+)\)$")
+_FRAMES_ONLY_TEXT = "What there is to see is in the pictures."
+_AMOUNT_ACTION_TEXT = "An action is one number:"
+_NUMERIC_ACTION_TEXT = "An action consists of these numbers"
+_NO_RULE_NOTE = "there is no rule for this game, and the player takes any legal action"
 _SIGNIFICANT_DIGITS = 3
 """Significant digits of numbers in observations, so that similar observations get the same answer."""
 
@@ -42,156 +42,158 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         raise UnreadPromptError("the rules of the game (a system message)")
     question = first_question(messages)
     if question.startswith("An episode is over."):
-        return json.dumps({"lesson": _lesson(question)})
+        return json.dumps({"lesson": _write_lesson(question)})
     system = messages[0]["content"]
-    section = needed(_ACTIONS.search(system), "the actions (a section `# What you can do`)")[1]
-    actions = needed(_ACTION.findall(section), "the actions (`- name: what it does`)")
-    frame = _last_frame(messages)
-    if _AMOUNT in section:
-        actions = _amounts(actions[0][1])
-    if frame.get("talk") is True:
-        return json.dumps(_message([name for name, _ in actions], system, frame))
-    if _NUMBERS in section:
-        note(_NO_RULE)
-        reason, answer = _numbers(actions, frame)
+    section = needed(_ACTIONS_SECTION_PATTERN.search(system), "the actions (a section `# What you can do`)")[1]
+    actions = needed(_ACTION_LINE_PATTERN.findall(section), "the actions (`- name: what it does`)")
+    user_turn = _find_last_user_turn(messages)
+    if _AMOUNT_ACTION_TEXT in section:
+        actions = _list_amounts(actions[0][1])
+    if user_turn.get("talk") is True:
+        return json.dumps(_write_message([name for name, _ in actions], system, user_turn))
+    if _NUMERIC_ACTION_TEXT in section:
+        note(_NO_RULE_NOTE)
+        reason, answer = _choose_numbers(actions, user_turn)
     else:
-        reason, answer = _choice([name for name, _ in actions], system, frame, note)
+        reason, answer = _choose_action([name for name, _ in actions], system, user_turn, note)
     reflection = {"reflection": f"By rule, not by thought: {reason}."} if '"reflection"' in system else {}
     return json.dumps({**reflection, "action": answer})
 
 
-def _last_frame(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
+def _find_last_user_turn(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
     """Return the newest observation; messages after an invalid reply are not observations."""
-    has_frames_only = _PICTURES in messages[0]["content"]
+    has_frames_only = _FRAMES_ONLY_TEXT in messages[0]["content"]
     for message in reversed(messages):
         if message["role"] == "user" and message["content"].startswith("{"):
-            frame = json.loads(message["content"])
-            if isinstance(frame, dict) and ("observation" in frame or has_frames_only):
-                return frame
+            user_turn = json.loads(message["content"])
+            if isinstance(user_turn, dict) and ("observation" in user_turn or has_frames_only):
+                return user_turn
     raise UnreadPromptError("the observation (a message that is a JSON object)")
 
 
-def _choice(
-    names: Sequence[str], system: str, frame: Mapping[str, Any], note: Callable[[str], None]
+def _choose_action(
+    names: Sequence[str], system: str, user_turn: Mapping[str, Any], note: Callable[[str], None]
 ) -> tuple[str, Any]:
     """Return a reason and an answer for a choice between actions."""
-    legal_actions = frame.get("legal_actions", names)
+    legal_actions = user_turn.get("legal_actions", names)
     legal = _expand_range(legal_actions) if isinstance(legal_actions, str) else [str(name) for name in legal_actions]
-    observation = frame.get("observation")  # None if players are only shown frames
+    observation = user_turn.get("observation")  # None if players are only shown frames
     rule_actions = _apply_rules(observation) if isinstance(observation, Mapping) else []
     for rule_action in rule_actions:
         # With numbered answers, the names of actions are in the descriptions.
-        action = rule_action if rule_action in names else _action_number(rule_action, system)
-        if _AMOUNT in system:
+        action = rule_action if rule_action in names else _find_action_number(rule_action, system)
+        if _AMOUNT_ACTION_TEXT in system:
             action = rule_action.removeprefix("take_")
         if action in legal:
-            return "a rule for this game", _json_value(action)
+            return "a rule for this game", _to_json_value(action)
     if not rule_actions:
-        note(_NO_RULE)
-    digits = int.from_bytes(hashlib.sha256(_rounded_text(frame).encode()).digest()[:8], "big")
-    return "any action that is legal", _json_value(legal[digits % len(legal)])
+        note(_NO_RULE_NOTE)
+    hash_value = int.from_bytes(hashlib.sha256(_format_with_rounded_numbers(user_turn).encode()).digest()[:8], "big")
+    return "any action that is legal", _to_json_value(legal[hash_value % len(legal)])
 
 
 def _apply_rules(observation: Mapping[str, Any]) -> list[str]:
     """Return the actions of the rules for the game of an observation."""
     return [
         rule(observation)
-        for rule, fields, is_exact in _RULES
-        if (observation.keys() == fields if is_exact else observation.keys() >= fields)
+        for rule, fields, requires_exact_fields in _RULES
+        if (observation.keys() == fields if requires_exact_fields else observation.keys() >= fields)
     ]
 
 
-def _message(names: Sequence[str], system: str, frame: Mapping[str, Any]) -> dict[str, str]:
+def _write_message(names: Sequence[str], system: str, user_turn: Mapping[str, Any]) -> dict[str, str]:
     """Return a message that announces the next action, to the next player if messages have one recipient."""
-    _, answer = _choice(names, system, frame, lambda text: None)
+    _, answer = _choose_action(names, system, user_turn, lambda text: None)
     message = {"message": f"By rule, not by thought: I mean to {answer}."}
-    match = needed(
+    player_match = needed(
         re.search(r"^You are player (\d+)\.", system, re.MULTILINE), "who the player is (`You are player 1.`)"
     )
     if '"to"' not in system.partition("# Talking")[2]:
         return message
-    n = int(needed(re.search(r"There are (\d+) players", system), "how many players there are")[1])
-    return {"to": f"player {int(match[1]) % n + 1}", **message}
+    n_players = int(needed(re.search(r"There are (\d+) players", system), "how many players there are")[1])
+    return {"to": f"player {int(player_match[1]) % n_players + 1}", **message}
 
 
-def _amounts(description: str) -> list[tuple[str, str]]:
+def _list_amounts(description: str) -> list[tuple[str, str]]:
     """Return the amounts of an action that is one number, as actions."""
-    bounds = needed(_BOUNDS.search(description), "the bounds of the number (`(a whole number from 0 to 20)`)")
+    bounds = needed(_BOUNDS_PATTERN.search(description), "the bounds of the number (`(a whole number from 0 to 20)`)")
     return [(name, description) for name in _expand_range(f"{bounds[1]} to {bounds[2]}")]
 
 
-def _expand_range(span: str) -> list[str]:
+def _expand_range(range_text: str) -> list[str]:
     """Return the integers of a range such as `0 to 20`."""
-    low, _, high = span.partition(" to ")
+    low, _, high = range_text.partition(" to ")
     return [str(amount) for amount in range(int(low), int(high) + 1)]
 
 
-def _json_value(name: str) -> Any:
+def _to_json_value(name: str) -> Any:
     return int(name) if name.isdigit() else name
 
 
-def _action_number(name: str, system: str) -> str:
+def _find_action_number(name: str, system: str) -> str:
     """Return the number of an action in a prompt with numbered actions; "" if there is none."""
     match = re.search(rf"^- (\d+): {re.escape(name)}: ", system, re.MULTILINE)
     return match.group(1) if match else ""
 
 
-def _numbers(actions: Sequence[tuple[str, str]], frame: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+def _choose_numbers(actions: Sequence[tuple[str, str]], user_turn: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
     """Return a reason and numbers within their bounds, selected by a hash of the observation."""
     values = {}
     for name, description in actions:
-        bounds = needed(_BOUNDS.search(description), "the bounds of each number (`(from 0 to 1)`)")
+        bounds = needed(_BOUNDS_PATTERN.search(description), "the bounds of each number (`(from 0 to 1)`)")
         low, high = float(bounds.group(1)), float(bounds.group(2))
-        digest = hashlib.sha256(f"{name} {_rounded_text(frame)}".encode()).digest()
+        digest = hashlib.sha256(f"{name} {_format_with_rounded_numbers(user_turn)}".encode()).digest()
         # Quarters of the range, so that numbers of an integer range stay integers.
-        share = (digest[0] % 5) / 4
-        value = low + share * (high - low)
+        fraction = (digest[0] % 5) / 4
+        value = low + fraction * (high - low)
         values[name] = (
             round(value) if low.is_integer() and high.is_integer() and "whole" in description else round(value, 2)
         )
     return "numbers inside their bounds", values
 
 
-def _rounded_text(frame: Any) -> str:
+def _format_with_rounded_numbers(user_turn: Any) -> str:
     """Return an observation as text with rounded numbers, equal for similar observations."""
-    return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number.group()):.{_SIGNIFICANT_DIGITS}g}", json.dumps(frame))
+    return re.sub(
+        r"-?\d+\.\d+", lambda number: f"{float(number.group()):.{_SIGNIFICANT_DIGITS}g}", json.dumps(user_turn)
+    )
 
 
-def _lesson(record: str) -> str:
+def _write_lesson(lesson_question: str) -> str:
     """Return a lesson that repeats how the episode ended."""
-    end_match = needed(re.search(r"^How it ended: (.+)$", record, re.MULTILINE), "how the episode ended")
+    end_match = needed(re.search(r"^How it ended: (.+)$", lesson_question, re.MULTILINE), "how the episode ended")
     return f"By rule, not by thought: the episode ended like this: {end_match.group(1)}"
 
 
-def _blackjack(observation: Mapping[str, Any]) -> str:
+def _play_blackjack(observation: Mapping[str, Any]) -> str:
     """Play blackjack: hit below 17, or below 18 with a usable ace."""
     return "hit" if observation["player_sum"] < (18 if observation.get("usable_ace") == "yes" else 17) else "stick"
 
 
-def _cartpole(observation: Mapping[str, Any]) -> str:
+def _play_cartpole(observation: Mapping[str, Any]) -> str:
     """Push to the side to which the pole falls."""
     return "right" if observation["pole_angle"] + 0.3 * observation["pole_speed"] > 0 else "left"
 
 
-def _mountain_car(observation: Mapping[str, Any]) -> str:
+def _play_mountain_car(observation: Mapping[str, Any]) -> str:
     """Accelerate in the direction of the speed."""
     return "right" if observation["speed"] >= 0 else "left"
 
 
-def _cliff(observation: Mapping[str, Any]) -> str:
+def _play_cliff_walking(observation: Mapping[str, Any]) -> str:
     """Walk along the cliff to the goal."""
     if observation["column"] == 11:
         return "down"
     return "up" if observation["row"] == 3 else "right"
 
 
-def _commons(observation: Mapping[str, Any]) -> str:
+def _play_commons(observation: Mapping[str, Any]) -> str:
     """Take an equal part of the complete stock, or the amount that the observation warns not to exceed."""
     warning = re.search(r"more than (\d+)", str(observation.get("if_everybody", "")))
     return f"take_{warning[1] if warning else int(observation['stock']) // int(observation['players'])}"
 
 
-def _village(observation: Mapping[str, Any]) -> str:
+def _play_village(observation: Mapping[str, Any]) -> str:
     """Play Clean Up and Harvest: clean dirt ahead, else go to the nearest apple, else to dirt, else look around."""
     dirt = observation.get("nearest_dirt")
     if dirt is not None and dirt["right"] == 0 and 1 <= dirt["ahead"] <= 3:
@@ -204,13 +206,13 @@ def _village(observation: Mapping[str, Any]) -> str:
     return "step_right" if target["right"] > 0 else "step_left"
 
 
-def _escape_room(observation: Mapping[str, Any]) -> str:
+def _play_escape_room(observation: Mapping[str, Any]) -> str:
     """Play the escape room: go to the working lever while fewer than two others are there, else to the door."""
-    n_present = int(observation.get("others_at", {}).get(observation["working_lever"], 0))
-    return "go_to_door" if n_present >= 2 else f"go_to_{observation['working_lever']}"
+    n_others_at_lever = int(observation.get("others_at", {}).get(observation["working_lever"], 0))
+    return "go_to_door" if n_others_at_lever >= 2 else f"go_to_{observation['working_lever']}"
 
 
-def _tax_economy(observation: Mapping[str, Any]) -> str:
+def _play_tax_economy(observation: Mapping[str, Any]) -> str:
     """Work full time, less the tax rate of last year's income, rounded to ten hours."""
     last_year = observation["last_year"] or {"income": 0, "tax_paid": 0}
     tax_rate = last_year["tax_paid"] / last_year["income"] if last_year["income"] else 0.0
@@ -218,13 +220,13 @@ def _tax_economy(observation: Mapping[str, Any]) -> str:
 
 
 _RULES: tuple[tuple[Rule, set[str], bool], ...] = (
-    (_blackjack, {"player_sum"}, False),
-    (_cartpole, {"pole_angle"}, False),
-    (_mountain_car, {"position", "speed"}, True),
-    (_cliff, {"row", "column"}, True),
-    (_commons, {"players", "stock", "months_played"}, False),
-    (_village, {"map", "apples", "players"}, False),
-    (_escape_room, {"working_lever"}, False),
-    (_tax_economy, {"hourly_wage"}, False),
+    (_play_blackjack, {"player_sum"}, False),
+    (_play_cartpole, {"pole_angle"}, False),
+    (_play_mountain_car, {"position", "speed"}, True),
+    (_play_cliff_walking, {"row", "column"}, True),
+    (_play_commons, {"players", "stock", "months_played"}, False),
+    (_play_village, {"map", "apples", "players"}, False),
+    (_play_escape_room, {"working_lever"}, False),
+    (_play_tax_economy, {"hourly_wage"}, False),
 )
 """Rules, the fields that identify an observation of the rule's game, and whether it has no other fields."""

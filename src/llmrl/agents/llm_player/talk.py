@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmrl.agents.llm_player.answer_format import object_schema
+from llmrl.agents.llm_player.answer_format import build_object_schema
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ConversationGenerator
 from llmrl.core.spaces import EnvSpec
@@ -18,19 +18,24 @@ from llmrl.llms.reading.name_matcher import normalize_name
 from llmrl.llms.reading.object_parser import TextParser
 
 _MESSAGE = re.compile(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
-TalkTo = Literal["all", "one"]
+RecipientMode = Literal["all", "one"]
 """Recipients of a message: all players, or the one that the message names."""
 
 
 @dataclass(frozen=True)
 class TalkMessage:
-    """Message of a player in a round; "": the player sends none. `to` is the name of the recipient; "": all players."""
+    """Message of a player in a round of talk.
+
+    Attributes:
+        text: content of the message; "": the player sends none.
+        recipient: name of the player that receives it; "": all other players.
+    """
 
     text: str
-    to: str = ""
+    recipient: str = ""
 
 
-RoundMessages = Mapping[int, Sequence[TalkMessage | None]]
+MessagesByGame = Mapping[int, Sequence[TalkMessage | None]]
 """Messages of some players in a round, by game; None for players that do not take part."""
 
 
@@ -43,7 +48,7 @@ class Talk:
     Args:
         spec: spec of the environment, or of the players of a member.
         interval: steps between two rounds, >= 1; the first is before the first action.
-        to: recipients of a message.
+        recipient_mode: recipients of a message.
         max_length: maximum number of characters of a message.
 
     Attributes:
@@ -53,12 +58,12 @@ class Talk:
         ConfigError: there is only one player.
     """
 
-    def __init__(self, spec: EnvSpec, interval: int, to: TalkTo, max_length: int) -> None:
-        self.interval, self.to, self.max_length = interval, to, max_length
+    def __init__(self, spec: EnvSpec, interval: int, recipient_mode: RecipientMode, max_length: int) -> None:
+        self.interval, self.recipient_mode, self.max_length = interval, recipient_mode, max_length
         self._check_n_players(spec.n_players)
         self.names: Sequence[str] = spec.player_names
-        self._players: Sequence[int] = range(spec.n_agents)  # indices of this spec's players in `names`
-        self._board: _Board | None = None
+        self._player_indices: Sequence[int] = range(spec.n_agents)  # indices of this spec's players in `names`
+        self._message_board: _MessageBoard | None = None
         self._parser = TextParser("message", max_length)
         self._parser.recipient_keys = ("to",)
 
@@ -68,28 +73,28 @@ class Talk:
                 f"agent.message_interval={self.interval} needs at least two language players; set it to 0"
             )
 
-    def is_due(self, step: int) -> bool:
+    def is_round_due(self, step: int) -> bool:
         """Return whether there is a round before the action of a step, counted from 0."""
         return step % self.interval == 0
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of a message."""
-        recipient = {"to": {"type": "string", "enum": list(self.names)}} if self.to == "one" else {}
-        return object_schema({**recipient, "message": {"type": "string"}})
+        recipient = {"to": {"type": "string", "enum": list(self.names)}} if self.recipient_mode == "one" else {}
+        return build_object_schema({**recipient, "message": {"type": "string"}})
 
-    def read(self, text: str, speaker: int, is_truncated: bool) -> TalkMessage:
+    def parse_reply(self, text: str, speaker: int, is_truncated: bool) -> TalkMessage:
         """Return the message in a reply; `is_truncated` says that the reply was cut off at its maximum length.
 
         Raises:
             InvalidReply: there is no message, or its recipient is not another player.
         """
-        if is_silent(text):
+        if has_only_empty_messages(text):
             return TalkMessage("")
         answer = parse_answer(text, self._parser, is_truncated)
-        utterance = " ".join(answer.answer.split())[: self.max_length]
-        if self.to != "one" or not utterance:
-            return TalkMessage(utterance)
-        candidates = [name for i, name in enumerate(self.names) if i != self._players[speaker]]
+        message_text = " ".join(answer.answer.split())[: self.max_length]
+        if self.recipient_mode != "one" or not message_text:
+            return TalkMessage(message_text)
+        candidates = [name for i, name in enumerate(self.names) if i != self._player_indices[speaker]]
         recipients = [
             name
             for name in candidates
@@ -97,29 +102,29 @@ class Talk:
         ]
         if len(recipients) != 1:
             raise InvalidReply(f'"to" must name one other player: {", ".join(candidates)}')
-        return TalkMessage(utterance, recipients[0])
+        return TalkMessage(message_text, recipients[0])
 
-    def exchange(self, messages: RoundMessages) -> ConversationGenerator[dict[int, list[list[dict[str, str]]]]]:
+    def exchange(self, messages: MessagesByGame) -> ConversationGenerator[dict[int, list[list[dict[str, str]]]]]:
         """Return what each of this spec's players hears in a round, by game; wait for the players of other members.
 
         Args:
             messages: messages of this spec's players, by game.
         """
-        round_messages: Sequence[tuple[Talk, RoundMessages]] = [(self, messages)]
-        if (board := self._board) is not None:
-            index = board.post(self, messages)
+        round_messages: Sequence[tuple[Talk, MessagesByGame]] = [(self, messages)]
+        if (message_board := self._message_board) is not None:
+            round_index = message_board.post(self, messages)
             yield ()  # at least once, so that all members continue at the same time
-            while not board.is_complete(index):
+            while not message_board.is_complete(round_index):
                 yield ()
-            round_messages = board.take(index)
+            round_messages = message_board.take(round_index)
         received = {}
         for game in messages:
             sent: list[TalkMessage | None] = [None] * len(self.names)
             for talk, member_messages in round_messages:
-                for player, message in zip(talk._players, member_messages.get(game, ()), strict=False):
+                for player, message in zip(talk._player_indices, member_messages.get(game, ()), strict=False):
                     sent[player] = message
             inboxes = self.deliver(sent)
-            received[game] = [inboxes[player] for player in self._players]
+            received[game] = [inboxes[player] for player in self._player_indices]
         return received
 
     def deliver(self, messages: Sequence[TalkMessage | None]) -> list[list[dict[str, str]]]:
@@ -133,38 +138,38 @@ class Talk:
             if message is None or not message.text:
                 continue
             for listener, name in enumerate(self.names):
-                hears = listener != speaker and (self.to == "all" or name == message.to)
-                if hears and messages[listener] is not None:
+                can_hear = listener != speaker and (self.recipient_mode == "all" or name == message.recipient)
+                if can_hear and messages[listener] is not None:
                     inboxes[listener].append({"from": self.names[speaker], "message": message.text})
         return inboxes
 
 
-class _Board:
+class _MessageBoard:
     """Messages of the rounds in progress among several members of a society, each with its `Talk`."""
 
     def __init__(self, talks: Sequence[Talk]) -> None:
         self._talks = talks
-        self._n_posts: Counter[Talk] = Counter()  # number of rounds of each member
-        self._n_readers: Counter[int] = Counter()  # number of members that have taken the messages of a round
-        self._rounds: dict[int, dict[Talk, RoundMessages]] = defaultdict(dict)
+        self._n_rounds_by_talk: Counter[Talk] = Counter()  # number of rounds of each member
+        self._n_readers_by_round: Counter[int] = Counter()  # number of members that have taken the messages of a round
+        self._messages_by_round: dict[int, dict[Talk, MessagesByGame]] = defaultdict(dict)
 
-    def post(self, talk: Talk, messages: RoundMessages) -> int:
+    def post(self, talk: Talk, messages: MessagesByGame) -> int:
         """Add the messages of a member to its next round; return the index of the round."""
-        index = self._n_posts[talk]
-        self._n_posts[talk] += 1
-        self._rounds[index][talk] = messages
-        return index
+        round_index = self._n_rounds_by_talk[talk]
+        self._n_rounds_by_talk[talk] += 1
+        self._messages_by_round[round_index][talk] = messages
+        return round_index
 
-    def is_complete(self, index: int) -> bool:
+    def is_complete(self, round_index: int) -> bool:
         """Return whether all members have posted their messages of a round."""
-        return len(self._rounds[index]) == len(self._talks)
+        return len(self._messages_by_round[round_index]) == len(self._talks)
 
-    def take(self, index: int) -> list[tuple[Talk, RoundMessages]]:
+    def take(self, round_index: int) -> list[tuple[Talk, MessagesByGame]]:
         """Return the messages of all members in a round; discard them when the last member has taken them."""
-        messages = self._rounds[index]
-        self._n_readers[index] += 1
-        if self._n_readers[index] == len(self._talks):
-            del self._rounds[index], self._n_readers[index]
+        messages = self._messages_by_round[round_index]
+        self._n_readers_by_round[round_index] += 1
+        if self._n_readers_by_round[round_index] == len(self._talks):
+            del self._messages_by_round[round_index], self._n_readers_by_round[round_index]
         return [(talk, messages[talk]) for talk in self._talks]
 
 
@@ -178,24 +183,24 @@ def connect_talks(talks: Sequence[Talk], seats: Sequence[Sequence[int]]) -> None
     Raises:
         ConfigError: there is only one player, or the members' rounds differ.
     """
-    order = sorted(seat for member_seats in seats for seat in member_seats)
-    talks[0]._check_n_players(len(order))
-    options = {(talk.interval, talk.to, talk.max_length) for talk in talks}
+    sorted_seats = sorted(seat for member_seats in seats for seat in member_seats)
+    talks[0]._check_n_players(len(sorted_seats))
+    options = {(talk.interval, talk.recipient_mode, talk.max_length) for talk in talks}
     if len(options) > 1:
         raise ConfigError(
             "members that talk need the same message_interval, message_recipients and max_message_length, got "
             + "; ".join(", ".join(map(str, values)) for values in sorted(options))
         )
-    name_of: dict[int, str] = {}
+    name_by_seat: dict[int, str] = {}
     for talk, member_seats in zip(talks, seats, strict=True):
-        name_of |= zip(member_seats, talk.names, strict=True)
-    board = _Board(talks)
+        name_by_seat |= zip(member_seats, talk.names, strict=True)
+    message_board = _MessageBoard(talks)
     for talk, member_seats in zip(talks, seats, strict=True):
-        talk.names, talk._board = [name_of[seat] for seat in order], board
-        talk._players = [order.index(seat) for seat in member_seats]
+        talk.names, talk._message_board = [name_by_seat[seat] for seat in sorted_seats], message_board
+        talk._player_indices = [sorted_seats.index(seat) for seat in member_seats]
 
 
-def is_silent(text: str) -> bool:
+def has_only_empty_messages(text: str) -> bool:
     """Return whether a reply contains only empty messages."""
     messages = _MESSAGE.findall(text)
     return bool(messages) and not any(messages)
