@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from llmrl.algorithms.societies.compiled_acting import CompiledSocieties, is_compilable
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable, count_cells, slices_to_stack
 from llmrl.core.model_protocols import (
     ConversationGenerator,
@@ -185,6 +186,7 @@ class StackedPolicies:
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policies, self.games = policies, games
         self._groups = len(policies[0].members)
+        self._compiled = CompiledSocieties(policies, games) if is_compilable(policies[0]) else None
         members = [network for policy in policies for network, _ in policy.groups()]
         agents = policies[0].n_agents // self._groups
         self._samples = games * agents
@@ -193,6 +195,8 @@ class StackedPolicies:
 
     def read(self) -> None:
         """Copy the weights of the policies."""
+        if self._compiled is not None:
+            self._compiled.read()
         for stack in self._stacks:
             stack.read()
 
@@ -201,8 +205,13 @@ class StackedPolicies:
         self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
     ) -> PolicyOutput:
         """Return the actions of all games; groups that share a generator object draw the same numbers."""
-        outputs, value, features = self._compute_outputs(observation)
         actions = self.policies[0].distribution
+        if self._compiled is not None:
+            identity = self.policies[0].identity
+            return self._compiled.act(
+                observation, None if greedy else self._uniform(identity, actions.n_draws, generators)
+            )
+        outputs, value, features = self._compute_outputs(observation)
         if greedy:
             action = actions.mode(outputs)
         else:
@@ -248,18 +257,14 @@ class StackedPolicies:
         split = x.reshape(-1, self._groups, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
         return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    def _uniform(self, outputs: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
-        """Draw `n` numbers per action as each policy would alone (`sample`), [n_envs, n_agents, n]."""
-        shape = (self.games, outputs.shape[1], n)
+    def _uniform(self, like: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
+        """Draw `n` numbers per action as each policy would alone (`sample`), [n_envs, n_agents, n], like `like`."""
+        shape = (self.games, self.policies[0].n_agents, n)
         draws: dict[int, torch.Tensor] = {}
         for generator in generators:
             if id(generator) not in draws:
-                draws[id(generator)] = torch.rand(
-                    shape, generator=generator, device=generator.device, dtype=outputs.dtype
-                )
-        return torch.cat([draws[id(generator)] for generator in generators]).to(
-            outputs.device, non_blocking=outputs.is_cuda
-        )
+                draws[id(generator)] = torch.rand(shape, generator=generator, device=generator.device, dtype=like.dtype)
+        return torch.cat([draws[id(generator)] for generator in generators]).to(like.device, non_blocking=like.is_cuda)
 
 
 def are_policies_stackable(policies: Sequence[object]) -> bool:

@@ -2,22 +2,18 @@
 
 On an H200, and in Numba's simulator of a GPU (`NUMBA_ENABLE_CUDASIM=1`), results equal those on CPUs bit for bit.
 
-Functions compiled for a CPU are cached on disk, in a folder named by a digest of everything that they depend on. Numba
-itself checks only the file of the outermost function, and would use outdated code after a change of a rule.
+Functions compiled for a CPU are cached on disk (`llmrl.core.numba_cache`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import importlib.util
 import itertools
 import logging
 import os
-import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -26,7 +22,7 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.threads import exclusive
+from llmrl.core.numba_cache import cache_folder, numba_cache
 from llmrl.envs.native import batch_loop, hashed_random, rules
 from llmrl.envs.native.game_arrays import Games, LoopInputs, LoopOutputs, RuleTables, ViewTables
 
@@ -82,7 +78,7 @@ def compiled_functions() -> SimpleNamespace:
     """Return the functions for a CPU. Numba is imported here; it compiles them when they are first called."""
     import numba
 
-    with numba_cache(cache_folder()) as cache:
+    with numba_cache(game_cache_folder()) as cache:
         return build_functions(numba.njit(**INNER_JIT_OPTIONS, **JIT_OPTIONS), numba.njit(cache=cache, **JIT_OPTIONS))
 
 
@@ -120,7 +116,8 @@ class CpuLoop:
         function = play.compile(signature)
         if not is_compiled and signature not in play.stats.cache_hits:
             seconds = time.perf_counter() - begin
-            log.info("compiled the rules of the native games in %.1f s and cached them in %s", seconds, cache_folder())
+            folder = game_cache_folder()
+            log.info("compiled the rules of the native games in %.1f s and cached them in %s", seconds, folder)
         return function
 
 
@@ -171,43 +168,9 @@ def is_simulated() -> bool:
     return bool(numba.config.ENABLE_CUDASIM)
 
 
-@functools.cache
-def cache_folder() -> Path:
-    """Return the folder of cached functions, in `$XDG_CACHE_HOME/llmrl`, else in `~/.cache/llmrl`.
-
-    Its name is a digest of everything that compiled functions depend on: the engine's files, Numba, and the CPU.
-    """
-    import llvmlite
-    import numba
-    from llvmlite import binding
-
-    parts = [numba.__version__, llvmlite.__version__, numba.config.CPU_NAME or "", platform.machine()]
-    parts += [binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    parts += [f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmrl" / f"games-{digest}"
-
-
-@contextlib.contextmanager
-def numba_cache(folder: Path) -> Iterator[bool]:
-    """Let Numba cache compiled functions in a folder; yield whether it is writable."""
-    import numba
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        os.utime(folder)
-    except OSError as error:
-        log.info("compiled games cannot be cached for the next run: %s", error)
-        yield False
-        return
-    with exclusive():
-        previous = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(folder)
-        try:
-            yield True
-        finally:
-            numba.config.CACHE_DIR = previous
+def game_cache_folder() -> Path:
+    """Return the folder of cached functions of the games."""
+    return cache_folder("games", tuple(Path(__file__).parent.glob("*.py")))
 
 
 def _play_game(

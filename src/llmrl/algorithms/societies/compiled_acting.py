@@ -1,0 +1,295 @@
+"""Compiled forward pass and sampling of societies whose networks are MLPs or read binary facts of a map (`PlanesCore`).
+
+Eager torch spends most of the time of a step with few games on calls, and multiplies all facts although few are true.
+One compiled loop over samples adds the weights of the nonzero inputs. Each sample is computed alone and sums run
+in a fixed order, so results do not depend on the number of games or societies. They equal those of torch up to
+rounding. Torch computes all other networks, gradients, and everything on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from llmrl.core.numba_cache import cache_folder, numba_cache
+from llmrl.core.records import PolicyOutput
+from llmrl.networks.action_distributions import CategoricalActions
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.multi_agent_policy import SocietyPolicy
+from llmrl.networks.spatial_cores import PlanesCore
+
+_PARTS = ("core", "actor", "critic")
+"""Names of the modules of an `ActorCritic` whose layers are computed."""
+ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
+"""Codes of the activations of hidden layers in the compiled functions."""
+
+
+class Samples(NamedTuple):
+    """Inputs of n samples.
+
+    Attributes:
+        codes: maps [n, n_cells, n_codes] uint8; [n, 0, 0] without a map.
+        numbers: all other inputs, [n, m] float32.
+        network_indices: network of each sample, [n] int64.
+        uniform: numbers in (0, 1) for the Gumbel-max trick, [n, n_actions] float32; [n, 0]: the most probable actions.
+    """
+
+    codes: np.ndarray
+    numbers: np.ndarray
+    network_indices: np.ndarray
+    uniform: np.ndarray
+
+
+class Networks(NamedTuple):
+    """Weights of k networks, and their common architecture.
+
+    Attributes:
+        planes: number of the code, lowest and highest value of each fact, [n_planes, 3] int64; [0, 3]: the core reads
+            the numbers instead.
+        core, actor, critic: layers, each [k, n_in + 1, n_out] float32; the last row of a network is its bias.
+        activation: code of the activation (`ACTIVATIONS`).
+    """
+
+    planes: np.ndarray
+    core: tuple[np.ndarray, ...]
+    actor: tuple[np.ndarray, ...]
+    critic: tuple[np.ndarray, ...]
+    activation: int
+
+
+class Terms(NamedTuple):
+    """Scratch memory: the nonzero inputs of a layer, and the outputs of a hidden layer.
+
+    Attributes:
+        indices: indices of the nonzero inputs, int64.
+        values: their values, float32.
+        hidden: outputs of a hidden layer, float32.
+    """
+
+    indices: np.ndarray
+    values: np.ndarray
+    hidden: np.ndarray
+
+
+class Outputs(NamedTuple):
+    """Outputs of n samples, which `act` writes.
+
+    Attributes:
+        features: inputs of the heads, [n, n_features] float32.
+        logits: [n, n_actions] float32.
+        values: [n, 1] float32.
+        log_probs: log-probabilities of the actions, [n] float32.
+        actions: [n] int64.
+    """
+
+    features: np.ndarray
+    logits: np.ndarray
+    values: np.ndarray
+    log_probs: np.ndarray
+    actions: np.ndarray
+
+
+def list_facts(codes: np.ndarray, planes: np.ndarray, terms: Terms) -> int:
+    """List the true facts about a map [n_cells, n_codes] as inputs of value 1; return their number."""
+    n, n_cells = 0, len(codes)
+    for p in range(len(planes)):
+        number, low, high = planes[p, 0], planes[p, 1], planes[p, 2]
+        for c in range(n_cells):
+            terms.indices[n] = p * n_cells + c
+            n += low <= codes[c, number] <= high
+    for i in range(n):
+        terms.values[i] = 1.0
+    return n
+
+
+def list_nonzero(inputs: np.ndarray, terms: Terms) -> int:
+    """List the nonzero inputs, about half of the outputs of a ReLU; return their number."""
+    n = 0
+    for i in range(len(inputs)):
+        terms.indices[n] = i
+        terms.values[n] = inputs[i]
+        n += inputs[i] != 0.0
+    return n
+
+
+def apply_layers(
+    layers: tuple[np.ndarray, ...], k: int, n: int, terms: Terms, activation: int, outputs: np.ndarray
+) -> None:
+    """Write the output of the last layer of network `k` to `outputs`; `n` inputs of the first are in `terms`.
+
+    `activation` follows each layer but the last.
+    """
+    for depth in range(len(layers)):
+        weights, is_last = layers[depth][k], depth == len(layers) - 1
+        n_out, bias = weights.shape[1], weights.shape[0] - 1
+        target = outputs if is_last else terms.hidden
+        for j in range(n_out):
+            target[j] = weights[bias, j]
+        i = 0
+        while i + 4 <= n:  # four terms per pass over the outputs
+            a, b, c, d = (
+                weights[terms.indices[i]],
+                weights[terms.indices[i + 1]],
+                weights[terms.indices[i + 2]],
+                weights[terms.indices[i + 3]],
+            )
+            u, v, w, x = terms.values[i], terms.values[i + 1], terms.values[i + 2], terms.values[i + 3]
+            for j in range(n_out):
+                target[j] = target[j] + u * a[j] + v * b[j] + w * c[j] + x * d[j]
+            i += 4
+        while i < n:
+            row, y = weights[terms.indices[i]], terms.values[i]
+            for j in range(n_out):
+                target[j] += y * row[j]
+            i += 1
+        if not is_last:
+            activate(target[:n_out], activation)
+            n = list_nonzero(target[:n_out], terms)
+
+
+def activate(x: np.ndarray, activation: int) -> None:
+    """Apply an activation in place."""
+    for j in range(len(x)):
+        x[j] = np.tanh(x[j]) if activation == 1 else max(x[j], np.float32(0.0))
+
+
+def choose(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
+    """Return an action and its log-probability; `uniform` as in `Samples`, [n_actions] or [0]."""
+    best, best_score, largest = 0, np.float32(-np.inf), logits[0]
+    for a in range(len(logits)):
+        largest = max(largest, logits[a])
+        score = logits[a] if len(uniform) == 0 else logits[a] - np.log(-np.log(uniform[a]))
+        if score > best_score:
+            best, best_score = a, score
+    total = np.float32(0.0)
+    for a in range(len(logits)):
+        total += np.exp(logits[a] - largest)
+    return best, logits[best] - largest - np.log(total)
+
+
+def act(samples: Samples, networks: Networks, terms: Terms, outputs: Outputs) -> None:
+    """Write the outputs of all samples."""
+    core, activation, n_core = networks.core, networks.activation, networks.core[-1].shape[2]
+    has_map = len(networks.planes) > 0
+    for s in range(len(samples.network_indices)):
+        k, features = samples.network_indices[s], outputs.features[s]
+        n = list_facts(samples.codes[s], networks.planes, terms) if has_map else list_nonzero(samples.numbers[s], terms)
+        apply_layers(core, k, n, terms, activation, features)
+        activate(features[:n_core], 0 if has_map else activation)
+        for j in range(n_core, len(features)):
+            features[j] = samples.numbers[s, j - n_core]
+        apply_layers(networks.actor, k, list_nonzero(features, terms), terms, activation, outputs.logits[s])
+        apply_layers(networks.critic, k, list_nonzero(features, terms), terms, activation, outputs.values[s])
+        outputs.actions[s], outputs.log_probs[s] = choose(outputs.logits[s], samples.uniform[s])
+
+
+@functools.cache
+def compiled_act() -> Callable[[Samples, Networks, Terms, Outputs], None]:
+    """Return `act` compiled for a CPU. Numba is imported here; it compiles the function when it is first called."""
+    import numba
+
+    options = {"error_model": "numpy", "_nrt": False}
+    with numba_cache(cache_folder("acting", (Path(__file__),))) as cache:
+        names = dict(globals())
+        for function in (list_facts, list_nonzero, activate, choose, apply_layers):
+            names[function.__name__] = numba.njit(FunctionType(function.__code__, names, function.__name__), **options)
+        return numba.njit(FunctionType(act.__code__, names, "act"), cache=cache, nogil=True, **options)
+
+
+class CompiledSocieties:
+    """Societies whose networks of one shape act by `act`, each in its own, equally large group of games.
+
+    The weights are a copy; `read` renews it.
+
+    Args:
+        policies: K policies that are `is_compilable`, each with one network or one for each agent.
+        games: number of games of each policy.
+    """
+
+    def __init__(self, policies: Sequence[SocietyPolicy], games: int) -> None:
+        self.policy, self.n_games = policies[0], games * len(policies)
+        self._members: list[ActorCritic] = [network for policy in policies for network, _ in policy.groups()]
+        n_agents, n_members = self.policy.n_agents, len(self.policy.members)
+        agent_members = np.tile(np.arange(n_agents), self.n_games) if n_members > 1 else 0
+        self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_members + agent_members
+        self.read()
+        network = self._networks
+        n, n_features = len(self._network_indices), network.actor[0].shape[1] - 1
+        n_core, has_map = network.core[-1].shape[2], len(network.planes) > 0
+        n_numbers = n_features - n_core if has_map else network.core[0].shape[1] - 1
+        self._shapes = ((n, n_features), (n, network.actor[-1].shape[2]), (n, 1), (n,))
+        self._numbers = np.empty((self.n_games, n_agents, n_numbers), np.float32)
+        width = max(max(layer.shape[1:]) for layer in (*network.core, *network.actor, *network.critic))
+        self._terms = Terms(np.empty(width, np.int64), np.empty(width, np.float32), np.empty(width, np.float32))
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Copy the weights of the policies."""
+        network = self._members[0]
+        planes = network.core.planes if isinstance(network.core, PlanesCore) else ()
+        parts = [[_linear_layers(getattr(member, name)) for member in self._members] for name in _PARTS]
+        core, actor, critic = (tuple(_stack_layers(layers) for layers in zip(*part, strict=True)) for part in parts)
+        activations = [ACTIVATIONS[type(x)] for x in network.modules() if type(x) in ACTIVATIONS]
+        table = np.array(planes, np.int64).reshape(-1, 3)
+        self._networks = Networks(table, core, actor, critic, activations[-1])
+
+    def act(self, observation: dict[str, torch.Tensor], uniform: torch.Tensor | None) -> PolicyOutput:
+        """Return the output of all policies.
+
+        Args:
+            observation: channels of all games, [n_envs, n_agents, ...], those of the first policy first.
+            uniform: numbers in [0, 1), [n_envs, n_agents, n_actions]; None: the most probable actions are taken.
+        """
+        n, shape, image = len(self._network_indices), (self.n_games, self.policy.n_agents), self._members[0].image
+        codes = np.empty((n, 0, 0), np.uint8)
+        if image is not None:
+            codes = np.ascontiguousarray(observation[image].numpy())
+            codes = codes.reshape(n, -1, codes.shape[-1])
+        self._write_numbers(observation)
+        draws = np.empty((n, 0), np.float32)
+        if uniform is not None:
+            limits = torch.finfo(torch.float32)
+            draws = uniform.clamp(limits.tiny, 1 - limits.eps).flatten(0, 1).numpy()
+        samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, draws)
+        outputs = Outputs(*(np.empty(x, np.float32) for x in self._shapes), np.empty(n, np.int64))
+        compiled_act()(samples, self._networks, self._terms, outputs)
+        features, logits, values, log_prob, action = (torch.from_numpy(x).view(*shape, *x.shape[1:]) for x in outputs)
+        core_features = features if self.policy.core_frozen else None
+        return PolicyOutput(action, log_prob, values.squeeze(-1), core_features, logits=logits)
+
+    def _write_numbers(self, observation: dict[str, torch.Tensor]) -> None:
+        """Write the inputs in addition to the map."""
+        channels, start = self.policy.extended(observation), 0
+        for name in self._members[0].vectors:
+            x = channels[name].flatten(2)
+            self._numbers[:, :, start : start + x.shape[2]] = x.numpy()
+            start += x.shape[2]
+
+
+def is_compilable(policy: SocietyPolicy) -> bool:
+    """Return whether `CompiledSocieties` can compute this policy and others of its shape, all without memory."""
+    network = policy.members[0]
+    assert isinstance(network, ActorCritic)
+    return (
+        (type(network.core) is PlanesCore or network.image is None)
+        and isinstance(network.distribution, CategoricalActions)
+        and "action_mask" not in policy.channels
+        and not (network.central or network.separate or network.has_normalizers)
+        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in network.parameters())
+    )
+
+
+def _linear_layers(module: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+
+
+def _stack_layers(layers: Sequence[nn.Linear]) -> np.ndarray:
+    """Return the weights of a layer of k networks as in `Networks`."""
+    return torch.stack([torch.cat([layer.weight.mT, layer.bias[None]]) for layer in layers]).numpy()

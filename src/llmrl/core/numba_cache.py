@@ -1,0 +1,60 @@
+"""Folder on disk for functions that Numba compiles.
+
+Functions are cached in a folder named by a digest of everything that they depend on. Numba itself checks only the file
+of the outermost function, and would use outdated code after a change of an inner one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmrl.core.threads import exclusive
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def cache_folder(name: str, files: tuple[Path, ...]) -> Path:
+    """Return the folder of cached functions, in `$XDG_CACHE_HOME/llmrl`, else in `~/.cache/llmrl`.
+
+    Args:
+        name: prefix of the folder's name; a digest of the files, Numba and the CPU follows.
+        files: source files of the functions.
+    """
+    import llvmlite
+    import numba
+    from llvmlite import binding
+
+    parts = [numba.__version__, llvmlite.__version__, numba.config.CPU_NAME or "", platform.machine()]
+    parts += [binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
+    parts += [f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in sorted(files)]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmrl" / f"{name}-{digest}"
+
+
+@contextlib.contextmanager
+def numba_cache(folder: Path) -> Iterator[bool]:
+    """Let Numba cache compiled functions in a folder; yield whether it is writable."""
+    import numba
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+    except OSError as error:
+        log.info("compiled functions cannot be cached for the next run: %s", error)
+        yield False
+        return
+    with exclusive():
+        previous = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(folder)
+        try:
+            yield True
+        finally:
+            numba.config.CACHE_DIR = previous
