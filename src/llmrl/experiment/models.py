@@ -88,7 +88,7 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
         client_services = {
             "provider": model,
             "seed": config["seed"],
-            "others": _player_models(resources, llm_config, model),
+            "additional_models": _player_models(resources, llm_config, model),
         }
         model = builder.replace_services(client_services).build(connect, "llm")
     assert model is None or isinstance(model, ChatClient | Scorer)
