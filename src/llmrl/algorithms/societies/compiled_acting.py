@@ -200,7 +200,10 @@ def compiled_act() -> Callable[[Samples, Networks, Terms, Outputs], None]:
         names = dict(globals())
         for function in (list_facts, list_nonzero, activate, choose, apply_layers):
             names[function.__name__] = numba.njit(FunctionType(function.__code__, names, function.__name__), **options)
-        return numba.njit(FunctionType(act.__code__, names, "act"), cache=cache, nogil=True, **options)
+        compiled: Callable[..., None] = numba.njit(
+            FunctionType(act.__code__, names, "act"), cache=cache, nogil=True, **options
+        )
+        return compiled
 
 
 class CompiledSocieties:
@@ -258,7 +261,7 @@ class CompiledSocieties:
             limits = torch.finfo(torch.float32)
             draws = uniform.clamp(limits.tiny, 1 - limits.eps).flatten(0, 1).numpy()
         samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, draws)
-        outputs = Outputs(*(np.empty(x, np.float32) for x in self._shapes), np.empty(n, np.int64))
+        outputs = Outputs._make([*(np.empty(x, np.float32) for x in self._shapes), np.empty(n, np.int64)])
         compiled_act()(samples, self._networks, self._terms, outputs)
         features, logits, values, log_prob, action = (torch.from_numpy(x).view(*shape, *x.shape[1:]) for x in outputs)
         core_features = features if self.policy.core_frozen else None
