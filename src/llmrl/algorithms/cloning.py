@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from llmrl.algorithms.adam import Adam
 from llmrl.algorithms.optimizer_step import Batch, GradientAccumulation, OptimizerStep, Record
 from llmrl.core.errors import Diverged
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
@@ -64,11 +65,12 @@ class BehavioralCloning:
         self._updater = OptimizerStep(
             network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf
         )
-        self._updater.optimizer = torch.optim.AdamW(
+        self._updater.optimizer = Adam(
             self._updater.parameters,
             lr=settings.learning_rate,
             eps=settings.adam_eps,
             weight_decay=settings.weight_decay,
+            decoupled_weight_decay=True,
         )
         self._order: tuple[int, torch.Tensor] | None = None
 

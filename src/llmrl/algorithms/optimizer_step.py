@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from llmrl.algorithms.adam import Adam
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
 from llmrl.networks.action_distributions import ActionDistribution
@@ -109,7 +110,7 @@ class OptimizerStep:
         self.parts = [part for part in parts if part]
         self._clipped = [[trainable[name] for name in part] for part in self.parts]
         # Fused: one kernel for all parameters instead of several for each parameter.
-        self.optimizer = torch.optim.Adam(self.parameters, lr=learning_rate, eps=eps, fused=True)
+        self.optimizer = Adam(self.parameters, lr=learning_rate, eps=eps, fused=True)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         outputs, value = self.network(batch)
@@ -136,7 +137,8 @@ class OptimizerStep:
         return self._descend()
 
     def state_dict(self) -> State:
-        return self.optimizer.state_dict()
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         self.optimizer.load_state_dict(state)

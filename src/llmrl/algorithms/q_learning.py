@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from llmrl.algorithms.adam import Adam
 from llmrl.core.errors import Diverged
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
@@ -46,7 +47,7 @@ class QLearning:
     def __init__(self, network: nn.Module, settings: QSettings) -> None:
         self.network, self.settings = network, settings
         self.replay = ReplayBuffer(settings.capacity)
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)
+        self.optimizer = Adam(network.parameters(), lr=settings.learning_rate, fused=True)
         self.target: nn.Module | None = None
         if settings.target_update_interval is not None:
             self.target = copy.deepcopy(network).requires_grad_(False)

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from llmrl.algorithms.adam import Adam
 from llmrl.algorithms.minibatches import sample_indices
 from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record, Updater
 from llmrl.algorithms.ppo import PPO, fit
@@ -173,9 +174,7 @@ class StackedOptimizerStep:
         self.stack.read()
         self._ordinary = ordinary
         group = ordinary[0].optimizer.param_groups[0]
-        self.optimizer = torch.optim.Adam(
-            self.parameters, lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True
-        )
+        self.optimizer = Adam(self.parameters, lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True)
         for p, members in zip(self.parameters, self._members, strict=True):
             states = [
                 updater.optimizer.state.get(parameter) for updater, parameter in zip(ordinary, members, strict=True)
