@@ -56,7 +56,7 @@ def test_outputs_equal_torch(kind, share):
     observation = observe(kind, 3 * GAMES)
     uniform = torch.rand((3 * GAMES, AGENTS, ACTIONS), generator=torch.Generator().manual_seed(0))
     for draws in (uniform, None):
-        output = CompiledSocieties(policies, GAMES).act(observation, draws)
+        output = CompiledSocieties(policies, GAMES, observation).act(observation, draws)
         for i, policy in enumerate(policies):
             games = slice(i * GAMES, (i + 1) * GAMES)
             expected = policy.act({name: x[games] for name, x in observation.items()}, greedy=True)

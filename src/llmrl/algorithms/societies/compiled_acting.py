@@ -21,7 +21,7 @@ from torch import nn
 from llmrl.core.numba_cache import cache_folder, numba_cache
 from llmrl.core.records import PolicyOutput
 from llmrl.networks.action_distributions import CategoricalActions
-from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.actor_critic import PLAYER, ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.networks.spatial_cores import PlanesCore
 
@@ -29,6 +29,9 @@ _PARTS = ("core", "actor", "critic")
 """Names of the modules of an `ActorCritic` whose layers are computed."""
 ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
 """Codes of the activations of hidden layers in the compiled functions."""
+
+MIN_UNIFORM, MAX_UNIFORM = np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).eps
+"""Bounds of the random numbers whose logarithm is taken, as in `CategoricalActions.choose`."""
 
 
 class Samples(NamedTuple):
@@ -38,7 +41,7 @@ class Samples(NamedTuple):
         codes: maps [n, n_cells, n_codes] uint8; [n, 0, 0] without a map.
         numbers: all other inputs, [n, m] float32.
         network_indices: network of each sample, [n] int64.
-        uniform: numbers in (0, 1) for the Gumbel-max trick, [n, n_actions] float32; [n, 0]: the most probable actions.
+        uniform: numbers in [0, 1) for the Gumbel-max trick, [n, n_actions] float32; [n, 0]: the most probable actions.
     """
 
     codes: np.ndarray
@@ -165,7 +168,9 @@ def choose(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
     best, best_score, largest = 0, np.float32(-np.inf), logits[0]
     for a in range(len(logits)):
         largest = max(largest, logits[a])
-        score = logits[a] if len(uniform) == 0 else logits[a] - np.log(-np.log(uniform[a]))
+        score = logits[a]
+        if len(uniform) > 0:
+            score -= np.log(-np.log(min(max(uniform[a], MIN_UNIFORM), MAX_UNIFORM)))
         if score > best_score:
             best, best_score = a, score
     total = np.float32(0.0)
@@ -214,9 +219,10 @@ class CompiledSocieties:
     Args:
         policies: K policies that are `is_compilable`, each with one network or one for each agent.
         games: number of games of each policy.
+        observation: example observation of all games.
     """
 
-    def __init__(self, policies: Sequence[SocietyPolicy], games: int) -> None:
+    def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policy, self.n_games = policies[0], games * len(policies)
         self._members: list[ActorCritic] = [network for policy in policies for network, _ in policy.groups()]
         n_agents, n_members = self.policy.n_agents, len(self.policy.members)
@@ -224,11 +230,16 @@ class CompiledSocieties:
         self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_members + agent_members
         self.read()
         network = self._networks
-        n, n_features = len(self._network_indices), network.actor[0].shape[1] - 1
-        n_core, has_map = network.core[-1].shape[2], len(network.planes) > 0
-        n_numbers = n_features - n_core if has_map else network.core[0].shape[1] - 1
-        self._shapes = ((n, n_features), (n, network.actor[-1].shape[2]), (n, 1), (n,))
-        self._numbers = np.empty((self.n_games, n_agents, n_numbers), np.float32)
+        n = len(self._network_indices)
+        self._shapes = ((n, network.actor[0].shape[1] - 1), (n, network.actor[-1].shape[2]), (n, 1), (n,))
+        example = {name: x[:1] for name, x in observation.items()}
+        channels = {name: self.policy.extended(example)[name] for name in self._members[0].vectors}
+        widths = [x[0, 0].numel() for x in channels.values()]
+        self._numbers = np.empty((self.n_games, n_agents, sum(widths)), np.float32)
+        stops = np.cumsum(widths).tolist()
+        self._columns = {name: slice(stop - n, stop) for name, n, stop in zip(channels, widths, stops, strict=True)}
+        if (players := self._columns.pop(PLAYER, None)) is not None:
+            self._numbers[:, :, players] = channels[PLAYER].numpy()
         width = max(max(layer.shape[1:]) for layer in (*network.core, *network.actor, *network.critic))
         self._terms = Terms(np.empty(width, np.int64), np.empty(width, np.float32), np.empty(width, np.float32))
 
@@ -255,25 +266,15 @@ class CompiledSocieties:
         if image is not None:
             codes = np.ascontiguousarray(observation[image].numpy())
             codes = codes.reshape(n, -1, codes.shape[-1])
-        self._write_numbers(observation)
-        draws = np.empty((n, 0), np.float32)
-        if uniform is not None:
-            limits = torch.finfo(torch.float32)
-            draws = uniform.clamp(limits.tiny, 1 - limits.eps).flatten(0, 1).numpy()
+        for name, columns in self._columns.items():
+            self._numbers[:, :, columns] = observation[name].numpy().reshape(*shape, -1)
+        draws = np.empty((n, 0), np.float32) if uniform is None else uniform.numpy().reshape(n, -1)
         samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, draws)
         outputs = Outputs._make([*(np.empty(x, np.float32) for x in self._shapes), np.empty(n, np.int64)])
         compiled_act()(samples, self._networks, self._terms, outputs)
         features, logits, values, log_prob, action = (torch.from_numpy(x).view(*shape, *x.shape[1:]) for x in outputs)
         core_features = features if self.policy.core_frozen else None
         return PolicyOutput(action, log_prob, values.squeeze(-1), core_features, logits=logits)
-
-    def _write_numbers(self, observation: dict[str, torch.Tensor]) -> None:
-        """Write the inputs in addition to the map."""
-        channels, start = self.policy.extended(observation), 0
-        for name in self._members[0].vectors:
-            x = channels[name].flatten(2)
-            self._numbers[:, :, start : start + x.shape[2]] = x.numpy()
-            start += x.shape[2]
 
 
 def is_compilable(policy: SocietyPolicy) -> bool:

@@ -186,7 +186,7 @@ class StackedPolicies:
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policies, self.games = policies, games
         self._groups = len(policies[0].members)
-        self._compiled = CompiledSocieties(policies, games) if is_compilable(policies[0]) else None
+        self._compiled = CompiledSocieties(policies, games, observation) if is_compilable(policies[0]) else None
         members = [network for policy in policies for network, _ in policy.groups()]
         agents = policies[0].n_agents // self._groups
         self._samples = games * agents
