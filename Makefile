@@ -57,6 +57,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/escape_room.py
 	$(BIN)/python benchmarks/melting_pot.py
 	$(BIN)/python benchmarks/training_episode.py
+	$(BIN)/python benchmarks/acting.py
 	$(BIN)/python benchmarks/llm_client.py
 	$(BIN)/python benchmarks/llm_scoring.py
 	$(BIN)/python benchmarks/local_chat.py

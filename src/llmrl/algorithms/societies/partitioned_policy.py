@@ -181,12 +181,16 @@ class StackedPolicies:
         policies: K `are_policies_stackable`, each with G networks of k agents.
         games: number of games of each policy.
         observation: example observation of all games.
+
+    Attributes:
+        compiled: compiled computation of actions; None: torch computes them.
     """
 
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policies, self.games = policies, games
         self._groups = len(policies[0].members)
-        self._compiled = CompiledSocieties(policies, games, observation) if is_compilable(policies[0]) else None
+        is_compiled = is_compilable(policies[0])
+        self.compiled = CompiledSocieties(policies, games, observation) if is_compiled else None
         members = [network for policy in policies for network, _ in policy.groups()]
         agents = policies[0].n_agents // self._groups
         self._samples = games * agents
@@ -195,8 +199,8 @@ class StackedPolicies:
 
     def read(self) -> None:
         """Copy the weights of the policies."""
-        if self._compiled is not None:
-            self._compiled.read()
+        if self.compiled is not None:
+            self.compiled.read()
         for stack in self._stacks:
             stack.read()
 
@@ -206,9 +210,9 @@ class StackedPolicies:
     ) -> PolicyOutput:
         """Return the actions of all games; groups that share a generator object draw the same numbers."""
         actions = self.policies[0].distribution
-        if self._compiled is not None:
+        if self.compiled is not None:
             identity = self.policies[0].identity
-            return self._compiled.act(
+            return self.compiled.act(
                 observation, None if greedy else self._uniform(identity, actions.n_draws, generators)
             )
         outputs, value, features = self._compute_outputs(observation)

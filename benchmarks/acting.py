@@ -1,0 +1,83 @@
+"""Processor time of an act of societies of seven agents, compiled and by eager torch, in turns and with one thread.
+
+    python benchmarks/acting.py [--societies 1 2 7 16 50] [--rounds 9] [--calls 100]
+
+Societies play one game of Harvest each, with the lean network of its option (facts of the map's cells) or an MLP that
+reads the map. Printed are microseconds of a call, the minimum over rounds, and how many times as fast the compiled one
+is. Both choose the same actions (checked).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from plain_ppo import PPO_SETTINGS, plain_ppo
+
+import llmrl
+from llmrl.algorithms.societies.compiled_acting import CompiledSocieties
+from llmrl.algorithms.societies.partitioned_policy import StackedPolicies
+from llmrl.core.seeding import Seeds
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "facts of the map": {"core": "planes", "planes": ["apple", "wall", "grass", "others"], "features": 64},
+    "MLP": {"core": "mlp", "core_hidden": [64], "features": 64},
+}
+WARM_UP_STEPS = 30
+
+
+def build_acts(network: str, n: int) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return functions that return the actions of n societies, by method; all draw the same random numbers."""
+    env = llmrl.make_env("harvest", n_envs=n)
+    env.reset(seed=0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(WARM_UP_STEPS):
+        step = env.step(torch.randint(env.spec.n_actions, (n, env.spec.n_agents), generator=generator))
+    options = {**NETWORKS[network], "head_hidden": [64]}
+    policies = [plain_ppo(env.spec, Seeds(i), PPO_SETTINGS, **options).policy for i in range(n)]
+    observation = {name: step.observation[name] for name in policies[0].channels}
+    compiled, stacked = CompiledSocieties(policies, 1, observation), StackedPolicies(policies, 1, observation)
+    stacked.compiled = None
+    shape = (1, env.spec.n_agents, env.spec.n_actions)
+
+    def make_generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(i) for i in range(n)]
+
+    def act_compiled() -> torch.Tensor:
+        uniform = torch.cat([torch.rand(shape, generator=x) for x in make_generators()])
+        return compiled.act(observation, uniform).action
+
+    return {
+        "torch": lambda: stacked.act(observation, make_generators()).action,
+        "compiled": act_compiled,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--societies", type=int, nargs="+", default=[1, 2, 7, 16, 50])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--calls", type=int, default=100)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for network in NETWORKS:
+        for n in args.societies:
+            acts = build_acts(network, n)
+            actions = [act() for act in acts.values()]
+            assert torch.equal(*actions)
+            seconds = dict.fromkeys(acts, float("inf"))
+            for _ in range(args.rounds):
+                for method, act in acts.items():
+                    start = time.process_time()
+                    for _ in range(args.calls):
+                        act()
+                    seconds[method] = min(seconds[method], (time.process_time() - start) / args.calls)
+            times = ", ".join(f"{method} {1e6 * x:6.0f} us" for method, x in seconds.items())
+            print(f"{network:17} {n:3} societies: {times} ({seconds['torch'] / seconds['compiled']:.1f}x)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
