@@ -29,7 +29,7 @@ test-again: install  ## what failed last time, one after the other: what passes 
 	$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none
 
 test-long: install  ## the others: soaks, notebooks, every one of what `test` tries some of
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m long
+	$(BIN)/python -m pytest -n 4 --dist worksteal --durations=40 -m long
 
 test-fast: install  ## nothing slow, and no processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not long"
