@@ -20,8 +20,8 @@ MIN_FREE_BYTES = 1 << 20
 
 
 @contextmanager
-def atomic_write(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
-    """Yield a temporary file that atomically and durably (fsync) replaces `path` when the block ends.
+def atomic_write(path: Path, root: Path | None = None, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Yield a temporary file that atomically replaces `path` when the block ends.
 
     If the block or a write fails, the temporary file is removed and `path` is unchanged. A symbolic link at `path` is
     replaced, not followed.
@@ -29,6 +29,7 @@ def atomic_write(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
     Args:
         path: file.
         root: ancestor folder of `path`. Symbolic links below it are not followed. Defaults to the parent of `path`.
+        durable: wait until the new file would survive a power cut (fsync).
 
     Raises:
         OSError: the file cannot be written.
@@ -44,13 +45,15 @@ def atomic_write(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=parent_fd)
             raise
-        os.fsync(parent_fd)
+        if durable:
+            os.fsync(parent_fd)
 
 
 def sync_folder(folder: Path) -> None:

@@ -23,7 +23,7 @@ from llmrl.rollout.rollout_buffer import EpisodeAccumulator, RolloutBuffer, to_d
 
 UNKNOWN_HORIZON = 1000
 """Assumed horizon of environments without one, in steps; ends of episodes are checked after each eighth of it."""
-PROGRESS_S = 0.05
+PROGRESS_S = 0.2
 """Minimum time between two progress reports to observers, seconds."""
 
 

@@ -38,33 +38,32 @@ def report_write_errors(path: Path) -> Iterator[None]:
         raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` to `path` (UTF-8, secrets redacted) atomically, via a temporary file in the same folder.
+def write_atomic(path: Path, text: str, durable: bool = True) -> None:
+    """Write `text` to `path` (UTF-8, secrets redacted) as `atomic_write` does.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    write_bytes(path, redact(text).encode("utf-8"))
+    write_bytes(path, redact(text).encode("utf-8"), durable)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically.
+def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write `content` to `path` atomically; `durable` as in `atomic_write`.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    with report_write_errors(path), atomic_write(path) as file:
+    with report_write_errors(path), atomic_write(path, durable=durable) as file:
         file.write(content)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any, durable: bool = True) -> None:
     """Write `content` to `path` as indented JSON, secrets redacted, atomically.
 
     Numbers that are not finite become null, arrays become lists. Raises RunFolderError as `write_atomic`.
     """
-    write_atomic(
-        path, json.dumps(redact_nested(_to_json_types(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    )
+    text = json.dumps(redact_nested(_to_json_types(content)), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text + "\n", durable)
 
 
 def write_json_script(path: Path, function: str, key: str, content: Any) -> None:

@@ -381,7 +381,7 @@ class Run:
 
         def report(numbers: status.RunProgress) -> None:
             self.status.progress = numbers
-            self.status.write(self.folder)
+            self.status.write(self.folder, durable=False)
 
         return ProgressBar(total, unit, description, done=done, report=report)
 

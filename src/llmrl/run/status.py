@@ -129,14 +129,14 @@ class Status:
     updated: float = field(default_factory=time.time)
     format: int = FORMAT
 
-    def write(self, folder: Path) -> None:
-        """Replace the status file of `folder` durably: the new file survives a power cut.
+    def write(self, folder: Path, durable: bool = True) -> None:
+        """Replace the status file of `folder`; `durable` as in `atomic_write`.
 
         Raises:
             RunFolderError: the file cannot be written.
         """
         self.updated = time.time()
-        write_json(folder / FILE_NAME, asdict(self))
+        write_json(folder / FILE_NAME, asdict(self), durable)
 
 
 def latest(folder: Path, anew: bool) -> Status | None:
