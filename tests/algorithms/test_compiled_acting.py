@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from llmrl.agents.ppo_agent import PPOAgent, PPOAgentSettings
-from llmrl.algorithms.societies.compiled_acting import CompiledSocieties, is_compilable
+from llmrl.algorithms.societies.compiled_acting import MAX_SAMPLES, CompiledSocieties, is_compilable
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
@@ -52,7 +52,7 @@ def observe(kind, n_envs, seed=0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_equal_torch(kind, share):
     policies = [make_policy(kind, seed, share) for seed in range(3)]
-    assert is_compilable(policies[0])
+    assert is_compilable(policies[0], GAMES)
     observation = observe(kind, 3 * GAMES)
     uniform = torch.rand((3 * GAMES, AGENTS, ACTIONS), generator=torch.Generator().manual_seed(0))
     for draws in (uniform, None):
@@ -97,4 +97,10 @@ def test_trained_weights_are_read_again():
 
 def test_masked_actions_are_left_to_torch():
     masked = {**KINDS["planes"][0], "action_mask": Channel((ACTIONS,), "bool", 0, 1)}
-    assert not is_compilable(make_policy("planes", channels=masked))
+    assert not is_compilable(make_policy("planes", channels=masked), GAMES)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "per agent"])
+def test_many_samples_of_a_network_are_left_to_torch(share):
+    policy, max_games = make_policy("mlp", share=share), MAX_SAMPLES // (AGENTS if share else 1)
+    assert is_compilable(policy, max_games) and not is_compilable(policy, max_games + 1)

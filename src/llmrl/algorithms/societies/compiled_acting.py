@@ -25,6 +25,9 @@ from llmrl.networks.actor_critic import PLAYER, ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.networks.spatial_cores import PlanesCore
 
+MAX_SAMPLES = 64
+"""Maximum number of samples of a network in one call; for more, from 50 to 200 on, torch is faster. The number of
+networks must not matter, so that results do not depend on it."""
 _PARTS = ("core", "actor", "critic")
 """Names of the modules of an `ActorCritic` whose layers are computed."""
 ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
@@ -237,7 +240,7 @@ class CompiledSocieties:
         widths = [x[0, 0].numel() for x in channels.values()]
         self._numbers = np.empty((self.n_games, n_agents, sum(widths)), np.float32)
         stops = np.cumsum(widths).tolist()
-        self._columns = {name: slice(stop - n, stop) for name, n, stop in zip(channels, widths, stops, strict=True)}
+        self._columns = {name: slice(i - width, i) for name, width, i in zip(channels, widths, stops, strict=True)}
         if (players := self._columns.pop(PLAYER, None)) is not None:
             self._numbers[:, :, players] = channels[PLAYER].numpy()
         width = max(max(layer.shape[1:]) for layer in (*network.core, *network.actor, *network.critic))
@@ -277,12 +280,18 @@ class CompiledSocieties:
         return PolicyOutput(action, log_prob, values.squeeze(-1), core_features, logits=logits)
 
 
-def is_compilable(policy: SocietyPolicy) -> bool:
-    """Return whether `CompiledSocieties` can compute this policy and others of its shape, all without memory."""
+def is_compilable(policy: SocietyPolicy, games: int) -> bool:
+    """Return whether this policy and others of its shape, all without memory, are to act compiled.
+
+    Args:
+        policy: one of the policies.
+        games: number of games of each policy.
+    """
     network = policy.members[0]
     assert isinstance(network, ActorCritic)
     return (
-        (type(network.core) is PlanesCore or network.image is None)
+        games * policy.n_agents <= MAX_SAMPLES * len(policy.members)
+        and (type(network.core) is PlanesCore or network.image is None)
         and isinstance(network.distribution, CategoricalActions)
         and "action_mask" not in policy.channels
         and not (network.central or network.separate or network.has_normalizers)

@@ -189,7 +189,7 @@ class StackedPolicies:
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policies, self.games = policies, games
         self._groups = len(policies[0].members)
-        is_compiled = is_compilable(policies[0])
+        is_compiled = is_compilable(policies[0], games)
         self.compiled = CompiledSocieties(policies, games, observation) if is_compiled else None
         members = [network for policy in policies for network, _ in policy.groups()]
         agents = policies[0].n_agents // self._groups
