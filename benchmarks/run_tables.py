@@ -1,6 +1,7 @@
 """Tables with a row for each run folder: printed, and written as CSV.
 
-Used by `benchmarks/citizens_adaptation.py` and `benchmarks/learning_chat_training.py`.
+Used by `benchmarks/citizens_adaptation.py`, `benchmarks/learning_chat_training.py` and
+`benchmarks/learning_proposers.py`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""Tokenizer and chat template of small chat models."""
+"""Small chat models: tokenizer, chat template, and the exchanges from which proposers learn the format of replies."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from experiments import only_run_folder, silent_run
 from llmrl.chat_learning.format_training import RandomProposals
+from llmrl.core.records import ChatRequest
+from llmrl.experiment.small_models import simulate_search
 from llmrl.llms.local.loading import load_tokenizer
 from llmrl.llms.local.small import SmallModelShape, make_small_chat
+from llmrl.principals.llm_principal import FALLBACK_NOTE
 from llmrl.principals.llm_search import LLMSearch
 from policies import POLE, searcher
 from shipped import search_agent
@@ -55,6 +59,29 @@ def test_random_proposals_are_legal():
     assert len(chat.exchanges) == 8 and not any(principal.fallbacks)
     assert (vectors >= controller.space.low).all() and (vectors <= controller.space.high).all()
     assert len({tuple(vector) for vector in vectors}) == 8
+
+
+def test_random_proposals_are_written_like_history():
+    controller = search_agent("linear", POLE, decimals=0).controller
+    [reply] = RandomProposals(controller.space, np.random.default_rng(0)).chat([ChatRequest((), schema={})])
+    assert "." not in reply.text and len(json.loads(reply.text)["params"]) == controller.space.dim
+
+
+def test_simulated_searches_cover_prompts_of_a_search():
+    controller, rng = search_agent("linear", POLE).controller, np.random.default_rng(0)
+    chat = RandomProposals(controller.space, rng)
+    principal = LLMSearch(POLE, chat, controller, searcher(history="last", window=8).settings)
+    initial = principal.state_dict()
+    for _ in range(4):
+        principal.load_state_dict(initial)
+        simulate_search(principal, iterations=50, candidates=8, episodes=4, max_return=200.0, rng=rng)
+    prompts = [messages[-1]["content"] for messages, _ in chat.exchanges]
+    for text in ("standard error", FALLBACK_NOTE, "## Measured several times", " -> 200.00"):
+        assert any(text in prompt for prompt in prompts)
+    iterations = [int(re.search(r"This is iteration (\d+)", prompt)[1]) for prompt in prompts]
+    assert iterations.count(1) == 4 * 8 and max(iterations) > 25
+    for iteration, prompt in zip(iterations, prompts, strict=True):
+        assert f"Tried so far: {8 * (iteration - 1)}." in prompt
 
 
 @pytest.mark.slow

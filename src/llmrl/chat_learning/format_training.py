@@ -12,6 +12,7 @@ import numpy as np
 
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.unit_cube import from_unit
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import draw_reply
 from llmrl.llms.structured import read
@@ -83,11 +84,8 @@ class RandomProposals(RandomLegalChat):
         self._space, self._rng = space, rng
 
     def _legal_reply(self, request: ChatRequest) -> str:
-        vector = self._rng.uniform(self._space.low, self._space.high)
-        decimals = [parameter.decimals for parameter in self._space.parameters]
-        return json.dumps(
-            {"params": [x if n is None else round(x, n) for x, n in zip(vector.tolist(), decimals, strict=True)]}
-        )
+        [vector] = from_unit(self._space, self._rng.random((1, self._space.dim))).tolist()
+        return json.dumps({"params": [int(x) if x.is_integer() else x for x in vector]})
 
 
 def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learning_rate: float, seed: int) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from llmrl.core.protocols import VecEnv
     from llmrl.llms.local.loading import Kind
     from llmrl.llms.local.small import SmallKind
+    from llmrl.principals.llm_search import LLMSearch
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ _GAMES, _STEPS = 16, 100
 """Number of games, and steps of each, whose texts the tokenizer is built from."""
 _EXCHANGES = 2000
 """Number of replies from which a chat model learns their format."""
+_LATER_ITERATIONS = 7
+"""Number of iterations of a simulated search, besides the first, in which proposals are requested."""
 
 
 class SmallModels:
@@ -57,7 +60,7 @@ class SmallModels:
         if kind == "chat":
             identity_fields += [self._config.get("agent"), self._config.get("prompts")]
             if not _is_player(self._config):
-                identity_fields.append(self._config.get("principal"))
+                identity_fields += [self._config.get("principal"), _search_size(self._config)]
         identity = json.dumps(identity_fields, sort_keys=True, default=str)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         return Path(self._config["output_root"]) / "models" / f"small-{digest}"
@@ -145,7 +148,8 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
 
     Args:
         folder: folder to write; missing or empty.
-        config: `env`, `agent`, `principal`, `prompts`, `search` and `trusted_modules` of a resolved config.
+        config: `env`, `agent`, `principal`, `prompts`, `search` or `dataset`, and `trusted_modules` of a resolved
+            config.
         model: settings of the model; without a seed, 0 is used.
 
     Raises:
@@ -196,13 +200,12 @@ def _player_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seed
 
 
 def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
-    """Return exchanges of a proposer whose proposals, and their returns, are random numbers.
+    """Return exchanges of a proposer in searches whose proposals and returns are random numbers.
 
     Raises:
         Incompatible: the principal asks no chat model, or the agent has no parameters to propose.
     """
     from llmrl.chat_learning.format_training import RandomProposals
-    from llmrl.core.records import Outcome
 
     services = _agent_services(config, env, seeds, None)
     controller = None
@@ -215,19 +218,68 @@ def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Se
             "llm=small_chat learns the format of replies from the part that asks it; use agent=llm_player, or "
             "principal=llm with an agent whose parameters it can search, such as agent=linear",
         )
-    space, rng = controller.space, seeds.numpy("proposals")
+    space, rng, size = controller.space, seeds.numpy("proposals"), _search_size(config)
     chat = RandomProposals(space, rng)
     principal_services = PrincipalServices.from_agent(services, llm=chat, space=space, controller=controller)
     principal = builder.replace_services(principal_services).build(config["principal"], "principal")
-    search = config["search"]
-    principal.on_search_start(search["iterations"], search["episodes"])
+    principal.on_search_start(size["iterations"], size["episodes"])
+    initial = principal.state_dict()
     while len(chat.exchanges) < _EXCHANGES:
-        vectors = principal.ask(n=search["candidates"])
-        returns = rng.uniform(0, 100, size=(len(vectors), search["episodes"])).round()
-        principal.tell([Outcome(v, x.mean(), x) for v, x in zip(vectors, returns, strict=True)])
-        if principal.iteration >= min(search["iterations"], _STEPS):
-            break
+        principal.load_state_dict(initial)
+        simulate_search(principal, **size, max_return=env.spec.max_return, rng=rng)
     return chat.exchanges
+
+
+def simulate_search(
+    principal: LLMSearch,
+    iterations: int,
+    candidates: int,
+    episodes: int,
+    max_return: float | None,
+    rng: np.random.Generator,
+) -> None:
+    """Request proposals in some iterations of a search whose proposals and returns are random numbers.
+
+    The first iteration is one of these. In some of them proposals are replaced by fallbacks, as after invalid replies.
+
+    Args:
+        principal: proposer without a history.
+        iterations: number of iterations of the search, >= 1.
+        candidates: number of proposals in each iteration, >= 1.
+        episodes: number of returns of each proposal, >= 1.
+        max_return: greatest possible return; None: it is unknown.
+        rng: random numbers of returns, iterations and the proposals between them.
+    """
+    from llmrl.core.records import Outcome
+    from llmrl.core.unit_cube import from_unit
+    from llmrl.principals.llm_principal import FALLBACK_NOTE
+    from llmrl.statistics.estimators import standard_error_of_mean
+
+    space, best = principal.space, 100.0 if max_return is None else max_return
+
+    def tell(vectors: np.ndarray) -> None:
+        # Some proposals reach the greatest return in all episodes, as at the end of a search.
+        levels = rng.uniform(-0.2, 1.2, (len(vectors), 1))
+        shares = np.clip(rng.normal(levels, 0.1, (len(vectors), episodes)), 0.0, 1.0)
+        returns = (best - (abs(best) or 1.0) * (1.0 - shares**2)).round()
+        pairs = zip(vectors, returns, strict=True)
+        principal.tell([Outcome(v, float(x.mean()), x, standard_error_of_mean(x)) for v, x in pairs])
+
+    for iteration in sorted({0, *rng.integers(iterations, size=_LATER_ITERATIONS).tolist()}):
+        n_missing = candidates * iteration - len(principal.history.records)
+        tell(from_unit(space, rng.random((n_missing, space.dim))))
+        principal.iteration = iteration
+        vectors = principal.ask(n=candidates)
+        is_fallback = rng.random(candidates) < rng.choice([0.0, 0.0, 0.5, 1.0])
+        vectors[is_fallback] = principal.choose_fallback(None)
+        principal.notes = [FALLBACK_NOTE if x else "" for x in is_fallback]
+        tell(vectors)
+
+
+def _search_size(config: Config) -> dict[str, Any]:
+    """Return the size of the search that prompts state; for `llmrl-finetune`, that of the dataset."""
+    section = {"candidates": 1} | (config.get("dataset") or {}) | (config.get("search") or {})
+    return {name: section.get(name) for name in ("iterations", "candidates", "episodes")}
 
 
 def _agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: RandomLegalChat | None) -> AgentServices:

@@ -1,0 +1,75 @@
+"""Proposers of policies that learn, from runs of studies/learning_proposer and of llmrl-finetune.
+
+    python benchmarks/learning_proposers.py outputs/learning_proposer*/*/s[0-9] --data FILE
+
+Returns are means over valid proposals. Those of searches are of the first iteration, and of the last `LAST`; those of
+fine-tuning are of the proposals for held-out prompts, before and after training. `best` is the mean return of the best
+policy in unseen episodes; fine-tuning selects none. `proposals` counts those that were played to train, without the
+trials in the prompts of fine-tuning. Seconds are elapsed ones, with the training on the format of replies, and
+comparable only between runs on equally loaded machines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from run_tables import tabulate_runs
+
+from llmrl.run.artifacts import read_config
+from llmrl.run.metrics import read_metrics
+from llmrl.run.proposals import read_proposals
+
+LAST = 10
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return the values of a run by column."""
+    config, metrics_path = read_config(folder, ()), folder / "metrics.jsonl"
+    read = _read_finetuning if "method" in config else _read_search
+    values = read(folder, config)
+    seconds = round(read_metrics(metrics_path)[-1]["time/elapsed_s"])
+    return {"group": values.pop("group"), "seed": config["seed"], **values, "seconds": seconds}
+
+
+def _read_search(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    proposals = read_proposals(folder)
+    updates = read_metrics(folder / "metrics.jsonl", "proposal")
+    n = config["search"]["candidates"]
+
+    def mean_return(lines: list[dict[str, Any]]) -> float:
+        return round(float(np.mean([line["return"] for line in lines if not line.get("fallback")])), 2)
+
+    def invalid(rows: list[dict[str, Any]]) -> float:
+        return round(float(np.mean([row.get("learn/invalid", 0.0) for row in rows])), 4)
+
+    return {
+        "group": "llm/learn" if "learn/invalid" in updates[0] else "random search",
+        "proposals": len(proposals),
+        "return_before": mean_return(proposals[:n]),
+        "return_after": mean_return(proposals[-n * LAST :]),
+        "invalid_before": invalid(updates[:1]),
+        "invalid_after": invalid(updates[-LAST:]),
+        "best": read_metrics(folder / "metrics.jsonl", "evaluation")[-1]["search/incumbent_return"],
+    }
+
+
+def _read_finetuning(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    results = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["held_out"]
+    method = config["method"]
+    return {
+        "group": "llmrl-finetune",
+        "proposals": method["optimizer"]["steps"] * method["prompts"] * method["samples"] // method["updates"],
+        "return_before": round(results["before"]["return"]["mean"], 2),
+        "return_after": round(results["after"]["return"]["mean"], 2),
+        "invalid_before": round(1 - results["before"]["valid_rate"]["mean"], 4),
+        "invalid_after": round(1 - results["after"]["valid_rate"]["mean"], 4),
+        "best": "",
+    }
+
+
+if __name__ == "__main__":
+    tabulate_runs(__doc__, read_run)
