@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from experiments import only_run_folder, silent_run
+from experiments import compose, only_run_folder, run_experiment, silent_run
+from installed import skip_without
 from llmrl.chat_learning.format_training import RandomProposals
 from llmrl.core.records import ChatRequest
 from llmrl.experiment.small_models import simulate_search
@@ -95,3 +96,20 @@ def test_model_is_created_for_a_proposer(tmp_path):
     )
     lines = (only_run_folder(tmp_path / "proposer") / "metrics.jsonl").read_text().splitlines()
     assert sum("learn/reward" in json.loads(line) for line in lines) == 2
+
+
+@pytest.mark.slow
+def test_model_is_created_for_fine_tuning(tmp_path):
+    """Its prompts state the size of the search of the dataset."""
+    skip_without("trl", "peft", "datasets")
+    overrides = (
+        *("env=cartpole", "agent=linear", "agent.bias=false", "agent.decimals=0", "principal.prompt=numeric"),
+        *("llm=small_chat", "llm.make.format_steps=1", "llm.make.width=32", "llm.make.layers=1", "llm.make.heads=2"),
+        *("dataset.trials=16", "dataset.episodes=2", "dataset.prompts=4", "dataset.held_out=4", "dataset.examples=1"),
+        *("dataset.share=0.5", "method.prompts=1", "method.samples=2", "method.optimizer.batch=2", "hardware.cores=1"),
+        *("method.optimizer.steps=1", "evaluation.rollouts=1", "rewards.rollouts=1", f"output_root={tmp_path}"),
+    )
+    run_experiment(compose(*overrides, primary="finetune"), overrides)
+    [model] = (tmp_path / "models").iterdir()
+    [config] = (tmp_path / "finetune_cartpole").glob("*/s0/adapter/adapter_config.json")
+    assert json.loads(config.read_text())["base_model_name_or_path"] == str(model)

@@ -82,6 +82,7 @@ def example(n, target=None, **options):
         },
         {"history": "best_and_last", "window": 2, "n_recent": 1},
         {"history": "last", "window": 2},
+        {"history": "last", "window": 4, "sliding_history": True},
     ],
 )
 def test_question_matches_search_prompt(options):
@@ -98,7 +99,7 @@ def test_question_matches_search_prompt(options):
     assert question.text == search.question(None).text
     assert search.question(None).hash == question.hash
     rows = sum(" -> " in line or "f(params): " in line for line in question.text.splitlines())
-    n_shown = {"last": 2, "best_and_last": 3}.get(options.get("history"), 6)
+    n_shown = {"last": options.get("window"), "best_and_last": 3}.get(options.get("history"), 6)
     assert len(question.shown) == n_shown and rows >= n_shown
     for trial in question.shown:
         assert f"{trial.value:.2f}" in question.text

@@ -78,7 +78,7 @@ class PromptFormat:
             ConfigError: only the prompt without any trial fits.
         """
         proposer = copy.copy(self.proposer)
-        proposer.history = History(proposer.spec, proposer.history.pooled)
+        proposer.history = History(proposer.spec, proposer.history.pooled, proposer.history.sliding)
         for trial in example.history:
             error = standard_error_of_mean(trial.returns)
             proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, error)])
