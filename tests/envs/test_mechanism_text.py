@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from environments import make_env
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.envs.mechanism_text import MechanismReport, example, fields, rules_in_words
+from llmrl.envs.mechanism_text import MechanismReport, build_example_report, describe_report_fields, describe_rules
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.native.vec_env import NativeEnv
@@ -169,13 +169,13 @@ def test_reference_engine_reports_payments():
 
 def test_rules_list_parameter_ranges():
     for mechanism in (BracketedTax(), Incentives(max_incentive=2.5)):
-        words = rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, True)
+        words = describe_rules(mechanism.spec, mechanism.base_reward_text, mechanism.rule_text, True)
         for parameter in mechanism.spec.parameters:
             assert f"{parameter.name} (from 0 to {parameter.high:g}" in words and parameter.description in words
-        assert mechanism.rule in words
-        hidden = rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, False)
+        assert mechanism.rule_text in words
+        hidden = describe_rules(mechanism.spec, mechanism.base_reward_text, mechanism.rule_text, False)
         assert not any(parameter.name + " (" in hidden for parameter in mechanism.spec.parameters)
-        assert "mechanism" not in dict(fields(mechanism.spec, mechanism.player_facts, False))
+        assert "mechanism" not in dict(describe_report_fields(mechanism.spec, mechanism.player_facts, False))
 
 
 def test_goal_is_true_for_any_mechanism():
@@ -201,27 +201,30 @@ class TestWords:
             f"{sentence} A planner sets these numbers, the same for all players, and they can change: "
             "toll (from 0 to 2, coins): paid a step; gift (from -1 to 1, coins): got a step."
         )
-        assert rules_in_words(SPACE, "an apple 1", "Nobody pays.", True) == f"{facts} Nobody pays."
-        assert rules_in_words(SPACE, "an apple 1", "", True) == facts
+        assert describe_rules(SPACE, "an apple 1", "Nobody pays.", True) == f"{facts} Nobody pays."
+        assert describe_rules(SPACE, "an apple 1", "", True) == facts
         hidden = f"{sentence} A planner adds payments, positive or negative, whose rules you are not told."
-        assert rules_in_words(SPACE, "an apple 1", "Nobody pays.", False) == hidden
+        assert describe_rules(SPACE, "an apple 1", "Nobody pays.", False) == hidden
 
     def test_fields(self):
         composition = "what your last reward was made of. before_payments: what the game paid; payments: "
         facts = ("steps", "steps that you took")
-        assert fields(SPACE, FACTS, True) == (
+        assert describe_report_fields(SPACE, FACTS, True) == (
             ("mechanism", "the numbers that are set now: toll, gift"),
             ("last_reward", f"{composition}what each number added to it or took from it, without zeros"),
             facts,
         )
-        assert fields(SPACE, FACTS, False) == (("last_reward", f"{composition}the rest"), facts)
+        assert describe_report_fields(SPACE, FACTS, False) == (("last_reward", f"{composition}the rest"), facts)
 
     def test_longest_report(self):
         parts = {"toll": 0.246, "gift": 0.123}
         last = {"before_payments": 1, "payments": parts}
-        assert example(SPACE, FACTS, True) == {"mechanism": parts, "last_reward": last, "steps": 1}
-        assert example(SPACE, FACTS, False) == {"last_reward": {"before_payments": 1, "payments": 0.369}, "steps": 1}
-        assert type(example(SPACE, FACTS, True)["steps"]) is int, "1 and not 1.0 is what players read"
+        assert build_example_report(SPACE, FACTS, True) == {"mechanism": parts, "last_reward": last, "steps": 1}
+        assert build_example_report(SPACE, FACTS, False) == {
+            "last_reward": {"before_payments": 1, "payments": 0.369},
+            "steps": 1,
+        }
+        assert type(build_example_report(SPACE, FACTS, True)["steps"]) is int, "1 and not 1.0 is what players read"
 
     def test_report_covers_player_episode(self):
         report = MechanismReport(SPACE, 2, 2, True, FACTS)

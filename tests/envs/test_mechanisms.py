@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.envs.mechanisms import BracketedTax, Incentives, Mechanism, SocietyEvents, incentive_jacobian, tax_jacobian
+from llmrl.envs.mechanisms import BracketedTax, Incentives, Mechanism, SocietyEvents
 from some import some
 
 RATES = np.array([[0.1, 0.2, 0.5]], np.float32)
@@ -216,7 +216,7 @@ def test_agent_funded_payments_preserve_sum(raw, cleaned):
 
 
 def test_payers_are_declared():
-    assert Incentives().rule != Incentives(budget_balanced=True).rule
+    assert Incentives().rule_text != Incentives(budget_balanced=True).rule_text
     assert Incentives(budget_balanced=True).spec.in_a_sentence(PAY[0]).endswith("all agents pay for it equally.")
     assert Incentives(budget_balanced=True).facts["budget_balanced"] is True
 
@@ -227,25 +227,10 @@ def test_games_have_separate_values():
     np.testing.assert_array_equal(reward, [[1, 1], [3, 3]])
 
 
-def test_formulas_are_differentiable():
-    torch = pytest.importorskip("torch")
-    raw, income = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 0.0]])
-    low, high = torch.tensor([0.0, 3.0, 5.0]), torch.tensor([3.0, 5.0, torch.inf])
-    n_eaten, reward_jacobian = tax_jacobian(raw, income, low, high, 4.0)
-    assert n_eaten.tolist() == [[0, 1, 0]]
-    values = torch.tensor([0.1, 0.2, 0.5], requires_grad=True)
-    reward = raw + (reward_jacobian * values).sum(-1)
-    reward[0, 1].backward()
-    assert values.grad.tolist() == [0, 2, 0]
-    base, acts = incentive_jacobian(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)
-    assert base.tolist() == [[pytest.approx(0.1), -1.0]]
-    assert [present_mask.tolist() for present_mask in acts] == [[[True, False]], [[False, True]], [[False, False]]]
-
-
 def as_tensors(events):
     import torch
 
-    return SocietyEvents(*(torch.from_numpy(x) for x in (events.raw, events.cleaned, events.present)))
+    return SocietyEvents(*(torch.from_numpy(x) for x in (events.raw_reward, events.n_cleaned, events.is_present)))
 
 
 present = arrays.arrays(bool, (12, 3, 4))
@@ -327,7 +312,7 @@ class TestWords:
         explanation = "apples that you ate in these steps; with those of the next step they decide which rate holds"
         assert tax.player_facts == {"apples_in_the_last_10_steps": explanation}
         assert tax.metrics == {"tax_collected": "sum"} | {f"apples_bracket_{k}": "sum" for k in (1, 2, 3)}
-        assert tax.base_reward == "an apple 1"
+        assert tax.base_reward_text == "an apple 1"
         assert BracketedTax(window=0).player_facts == {}
 
     @pytest.mark.parametrize(
@@ -381,7 +366,7 @@ class TestWords:
         exact, removed = options.get("clean_count") == "exactly_one", options.get("reward_removed", False)
         explanation = {"pays_cleaning": True, "exactly_one": exact, "reward_removed": removed, "budget_balanced": False}
         assert incentives.facts == explanation
-        assert incentives.base_reward == f"an apple {apple}, a step of cleaning -1"
+        assert incentives.base_reward_text == f"an apple {apple}, a step of cleaning -1"
 
     def test_no_dirt(self):
         raw = np.zeros((1, 2), np.float32)

@@ -19,8 +19,8 @@ from llmrl.core.option_files import content, root
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
 from llmrl.envs.mechanisms import validate_edges
-from llmrl.envs.tax_citizens import Citizens, Wages, bracket_incomes, bracket_membership, yearly_income
-from llmrl.envs.tax_economy import VECTOR, TaxEconomy
+from llmrl.envs.tax_citizens import Citizens, Wages, split_by_bracket, top_bracket_mask, yearly_income
+from llmrl.envs.tax_economy import VECTOR_FIELDS, TaxEconomy
 
 EDGES = (0.0, 50.0, 100.0)
 RATES = st.lists(st.integers(0, 18).map(lambda n: n / 20), min_size=3, max_size=3)
@@ -62,17 +62,17 @@ def acting(env: TaxEconomy) -> Callable[[dict[str, Any]], np.ndarray]:
 
 class TestTax:
     def test_income_spans_three_brackets(self) -> None:
-        parts = bracket_incomes(np.array([0.0, 20.0, 50.0, 120.0]), EDGES)
+        parts = split_by_bracket(np.array([0.0, 20.0, 50.0, 120.0]), EDGES)
         assert parts.tolist() == [[0, 0, 0], [20, 0, 0], [50, 0, 0], [50, 50, 20]]
         assert (parts @ [0.1, 0.2, 0.4]).tolist() == [0, 2, 5, 23]
 
     def test_income_ends_in_single_bracket(self) -> None:
-        assert bracket_membership(np.array([0.0, 50.0, 50.1, 1e6]), EDGES).argmax(-1).tolist() == [0, 0, 1, 2]
+        assert top_bracket_mask(np.array([0.0, 50.0, 50.1, 1e6]), EDGES).argmax(-1).tolist() == [0, 0, 1, 2]
 
     @given(INCOMES)
     def test_parts_add_up(self, incomes: list[float]) -> None:
-        assert np.allclose(bracket_incomes(np.array(incomes), EDGES).sum(-1), incomes)
-        assert (bracket_membership(np.array(incomes), EDGES).sum(-1) == 1).all()
+        assert np.allclose(split_by_bracket(np.array(incomes), EDGES).sum(-1), incomes)
+        assert (top_bracket_mask(np.array(incomes), EDGES).sum(-1) == 1).all()
 
     def test_treatment_matches_federal_schedule(self) -> None:
         """Incomes on an edge pay the federal tax of 2024 for single filers (IRS, Rev. Proc. 2023-34).
@@ -84,9 +84,9 @@ class TestTax:
         brackets = option("env/tax_economy")["env"]["brackets"]
         rates = option("treatment/us_federal")["principal"]["values"]
         incomes = np.array([*brackets[1:], federal_edges[-1]])
-        tax = bracket_incomes(incomes, federal_edges) @ np.array(federal_rates)
+        tax = split_by_bracket(incomes, federal_edges) @ np.array(federal_rates)
         assert tax[:2] == pytest.approx([5.426, 17.1685])
-        assert bracket_incomes(incomes, brackets) @ np.array(rates) == pytest.approx(tax, rel=1e-3)
+        assert split_by_bracket(incomes, brackets) @ np.array(rates) == pytest.approx(tax, rel=1e-3)
 
     @pytest.mark.parametrize("edges", [[], [1.0, 2.0], [0.0, 5.0, 5.0], [0.0, float("inf")]])
     def test_invalid_edges(self, edges: list[float]) -> None:
@@ -172,14 +172,14 @@ class TestBestResponse:
     def test_optimum_matches_closed_form(self, rate: float) -> None:
         """Check a flat tax: hours = 40 ((1 - rate) 40 wage 52 / 1000 / (psi delta))^(1 / (delta - 1))."""
         workers, wage = citizens(n_hours=2001), np.array([8.0, 25.0, 60.0])
-        best = workers.hours[workers.best_action(wage, np.full((3, 3), rate), np.zeros(3))]
+        best = workers.hours[workers.best_actions(wage, np.full((3, 3), rate), np.zeros(3))]
         closed = 40 * ((1 - rate) * yearly_income(wage, np.array(40.0)) / (workers.psi * workers.delta)) ** (1 / 2.5)
         assert best == pytest.approx(closed, abs=0.05)
 
     def test_logarithmic_utility_with_no_taxes(self) -> None:
         """Check that income and substitution effects cancel: all work 40 hours."""
         workers = citizens(eta=1.0, n_hours=2001)
-        best = workers.best_action(np.array([8.0, 25.0, 60.0]), np.zeros((3, 3)), np.zeros(3))
+        best = workers.best_actions(np.array([8.0, 25.0, 60.0]), np.zeros((3, 3)), np.zeros(3))
         assert workers.hours[best] == pytest.approx(40, abs=0.05)
 
     @settings(max_examples=60)
@@ -188,7 +188,7 @@ class TestBestResponse:
         higher = list(rates)
         higher[bracket] = 0.95
         workers = citizens()
-        small, large = workers.best_action(np.full(2, wage), np.array([higher, rates]), np.full(2, transfer))
+        small, large = workers.best_actions(np.full(2, wage), np.array([higher, rates]), np.full(2, transfer))
         assert small <= large
 
     @pytest.mark.parametrize("eta", [0.0, 1.0])
@@ -217,17 +217,17 @@ class TestBestResponse:
         rng = np.random.default_rng(0)
         for t in range(12):
             rates, steps_left = np.broadcast_to([0.1, 0.3, 0.5], (8, 5, 3)), np.full((8, 5), 3 - t % 3)
-            best = env.citizens.best_action(env._wage, rates, env._last[2], env._earned, steps_left)
+            best = env.citizens.best_actions(env._wage, rates, env._last[2], env._earned, steps_left)
             assert (act(observation) == best).all()
             observation = env.step(rng.integers(11, size=(8, 5))).observation
         # Who has worked too little early in the year works more later, and taxes are of the whole year.
         workers = env.citizens
-        late = workers.best_action(
+        late = workers.best_actions(
             np.full(2, 40.0), np.zeros((2, 3)), np.zeros(2), np.array([0.0, 90.0]), np.full(2, 1.0)
         )
         assert late[0] == late[1]
         steep = np.tile([0.0, 0.0, 0.9], (2, 1))
-        late = workers.best_action(np.full(2, 40.0), steep, np.zeros(2), np.array([0.0, 99.0]), np.full(2, 1.0))
+        late = workers.best_actions(np.full(2, 40.0), steep, np.zeros(2), np.array([0.0, 99.0]), np.full(2, 1.0))
         assert late[0] > late[1]
 
     def test_rule_requires_visible_rates(self) -> None:
@@ -314,7 +314,7 @@ class TestGame:
         env = make(observe=("vector", "text"))
         assert isinstance(env, VecEnv)
         assert env.spec.action_names[:2] == ("0_hours", "10_hours") and env.spec.horizon == 3
-        assert env.spec.observation["vector"].shape == (len(VECTOR),)
+        assert env.spec.observation["vector"].shape == (len(VECTOR_FIELDS),)
         assert env.spec.mechanism is not None
         assert env.spec.mechanism.in_a_sentence(np.array([0.1, 0.0, 0.0])) == (
             "Takes of each income 10% of what falls into 0 to 50,000 dollars a year; all workers share the revenue "

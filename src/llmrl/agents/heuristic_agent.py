@@ -23,7 +23,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.envs.gym.batched.tabular_games import TabularGames
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.tax_citizens import Citizens
-from llmrl.envs.tax_economy import VECTOR
+from llmrl.envs.tax_economy import VECTOR_FIELDS
 
 Rule = Callable[[np.ndarray], np.ndarray]
 """Function from observations [n, k] or states [n] of n games to actions [n]."""
@@ -254,7 +254,7 @@ def _commons(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
 def _tax_economy(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """Return a rule that works the optimal hours for the rest of the year, assuming last year's transfer."""
     citizens = Citizens.from_facts(spec.facts)
-    column = {name: i for i, name in enumerate(VECTOR)}
+    column = {name: i for i, name in enumerate(VECTOR_FIELDS)}
     mean_wage, full_time = spec.facts["mean_wage"], spec.facts["full_time_income"]
 
     def rule(observation: np.ndarray) -> np.ndarray:
@@ -264,7 +264,7 @@ def _tax_economy(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
         steps_left = citizens.steps_per_year - np.round(
             observation[:, column["share_of_year"]] * citizens.steps_per_year
         )
-        return citizens.best_action(wage, observation[:, len(VECTOR) :], transfer, earned, steps_left)
+        return citizens.best_actions(wage, observation[:, len(VECTOR_FIELDS) :], transfer, earned, steps_left)
 
     return rule
 

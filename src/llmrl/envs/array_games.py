@@ -22,7 +22,7 @@ class ArrayGames(StateFields, ABC):
     `_roots`, each of a group. A subclass lists one of the two in `_state_fields`, and sets `spec`.
     """
 
-    _stream: ClassVar[str]
+    _stream_name: ClassVar[str]
     """Name of the stream of random numbers in the seed tree."""
 
     spec: EnvSpec
@@ -32,11 +32,11 @@ class ArrayGames(StateFields, ABC):
 
     @property
     @abstractmethod
-    def _was_reset(self) -> np.ndarray:
+    def _started_mask(self) -> np.ndarray:
         """Mask of the games that were ever reset, [n_envs] bool."""
 
     @abstractmethod
-    def _begin(self, reset_mask: np.ndarray) -> None:
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         """Start new episodes in the games where `reset_mask` [n_envs] is true."""
 
     @abstractmethod
@@ -51,8 +51,8 @@ class ArrayGames(StateFields, ABC):
         if seed is not None:
             seeds = seed if isinstance(seed, Sequence) else [seed]
             self.spec.games_per_group(len(seeds))
-            self._reseed([(Seeds(root_seed), self._stream) for root_seed in seeds])
-        self._begin(np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))
+            self._reseed([(Seeds(root_seed), self._stream_name) for root_seed in seeds])
+        self._begin_episodes(np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))
         return self._observe()
 
     def pair_games(self, groups: int) -> None:
@@ -66,7 +66,7 @@ class ArrayGames(StateFields, ABC):
         Raises:
             ConfigError: a value is out of bounds, or there is no mechanism.
         """
-        self._values_per_game(values)
+        self._broadcast_values(values)
 
     def set_context(self, context: int | np.ndarray) -> None:
         """Raise ConfigError: there are no contexts."""
@@ -75,8 +75,8 @@ class ArrayGames(StateFields, ABC):
     def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
         seeds = Seeds(seed).child("fork")
-        n_groups = len(self._rngs if "_rngs" in self._state_fields else self._roots)
-        self._reseed([(seeds, i) for i in range(n_groups)])
+        n_streams = len(self._rngs if "_rngs" in self._state_fields else self._roots)
+        self._reseed([(seeds, i) for i in range(n_streams)])
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -93,17 +93,17 @@ class ArrayGames(StateFields, ABC):
 
         Numbers are drawn for every game, even those in progress, so that a game's draws do not depend on the others.
         """
-        groups = len(self._rngs)
-        size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        draws = [sample(rng, size) for rng in self._rngs]
-        arrays = (np.concatenate(parts) for parts in zip(*draws, strict=True))
+        n_streams = len(self._rngs)
+        group_size = self.spec.games_per_group(n_streams if n_streams > 1 else self._groups)
+        draws = [sample(rng, group_size) for rng in self._rngs]
+        arrays = (np.concatenate(draws_by_group) for draws_by_group in zip(*draws, strict=True))
         return [np.concatenate([array] * (self.spec.n_envs // len(array))) for array in arrays]
 
     def _group_seed_and_index(self, game: int) -> tuple[int, int]:
         """Return the seed of a game's group, and the game's index in the group."""
-        size = self.spec.games_per_group(len(self._roots))
-        group_size = size if len(self._roots) > 1 else self.spec.n_envs // self._groups
-        return self._roots[game // size], game % group_size
+        games_per_seed = self.spec.games_per_group(len(self._roots))
+        group_size = games_per_seed if len(self._roots) > 1 else self.spec.n_envs // self._groups
+        return self._roots[game // games_per_seed], game % group_size
 
     def _check_actions(self, action: Array) -> np.ndarray:
         """Return actions [n_envs, n_agents].
@@ -117,11 +117,11 @@ class ArrayGames(StateFields, ABC):
             raise ValueError(f"actions must be {list(shape)}, got an array of shape {list(actions.shape)}")
         if actions.min() < 0 or actions.max() >= spec.n_actions:
             raise ValueError(f"actions must be 0 to {spec.n_actions - 1}, got {actions.min()} to {actions.max()}")
-        if not self._was_reset.all():
+        if not self._started_mask.all():
             raise ValueError("reset() must be called before step()")
         return actions
 
-    def _values_per_game(self, values: Array) -> np.ndarray:
+    def _broadcast_values(self, values: Array) -> np.ndarray:
         """Return checked values of the mechanism, [n_envs, d]."""
         space = self.spec.mechanism
         if space is None:

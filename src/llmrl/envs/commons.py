@@ -17,7 +17,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs.array_games import ArrayGames
-from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, game_text, observation_text, tax_space
+from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, build_tax_space, describe_game, describe_observation
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
@@ -30,8 +30,13 @@ _METRICS: Mapping[str, Aggregate] = {
     "stock": "last",
     "efficiency": "last",
 }
-_HEIGHT, _TANK, _BAR, _GAP = 120, 60, 20, 8  # pixels
-_PAPER, _FRAME, _STOCK, _LIMIT = (244, 242, 236), (60, 62, 68), (88, 150, 196), (190, 60, 50)
+_PLOT_HEIGHT, _STOCK_WIDTH, _BAR_WIDTH, _GAP = 120, 60, 20, 8  # pixels
+_BACKGROUND_COLOR, _FRAME_COLOR, _STOCK_COLOR, _LIMIT_COLOR = (
+    (244, 242, 236),
+    (60, 62, 68),
+    (88, 150, 196),
+    (190, 60, 50),
+)
 
 
 class Commons(ArrayGames):
@@ -80,7 +85,7 @@ class Commons(ArrayGames):
         "_collapsed",
         "_report",
     )
-    _stream = "shares"
+    _stream_name = "shares"
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -90,21 +95,21 @@ class Commons(ArrayGames):
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
         """Return the size of one agent's observation of a step under these options, bytes."""
-        actions = options["max_catch"] + 1
-        mechanism_size = 2 if options["show_mechanism"] else 0
-        return int(4 * (options["n_agents"] + 3 + mechanism_size) + actions)
+        n_actions = options["max_catch"] + 1
+        n_mechanism_values = 2 if options["show_mechanism"] else 0
+        return int(4 * (options["n_agents"] + 3 + n_mechanism_values) + n_actions)
 
     def __init__(self, settings: CommonsSettings, seeds: Seeds) -> None:
         self.settings, self._seeds = settings, seeds
         scenario, n_envs, n_agents = settings.scenario, settings.n_envs, settings.n_agents
         n_actions = settings.max_catch + 1
-        space = tax_space(settings.max_tax, SCENARIOS[scenario].harvest) if settings.mechanism else None
+        tax_space = build_tax_space(settings.max_tax, SCENARIOS[scenario].harvest_units) if settings.mechanism else None
         self._report: MechanismReport | None = None
-        if space is not None and "text" in settings.observe:
-            self._report = MechanismReport(space, n_envs, n_agents, settings.show_mechanism)
-        full = int(self._sustainable(np.array(settings.capacity)))
+        if tax_space is not None and "text" in settings.observe:
+            self._report = MechanismReport(tax_space, n_envs, n_agents, settings.show_mechanism)
+        sustainable_harvest = int(self._sustainable_harvest(np.array(settings.capacity)))
         # Maximum number of units that can be taken in a game without reducing the stock.
-        self._optimum = settings.horizon * full
+        self._max_sustainable_harvest = settings.horizon * sustainable_harvest
         available = {
             "vector": Channel((1 + settings.show_horizon + n_agents + 1,), "float32", 0.0, 1.0),
             "text": Channel((), "object"),
@@ -122,20 +127,20 @@ class Commons(ArrayGames):
             n_actions=n_actions,
             action_names=tuple(f"take_{n}" for n in range(n_actions)),
             horizon=settings.horizon,
-            mechanism=space,
+            mechanism=tax_space,
             objective=SUM,
-            metrics=_METRICS if space is None else {**_METRICS, "tax_collected": "sum"},
-            has_reward_jacobian=space is not None,
-            text=game_text(settings, space) if "text" in settings.observe else None,
+            metrics=_METRICS if tax_space is None else {**_METRICS, "tax_collected": "sum"},
+            has_reward_jacobian=tax_space is not None,
+            text=describe_game(settings, tax_space) if "text" in settings.observe else None,
             facts={
                 **{name: getattr(settings, name) for name in ("capacity", "growth", "collapse_threshold")},
-                "sustainable": full,
+                "sustainable": sustainable_harvest,
             },
         )
-        self._reseed([(seeds, self._stream)])
+        self._reseed([(seeds, self._stream_name)])
         self._episode = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._taxes_set = np.zeros((n_envs, 2))
-        self._stock = np.full(n_envs, -1)  # -1: the game was never reset
+        self._stock = np.sustainable_harvest(n_envs, -1)  # -1: the game was never reset
         self._month = np.zeros(n_envs, dtype=np.int64)
         self._wanted = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._taken = np.zeros((n_envs, n_agents), dtype=np.int64)
@@ -156,10 +161,10 @@ class Commons(ArrayGames):
         return super().reset(mask, seed)
 
     @property
-    def _was_reset(self) -> np.ndarray:
+    def _started_mask(self) -> np.ndarray:
         return np.asarray(self._stock >= 0)
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         self._episode[reset_mask] += 1
         self._stock[reset_mask] = self.settings.capacity
         for array in (self._month, self._wanted, self._taken, self._total, self._collapsed):
@@ -176,15 +181,15 @@ class Commons(ArrayGames):
         actions = self._check_actions(action)
         active = ~self._ended
         requests = actions * active[:, None]
-        harvests = self._allocate(requests)
-        share = self._share()
-        overuse = (harvests > share[:, None]).mean(axis=1)
-        settlement = self._settle(harvests, share)
+        harvests = self._allocate_harvests(requests)
+        sustainable_shares = self._sustainable_shares()
+        over_usage = (harvests > sustainable_shares[:, None]).mean(axis=1)
+        settlement = self._settle(harvests, sustainable_shares)
         remaining = self._stock - harvests.sum(axis=1)
-        collapse = active & (remaining < self.settings.collapse_threshold)
-        regrowth = np.minimum(self.settings.growth * remaining, self.settings.capacity)
-        self._stock = np.where(active & ~collapse, regrowth, remaining)
-        self._collapsed |= collapse
+        collapses = active & (remaining < self.settings.collapse_threshold)
+        regrown_stock = np.minimum(self.settings.growth * remaining, self.settings.capacity)
+        self._stock = np.where(active & ~collapses, regrown_stock, remaining)
+        self._collapsed |= collapses
         self._month += active
         self._wanted, self._taken = (
             np.where(active[:, None], new, old) for new, old in ((requests, self._wanted), (harvests, self._taken))
@@ -198,8 +203,8 @@ class Commons(ArrayGames):
             "harvested": harvests.sum(axis=1),
             "months": active,
             "survived": active & (self._month >= self.settings.horizon),
-            "over_usage": overuse,
-            "efficiency": np.minimum(1.0, self._total.sum(axis=1) / self._optimum),
+            "over_usage": over_usage,
+            "efficiency": np.minimum(1.0, self._total.sum(axis=1) / self._max_sustainable_harvest),
             **settlement.metrics,
         }
         return Step(
@@ -213,9 +218,9 @@ class Commons(ArrayGames):
         )
 
     def pair_games(self, groups: int) -> None:
-        previous_groups = self._groups
+        previous_n_groups = self._groups
         super().pair_games(groups)
-        if groups != previous_groups:
+        if groups != previous_n_groups:
             self._episode[:] = self._episode.max()
 
     def set_mechanism(self, values: Array) -> None:
@@ -224,7 +229,7 @@ class Commons(ArrayGames):
         Raises:
             ConfigError: a number is out of bounds, or the environment was built with mechanism=false.
         """
-        self._taxes_set = self._values_per_game(values)
+        self._taxes_set = self._broadcast_values(values)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [136, 84 + 28 * n_agents, 3] uint8.
@@ -233,24 +238,24 @@ class Commons(ArrayGames):
         same scale enlarged by half the number of players, with a red line at the sustainable share of a full stock.
         """
         settings, n_agents = self.settings, self.spec.n_agents
-        width = _TANK + 3 * _GAP + n_agents * (_BAR + _GAP)
-        image = np.full((_HEIGHT + 2 * _GAP, width, 3), _PAPER, dtype=np.uint8)
-        bottom = _GAP + _HEIGHT
+        width = _STOCK_WIDTH + 3 * _GAP + n_agents * (_BAR_WIDTH + _GAP)
+        image = np.full((_PLOT_HEIGHT + 2 * _GAP, width, 3), _BACKGROUND_COLOR, dtype=np.uint8)
+        bottom = _GAP + _PLOT_HEIGHT
 
-        def bar(start: int, bar_width: int, share: float, color: Sequence[int]) -> None:
-            image[bottom - round(_HEIGHT * min(share, 1.0)) : bottom, start : start + bar_width] = color
+        def draw_bar(start: int, bar_width: int, fraction: float, color: Sequence[int]) -> None:
+            image[bottom - round(_PLOT_HEIGHT * min(fraction, 1.0)) : bottom, start : start + bar_width] = color
 
-        image[_GAP - 2 : bottom + 2, _GAP - 2 : _GAP + _TANK + 2] = _FRAME
-        bar(_GAP, _TANK, 1.0, _PAPER)
-        bar(_GAP, _TANK, max(int(self._stock[index]), 0) / settings.capacity, _STOCK)
-        limit = round(_HEIGHT * settings.collapse_threshold / settings.capacity)
-        image[bottom - limit, _GAP : _GAP + _TANK] = _LIMIT
+        image[_GAP - 2 : bottom + 2, _GAP - 2 : _GAP + _STOCK_WIDTH + 2] = _FRAME_COLOR
+        draw_bar(_GAP, _STOCK_WIDTH, 1.0, _BACKGROUND_COLOR)
+        draw_bar(_GAP, _STOCK_WIDTH, max(int(self._stock[index]), 0) / settings.capacity, _STOCK_COLOR)
+        limit = round(_PLOT_HEIGHT * settings.collapse_threshold / settings.capacity)
+        image[bottom - limit, _GAP : _GAP + _STOCK_WIDTH] = _LIMIT_COLOR
         scale = n_agents / 2 / settings.capacity
         for agent in range(n_agents):
-            start = _TANK + 3 * _GAP + agent * (_BAR + _GAP)
-            bar(start, _BAR, scale * int(self._taken[index, agent]), _FRAME)
-        limit = round(_HEIGHT * scale * self._optimum / settings.horizon / n_agents)
-        image[bottom - limit, _TANK + 3 * _GAP :] = _LIMIT
+            start = _STOCK_WIDTH + 3 * _GAP + agent * (_BAR_WIDTH + _GAP)
+            draw_bar(start, _BAR_WIDTH, scale * int(self._taken[index, agent]), _FRAME_COLOR)
+        limit = round(_PLOT_HEIGHT * scale * self._max_sustainable_harvest / settings.horizon / n_agents)
+        image[bottom - limit, _STOCK_WIDTH + 3 * _GAP :] = _LIMIT_COLOR
         return image
 
     @property
@@ -258,15 +263,15 @@ class Commons(ArrayGames):
         """Mask of the games that have ended, [n_envs] bool."""
         return np.asarray(self._collapsed | (self._month >= self.settings.horizon))
 
-    def _sustainable(self, stock: np.ndarray) -> np.ndarray:
+    def _sustainable_harvest(self, stock: np.ndarray) -> np.ndarray:
         """Return the most that can be taken without a smaller stock next month, units, of the shape of `stock`."""
         return np.asarray(stock + -stock // self.settings.growth)
 
-    def _share(self) -> np.ndarray:
+    def _sustainable_shares(self) -> np.ndarray:
         """Return the sustainable share of a player now, units, [n_envs]."""
-        return np.asarray(self._sustainable(self._stock) // self.spec.n_agents)
+        return np.asarray(self._sustainable_harvest(self._stock) // self.spec.n_agents)
 
-    def _allocate(self, requests: np.ndarray) -> np.ndarray:
+    def _allocate_harvests(self, requests: np.ndarray) -> np.ndarray:
         """Return the harvest of each player, units, given the requests; both [n_envs, n_agents].
 
         Random numbers are a function of (root, game, episode, month), so that no draw depends on the other games.
@@ -279,46 +284,48 @@ class Commons(ArrayGames):
             harvests[game] = allocate_units(requests[game], int(self._stock[game]), generator)
         return harvests
 
-    def _settle(self, harvests: np.ndarray, share: np.ndarray) -> Settlement:
+    def _settle(self, harvests: np.ndarray, sustainable_shares: np.ndarray) -> Settlement:
         """Return the settlement of the `harvests` [n_envs, n_agents], given the sustainable shares [n_envs]."""
-        base = harvests.astype(np.float32)
-        taxable = np.stack([harvests, np.maximum(harvests - share[:, None], 0)], axis=-1)
-        jacobian = (taxable.mean(axis=1, keepdims=True) - taxable).astype(np.float32)
-        collected = (taxable.sum(axis=1) * self._taxes_set).sum(axis=-1)
-        return Settlement(base, jacobian, {"tax_collected": collected})
+        base_reward = harvests.astype(np.float32)
+        taxable_units = np.stack([harvests, np.maximum(harvests - sustainable_shares[:, None], 0)], axis=-1)
+        jacobian = (taxable_units.mean(axis=1, keepdims=True) - taxable_units).astype(np.float32)
+        tax_collected = (taxable_units.sum(axis=1) * self._taxes_set).sum(axis=-1)
+        return Settlement(base_reward, jacobian, {"tax_collected": tax_collected})
 
     def _observe(self) -> Observation:
         shape = self._taken.shape
         observation: Observation = {}
         if "vector" in self.spec.observation:
-            common = [self._stock[:, None] / self.settings.capacity, self._taken / self.settings.capacity]
+            shared_features = [self._stock[:, None] / self.settings.capacity, self._taken / self.settings.capacity]
             if self.settings.show_horizon:
-                common.insert(1, self._month[:, None] / self.settings.horizon)
-            repeated = np.repeat(np.concatenate(common, axis=1)[:, None], shape[1], axis=1)
-            harvest = self._taken[..., None] / self.settings.capacity
-            observation["vector"] = np.concatenate([repeated, harvest], axis=-1).astype(np.float32).clip(0.0, 1.0)
+                shared_features.insert(1, self._month[:, None] / self.settings.horizon)
+            shared_vectors = np.repeat(np.concatenate(shared_features, axis=1)[:, None], shape[1], axis=1)
+            own_harvest = self._taken[..., None] / self.settings.capacity
+            observation["vector"] = (
+                np.concatenate([shared_vectors, own_harvest], axis=-1).astype(np.float32).clip(0.0, 1.0)
+            )
         if "text" in self.spec.observation:
             texts = np.empty(self._taken.shape, dtype=object)
-            share = self._share()
+            sustainable_shares = self._sustainable_shares()
             for game, agent in np.ndindex(*texts.shape):
                 report: Mapping[str, Any] = {}
                 if self._report is not None:
                     report = self._report.observation_entries(game, agent, self._taxes_set[game])
-                texts[game, agent] = observation_text(
+                texts[game, agent] = describe_observation(
                     self.settings,
                     report,
                     player=agent,
                     stock=int(self._stock[game]),
                     month=int(self._month[game]),
-                    share=int(share[game]),
+                    sustainable_share=int(sustainable_shares[game]),
                     harvests=self._taken[game].tolist(),
                     request=int(self._wanted[game, agent]),
                     total=int(self._total[game, agent]),
                 )
             observation["text"] = texts
         if "action_mask" in self.spec.observation:
-            fits = np.arange(self.spec.n_actions) <= np.maximum(self._stock, 0)[:, None]
-            observation["action_mask"] = np.repeat(fits[:, None], shape[1], axis=1)
+            is_available = np.arange(self.spec.n_actions) <= np.maximum(self._stock, 0)[:, None]
+            observation["action_mask"] = np.repeat(is_available[:, None], shape[1], axis=1)
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._taxes_set.astype(np.float32)[:, None], shape[1], axis=1)
         return observation
@@ -331,8 +338,8 @@ def allocate_units(requests: np.ndarray, stock: int, generator: np.random.Genera
     one rate until they have what they want, so the next to arrive is each of them with equal probability. The first
     `stock` arrivals get the units.
     """
-    units = np.arange(min(int(requests.max()), stock))
-    times = generator.exponential(size=(len(requests), len(units))).cumsum(axis=1)
-    arrivals = np.where(units < requests[:, None], times, np.inf).ravel()
-    served = np.argsort(arrivals, kind="stable")[:stock] // max(len(units), 1)
-    return np.bincount(served, minlength=len(requests))
+    unit_indices = np.arange(min(int(requests.max()), stock))
+    arrival_times = generator.exponential(size=(len(requests), len(unit_indices))).cumsum(axis=1)
+    arrival_times_of_requests = np.where(unit_indices < requests[:, None], arrival_times, np.inf).ravel()
+    receivers = np.argsort(arrival_times_of_requests, kind="stable")[:stock] // max(len(unit_indices), 1)
+    return np.bincount(receivers, minlength=len(requests))

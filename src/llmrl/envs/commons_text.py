@@ -64,138 +64,143 @@ class Scenario:
     """Words that describe the game in a story.
 
     Attributes:
-        players: what the players are called, plural.
-        opening: first sentence, with `{n}` players and `{capacity}` units at most.
-        units: units of the stock, plural.
-        choice: the decision of each player in a month.
-        cost: sentence about the effect of a unit of the harvest on the stock.
-        act: effect of an action, with `{amount}`.
-        harvest: units of the harvest, plural.
-        left: words for the rest of the stock.
-        earned: a unit of the player's own harvest.
-        warning: universalization, with `{share}`.
+        player_plural: what the players are called, plural.
+        opening_sentence: first sentence, with `{n}` players and `{capacity}` units at most.
+        stock_units: units of the stock, plural.
+        choice_phrase: the decision of each player in a month.
+        cost_sentence: sentence about the effect of a unit of the harvest on the stock.
+        action_phrase: effect of an action, with `{amount}`.
+        harvest_units: units of the harvest, plural.
+        remainder_phrase: words for the rest of the stock.
+        reward_unit: a unit of the player's own harvest.
+        warning_sentence: universalization, with `{share}`.
     """
 
-    players: str
-    opening: str
-    units: str
-    choice: str
-    cost: str
-    act: str
-    harvest: str
-    left: str
-    earned: str
-    warning: str
+    player_plural: str
+    opening_sentence: str
+    stock_units: str
+    choice_phrase: str
+    cost_sentence: str
+    action_phrase: str
+    harvest_units: str
+    remainder_phrase: str
+    reward_unit: str
+    warning_sentence: str
 
 
 SCENARIOS: Mapping[ScenarioName, Scenario] = {
     "fishery": Scenario(
-        players="fishermen",
-        opening="{n} fishermen share a lake, where at most {capacity} tons of fish can live.",
-        units="tons of fish",
-        choice="how many tons of fish to catch",
-        cost="Each ton that is caught is gone from the lake",
-        act="try to catch {amount} tons of fish",
-        harvest="tons of fish",
-        left="what is left of the fish",
-        earned="ton of fish that you catch",
-        warning="As things are, there will be fewer fish next month if every fisherman catches more than {share} tons.",
+        player_plural="fishermen",
+        opening_sentence="{n} fishermen share a lake, where at most {capacity} tons of fish can live.",
+        stock_units="tons of fish",
+        choice_phrase="how many tons of fish to catch",
+        cost_sentence="Each ton that is caught is gone from the lake",
+        action_phrase="try to catch {amount} tons of fish",
+        harvest_units="tons of fish",
+        remainder_phrase="what is left of the fish",
+        reward_unit="ton of fish that you catch",
+        warning_sentence="As things are, there will be fewer fish next month if every fisherman catches more than "
+        "{share} tons.",
     ),
     "pasture": Scenario(
-        players="shepherds",
-        opening="{n} shepherds share a pasture, where at most {capacity} hectares of grass can grow.",
-        units="hectares of grass",
-        choice="how many flocks of sheep to let graze there",
-        cost="Each flock eats 1 hectare of grass a month",
-        act="try to let {amount} flocks of sheep graze",
-        harvest="flocks of sheep",
-        left="what is left of the grass",
-        earned="flock that you let graze",
-        warning="As things are, there will be less grass next month if every shepherd lets more than {share} flocks "
-        "graze.",
+        player_plural="shepherds",
+        opening_sentence="{n} shepherds share a pasture, where at most {capacity} hectares of grass can grow.",
+        stock_units="hectares of grass",
+        choice_phrase="how many flocks of sheep to let graze there",
+        cost_sentence="Each flock eats 1 hectare of grass a month",
+        action_phrase="try to let {amount} flocks of sheep graze",
+        harvest_units="flocks of sheep",
+        remainder_phrase="what is left of the grass",
+        reward_unit="flock that you let graze",
+        warning_sentence="As things are, there will be less grass next month if every shepherd lets more than {share} "
+        "flocks graze.",
     ),
     "pollution": Scenario(
-        players="factory owners",
-        opening="{n} factory owners share a river, which has at most {capacity} units of clean water.",
-        units="units of clean water",
-        choice="how many pallets of widgets to make",
-        cost="Each pallet pollutes 1 unit of clean water",
-        act="try to make {amount} pallets of widgets",
-        harvest="pallets of widgets",
-        left="what is left of the clean water",
-        earned="pallet that you make",
-        warning="As things are, there will be less clean water next month if every factory owner makes more than "
-        "{share} pallets.",
+        player_plural="factory owners",
+        opening_sentence="{n} factory owners share a river, which has at most {capacity} units of clean water.",
+        stock_units="units of clean water",
+        choice_phrase="how many pallets of widgets to make",
+        cost_sentence="Each pallet pollutes 1 unit of clean water",
+        action_phrase="try to make {amount} pallets of widgets",
+        harvest_units="pallets of widgets",
+        remainder_phrase="what is left of the clean water",
+        reward_unit="pallet that you make",
+        warning_sentence="As things are, there will be less clean water next month if every factory owner makes more "
+        "than {share} pallets.",
     ),
 }
 """With a capacity of 100, a unit of clean water is 1 % of the river, as published."""
 
 
-def game_text(settings: CommonsSettings, space: ParameterSpace | None) -> EnvDescription:
+def describe_game(settings: CommonsSettings, tax_space: ParameterSpace | None) -> EnvDescription:
     """Return the description of the game that players read before it begins.
 
     Args:
         settings: options of the game.
-        space: the taxes that a planner sets; None: there are none.
+        tax_space: the taxes that a planner sets; None: there are none.
     """
-    words, capacity = SCENARIOS[settings.scenario], settings.capacity
-    grows = {2: "doubles", 3: "triples"}.get(settings.growth, f"becomes {settings.growth} times as much")
+    story, capacity = SCENARIOS[settings.scenario], settings.capacity
+    growth_phrase = {2: "doubles", 3: "triples"}.get(settings.growth, f"becomes {settings.growth} times as much")
     stock, harvest = 9 * capacity // 10, 3 * capacity // 10
-    new_stock = min(capacity, settings.growth * (stock - harvest))
-    end = "The game goes on for many months."
+    next_stock = min(capacity, settings.growth * (stock - harvest))
+    end_sentence = "The game goes on for many months."
     if settings.show_horizon:
-        end = f"After {settings.horizon} months the game is over."
-    rewards = f"You are rewarded with 1 for each {words.earned}."
-    if space is not None:
-        rule = "What is paid is shared equally among all players, those who paid it included."
-        rewards = mechanism_text.rules_in_words(space, f"1 for each {words.earned}", rule, settings.show_mechanism)
+        end_sentence = f"After {settings.horizon} months the game is over."
+    reward_text = f"You are rewarded with 1 for each {story.reward_unit}."
+    if tax_space is not None:
+        sharing_sentence = "What is paid is shared equally among all players, those who paid it included."
+        reward_text = mechanism_text.describe_rules(
+            tax_space, f"1 for each {story.reward_unit}", sharing_sentence, settings.show_mechanism
+        )
     goal = (
-        f"{words.opening.format(n=settings.n_agents, capacity=capacity)} Every month all players decide at the "
-        f"same time {words.choice}, and none knows what the others decide. {words.cost}. If players want more than "
-        f"there is, it is handed out one unit after the other, each to a player who still wants more, drawn at "
-        f"random, until nothing is left. At the end of the month, {words.left} {grows}, up to {capacity} "
-        f"units. For example, if there are {stock} and {harvest} are taken, there will be {new_stock} next month. "
-        f"If fewer than {settings.collapse_threshold} are left before they grow, the stock has collapsed and "
-        f"the game is over. {end} {rewards} Only your own reward counts for you, over the whole "
-        "game. At the end of each month all are told what each player got."
+        f"{story.opening_sentence.format(n=settings.n_agents, capacity=capacity)} Every month all players decide at "
+        f"the same time {story.choice_phrase}, and none knows what the others decide. {story.cost_sentence}. If "
+        "players want more than there is, it is handed out one unit after the other, each to a player who still wants "
+        f"more, drawn at random, until nothing is left. At the end of the month, {story.remainder_phrase} "
+        f"{growth_phrase}, up to {capacity} units. For example, if there are {stock} and {harvest} are taken, there "
+        f"will be {next_stock} next month. If fewer than {settings.collapse_threshold} are left before they grow, the "
+        f"stock has collapsed and the game is over. {end_sentence} {reward_text} Only your own reward counts for you, "
+        "over the whole game. At the end of each month all are told what each player got."
     )
-    fields = [
-        ("players", f"{words.players} in the game, you included"),
-        ("stock", f"{words.units} now, before this month's decisions, 0 to {capacity}"),
+    observation_fields = [
+        ("players", f"{story.player_plural} in the game, you included"),
+        ("stock", f"{story.stock_units} now, before this month's decisions, 0 to {capacity}"),
         ("months_played", "months that are over"),
     ]
     if settings.show_horizon:
-        fields.append(("months_left", "months to be played, this one included"))
-    fields += [
-        ("last_month", f"{words.harvest} that each player got last month; not told in the first month"),
-        ("total_last_month", f"{words.harvest} that all of them got last month together"),
-        ("you_wanted", f"{words.harvest} that you wanted last month"),
-        ("you_got", f"{words.harvest} that you got last month"),
-        ("you_got_so_far", f"{words.harvest} that you got since the game began"),
+        observation_fields.append(("months_left", "months to be played, this one included"))
+    observation_fields += [
+        ("last_month", f"{story.harvest_units} that each player got last month; not told in the first month"),
+        ("total_last_month", f"{story.harvest_units} that all of them got last month together"),
+        ("you_wanted", f"{story.harvest_units} that you wanted last month"),
+        ("you_got", f"{story.harvest_units} that you got last month"),
+        ("you_got_so_far", f"{story.harvest_units} that you got since the game began"),
     ]
     if settings.universalization:
-        fields.append(("if_everybody", "what happens if everybody takes more than a certain amount"))
-    report: dict[str, Any] = {}
-    if space is not None:
-        fields += mechanism_text.fields(space, {}, settings.show_mechanism)
-        report = mechanism_text.example(space, {}, settings.show_mechanism)
-    actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in range(settings.max_catch + 1))
-    state: dict[str, Any] = {"stock": capacity, "month": 1, "share": capacity // 10, "request": 10, "total": 10}
-    example = observation_text(settings, report, player=0, harvests=[10] * settings.n_agents, **state)
-    return EnvDescription(goal, tuple(fields), actions, example=example, amount=words.choice)
+        observation_fields.append(("if_everybody", "what happens if everybody takes more than a certain amount"))
+    mechanism_report: dict[str, Any] = {}
+    if tax_space is not None:
+        observation_fields += mechanism_text.describe_report_fields(tax_space, {}, settings.show_mechanism)
+        mechanism_report = mechanism_text.build_example_report(tax_space, {}, settings.show_mechanism)
+    actions = tuple((f"take_{n}", story.action_phrase.format(amount=n)) for n in range(settings.max_catch + 1))
+    example_state: dict[str, Any] = {"stock": capacity, "month": 1, "sustainable_share": capacity // 10, "request": 10}
+    example = describe_observation(
+        settings, mechanism_report, player=0, harvests=[10] * settings.n_agents, total_harvest=10, **example_state
+    )
+    return EnvDescription(goal, tuple(observation_fields), actions, example=example, amount=story.choice_phrase)
 
 
-def observation_text(
+def describe_observation(
     settings: CommonsSettings,
     mechanism_report: Mapping[str, Any],
     *,
     player: int,
     stock: int,
     month: int,
-    share: int,
+    sustainable_share: int,
     harvests: Sequence[int],
     request: int,
-    total: int,
+    total_harvest: int,
 ) -> str:
     """Return the observation of a player as a JSON object.
 
@@ -205,10 +210,10 @@ def observation_text(
         player: index of the player.
         stock: units now.
         month: months played.
-        share: sustainable share of a player now, units.
+        sustainable_share: sustainable share of a player now, units.
         harvests: units that each player got last month, [n_agents].
         request: units that the player wanted last month.
-        total: units that the player got since the game began.
+        total_harvest: units that the player got since the game began.
     """
     facts: dict[str, object] = {"players": settings.n_agents, "stock": stock, "months_played": month}
     if settings.show_horizon:
@@ -219,14 +224,14 @@ def observation_text(
             "total_last_month": sum(harvests),
             "you_wanted": request,
             "you_got": harvests[player],
-            "you_got_so_far": total,
+            "you_got_so_far": total_harvest,
         }
     if settings.universalization and stock >= settings.collapse_threshold:
-        facts["if_everybody"] = SCENARIOS[settings.scenario].warning.format(share=share)
+        facts["if_everybody"] = SCENARIOS[settings.scenario].warning_sentence.format(share=sustainable_share)
     return json.dumps({**facts, **mechanism_report})
 
 
-def tax_space(max_tax: float, harvest: str) -> ParameterSpace:
+def build_tax_space(max_tax: float, harvest: str) -> ParameterSpace:
     """Return the space of the two taxes on a harvest, whose units are called `harvest`."""
     descriptions = (
         ("harvest_tax", f"paid by a player for each of its {harvest}", "{value:.3g} for each unit"),
@@ -237,9 +242,9 @@ def tax_space(max_tax: float, harvest: str) -> ParameterSpace:
             "{value:.3g} more for each unit above the sustainable share",
         ),
     )
-    shared = "all players share what is paid equally"
+    sharing_phrase = "all players share what is paid equally"
     parameters = tuple(
-        Parameter(name, 0.0, max_tax, "reward per unit", f"{description}; {shared}", effect=effect)
+        Parameter(name, 0.0, max_tax, "reward per unit", f"{description}; {sharing_phrase}", effect=effect)
         for name, description, effect in descriptions
     )
     return ParameterSpace("harvest taxes", parameters, sentence="Takes {effects}; all agents share it equally.")

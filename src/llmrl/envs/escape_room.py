@@ -24,7 +24,7 @@ from llmrl.envs import mechanism_text
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanism_text import MechanismReport
-from llmrl.envs.mechanisms import EQUAL_CHARGE_RULE, charge_equally
+from llmrl.envs.mechanisms import EQUAL_CHARGE_SENTENCE, charge_equally
 
 DOOR_REWARD = 10.0
 MOVE_REWARD = -1.0
@@ -72,7 +72,7 @@ class EscapeRoomSettings:
         return (*(f"lever_{i}" for i in range(self.n_levers)), "door", "start")
 
 
-def game_text(settings: EscapeRoomSettings, space: ParameterSpace | None) -> EnvDescription:
+def describe_game(settings: EscapeRoomSettings, space: ParameterSpace | None) -> EnvDescription:
     """Return the description of the game that agents read before it begins.
 
     Args:
@@ -80,15 +80,15 @@ def game_text(settings: EscapeRoomSettings, space: ParameterSpace | None) -> Env
         space: the incentives that a planner sets; None: there are none.
     """
     places, show_mechanism = settings.places, settings.show_mechanism
-    payers = "every other player" if settings.stay_penalty else "every other player that moved"
-    base = (
-        f"while the door is open, {DOOR_REWARD:g} for each player at the door and {MOVE_REWARD:g} for {payers}; while "
-        f"it is closed, {MOVE_REWARD:g} for a player that moved and 0 for one that stayed"
+    penalized_players = "every other player" if settings.stay_penalty else "every other player that moved"
+    base_reward_text = (
+        f"while the door is open, {DOOR_REWARD:g} for each player at the door and {MOVE_REWARD:g} for "
+        f"{penalized_players}; while it is closed, {MOVE_REWARD:g} for a player that moved and 0 for one that stayed"
     )
-    reward_text = f"A step is rewarded like this: {base}."
+    reward_text = f"A step is rewarded like this: {base_reward_text}."
     if space is not None:
-        rule = EQUAL_CHARGE_RULE if settings.budget_balanced else "Nobody pays for these payments."
-        reward_text = mechanism_text.rules_in_words(space, base, rule, show_mechanism)
+        sharing_sentence = EQUAL_CHARGE_SENTENCE if settings.budget_balanced else "Nobody pays for these payments."
+        reward_text = mechanism_text.describe_rules(space, base_reward_text, sharing_sentence, show_mechanism)
     goal = (
         f"{settings.n_agents} players are in a room with {settings.n_levers} levers, a door and a start, where all "
         f"begin. In each of {settings.horizon} steps all choose at once where to be next; a player stays by choosing "
@@ -96,23 +96,23 @@ def game_text(settings: EscapeRoomSettings, space: ParameterSpace | None) -> Env
         "players are at the working lever after moving. "
         f"{reward_text} Only your own reward counts for you, over the whole episode."
     )
-    observation = [
+    observation_fields = [
         ("you_are_at", "your place"),
         ("working_lever", "the lever that works in this episode"),
         ("others_at", "how many other players are at each place, without empty ones"),
         ("steps_left", "steps until the episode is over"),
     ]
-    report: dict[str, Any] = {}
+    mechanism_report: dict[str, Any] = {}
     if space is not None:
-        observation += mechanism_text.fields(space, {}, show_mechanism)
-        report = mechanism_text.example(space, {}, show_mechanism)
+        observation_fields += mechanism_text.describe_report_fields(space, {}, show_mechanism)
+        mechanism_report = mechanism_text.build_example_report(space, {}, show_mechanism)
     actions = tuple((f"go_to_{place}", f"be at {place} in the next step") for place in places)
     positions = [i % len(places) for i in range(settings.n_agents)]
-    example = observation_text(places, positions, 0, 0, settings.horizon, report)
-    return EnvDescription(goal, tuple(observation), actions, example=example)
+    example = describe_observation(places, positions, 0, 0, settings.horizon, mechanism_report)
+    return EnvDescription(goal, tuple(observation_fields), actions, example=example)
 
 
-def observation_text(
+def describe_observation(
     places: Sequence[str],
     positions: Sequence[int],
     agent: int,
@@ -130,16 +130,16 @@ def observation_text(
         steps_left: steps until the end.
         mechanism_report: entries about the incentives (`MechanismReport.observation_entries`).
     """
-    other_places = [place for i, place in enumerate(positions) if i != agent]
-    counts = {name: other_places.count(i) for i, name in enumerate(places) if i in other_places}
+    other_positions = [place for i, place in enumerate(positions) if i != agent]
+    counts = {name: other_positions.count(i) for i, name in enumerate(places) if i in other_positions}
     facts = {"you_are_at": places[positions[agent]], "working_lever": places[lever], "others_at": counts}
     return json.dumps({**facts, "steps_left": steps_left, **mechanism_report})
 
 
-_TILE = 56  # pixels
-_WALL, _FLOOR = (40, 42, 48), (226, 222, 212)
-_LEVER, _WORKING_LEVER = (150, 150, 150), (214, 164, 32)
-_DOOR_CLOSED, _DOOR_OPEN, _START = (150, 60, 50), (70, 160, 90), (120, 150, 190)
+_TILE_SIZE = 56  # pixels
+_WALL_COLOR, _FLOOR_COLOR = (40, 42, 48), (226, 222, 212)
+_LEVER_COLOR, _WORKING_LEVER_COLOR = (150, 150, 150), (214, 164, 32)
+_CLOSED_DOOR_COLOR, _OPEN_DOOR_COLOR, _START_COLOR = (150, 60, 50), (70, 160, 90), (120, 150, 190)
 
 
 class EscapeRoom(ArrayGames):
@@ -164,7 +164,7 @@ class EscapeRoom(ArrayGames):
 
     **Observation.** `vector` [n_envs, n_agents, n_agents * n_places + n_levers] float32: the place of each agent and
     the context, one-hot, the same for all agents. `mechanism` [n_envs, n_agents, n_places] float32 if it is shown.
-    `text` [n_envs, n_agents] if it is observed: the same in words (`game_text`).
+    `text` [n_envs, n_agents] if it is observed: the same in words (`describe_game`).
 
     **End.** Truncated after `horizon` steps; no other end. With 5 agents, 3 levers, 2 needed and 5 steps, the maximum
     total return of an episode before incentives is 5 * (3 * 10 - 2) = 140.
@@ -175,7 +175,7 @@ class EscapeRoom(ArrayGames):
     """
 
     _state_fields = ("_rngs", "_next_context", "_incentives", "_place", "_lever", "_time", "_ended", "_report")
-    _stream = "contexts"
+    _stream_name = "contexts"
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -185,14 +185,14 @@ class EscapeRoom(ArrayGames):
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
         """Return the size of one agent's observation of a step under these options, bytes."""
-        levers = options["n_levers"]
-        mechanism_size = levers + 2 if options["show_mechanism"] else 0
-        return int(4 * (options["n_agents"] * (levers + 2) + levers + mechanism_size))
+        n_levers = options["n_levers"]
+        n_mechanism_values = n_levers + 2 if options["show_mechanism"] else 0
+        return int(4 * (options["n_agents"] * (n_levers + 2) + n_levers + n_mechanism_values))
 
     def __init__(self, settings: EscapeRoomSettings, seeds: Seeds) -> None:
         self.settings, self._seeds = settings, seeds
         n_envs, n_agents, n_levers, places = settings.n_envs, settings.n_agents, settings.n_levers, settings.places
-        self._door, self._start = n_levers, n_levers + 1
+        self._door_index, self._start_index = n_levers, n_levers + 1
         self._n_places = n_places = len(places)
         available = {
             "vector": Channel((n_agents * n_places + n_levers,), "float32", 0.0, 1.0 / settings.observation_divisor),
@@ -205,7 +205,7 @@ class EscapeRoom(ArrayGames):
         if not settings.name_lever:
             contexts = [f"room_{i}" for i in seeds.numpy("names").permutation(n_levers).tolist()]
         metrics: dict[str, Aggregate] = {f"agents_at_{place}": "mean" for place in places}
-        space = incentive_space(settings) if settings.mechanism else None
+        space = build_incentive_space(settings) if settings.mechanism else None
         self.spec = EnvSpec(
             name="escape_room",
             n_envs=n_envs,
@@ -219,7 +219,7 @@ class EscapeRoom(ArrayGames):
             objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
             has_reward_jacobian=settings.mechanism,
-            text=game_text(settings, space) if "text" in settings.observe else None,
+            text=describe_game(settings, space) if "text" in settings.observe else None,
             facts={
                 "min_agents_per_lever": settings.min_agents_per_lever,
                 "stay_penalty": settings.stay_penalty,
@@ -230,11 +230,11 @@ class EscapeRoom(ArrayGames):
         self._report: MechanismReport | None = None
         if space is not None and "text" in settings.observe:
             self._report = MechanismReport(space, n_envs, n_agents, settings.show_mechanism)
-        self._reseed([(seeds, self._stream)])
+        self._reseed([(seeds, self._stream_name)])
         # Working levers of the next episodes, [n_envs]; None: they are drawn.
         self._next_context = None if settings.fixed_context is None else np.full(n_envs, settings.fixed_context)
         self._incentives = np.zeros((n_envs, n_places))
-        self._place = np.full((n_envs, n_agents), self._start)
+        self._place = np.full((n_envs, n_agents), self._start_index)
         self._lever = np.full(n_envs, -1)  # the lever that works; -1: the game was never reset
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
@@ -248,13 +248,13 @@ class EscapeRoom(ArrayGames):
         return name_env_in_errors(self.resized(1))
 
     @property
-    def _was_reset(self) -> np.ndarray:
+    def _started_mask(self) -> np.ndarray:
         return np.asarray(self._lever >= 0)
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         (levers,) = self._draw(lambda rng, n: (rng.integers(self.settings.n_levers, size=n),))
         self._lever[reset_mask] = levers[reset_mask] if self._next_context is None else self._next_context[reset_mask]
-        self._place[reset_mask] = self._start
+        self._place[reset_mask] = self._start_index
         self._time[reset_mask] = 0
         self._ended[reset_mask] = False
         if self._report is not None:
@@ -273,15 +273,15 @@ class EscapeRoom(ArrayGames):
         self._time += active
         self._ended |= self._time >= self.settings.horizon
 
-        counts = self._counts()
-        door_open = self._door_open(counts)
-        at_door = self._place == self._door
-        fines = np.ones_like(moves) if self.settings.stay_penalty else moves
-        when_open = np.where(at_door, DOOR_REWARD, np.where(fines, MOVE_REWARD, 0.0))
-        when_closed = np.where(moves, MOVE_REWARD, 0.0)
-        base = np.where(door_open[:, None], when_open, when_closed) * active[:, None]
+        counts = self._count_agents()
+        door_open = self._is_door_open(counts)
+        is_at_door = self._place == self._door_index
+        is_penalized = np.ones_like(moves) if self.settings.stay_penalty else moves
+        reward_if_open = np.where(is_at_door, DOOR_REWARD, np.where(is_penalized, MOVE_REWARD, 0.0))
+        reward_if_closed = np.where(moves, MOVE_REWARD, 0.0)
+        base_reward = np.where(door_open[:, None], reward_if_open, reward_if_closed) * active[:, None]
         incentives = np.take_along_axis(self._incentives, self._place, axis=1) * active[:, None]
-        net = charge_equally(incentives) if self.settings.budget_balanced else incentives
+        net_incentives = charge_equally(incentives) if self.settings.budget_balanced else incentives
 
         info = {name: counts[:, i] * active for i, name in enumerate(self.spec.metrics) if i < self._n_places}
         info["door_open"] = door_open & active
@@ -293,11 +293,11 @@ class EscapeRoom(ArrayGames):
             reward_jacobian = (occupancy & active[:, None, None]).astype(np.float32)
             reward_jacobian = charge_equally(reward_jacobian) if self.settings.budget_balanced else reward_jacobian
         if self._report is not None:
-            self._report.settle(base, reward_jacobian, self._incentives, active, {})
+            self._report.settle(base_reward, reward_jacobian, self._incentives, active, {})
         return Step(
             observation=self._observe(),
-            reward=(base + net).astype(np.float32),
-            base_reward=base.astype(np.float32),
+            reward=(base_reward + net_incentives).astype(np.float32),
+            base_reward=base_reward.astype(np.float32),
             terminated=np.zeros(len(active), dtype=bool),
             truncated=self._ended.copy(),
             info={name: value.astype(np.float32) for name, value in info.items()},
@@ -310,7 +310,7 @@ class EscapeRoom(ArrayGames):
         Raises:
             ConfigError: a number is out of bounds, or the environment was built with mechanism=false.
         """
-        self._incentives = self._values_per_game(values)
+        self._incentives = self._broadcast_values(values)
 
     def set_context(self, context: int | np.ndarray) -> None:
         """Set the context (index into `spec.contexts`) of all games, or of each, [n_envs], from the next reset on.
@@ -330,41 +330,42 @@ class EscapeRoom(ArrayGames):
 
         Levers are in the upper row (the working one golden), start and door (green if open) below; agents are dots.
         """
-        columns = max(self.settings.n_levers, 2)
-        image = np.full((2 * _TILE, columns * _TILE, 3), _WALL, dtype=np.uint8)
-        counts = self._counts()
+        n_columns = max(self.settings.n_levers, 2)
+        image = np.full((2 * _TILE_SIZE, n_columns * _TILE_SIZE, 3), _WALL_COLOR, dtype=np.uint8)
+        counts = self._count_agents()
         for place in range(self._n_places):
-            row, column = (0, place) if place < self._door else (1, columns - 1 if place == self._door else 0)
-            tile = image[row * _TILE : (row + 1) * _TILE, column * _TILE : (column + 1) * _TILE]
-            color = {self._door: _DOOR_CLOSED, self._start: _START}.get(place, _LEVER)
+            is_door = place == self._door_index
+            row, column = (0, place) if place < self._door_index else (1, n_columns - 1 if is_door else 0)
+            tile = image[row * _TILE_SIZE : (row + 1) * _TILE_SIZE, column * _TILE_SIZE : (column + 1) * _TILE_SIZE]
+            color = {self._door_index: _CLOSED_DOOR_COLOR, self._start_index: _START_COLOR}.get(place, _LEVER_COLOR)
             if place == self._lever[index]:
-                color = _WORKING_LEVER
-            if place == self._door and self._door_open(counts)[index]:
-                color = _DOOR_OPEN
+                color = _WORKING_LEVER_COLOR
+            if is_door and self._is_door_open(counts)[index]:
+                color = _OPEN_DOOR_COLOR
             tile[2:-2, 2:-2] = color
-            tile[8:-8, 8:-8] = _FLOOR
+            tile[8:-8, 8:-8] = _FLOOR_COLOR
             self._draw_agents(tile, self._place[index] == place)
         return image
 
-    def _counts(self) -> np.ndarray:
+    def _count_agents(self) -> np.ndarray:
         """Return the number of agents at each place, [n_envs, n_places]."""
         n_envs = len(self._place)
         cells = self._place + self._n_places * np.arange(n_envs)[:, None]
         return np.bincount(cells.ravel(), minlength=n_envs * self._n_places).reshape(n_envs, self._n_places)
 
-    def _door_open(self, counts: np.ndarray) -> np.ndarray:
+    def _is_door_open(self, counts: np.ndarray) -> np.ndarray:
         """Return whether the working lever has enough agents, [n_envs] bool."""
         at_lever = np.take_along_axis(counts, self._lever[:, None], axis=1)[:, 0]
         return (at_lever >= self.settings.min_agents_per_lever) & (self._lever >= 0)
 
     def _observe(self) -> Observation:
         n_envs, n_agents = self._place.shape
-        value = np.float32(1.0 / self.settings.observation_divisor)
+        one_hot_value = np.float32(1.0 / self.settings.observation_divisor)
         vector = np.zeros((n_envs, n_agents * self._n_places + self.settings.n_levers), dtype=np.float32)
-        np.put_along_axis(vector, self._place + self._n_places * np.arange(n_agents), value, axis=1)
+        np.put_along_axis(vector, self._place + self._n_places * np.arange(n_agents), one_hot_value, axis=1)
         # A game that was never reset has no context yet.
-        games = np.flatnonzero(self._lever >= 0)
-        vector[games, n_agents * self._n_places + self._lever[games]] = value
+        started_games = np.flatnonzero(self._lever >= 0)
+        vector[started_games, n_agents * self._n_places + self._lever[started_games]] = one_hot_value
         observation: Observation = {}
         if "vector" in self.settings.observe:
             observation["vector"] = np.repeat(vector[:, None], n_agents, axis=1)
@@ -375,8 +376,8 @@ class EscapeRoom(ArrayGames):
                 report: Mapping[str, Any] = {}
                 if self._report is not None:
                     report = self._report.observation_entries(game, agent, self._incentives[game])
-                state = self._place[game].tolist(), agent, int(self._lever[game]), int(remaining[game])
-                texts[game, agent] = observation_text(self.settings.places, *state, report)
+                agent_state = self._place[game].tolist(), agent, int(self._lever[game]), int(remaining[game])
+                texts[game, agent] = describe_observation(self.settings.places, *agent_state, report)
             observation["text"] = texts
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._incentives.astype(np.float32)[:, None], n_agents, axis=1)
@@ -388,8 +389,8 @@ class EscapeRoom(ArrayGames):
         Each agent has a fixed position in its tile, so that it can be followed between frames.
         """
         side = int(np.ceil(np.sqrt(len(agents_mask))))
-        pitch = (_TILE - 16) / side
-        y, x = np.mgrid[:_TILE, :_TILE]
+        pitch = (_TILE_SIZE - 16) / side
+        y, x = np.mgrid[:_TILE_SIZE, :_TILE_SIZE]
         for agent in np.flatnonzero(agents_mask):
             center_y, center_x = (8 + pitch * (k + 0.5) for k in divmod(int(agent), side))
             dot = (y + 0.5 - center_y) ** 2 + (x + 0.5 - center_x) ** 2 <= (0.42 * pitch) ** 2
@@ -397,7 +398,7 @@ class EscapeRoom(ArrayGames):
             tile[dot] = np.clip(120 + 110 * np.cos(2 * np.pi * hue), 0, 255).astype(np.uint8)
 
 
-def incentive_space(settings: EscapeRoomSettings) -> ParameterSpace:
+def build_incentive_space(settings: EscapeRoomSettings) -> ParameterSpace:
     """Return the space of the incentives, one for each place."""
     parameters = tuple(
         Parameter(

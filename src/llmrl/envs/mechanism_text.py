@@ -16,38 +16,40 @@ DIGITS = 4
 """Number of digits after the decimal point in texts."""
 
 
-def rules_in_words(space: ParameterSpace, base_reward: str, rule: str, shown: bool) -> str:
+def describe_rules(space: ParameterSpace, base_reward: str, constant_rule: str, shows_values: bool) -> str:
     """Return the sentences about a mechanism for the goal that players read before a game begins.
 
     Args:
         space: the numbers that are set.
         base_reward: reward of an agent before the mechanism, in words.
-        rule: sentence that holds for all values, e.g. about the use of the revenue; "": none.
-        shown: whether players see the numbers; otherwise the sentences say only that there are payments.
+        constant_rule: sentence that holds for all values, e.g. about the use of the revenue; "": none.
+        shows_values: whether players see the numbers; otherwise the sentences say only that there are payments.
     """
-    introduction = f"Before payments, a step is rewarded like this: {base_reward}."
-    if not shown:
-        return f"{introduction} A planner adds payments, positive or negative, whose rules you are not told."
+    base_sentence = f"Before payments, a step is rewarded like this: {base_reward}."
+    if not shows_values:
+        return f"{base_sentence} A planner adds payments, positive or negative, whose rules you are not told."
     numbers = "; ".join(f"{p.name} (from {p.low:g} to {p.high:g}, {p.unit}): {p.description}" for p in space.parameters)
-    text = f"{introduction} A planner sets these numbers, the same for all players, and they can change: {numbers}."
-    return f"{text} {rule}" if rule else text
+    text = f"{base_sentence} A planner sets these numbers, the same for all players, and they can change: {numbers}."
+    return f"{text} {constant_rule}" if constant_rule else text
 
 
-def fields(space: ParameterSpace, player_facts: Mapping[str, str], shown: bool) -> tuple[tuple[str, str], ...]:
+def describe_report_fields(
+    space: ParameterSpace, player_facts: Mapping[str, str], shows_values: bool
+) -> tuple[tuple[str, str], ...]:
     """Return (name, description) of each entry that `MechanismReport.observation_entries` adds to an observation."""
     names = ", ".join(space.names)
-    values = [("mechanism", f"the numbers that are set now: {names}")] if shown else []
-    parts = "payments: what each number added to it or took from it, without zeros" if shown else "payments: the rest"
-    reward_parts = ("last_reward", f"what your last reward was made of. before_payments: what the game paid; {parts}")
-    return (*values, reward_parts, *player_facts.items())
+    mechanism_field = [("mechanism", f"the numbers that are set now: {names}")] if shows_values else []
+    payments = "what each number added to it or took from it, without zeros" if shows_values else "the rest"
+    reward_parts = f"what your last reward was made of. before_payments: what the game paid; payments: {payments}"
+    return (*mechanism_field, ("last_reward", reward_parts), *player_facts.items())
 
 
-def example(space: ParameterSpace, player_facts: Mapping[str, str], shown: bool) -> dict[str, Any]:
+def build_example_report(space: ParameterSpace, player_facts: Mapping[str, str], shows_values: bool) -> dict[str, Any]:
     """Return an example of `MechanismReport.observation_entries`, to estimate lengths of prompts.
 
     Every value in it is set and has an effect on the reward.
     """
-    report = MechanismReport(space, 1, 1, shown, player_facts)
+    report = MechanismReport(space, 1, 1, shows_values, player_facts)
     values, jacobian = (space.high * 0.123)[None], np.ones((1, 1, space.dim))
     facts = dict.fromkeys(player_facts, np.ones((1, 1)))
     report.settle(np.ones((1, 1)), jacobian, values, np.ones(1, dtype=bool), facts)
@@ -60,29 +62,29 @@ class MechanismReport(StateFields):
     Args:
         space: the mechanism's values.
         n_envs, n_agents: size of the batch.
-        shown: whether players see the values.
+        shows_values: whether players see the values.
         player_facts: names of further numbers about a player, 0 when an episode begins.
     """
 
     _state_fields = ("_began", "_before", "_payments", "_facts")
 
     def __init__(
-        self, space: ParameterSpace, n_envs: int, n_agents: int, shown: bool, player_facts: Iterable[str] = ()
+        self, space: ParameterSpace, n_envs: int, n_agents: int, shows_values: bool, player_facts: Iterable[str] = ()
     ) -> None:
-        self._names, self._shown = space.names, shown
+        self._names, self._shows_values = space.names, shows_values
         self._began = np.zeros(n_envs, dtype=bool)  # whether a step has been settled since the episode began
         self._before = np.zeros((n_envs, n_agents), dtype=np.float32)
         self._payments = np.zeros((n_envs, n_agents, space.dim), dtype=np.float32)
         self._facts = {name: np.zeros_like(self._before) for name in player_facts}
 
-    def begin(self, games: NDArray[np.bool_]) -> None:
-        """Clear the last step of the games where `games` [n_envs] is true."""
-        self._began[games] = False
-        for fact in self._facts.values():
-            fact[games] = 0
+    def begin(self, reset_mask: NDArray[np.bool_]) -> None:
+        """Clear the last step of the games where `reset_mask` [n_envs] is true."""
+        self._began[reset_mask] = False
+        for fact_array in self._facts.values():
+            fact_array[reset_mask] = 0
 
     def settle(
-        self, base_reward: Any, reward_jacobian: Any, values: Any, live: NDArray[np.bool_], facts: Mapping[str, Any]
+        self, base_reward: Any, reward_jacobian: Any, values: Any, active: NDArray[np.bool_], facts: Mapping[str, Any]
     ) -> None:
         """Record a settled step.
 
@@ -90,32 +92,32 @@ class MechanismReport(StateFields):
             base_reward: [n_envs, n_agents], an array or a tensor on any device, as are the others.
             reward_jacobian: derivative of rewards by the values, [n_envs, n_agents, d].
             values: the mechanism's values during the step, [n_envs, d].
-            live: games that were played, [n_envs]; the others do not change.
+            active: games that were played, [n_envs]; the others do not change.
             facts: the `player_facts` after the step, each [n_envs, n_agents].
         """
-        jacobian, amounts = np.asarray(on_host(reward_jacobian)), np.asarray(on_host(values))
-        self._began |= live
-        self._before[live] = np.asarray(on_host(base_reward))[live]
-        self._payments[live] = (jacobian * amounts[:, None, :])[live]
-        for name, fact in facts.items():
-            self._facts[name][live] = np.asarray(on_host(fact))[live]
+        jacobian, value_array = np.asarray(on_host(reward_jacobian)), np.asarray(on_host(values))
+        self._began |= active
+        self._before[active] = np.asarray(on_host(base_reward))[active]
+        self._payments[active] = (jacobian * value_array[:, None, :])[active]
+        for name, fact_array in facts.items():
+            self._facts[name][active] = np.asarray(on_host(fact_array))[active]
 
     def observation_entries(self, game: int, player: int, values: NDArray[Any]) -> dict[str, Any]:
         """Return the entries about the mechanism in one player's observation; `values` [d] are those of its game."""
         report: dict[str, Any] = {}
-        if self._shown:
-            report["mechanism"] = {name: _rounded(x) for name, x in zip(self._names, values, strict=True)}
+        if self._shows_values:
+            report["mechanism"] = {name: _round(x) for name, x in zip(self._names, values, strict=True)}
         if self._began[game]:
             payments = self._payments[game, player]
-            parts = {name: _rounded(x) for name, x in zip(self._names, payments, strict=True) if _rounded(x)}
+            payments_by_name = {name: _round(x) for name, x in zip(self._names, payments, strict=True) if _round(x)}
             report["last_reward"] = {
-                "before_payments": _rounded(self._before[game, player]),
-                "payments": parts if self._shown else _rounded(payments.sum()),
+                "before_payments": _round(self._before[game, player]),
+                "payments": payments_by_name if self._shows_values else _round(payments.sum()),
             }
-        return report | {name: _rounded(fact[game, player]) for name, fact in self._facts.items()}
+        return report | {name: _round(fact_array[game, player]) for name, fact_array in self._facts.items()}
 
 
-def _rounded(value: Any) -> int | float:
+def _round(value: Any) -> int | float:
     """Return a number rounded to `DIGITS` digits; integers without a decimal point."""
     number = round(float(value), DIGITS)
     return int(number) if number.is_integer() else number

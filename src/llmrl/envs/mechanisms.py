@@ -29,7 +29,7 @@ from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 from llmrl.core.state_fields import StateFields
 
 
-def _array_library(like: Array) -> Any:
+def _get_array_module(like: Array) -> Any:
     """Return the library of an array, `numpy` or `torch`, whose functions used here have the same names."""
     if isinstance(like, np.ndarray):
         return np
@@ -38,7 +38,7 @@ def _array_library(like: Array) -> Any:
     return torch
 
 
-def _as_array(x: NDArray[Any], like: Array) -> Array:
+def _to_array_like(x: NDArray[Any], like: Array) -> Array:
     """Return a NumPy array as an array of the type of `like`, on its device."""
     if isinstance(like, np.ndarray):
         return x
@@ -53,14 +53,14 @@ class SocietyEvents:
     """Events of one step of all games.
 
     Attributes:
-        raw: the environment's own reward, [n_envs, n_agents] float32.
-        cleaned: number of dirt cells that each player cleaned, [n_envs, n_agents]; None if the environment has no dirt.
-        present: whether each player could act, i.e. was not removed from the world, [n_envs, n_agents] bool.
+        raw_reward: the environment's own reward, [n_envs, n_agents] float32.
+        n_cleaned: number of dirt cells that each player cleaned, [n_envs, n_agents]; None: there is no dirt.
+        is_present: whether each player could act, i.e. was not removed from the world, [n_envs, n_agents] bool.
     """
 
-    raw: Array
-    cleaned: Array | None
-    present: Array
+    raw_reward: Array
+    n_cleaned: Array | None
+    is_present: Array
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Settlement:
         return self.base_reward + (self.reward_jacobian * values[:, None, :]).sum(-1)
 
 
-RAW_REWARD = "an apple 1"
+RAW_REWARD_TEXT = "an apple 1"
 """Base reward in words, unless a mechanism replaces it."""
 
 
@@ -97,8 +97,8 @@ class Mechanism(StateFields, ABC):
         details: metrics that are hidden from principals (`EnvSpec.details`).
         needs_dirt: whether it pays for cleaning, and so needs an environment with dirt.
         facts: facts for prompts in addition to the parameters' descriptions (`EnvSpec.facts`).
-        base_reward: reward of an agent before the mechanism, in words.
-        rule: sentence for players that holds for all values: who gets the revenue, and who pays.
+        base_reward_text: reward of an agent before the mechanism, in words.
+        rule_text: sentence for players that holds for all values: who gets the revenue, and who pays.
         player_facts: numbers that determine a player's payments in the next step: name -> description for that player.
     """
 
@@ -107,8 +107,8 @@ class Mechanism(StateFields, ABC):
     details: tuple[str, ...] = ()
     needs_dirt: bool = False
     facts: Mapping[str, float | bool] = {}
-    base_reward: str
-    rule: str
+    base_reward_text: str
+    rule_text: str
     player_facts: Mapping[str, str] = {}
 
     @abstractmethod
@@ -123,17 +123,6 @@ class Mechanism(StateFields, ABC):
 
         `mask` is a NumPy array even if events are tensors.
         """
-
-
-def tax_jacobian(raw: Array, income: Array, low: Array, high: Array, multiplier: float) -> tuple[Array, Array]:
-    """Return the rewards earned in each of K brackets, and the Jacobian of the rewards by the rates.
-
-    Their shapes are [n_envs, K] and [n_envs, n_agents, K]. `raw` (reward of this step) and `income` (which selects the
-    bracket) are [n_envs, n_agents]. Bracket k contains incomes in [low[k], high[k]), both [K].
-    """
-    bracket_reward = raw[..., None] * ((income[..., None] >= low) & (income[..., None] < high))
-    total = bracket_reward.sum(1)
-    return total, multiplier * (total / raw.shape[1])[:, None] - multiplier * bracket_reward
 
 
 def charge_equally(payments: Array) -> Array:
@@ -163,8 +152,8 @@ class BracketedTax(Mechanism):
         ConfigError: the edges do not start at 0 or do not increase.
     """
 
-    base_reward = RAW_REWARD
-    rule = "What is taken in a step is shared equally among all players, those who paid it included."
+    base_reward_text = RAW_REWARD_TEXT
+    rule_text = "What is taken in a step is shared equally among all players, those who paid it included."
 
     def __init__(
         self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
@@ -178,7 +167,7 @@ class BracketedTax(Mechanism):
             tuple(self._parameter(k) for k in range(len(self.edges))),
             sentence=f"Takes of each apple {{effects}} in the last {window + 1} steps; all agents share it equally.",
         )
-        self._income_fact = name = f"apples_in_the_last_{window}_steps"
+        self._income_fact_name = name = f"apples_in_the_last_{window}_steps"
         self.player_facts: Mapping[str, str] = (
             {name: "apples that you ate in these steps; with those of the next step they decide which rate holds"}
             if window
@@ -186,53 +175,64 @@ class BracketedTax(Mechanism):
         )
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
-        self._past: Array | None = None  # [window, n_envs, n_agents], newest first
+        self._past_rewards: Array | None = None  # [window, n_envs, n_agents], newest first
         # Lower and upper edges of the brackets, as arrays of the type of the events.
-        self._bounds: tuple[Array, Array] | None = None
+        self._bracket_bounds: tuple[Array, Array] | None = None
 
     def _parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
-        span = f"{low:g} to under {high:g}" if high is not None else f"{low:g} or more"
-        short = f"{low:g} or more" if high is None else f"under {high:g}" if low == 0 else span
+        income_range = f"{low:g} to under {high:g}" if high is not None else f"{low:g} or more"
+        short_income_range = f"{low:g} or more" if high is None else f"under {high:g}" if low == 0 else income_range
         return Parameter(
             f"rate_{k + 1}",
             0.0,
             1.0,
             "tax rate",
-            f"players who earned {span} apples in the last {self.window + 1} steps pay {self.multiplier:g} times "
-            "this rate of an apple for each apple they eat",
-            effect=f"{{value:.0%}} from who ate {short}",
+            f"players who earned {income_range} apples in the last {self.window + 1} steps pay {self.multiplier:g} "
+            "times this rate of an apple for each apple they eat",
+            effect=f"{{value:.0%}} from who ate {short_income_range}",
             effect_scale=self.multiplier,
         )
 
     def settle(self, events: SocietyEvents, values: Array) -> Settlement:
-        xp = _array_library(events.raw)
-        income = events.raw
+        raw_reward = events.raw_reward
+        xp = _get_array_module(raw_reward)
+        income = raw_reward
         if self.window:
-            past = xp.stack([xp.zeros_like(events.raw)] * self.window) if self._past is None else self._past
-            if xp is not np and isinstance(past, np.ndarray):  # loaded from a checkpoint
-                past = xp.as_tensor(past).to(events.raw.device)
-            income = events.raw + past.sum(0)
-            self._past = xp.concatenate([events.raw[None], past[:-1]])
-        if self._bounds is None:
+            past = self._past_rewards
+            if past is None:
+                past = xp.stack([xp.zeros_like(raw_reward)] * self.window)
+            elif xp is not np and isinstance(past, np.ndarray):  # loaded from a checkpoint
+                past = xp.as_tensor(past).to(raw_reward.device)
+            income = raw_reward + past.sum(0)
+            self._past_rewards = xp.concatenate([raw_reward[None], past[:-1]])
+        if self._bracket_bounds is None:
             edges = np.array([*self.edges, np.inf], dtype=np.float32)
-            self._bounds = _as_array(edges[:-1], events.raw), _as_array(edges[1:], events.raw)
-        bracket_apples, reward_jacobian = tax_jacobian(events.raw, income, *self._bounds, self.multiplier)
-        collected = self.multiplier * (values * bracket_apples).sum(-1)
-        metrics = {"tax_collected": collected, **{name: bracket_apples[:, k] for k, name in enumerate(self.details)}}
-        facts = {} if self._past is None else {self._income_fact: self._past.sum(0)}
-        return Settlement(events.raw, reward_jacobian, metrics, facts)
+            self._bracket_bounds = _to_array_like(edges[:-1], raw_reward), _to_array_like(edges[1:], raw_reward)
+        low, high = self._bracket_bounds
+        # Raw reward of each player in its own bracket, [n_envs, n_agents, K], and of all players in each, [n_envs, K].
+        bracket_reward = raw_reward[..., None] * ((income[..., None] >= low) & (income[..., None] < high))
+        bracket_apples = bracket_reward.sum(1)
+        mean_apples = (bracket_apples / raw_reward.shape[1])[:, None]
+        reward_jacobian = self.multiplier * mean_apples - self.multiplier * bracket_reward
+        tax_collected = self.multiplier * (values * bracket_apples).sum(-1)
+        metrics = {
+            "tax_collected": tax_collected,
+            **{name: bracket_apples[:, k] for k, name in enumerate(self.details)},
+        }
+        player_facts = {} if self._past_rewards is None else {self._income_fact_name: self._past_rewards.sum(0)}
+        return Settlement(raw_reward, reward_jacobian, metrics, player_facts)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
-        if self._past is not None:
-            reset_games = _as_array(mask, self._past)[:, None]
-            self._past = _array_library(self._past).where(reset_games, 0.0, self._past)
+        if self._past_rewards is not None:
+            reset_mask = _to_array_like(mask, self._past_rewards)[:, None]
+            self._past_rewards = _get_array_module(self._past_rewards).where(reset_mask, 0.0, self._past_rewards)
 
     def state_dict(self) -> State:
-        return {"past": None if self._past is None else on_host(self._past).copy()}
+        return {"past": None if self._past_rewards is None else on_host(self._past_rewards).copy()}
 
     def load_state_dict(self, state: State) -> None:
-        self._past = state["past"]
+        self._past_rewards = state["past"]
 
 
 class RewardTax(Mechanism):
@@ -242,8 +242,8 @@ class RewardTax(Mechanism):
     of a step equal. Agents that have left neither pay nor receive.
     """
 
-    base_reward = "what the game pays"
-    rule = "What is taken in a step is shared equally among all players in the game, those who paid it included."
+    base_reward_text = "what the game pays"
+    rule_text = "What is taken in a step is shared equally among all players in the game, those who paid it included."
     metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
     spec = ParameterSpace(
         "tax",
@@ -261,33 +261,20 @@ class RewardTax(Mechanism):
     )
 
     def settle(self, events: SocietyEvents, values: Array) -> Settlement:
-        xp = _array_library(events.raw)
-        present = xp.asarray(events.present, dtype=xp.float32)
-        income = xp.where(events.raw > 0, events.raw, xp.zeros_like(events.raw)) * present
-        total = income.sum(-1)
-        n_present = present.sum(-1)
-        share = total / xp.where(n_present > 0, n_present, xp.ones_like(n_present))
-        jacobian = (share[:, None] * present - income)[..., None]
-        return Settlement(events.raw, jacobian, {"tax_collected": values[:, 0] * total})
+        raw_reward = events.raw_reward
+        xp = _get_array_module(raw_reward)
+        is_present = xp.asarray(events.is_present, dtype=xp.float32)
+        income = xp.where(raw_reward > 0, raw_reward, xp.zeros_like(raw_reward)) * is_present
+        total_income, n_present = income.sum(-1), is_present.sum(-1)
+        equal_share = total_income / xp.where(n_present > 0, n_present, xp.ones_like(n_present))
+        jacobian = (equal_share[:, None] * is_present - income)[..., None]
+        return Settlement(raw_reward, jacobian, {"tax_collected": values[:, 0] * total_income})
 
 
-def incentive_jacobian(
-    raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    """Return the base reward, and masks of the players who ate, cleaned or did something else.
+EQUAL_CHARGE_SENTENCE = "What is paid in a step is charged equally to all players, those who are paid included."
+"""`Mechanism.rule_text` of payments for which all agents pay."""
 
-    All are [n_envs, n_agents]; the masks are bool.
-    """
-    ate = (raw == 1) if exactly_one else (raw > 0)
-    cleaner = ~ate & (raw == 0) & ((cleaned == 1) if exactly_one else (cleaned >= 1))
-    other = ~ate & ~cleaner
-    return ate * raw * eat_reward + cleaner * clean_reward + other * raw, (ate, cleaner, other)
-
-
-EQUAL_CHARGE_RULE = "What is paid in a step is charged equally to all players, those who are paid included."
-"""`Mechanism.rule` of payments for which all agents pay."""
-
-_PAYMENT_REASONS = {"eat": "each apple eaten", "clean": "each step of cleaning", "other": "each other step"}
+_PAID_EVENTS = {"eat": "each apple eaten", "clean": "each step of cleaning", "other": "each other step"}
 """Occasions of the payments of `Incentives`, in sentences for viewers."""
 
 
@@ -330,24 +317,24 @@ class Incentives(Mechanism):
         budget_balanced: bool = False,
     ) -> None:
         self.budget_balanced = budget_balanced
-        self.rule = EQUAL_CHARGE_RULE if budget_balanced else "No player pays for these payments."
+        self.rule_text = EQUAL_CHARGE_SENTENCE if budget_balanced else "No player pays for these payments."
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
         self.exactly_one, self.reward_removed = clean_count == "exactly_one", reward_removed
-        self.base_reward = f"an apple {eat_reward:g}, a step of cleaning {clean_reward:g}"
+        self.base_reward_text = f"an apple {eat_reward:g}, a step of cleaning {clean_reward:g}"
         self.facts = {
             "pays_cleaning": True,
             "exactly_one": self.exactly_one,
             "reward_removed": reward_removed,
             "budget_balanced": budget_balanced,
         }
-        cells = "exactly one dirty cell" if self.exactly_one else "at least one dirty cell"
-        exceptions = ["cleaning two or three cells at once"] * self.exactly_one
-        exceptions += ["being out of the game after a zap"] * reward_removed
-        exception_text = f" (also {' and '.join(exceptions)})" if exceptions else ""
-        occasions = {
+        cells_text = "exactly one dirty cell" if self.exactly_one else "at least one dirty cell"
+        exception_texts = ["cleaning two or three cells at once"] * self.exactly_one
+        exception_texts += ["being out of the game after a zap"] * reward_removed
+        exceptions_text = f" (also {' and '.join(exception_texts)})" if exception_texts else ""
+        occasion_texts = {
             "eat": f"eating an apple, which is worth {eat_reward:g} before payments",
-            "clean": f"cleaning {cells}, which is worth {clean_reward:g} before payments",
-            "other": f"doing anything else{exception_text}, which is worth 0 before payments",
+            "clean": f"cleaning {cells_text}, which is worth {clean_reward:g} before payments",
+            "other": f"doing anything else{exceptions_text}, which is worth 0 before payments",
         }
         self.spec = ParameterSpace(
             "incentives",
@@ -357,26 +344,28 @@ class Incentives(Mechanism):
                     0.0,
                     max_incentive,
                     "reward per step",
-                    f"paid for a step spent {occasion}",
-                    effect=f"{{value:.3g}} for {_PAYMENT_REASONS[name]}",
+                    f"paid for a step spent {occasion_text}",
+                    effect=f"{{value:.3g}} for {_PAID_EVENTS[name]}",
                 )
-                for name, occasion in occasions.items()
+                for name, occasion_text in occasion_texts.items()
             ),
             sentence="Pays agents {effects}" + ("; all agents pay for it equally." if budget_balanced else "."),
         )
 
     def settle(self, events: SocietyEvents, values: Array) -> Settlement:
-        if events.cleaned is None:
+        if events.n_cleaned is None:
             raise ConfigError(
                 "Incentives requires an environment with dirt, because it pays for cleaning; use BracketedTax"
             )
-        base, (ate, cleaner, other) = incentive_jacobian(
-            events.raw, events.cleaned, self.eat_reward, self.clean_reward, self.exactly_one
-        )
+        raw_reward, n_cleaned = events.raw_reward, events.n_cleaned
+        has_eaten = (raw_reward == 1) if self.exactly_one else (raw_reward > 0)
+        has_cleaned = ~has_eaten & (raw_reward == 0) & ((n_cleaned == 1) if self.exactly_one else (n_cleaned >= 1))
+        is_other = ~has_eaten & ~has_cleaned
+        base_reward = has_eaten * raw_reward * self.eat_reward + has_cleaned * self.clean_reward + is_other * raw_reward
         if not self.reward_removed:
-            other = other & events.present
-        xp = _array_library(events.raw)
-        reward_jacobian = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
+            is_other = is_other & events.is_present
+        xp = _get_array_module(raw_reward)
+        reward_jacobian = xp.asarray(xp.stack([has_eaten, has_cleaned, is_other], -1), dtype=xp.float32)
         counts = reward_jacobian.sum(1)
         payments = counts * values
         metrics = {
@@ -386,7 +375,7 @@ class Incentives(Mechanism):
         }
         if self.budget_balanced:
             reward_jacobian = charge_equally(reward_jacobian)
-        return Settlement(xp.asarray(base, dtype=xp.float32), reward_jacobian, metrics)
+        return Settlement(xp.asarray(base_reward, dtype=xp.float32), reward_jacobian, metrics)
 
 
 def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
@@ -395,8 +384,8 @@ def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
     Raises:
         ConfigError: they do not start at 0, or do not increase.
     """
-    bounds = tuple(float(edge) for edge in edges)
-    is_increasing = all(low < high for low, high in pairwise(bounds))
-    if not bounds or bounds[0] != 0 or not is_increasing or not np.isfinite(bounds).all():
+    lower_edges = tuple(float(edge) for edge in edges)
+    is_increasing = all(low < high for low, high in pairwise(lower_edges))
+    if not lower_edges or lower_edges[0] != 0 or not is_increasing or not np.isfinite(lower_edges).all():
         raise ConfigError(f"the brackets {list(edges)} of taxes must start at 0 and increase, e.g. [0, 3, 5]")
-    return bounds
+    return lower_edges

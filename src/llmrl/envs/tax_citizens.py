@@ -12,15 +12,15 @@ import numpy as np
 
 from llmrl.core.welfare_measures import Objective, SocietyEpisodes, gini
 
-FULL_TIME = 40.0
+FULL_TIME_HOURS = 40.0
 """Unit of weekly hours in the disutility of labor."""
 MAX_HOURS = 100.0
-WEEKS = 52.0
+WEEKS_PER_YEAR = 52.0
 
 
 def yearly_income(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
     """Return the income of a year in thousand dollars, for `wage` in dollars an hour and `hours` a week."""
-    return np.asarray(wage * hours * (WEEKS / 1000.0))
+    return np.asarray(wage * hours * (WEEKS_PER_YEAR / 1000.0))
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class Citizens:
 
     def work_disutility(self, hours: np.ndarray) -> np.ndarray:
         """Return the disutility of working `hours` a week for a year, [...] >= 0."""
-        return np.asarray(self.psi * (np.asarray(hours) / FULL_TIME) ** self.delta)
+        return np.asarray(self.psi * (np.asarray(hours) / FULL_TIME_HOURS) ** self.delta)
 
-    def best_action(
+    def best_actions(
         self,
         wage: np.ndarray,
         rates: np.ndarray,
         transfer: np.ndarray,
         earned: np.ndarray | float = 0.0,
-        left: np.ndarray | float | None = None,
+        n_remaining: np.ndarray | float | None = None,
     ) -> np.ndarray:
         """Return the index of the hours that maximize a worker's utility if worked for the rest of the year, [n].
 
@@ -88,14 +88,14 @@ class Citizens:
             rates: marginal tax rates, [n, K].
             transfer: expected transfer of the year, thousand dollars, [n].
             earned: income of the year so far, thousand dollars, [n].
-            left: number of remaining steps of the year, this one included, [n]; None: all.
+            n_remaining: number of remaining steps of the year, this one included, [n]; None: all.
         """
-        steps = self.steps_per_year if left is None else np.asarray(left, dtype=np.float64)[..., None]
-        share = steps / self.steps_per_year
-        income = np.asarray(earned)[..., None] + share * yearly_income(wage[..., None], self.hours)
-        tax = (bracket_incomes(income, self.edges) * rates[..., None, :]).sum(-1)
-        value = self.income_utility(income - tax + transfer[..., None]) - share * self.work_disutility(self.hours)
-        return np.asarray(value.argmax(-1))
+        n_steps = self.steps_per_year if n_remaining is None else np.asarray(n_remaining, dtype=np.float64)[..., None]
+        year_part = n_steps / self.steps_per_year
+        income = np.asarray(earned)[..., None] + year_part * yearly_income(wage[..., None], self.hours)
+        tax = (split_by_bracket(income, self.edges) * rates[..., None, :]).sum(-1)
+        utility = self.income_utility(income - tax + transfer[..., None]) - year_part * self.work_disutility(self.hours)
+        return np.asarray(utility.argmax(-1))
 
     @property
     def facts(self) -> dict[str, float | bool]:
@@ -139,54 +139,54 @@ class Wages:
         return np.asarray(np.quantile(self._wages(normal, exponential), (np.arange(n) + 0.5) / n))
 
     def _wages(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
-        upper = 0.0 if self.tail is None else (exponential - 1.0) / self.tail
-        return np.asarray(self.mean * np.exp(self.sigma * normal + upper))
+        pareto_term = 0.0 if self.tail is None else (exponential - 1.0) / self.tail
+        return np.asarray(self.mean * np.exp(self.sigma * normal + pareto_term))
 
 
 @cache
-def _normal_exponential_grid(points: int = 400) -> tuple[np.ndarray, np.ndarray]:
+def _normal_exponential_grid(n_points: int = 400) -> tuple[np.ndarray, np.ndarray]:
     """Return midpoint quantiles of a standard normal and a standard exponential variable, all pairs, [points**2]."""
-    middle = (np.arange(points) + 0.5) / points
-    normal = np.array([NormalDist().inv_cdf(p) for p in middle])
-    x, y = np.meshgrid(normal, -np.log1p(-middle), indexing="ij")
+    midpoints = (np.arange(n_points) + 0.5) / n_points
+    normal = np.array([NormalDist().inv_cdf(p) for p in midpoints])
+    x, y = np.meshgrid(normal, -np.log1p(-midpoints), indexing="ij")
     return x.ravel(), y.ravel()
 
 
-Welfare = Literal["inverse_income", "inverse_wage", "utilitarian", "lowest", "equality_productivity"]
+WelfareName = Literal["inverse_income", "inverse_wage", "utilitarian", "lowest", "equality_productivity"]
 SOCIAL_WELFARE = "social_welfare"
 """Key of `EnvSpec.metrics` that the objective reads."""
 
-_AFTER = ", in each year and after taxes and transfers; of that the mean over the years"
-_WEIGHTED = (
+_FORMULA_SUFFIX = ", in each year and after taxes and transfers; of that the mean over the years"
+_WEIGHTED_PAYOFF = (
     "Your payoff is a weighted mean of the {{n_agents}} workers' utilities of a year, after taxes and transfers: the "
     "weight of a worker is inversely proportional to {}, and weights have a mean of 1. So the poor count most. It is "
     "averaged over the years of an episode."
 )
-_FORMULAS: dict[Welfare, tuple[str, str, str]] = {
+_FORMULAS: dict[WelfareName, tuple[str, str, str]] = {
     "inverse_income": (
-        "weighted mean utility, weights proportional to 1 / income before taxes" + _AFTER,
+        "weighted mean utility, weights proportional to 1 / income before taxes" + _FORMULA_SUFFIX,
         "Zheng et al. 2020 (the AI Economist); Karten et al. 2025, without their weights' normalization",
-        _WEIGHTED.format("its income before taxes"),
+        _WEIGHTED_PAYOFF.format("its income before taxes"),
     ),
     "inverse_wage": (
-        "weighted mean utility, weights proportional to 1 / wage" + _AFTER,
+        "weighted mean utility, weights proportional to 1 / wage" + _FORMULA_SUFFIX,
         "",
-        _WEIGHTED.format("its wage, which does not depend on what it does"),
+        _WEIGHTED_PAYOFF.format("its wage, which does not depend on what it does"),
     ),
     "utilitarian": (
-        "mean utility" + _AFTER,
+        "mean utility" + _FORMULA_SUFFIX,
         "",
         "Your payoff is the mean of the {n_agents} workers' utilities of a year, after taxes and transfers, averaged "
         "over the years of an episode.",
     ),
     "lowest": (
-        "lowest utility" + _AFTER,
+        "lowest utility" + _FORMULA_SUFFIX,
         "Rawls's maximin",
         "Your payoff is the utility of a year of the worker with the lowest one, after taxes and transfers, averaged "
         "over the years of an episode. What the others have does not count.",
     ),
     "equality_productivity": (
-        "(1 - Gini of net incomes) x mean income before taxes" + _AFTER,
+        "(1 - Gini of net incomes) x mean income before taxes" + _FORMULA_SUFFIX,
         "Zheng et al. 2020 (the AI Economist), there with total income",
         "Your payoff is equality times productivity in a year, averaged over the years of an episode. Equality is 1 "
         "less the Gini coefficient of incomes after taxes and transfers: 1 if all are equal, 0 if one has everything. "
@@ -195,7 +195,7 @@ _FORMULAS: dict[Welfare, tuple[str, str, str]] = {
 }
 
 
-def welfare_objective(welfare: Welfare) -> Objective:
+def welfare_objective(welfare: WelfareName) -> Objective:
     """Return the objective of a planner, which reads the metric `social_welfare` of an episode."""
     formula, source, payoff = _FORMULAS[welfare]
     return Objective(name=f"{welfare}_welfare", of=_read_welfare, formula=formula, source=source, payoff=payoff)
@@ -206,7 +206,12 @@ def _read_welfare(episodes: SocietyEpisodes) -> np.ndarray | None:
 
 
 def social_welfare(
-    kind: Welfare, citizens: Citizens, wage: np.ndarray, income: np.ndarray, net: np.ndarray, utility: np.ndarray
+    welfare_name: WelfareName,
+    citizens: Citizens,
+    wage: np.ndarray,
+    income: np.ndarray,
+    net: np.ndarray,
+    utility: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the welfare of a year, [n_envs], and the value of a dollar more for each worker, [n_envs, n_agents].
 
@@ -215,7 +220,7 @@ def social_welfare(
     those of `inverse_income`.
 
     Args:
-        kind: the measure.
+        welfare_name: the measure.
         citizens: preferences of the workers.
         wage: dollars an hour, [n_envs, n_agents].
         income: thousand dollars a year before taxes, [n_envs, n_agents].
@@ -223,36 +228,36 @@ def social_welfare(
         utility: utility of the year, [n_envs, n_agents].
     """
     weight = np.ones_like(utility)
-    if kind in ("inverse_income", "equality_productivity"):
+    if welfare_name in ("inverse_income", "equality_productivity"):
         # A worker who does not work is weighted as if it worked the minimum of hours.
         weight = 1.0 / np.maximum(income, yearly_income(wage, citizens.hours[1]))
-    elif kind == "inverse_wage":
+    elif welfare_name == "inverse_wage":
         weight = 1.0 / wage
-    elif kind == "lowest":
+    elif welfare_name == "lowest":
         weight = (utility == utility.min(-1, keepdims=True)).astype(np.float64)
     weight = weight / weight.mean(-1, keepdims=True)
-    equal = kind == "equality_productivity"
-    welfare = (1.0 - gini(net)) * income.mean(-1) if equal else (weight * utility).mean(-1)
-    worth = weight * citizens.marginal_utility(net)
-    return welfare, worth / worth.mean(-1, keepdims=True)
+    is_product = welfare_name == "equality_productivity"
+    welfare = (1.0 - gini(net)) * income.mean(-1) if is_product else (weight * utility).mean(-1)
+    dollar_values = weight * citizens.marginal_utility(net)
+    return welfare, dollar_values / dollar_values.mean(-1, keepdims=True)
 
 
-def bracket_incomes(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+def split_by_bracket(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     """Return the part of each income that falls into each of K brackets, [..., K]; parts add up to the income.
 
     `income` [...] >= 0 and the lower `edges` [K] have the same unit. A tax with marginal rates [K] is the sum of rate
     times part.
     """
     low = np.asarray(edges, dtype=np.float64)
-    width = np.append(np.diff(low), np.inf)
-    parts: np.ndarray = np.clip(np.asarray(income, dtype=np.float64)[..., None] - low, 0.0, width)
-    return parts
+    widths = np.append(np.diff(low), np.inf)
+    bracket_income: np.ndarray = np.clip(np.asarray(income, dtype=np.float64)[..., None] - low, 0.0, widths)
+    return bracket_income
 
 
-def bracket_membership(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+def top_bracket_mask(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     """Return whether each income ends in each of K brackets, [..., K] bool: exactly one is true.
 
     An income on an edge ends in the bracket below it, whose rate its last dollar was taxed at.
     """
-    index = np.maximum(np.searchsorted(np.asarray(edges, dtype=np.float64), income, side="left") - 1, 0)
-    return np.asarray(index[..., None] == np.arange(len(edges)))
+    top_bracket_index = np.maximum(np.searchsorted(np.asarray(edges, dtype=np.float64), income, side="left") - 1, 0)
+    return np.asarray(top_bracket_index[..., None] == np.arange(len(edges)))

@@ -24,24 +24,24 @@ from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanisms import validate_edges
 from llmrl.envs.tax_citizens import (
-    FULL_TIME,
+    FULL_TIME_HOURS,
     MAX_HOURS,
     SOCIAL_WELFARE,
     Citizens,
     Wages,
-    Welfare,
-    bracket_incomes,
-    bracket_membership,
+    WelfareName,
     social_welfare,
+    split_by_bracket,
+    top_bracket_mask,
     welfare_objective,
     yearly_income,
 )
 
-ChoiceCount = Annotated[int, Ge(2)]
+IntFromTwo = Annotated[int, Ge(2)]
 FloatAboveOne = Annotated[float, Gt(1)]
 TaxChannel = Literal["vector", "text"]
 
-VECTOR = (
+VECTOR_FIELDS = (
     "wage",
     "last_hours",
     "last_income",
@@ -60,8 +60,8 @@ _METRICS = (
     "income_equality_productivity",
 )
 _BRACKET_METRICS = ("workers", "earned", "taxed", "weighted")
-_BAR, _GAP, _HEIGHT, _MARGIN = 14, 4, 160, 8  # pixels
-_PAPER, _GROSS, _NET = (238, 236, 228), (120, 150, 190), (70, 140, 90)
+_BAR_WIDTH, _GAP, _HEIGHT, _MARGIN = 14, 4, 160, 8  # pixels
+_BACKGROUND_COLOR, _INCOME_COLOR, _NET_INCOME_COLOR = (238, 236, 228), (120, 150, 190), (70, 140, 90)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TaxEconomySettings:
     n_agents: PositiveInt
     years: PositiveInt
     steps_per_year: PositiveInt
-    n_hours: ChoiceCount
+    n_hours: IntFromTwo
     brackets: Sequence[float]
     max_rate: Annotated[float, Interval(gt=0, le=1)]
     eta: NonNegativeFloat
@@ -82,7 +82,7 @@ class TaxEconomySettings:
     wage_sigma: NonNegativeFloat
     wage_tail: FloatAboveOne | None
     skills: Literal["drawn", "quantiles"]
-    welfare: Welfare
+    welfare: WelfareName
     show_mechanism: bool
     observe: Annotated[Sequence[TaxChannel], MinLen(1)]
 
@@ -107,7 +107,7 @@ class TaxEconomy(ArrayGames):
     **Objective.** `welfare` after taxes and transfers. Measures of `llmrl.core.welfare_measures` are of rewards before
     taxes.
 
-    **Observation.** `vector` [n_envs, n_agents, 9] float32 (`VECTOR`), `text` (JSON), `mechanism`
+    **Observation.** `vector` [n_envs, n_agents, 9] float32 (`VECTOR_FIELDS`), `text` (JSON), `mechanism`
     [n_envs, n_agents, K] float32 if the rates are shown.
 
     **End.** Truncated after `years` x `steps_per_year` steps; no other end.
@@ -121,7 +121,7 @@ class TaxEconomy(ArrayGames):
     """
 
     _state_fields = ("_rngs", "_rates", "_wage", "_time", "_ended", "_earned", "_effort", "_hours", "_last")
-    _stream = "wages"
+    _stream_name = "wages"
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -131,25 +131,25 @@ class TaxEconomy(ArrayGames):
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
         """Return the size of one agent's observation of a step under these options, bytes."""
-        mechanism_size = len(options["brackets"]) if options["show_mechanism"] else 0
-        return 4 * (len(VECTOR) + mechanism_size) + (600 if "text" in options["observe"] else 0)
+        n_mechanism_values = len(options["brackets"]) if options["show_mechanism"] else 0
+        return 4 * (len(VECTOR_FIELDS) + n_mechanism_values) + (600 if "text" in options["observe"] else 0)
 
     def __init__(self, settings: TaxEconomySettings, seeds: Seeds) -> None:
         self.settings, self._seeds = settings, seeds
         edges = validate_edges(settings.brackets)
         n_envs, n_agents, n_brackets = settings.n_envs, settings.n_agents, len(edges)
-        self._full_time = float(yearly_income(np.array(settings.mean_wage), np.array(FULL_TIME)))
+        self._full_time_income = float(yearly_income(np.array(settings.mean_wage), np.array(FULL_TIME_HOURS)))
         psi = settings.psi
         if psi is None:
-            psi = self._full_time ** (1.0 - settings.eta) / settings.delta
+            psi = self._full_time_income ** (1.0 - settings.eta) / settings.delta
         self.citizens = Citizens(settings.eta, psi, settings.delta, settings.n_hours, settings.steps_per_year, edges)
         self._wages = Wages(settings.mean_wage, settings.wage_sigma, settings.wage_tail)
         self._horizon = settings.years * settings.steps_per_year
-        channels = {"vector": Channel((len(VECTOR),), "float32")} if "vector" in settings.observe else {}
+        channels = {"vector": Channel((len(VECTOR_FIELDS),), "float32")} if "vector" in settings.observe else {}
         text = None
         if "text" in settings.observe:
             channels["text"] = Channel((), "object")
-            text = game_text(self.citizens, n_agents, settings.years, settings.show_mechanism)
+            text = describe_game(self.citizens, n_agents, settings.years, settings.show_mechanism)
         if settings.show_mechanism:
             channels["mechanism"] = Channel((n_brackets,), "float32", 0.0, settings.max_rate)
         bracket_metrics = (f"{name}_{k + 1}" for name in _BRACKET_METRICS for k in range(n_brackets))
@@ -162,16 +162,16 @@ class TaxEconomy(ArrayGames):
             n_actions=settings.n_hours,
             action_names=tuple(f"{hours:g}_hours" for hours in self.citizens.hours),
             horizon=self._horizon,
-            mechanism=_income_tax(edges, settings.max_rate),
+            mechanism=_build_tax_space(edges, settings.max_rate),
             objective=welfare_objective(settings.welfare),
             metrics=metrics,
             # A meta-gradient considers only how behavior changes the objective. Only in this case the rates have no
             # direct effect: the mean of linear utilities does not depend on the distribution of money.
             has_reward_jacobian=settings.eta == 0 and settings.welfare == "utilitarian",
             text=text,
-            facts={**self.citizens.facts, "mean_wage": settings.mean_wage, "full_time_income": self._full_time},
+            facts={**self.citizens.facts, "mean_wage": settings.mean_wage, "full_time_income": self._full_time_income},
         )
-        self._reseed([(seeds, self._stream)])
+        self._reseed([(seeds, self._stream_name)])
         shape = (n_envs, n_agents)
         self._rates = np.zeros((n_envs, n_brackets))
         self._wage = np.zeros(shape)  # 0: the game was never reset
@@ -191,10 +191,10 @@ class TaxEconomy(ArrayGames):
         return name_env_in_errors(self.resized(1))
 
     @property
-    def _was_reset(self) -> np.ndarray:
+    def _started_mask(self) -> np.ndarray:
         return np.asarray(self._wage.all(axis=1))
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         if self.settings.skills == "quantiles":
             self._wage[reset_mask] = self._wages.quantiles(self.spec.n_agents)
         else:
@@ -215,49 +215,55 @@ class TaxEconomy(ArrayGames):
         active = ~self._ended
         active_column = active[:, None]
         hours = self.citizens.hours[actions]
-        steps = self.citizens.steps_per_year
-        effort = self.citizens.work_disutility(hours) * active_column / steps
+        steps_per_year = self.citizens.steps_per_year
+        effort = self.citizens.work_disutility(hours) * active_column / steps_per_year
         self._hours = np.where(active_column, hours, self._hours)
-        self._earned += yearly_income(self._wage, hours) * active_column / steps
+        self._earned += yearly_income(self._wage, hours) * active_column / steps_per_year
         self._effort += effort
         self._time += active
         self._ended |= self._time >= self._horizon
-        due = active & (self._time % steps == 0)  # games whose year ends in this step
+        year_ends = active & (self._time % steps_per_year == 0)  # games whose year ends in this step
 
-        income, due_column = self._earned, due[:, None]
-        parts = bracket_incomes(income, self.citizens.edges)
-        tax = (parts * self._rates[:, None]).sum(-1)
+        income, year_ends_column = self._earned, year_ends[:, None]
+        bracket_income = split_by_bracket(income, self.citizens.edges)
+        tax = (bracket_income * self._rates[:, None]).sum(-1)
         transfer = np.broadcast_to(tax.mean(-1, keepdims=True), shape)
-        net = income - tax + transfer
-        base = np.where(due_column, self.citizens.income_utility(income), 0.0) - effort
-        reward = np.where(due_column, self.citizens.income_utility(net), 0.0) - effort
-        utility = self.citizens.income_utility(net) - self._effort
-        year = {"income": income, "tax": tax, "net": net, "utility": utility}
-        info = {name: x * due * steps for name, x in self._measures(parts, **year).items()}
+        net_income = income - tax + transfer
+        base_reward = np.where(year_ends_column, self.citizens.income_utility(income), 0.0) - effort
+        reward = np.where(year_ends_column, self.citizens.income_utility(net_income), 0.0) - effort
+        utility = self.citizens.income_utility(net_income) - self._effort
+        year_metrics = self._compute_year_metrics(bracket_income, income, tax, net_income, utility)
+        info = {name: x * year_ends * steps_per_year for name, x in year_metrics.items()}
         info["hours"] = hours.mean(-1) * active
-        jacobian = (parts.mean(1, keepdims=True) - parts) * due[:, None, None]
-        self._last = np.where(due_column, np.stack([income, tax, transfer, net, utility]), self._last)
-        self._earned, self._effort = np.where(due_column, 0.0, self._earned), np.where(due_column, 0.0, self._effort)
+        jacobian = (bracket_income.mean(1, keepdims=True) - bracket_income) * year_ends[:, None, None]
+        self._last = np.where(year_ends_column, np.stack([income, tax, transfer, net_income, utility]), self._last)
+        self._earned, self._effort = (np.where(year_ends_column, 0.0, x) for x in (self._earned, self._effort))
         return Step(
             observation=self._observe(),
             reward=reward.astype(np.float32),
-            base_reward=base.astype(np.float32),
-            terminated=np.zeros(len(due), dtype=bool),
+            base_reward=base_reward.astype(np.float32),
+            terminated=np.zeros(len(year_ends), dtype=bool),
             truncated=self._ended.copy(),
             info={name: info[name].astype(np.float32) for name in self.spec.metrics},
             reward_jacobian=jacobian.astype(np.float32) if self.spec.has_reward_jacobian else None,
         )
 
-    def _measures(
-        self, parts: np.ndarray, income: np.ndarray, tax: np.ndarray, net: np.ndarray, utility: np.ndarray
+    def _compute_year_metrics(
+        self,
+        bracket_income: np.ndarray,
+        income: np.ndarray,
+        tax: np.ndarray,
+        net_income: np.ndarray,
+        utility: np.ndarray,
     ) -> dict[str, np.ndarray]:
         """Return the metrics of a year except the hours, each [n_envs].
 
         The metrics of a bracket k are the share of workers whose income ends in it, their income, the income taxed at
         its rate, and this weighted by the value of a dollar for each worker (`social_welfare`), per worker.
         """
-        welfare, worth = social_welfare(self.settings.welfare, self.citizens, self._wage, income, net, utility)
-        net_gini = gini(net)
+        amounts = self._wage, income, net_income, utility
+        welfare, dollar_values = social_welfare(self.settings.welfare, self.citizens, *amounts)
+        net_gini = gini(net_income)
         metrics = {
             SOCIAL_WELFARE: welfare,
             "utility": utility.mean(-1),
@@ -267,15 +273,16 @@ class TaxEconomy(ArrayGames):
             "net_income_gini": net_gini,
             "income_equality_productivity": (1.0 - net_gini) * income.mean(-1),
         }
-        ends = bracket_membership(income, self.citizens.edges)
-        bracket_amounts = (ends, ends * income[..., None], parts, parts * worth[..., None])
-        for name, amounts in zip(_BRACKET_METRICS, bracket_amounts, strict=True):
-            metrics |= {f"{name}_{k + 1}": amounts[..., k].mean(1) for k in range(parts.shape[-1])}
+        is_top_bracket = top_bracket_mask(income, self.citizens.edges)
+        earned, weighted = is_top_bracket * income[..., None], bracket_income * dollar_values[..., None]
+        bracket_amounts = (is_top_bracket, earned, bracket_income, weighted)
+        for name, amount in zip(_BRACKET_METRICS, bracket_amounts, strict=True):
+            metrics |= {f"{name}_{k + 1}": amount[..., k].mean(1) for k in range(bracket_income.shape[-1])}
         return metrics
 
     def set_mechanism(self, values: Array) -> None:
         """Set the marginal rates of all games, [K], or of each game, [n_envs, K], for years that end from now on."""
-        self._rates = self._values_per_game(values)
+        self._rates = self._broadcast_values(values)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [176, 16 + n_agents * 36, 3] uint8.
@@ -283,16 +290,17 @@ class TaxEconomy(ArrayGames):
         Two bars a worker, the poorest wage first: income of the last year (blue) and net income (green). The highest
         has the full height.
         """
-        bars = 2 * self.spec.n_agents
-        image = np.full((_HEIGHT + 2 * _MARGIN, 2 * _MARGIN + bars * (_BAR + _GAP), 3), _PAPER, np.uint8)
+        n_bars = 2 * self.spec.n_agents
+        shape = (_HEIGHT + 2 * _MARGIN, 2 * _MARGIN + n_bars * (_BAR_WIDTH + _GAP), 3)
+        image = np.full(shape, _BACKGROUND_COLOR, np.uint8)
         order = np.argsort(self._wage[index], kind="stable")
-        income, net = self._last[0, index][order], self._last[3, index][order]
-        highest = max(float(np.maximum(income, net).max()), 1e-9)
-        for i in range(bars):
-            amounts, color = ((income, _GROSS), (net, _NET))[i % 2]
-            bar_height = round(_HEIGHT * float(amounts[i // 2]) / highest)
-            x = _MARGIN + i * (_BAR + _GAP)
-            image[_MARGIN + _HEIGHT - bar_height : _MARGIN + _HEIGHT, x : x + _BAR] = color
+        income, net_income = self._last[0, index][order], self._last[3, index][order]
+        max_amount = max(float(np.maximum(income, net_income).max()), 1e-9)
+        for i in range(n_bars):
+            amounts, color = ((income, _INCOME_COLOR), (net_income, _NET_INCOME_COLOR))[i % 2]
+            bar_height = round(_HEIGHT * float(amounts[i // 2]) / max_amount)
+            x = _MARGIN + i * (_BAR_WIDTH + _GAP)
+            image[_MARGIN + _HEIGHT - bar_height : _MARGIN + _HEIGHT, x : x + _BAR_WIDTH] = color
         return image
 
     def _observe(self) -> Observation:
@@ -300,18 +308,20 @@ class TaxEconomy(ArrayGames):
         observation: Observation = {}
         if "vector" in self.spec.observation:
             income, tax, transfer = self._last[:3]
-            mean = np.broadcast_to(income.mean(-1, keepdims=True), shape)
-            money = [np.log1p(x / self._full_time) for x in (income, tax, transfer, mean, self._earned)]
-            steps = self.citizens.steps_per_year
-            shares = (self._time % steps / steps, np.minimum(self._time / self._horizon, 1.0))
+            mean_income = np.broadcast_to(income.mean(-1, keepdims=True), shape)
+            amounts = (income, tax, transfer, mean_income, self._earned)
+            log_amounts = [np.log1p(x / self._full_time_income) for x in amounts]
+            steps_per_year = self.citizens.steps_per_year
+            elapsed = (self._time % steps_per_year / steps_per_year, np.minimum(self._time / self._horizon, 1.0))
             mean_wage = self.settings.mean_wage
             wage = np.log(np.where(self._wage > 0, self._wage, mean_wage) / mean_wage)
-            entries = [wage, self._hours / MAX_HOURS, *money, *(np.broadcast_to(x[:, None], shape) for x in shares)]
-            observation["vector"] = np.stack(entries, axis=-1).astype(np.float32)
+            elapsed_fractions = (np.broadcast_to(x[:, None], shape) for x in elapsed)
+            features = [wage, self._hours / MAX_HOURS, *log_amounts, *elapsed_fractions]
+            observation["vector"] = np.stack(features, axis=-1).astype(np.float32)
         if "text" in self.spec.observation:
             texts = np.empty(shape, dtype=object)
             for game, agent in np.ndindex(*shape):
-                texts[game, agent] = observation_text(
+                texts[game, agent] = describe_observation(
                     self.citizens,
                     float(self._wage[game, agent]),
                     int(self._time[game]),
@@ -327,7 +337,7 @@ class TaxEconomy(ArrayGames):
         return observation
 
 
-def _income_tax(edges: Sequence[float], max_rate: float) -> ParameterSpace:
+def _build_tax_space(edges: Sequence[float], max_rate: float) -> ParameterSpace:
     parameters = tuple(
         Parameter(
             f"rate_{k + 1}",
@@ -338,14 +348,14 @@ def _income_tax(edges: Sequence[float], max_rate: float) -> ParameterSpace:
             effect=f"{{value:.0%}} of what falls into {span} dollars a year",
             effect_scale=1.0,
         )
-        for k, span in enumerate(bracket_names(edges))
+        for k, span in enumerate(describe_brackets(edges))
     )
     return ParameterSpace(
         "income_tax", parameters, sentence="Takes of each income {effects}; all workers share the revenue equally."
     )
 
 
-_TEXT_FIELDS = (
+_OBSERVATION_FIELDS = (
     ("hourly_wage", "what you earn an hour, dollars; it stays the same for the whole episode"),
     ("year", "which year it is, from 1"),
     ("step_of_year", "which part of the year you now choose your hours for, from 1; parts are equally long"),
@@ -356,47 +366,51 @@ _TEXT_FIELDS = (
 )
 
 
-def bracket_names(edges: Sequence[float]) -> list[str]:
+def describe_brackets(edges: Sequence[float]) -> list[str]:
     """Return each bracket in words, in dollars: `0 to 47,150`, ..., `191,950 or more`."""
-    money = [f"{1000 * edge:,.0f}" for edge in edges]
-    return [f"{low} to {high}" for low, high in pairwise(money)] + [f"{money[-1]} or more"]
+    edge_texts = [f"{1000 * edge:,.0f}" for edge in edges]
+    return [f"{low} to {high}" for low, high in pairwise(edge_texts)] + [f"{edge_texts[-1]} or more"]
 
 
-def game_text(citizens: Citizens, n_agents: int, years: int, shows_rates: bool) -> EnvDescription:
+def describe_game(citizens: Citizens, n_agents: int, years: int, shows_rates: bool) -> EnvDescription:
     """Return the description of the game that workers read before it begins."""
-    steps = citizens.steps_per_year
-    parts = "once a year" if steps == 1 else f"{steps} times a year, for a part of the year each time"
-    income = "the net income in thousand dollars"
-    if citizens.eta > 0:
-        curve = "ln(c)" if citizens.eta == 1 else f"(c^{1 - citizens.eta:g} - 1) / {1 - citizens.eta:g}"
-        income = f"{curve}, where c is the net income in thousand dollars (c below 1 counts as 1)"
-    work = f"{citizens.psi:.4g} * (hours / 40)^{citizens.delta:g}"
-    goal = (
-        f"You are one of {n_agents} workers. You choose how many hours a week to work, {parts}, for {years} years of "
-        "52 weeks. You earn your hourly wage for each hour. At the end of a year everybody's income of the year is "
-        "taxed by brackets: of each dollar that falls into a bracket, that bracket's rate is taken. "
-        f"The brackets are, in dollars a year: {'; '.join(bracket_names(citizens.edges))}. All taxes are then shared "
-        "out equally: every worker receives the same transfer. Your net income is your income less your tax plus the "
-        f"transfer. Your reward of a year is {income}, less {work} for a whole year of so many hours a week. "
-        "Only your own rewards count for you, over all years."
+    steps_per_year = citizens.steps_per_year
+    frequency = (
+        "once a year" if steps_per_year == 1 else f"{steps_per_year} times a year, for a part of the year each time"
     )
-    observation_fields = list(_TEXT_FIELDS)
+    income_utility_text = "the net income in thousand dollars"
+    if citizens.eta > 0:
+        utility_formula = "ln(c)" if citizens.eta == 1 else f"(c^{1 - citizens.eta:g} - 1) / {1 - citizens.eta:g}"
+        income_utility_text = (
+            f"{utility_formula}, where c is the net income in thousand dollars (c below 1 counts as 1)"
+        )
+    disutility_formula = f"{citizens.psi:.4g} * (hours / 40)^{citizens.delta:g}"
+    goal = (
+        f"You are one of {n_agents} workers. You choose how many hours a week to work, {frequency}, for {years} years "
+        "of 52 weeks. You earn your hourly wage for each hour. At the end of a year everybody's income of the year is "
+        "taxed by brackets: of each dollar that falls into a bracket, that bracket's rate is taken. The brackets are, "
+        f"in dollars a year: {'; '.join(describe_brackets(citizens.edges))}. All taxes are then shared out equally: "
+        "every worker receives the same transfer. Your net income is your income less your tax plus the transfer. "
+        f"Your reward of a year is {income_utility_text}, less {disutility_formula} for a whole year of so many hours "
+        "a week. Only your own rewards count for you, over all years."
+    )
+    observation_fields = list(_OBSERVATION_FIELDS)
     if shows_rates:
         observation_fields.append(("tax_rates", "the rate of each bracket, from 0 to 1, the lowest bracket first"))
     actions = ((f"{hours:g}_hours", f"work {hours:g} hours a week until you choose again") for hours in citizens.hours)
     rates, last_year = [0.1] * len(citizens.edges), (52, 6, 9, 55, 40.1)
-    example = observation_text(citizens, 25.0, steps, 0, 40, last_year, 60, rates)
+    example = describe_observation(citizens, 25.0, steps_per_year, 0, 40, last_year, 60, rates)
     return EnvDescription(goal, tuple(observation_fields), tuple(actions), example=example)
 
 
-def observation_text(
+def describe_observation(
     citizens: Citizens,
     wage: float,
     time: int,
     earned: float,
     last_hours: float,
     last_year: Sequence[float],
-    average: float,
+    mean_income: float,
     rates: Sequence[float] | None,
 ) -> str:
     """Return the observation of one worker as a JSON object; money in whole dollars.
@@ -408,25 +422,25 @@ def observation_text(
         earned: income of this year so far, thousand dollars.
         last_hours: of the step before, a week.
         last_year: income, tax, transfer and net income of the year before, thousand dollars, and its utility.
-        average: mean income of all workers in that year, thousand dollars.
+        mean_income: mean income of all workers in that year, thousand dollars.
         rates: marginal tax rates, or None where they are not shown.
     """
-    year, part = divmod(time, citizens.steps_per_year)
+    year, step_index = divmod(time, citizens.steps_per_year)
     names = ("income", "tax_paid", "transfer_received", "net_income")
-    amounts = {name: _dollars(x) for name, x in zip(names, last_year, strict=False)}
+    amounts = {name: _to_dollars(x) for name, x in zip(names, last_year, strict=False)}
     facts: dict[str, object] = {
         "hourly_wage": round(wage, 2),
         "year": year + 1,
-        "step_of_year": part + 1,
-        "income_so_far_this_year": _dollars(earned),
+        "step_of_year": step_index + 1,
+        "income_so_far_this_year": _to_dollars(earned),
         "last_hours": last_hours if time else None,
         "last_year": {**amounts, "utility": round(last_year[4], 3)} if year else None,
-        "average_income_last_year": _dollars(average) if year else None,
+        "average_income_last_year": _to_dollars(mean_income) if year else None,
     }
     if rates is not None:
         facts["tax_rates"] = [round(rate, 4) for rate in rates]
     return json.dumps(facts)
 
 
-def _dollars(thousands: float) -> int:
+def _to_dollars(thousands: float) -> int:
     return round(1000 * thousands)

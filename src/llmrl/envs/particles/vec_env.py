@@ -36,7 +36,7 @@ class ParticlesEnv(ArrayGames):
     """
 
     _state_fields = ("_rngs", "world", "_started", "_time", "_ended")
-    _stream = "starts"
+    _stream_name = "starts"
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ParticlesEnv(ArrayGames):
             agent_names=bodies.agent_names,
         )
         self.world = ParticleWorld(bodies, n_envs, scenario.message_dim, len(scenario.guides))
-        self._reseed([(seeds, self._stream)])
+        self._reseed([(seeds, self._stream_name)])
         self._started = np.zeros(n_envs, dtype=bool)
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
@@ -76,10 +76,10 @@ class ParticlesEnv(ArrayGames):
         return name_env_in_errors(ParticlesEnv(**options, n_envs=1))
 
     @property
-    def _was_reset(self) -> np.ndarray:
+    def _started_mask(self) -> np.ndarray:
         return self._started
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         position, goal_landmark = self._draw(self._scenario.draw)
         self.world.reset(reset_mask, position, goal_landmark)
         self._time[reset_mask] = 0

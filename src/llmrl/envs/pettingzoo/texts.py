@@ -137,8 +137,8 @@ class WorldTexts:
         goal = widest.goal
         mechanism: tuple[tuple[str, str], ...] = ()
         if space is not None:
-            rule = RewardTax.rule if settings.tax else ""
-            rules = mechanism_text.rules_in_words(space, RewardTax.base_reward, rule, settings.show_mechanism)
+            rule = RewardTax.rule_text if settings.tax else ""
+            rules = mechanism_text.describe_rules(space, RewardTax.base_reward_text, rule, settings.show_mechanism)
             goal = join_paragraphs(goal, rules)
             mechanism = _MECHANISM_FIELDS[0 if settings.show_mechanism else 1 :]
         name_field = (("you", "your name among the players"),) if len(views) > 1 else ()

@@ -182,7 +182,7 @@ class PettingZooEnv(ReplayableEnv):
             events = SocietyEvents(reward.astype(np.float32), None, present & playing[:, None])
             values = self._values.astype(np.float32)
             self._settlement = self._tax.settle(events, values)
-            base, reward = events.raw, self._settlement.reward(values)
+            base, reward = events.raw_reward, self._settlement.reward(values)
         self._base_reward = base * playing[:, None]
         self._cumulative[playing] += np.stack((base, reward), -1)[playing]
         return reward

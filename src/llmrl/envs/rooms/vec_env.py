@@ -63,7 +63,7 @@ class RoomsEnv(ArrayGames):
     """
 
     _state_fields = ("_world", "_map", "_roots", "_groups", "_drawn", "_terminated", "_truncated")
-    _stream = "layouts"
+    _stream_name = "layouts"
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class RoomsEnv(ArrayGames):
             horizon=self._horizon,
             metrics=metrics,
         )
-        self._reseed([(seeds, self._stream)])
+        self._reseed([(seeds, self._stream_name)])
         self._drawn = np.zeros(n_envs, dtype=np.int64)  # number of layouts since the last seeding
         self._terminated = np.zeros(n_envs, dtype=bool)
         self._truncated = np.zeros(n_envs, dtype=bool)
@@ -114,10 +114,10 @@ class RoomsEnv(ArrayGames):
         return super().reset(mask, seed)
 
     @property
-    def _was_reset(self) -> np.ndarray:
+    def _started_mask(self) -> np.ndarray:
         return self._world.is_started
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         indices = np.flatnonzero(reset_mask)
         games = indices.tolist()
         self._world.begin(games, [self._task.sample_layout(self._generator(game)) for game in games])

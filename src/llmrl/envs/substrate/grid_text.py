@@ -105,7 +105,7 @@ def game_text(
     payment = zap = ""
     if mechanism is not None:
         eating, cleaning = "is eaten", ""
-        payment = f" {mechanism_text.rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, shown)}"
+        payment = f" {mechanism_text.describe_rules(mechanism.spec, mechanism.base_reward_text, mechanism.rule_text, shown)}"
     if "zap" in actions:
         zap = f" A player who is hit by a zap is out of the game for {facts.removal_steps} steps."
     if substrate == "cleanup":
@@ -146,8 +146,8 @@ def game_text(
         observation.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
     report: Mapping[str, Any] = {}
     if mechanism is not None:
-        observation += mechanism_text.fields(mechanism.spec, mechanism.player_facts, shown)
-        report = mechanism_text.example(mechanism.spec, mechanism.player_facts, shown)
+        observation += mechanism_text.describe_report_fields(mechanism.spec, mechanism.player_facts, shown)
+        report = mechanism_text.build_example_report(mechanism.spec, mechanism.player_facts, shown)
     # The example is an observation among apples, with all other players in view and every payment made.
     view = np.zeros((11, 11, 4), dtype=np.uint8)
     view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))

@@ -15,7 +15,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.mechanism_text import MechanismReport
-from llmrl.envs.mechanisms import RAW_REWARD, Mechanism, Settlement, SocietyEvents
+from llmrl.envs.mechanisms import RAW_REWARD_TEXT, Mechanism, Settlement, SocietyEvents
 from llmrl.envs.substrate.grid_text import game_text, grid_codes, grid_planes, observation_text
 from llmrl.envs.substrate.sprites import Source, agent_colors
 from llmrl.envs.substrate.substrate_rules import (
@@ -142,7 +142,7 @@ def describe(
         facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
         about=(
             ("engine", f"{engine}, {rules} rules"),
-            ("reward", RAW_REWARD if mechanism is None else mechanism.base_reward),
+            ("reward", RAW_REWARD_TEXT if mechanism is None else mechanism.base_reward_text),
         ),
         device=device,
     )
