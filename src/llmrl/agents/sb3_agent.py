@@ -108,7 +108,7 @@ class SB3Agent:
         from gymnasium.wrappers import FlattenObservation, TransformObservation
         from stable_baselines3.common.monitor import Monitor
 
-        from llmrl.envs.gym.channel_spaces import numeric_part
+        from llmrl.envs.gym.channel_spaces import select_numeric_part
 
         n_episodes = 0
 
@@ -131,7 +131,7 @@ class SB3Agent:
             if is_flat:
                 return EpisodeCounter(env)
             # Texts and images cannot be flattened and are omitted, as in the channel `vector`.
-            numbers = numeric_part(space)
+            numbers = select_numeric_part(space)
             assert numbers is not None, "the environment has the channel `vector`"
             return EpisodeCounter(FlattenObservation(TransformObservation(env, numbers[1], numbers[0])))
 

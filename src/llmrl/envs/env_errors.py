@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 Env = TypeVar("Env")
 
-CREATION_ERRORS = (KeyError, IndexError, ValueError, AssertionError, ImportError)
+_CREATION_ERROR_TYPES = (KeyError, IndexError, ValueError, AssertionError, ImportError)
 """Errors that constructors raise for invalid arguments; an ImportError is raised for versions that another package
 now contains."""
-READING_ERRORS = (KeyError, IndexError, ValueError, TypeError)
+READING_ERROR_TYPES = (KeyError, IndexError, ValueError, TypeError)
 """Errors that reading an observation raises if it is not in its space."""
 
 
@@ -38,14 +38,14 @@ def name_env_in_errors(env: Env) -> Env:
     """
     env_name = env.spec.name  # type: ignore[attr-defined]
     for name in ("reset", "step", "close"):
-        setattr(env, name, _wrap(env_name, name, getattr(env, name)))
+        setattr(env, name, _wrap_method(env_name, name, getattr(env, name)))
     env.__deepcopy__ = functools.partial(_raise_copy_error, env_name)  # type: ignore[attr-defined]
     return env
 
 
-def engine_error(env: str, where: str, error: BaseException) -> EngineError:
-    """Return the EngineError for an exception that the environment named `env` raised in `where`, e.g. `step()`."""
-    return EngineError(f"the environment {env} raised in {where}: {short_error(error)}")
+def build_engine_error(env: str, call: str, error: BaseException) -> EngineError:
+    """Return the EngineError for an exception that the environment named `env` raised in `call`, e.g. `step()`."""
+    return EngineError(f"the environment {env} raised in {call}: {short_error(error)}")
 
 
 def _raise_copy_error(env: str, memo: dict[int, Any]) -> NoReturn:
@@ -56,26 +56,26 @@ def _raise_copy_error(env: str, memo: dict[int, Any]) -> NoReturn:
     )
 
 
-def _wrap(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_method(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(*arguments: Any, **kwargs: Any) -> Any:
-        active_error = sys.exc_info()[1] if name == "close" else None
+    def wrapped_method(*arguments: Any, **kwargs: Any) -> Any:
+        handled_error = sys.exc_info()[1] if name == "close" else None
         try:
             return method(*arguments, **kwargs)
         except LlmrlError:
             raise
         except Exception as error:
-            named_error = engine_error(env, f"{name}()", error)
-            if active_error is None:
-                raise named_error from error
-            log.warning("%s", named_error)
+            env_error = build_engine_error(env, f"{name}()", error)
+            if handled_error is None:
+                raise env_error from error
+            log.warning("%s", env_error)
             return None
 
-    return call
+    return wrapped_method
 
 
 @contextmanager
-def creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+def convert_creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Raise ConfigError for an environment that cannot be made with `kwargs`; let ModuleNotFoundError pass."""
     try:
         yield
@@ -85,7 +85,7 @@ def creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
         if "argument" not in str(error):
             raise
         raise ConfigError(f"{id} does not accept env.kwargs={dict(kwargs)}: {error}") from error
-    except CREATION_ERRORS as error:
+    except _CREATION_ERROR_TYPES as error:
         # The text of a KeyError is only its key.
         name = type(error).__name__
         message = f"{name} {error}" if isinstance(error, KeyError) else str(error) or name
@@ -93,7 +93,7 @@ def creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError(f"{id} cannot be made{cause}: {message}") from error
 
 
-def observation_error(id: str, space: Space[Any], observation: Any, step: int) -> EngineError:
+def build_observation_error(id: str, space: Space[Any], observation: Any, step: int) -> EngineError:
     """Return the error for an observation that is not in its space."""
     text = " ".join(repr(observation).split())
     return EngineError(

@@ -9,7 +9,7 @@ from llmrl.config.builder import Builder
 from llmrl.core.errors import LlmrlError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.ram import check_games
-from llmrl.envs.env_errors import engine_error, name_env_in_errors
+from llmrl.envs.env_errors import build_engine_error, name_env_in_errors
 
 
 def build_env(node: Mapping[str, Any], builder: Builder) -> VecEnv:
@@ -29,5 +29,5 @@ def build_env(node: Mapping[str, Any], builder: Builder) -> VecEnv:
     except LlmrlError:
         raise
     except Exception as error:
-        raise engine_error(str(node.get("_target_")), "its constructor", error) from error
+        raise build_engine_error(str(node.get("_target_")), "its constructor", error) from error
     return name_env_in_errors(env)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.batched import BATCHED
+from llmrl.envs.gym.batched import BATCHED_GAMES
 from llmrl.envs.gym.env_factory import EnvFactory, Games
 from some import one_in
 
@@ -23,7 +23,7 @@ VARIANTS = [
     ("llmrl/Maze-v0", {"parity": True}),
     ("llmrl/Nim-v0", {"takes": [0, 1, 2]}),
 ]
-CASES = [(name, {}) for name in BATCHED] + VARIANTS
+CASES = [(name, {}) for name in BATCHED_GAMES] + VARIANTS
 
 
 def skilled_action(name: str, games: Games, observation: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -105,7 +105,7 @@ def test_comparison_reaches_mountain_car_goals():
 
 
 def test_step_keeps_previous_outputs():
-    for name in BATCHED:
+    for name in BATCHED_GAMES:
         games = EnvFactory(name, {}, HORIZON.get(name), "batched").make(2)
         first = games.reset(np.arange(2), np.ones(2, dtype=bool))
         first_copy = np.array(first)
@@ -160,4 +160,4 @@ def test_error_names_unknown_arguments():
 def test_batched_engines_are_registered_with_gymnasium():
     import llmrl.envs.gym.tasks  # noqa: F401  (registers)
 
-    assert set(BATCHED) <= set(gymnasium.registry)
+    assert set(BATCHED_GAMES) <= set(gymnasium.registry)

@@ -22,8 +22,8 @@ def test_lake_optimum_matches_page(capsys):
 
 def test_page_lists_batched_engines():
     from llmrl.core.option_files import options
-    from llmrl.envs.gym.batched import BATCHED
+    from llmrl.envs.gym.batched import BATCHED_GAMES
 
-    assert all(name.removeprefix("llmrl/").removesuffix("-v0") in PAGE for name in BATCHED)
+    assert all(name.removeprefix("llmrl/").removesuffix("-v0") in PAGE for name in BATCHED_GAMES)
     gym_options = [name for name, option in options("env").items() if "gym.vec_env" in option.get("_target_", "")]
     assert [name for name in gym_options if f"`{name}`" not in PAGE and name != "gymnasium"] == []

@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
-from llmrl.envs.gym.batched import BATCHED
+from llmrl.envs.gym.batched import BATCHED_GAMES
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.experiment.build_env import build_env
 
@@ -63,7 +63,7 @@ def test_option_plays(name):
 
 def test_options_use_batched_engines():
     """Check that options use the batched engine if one exists, except options for language models."""
-    stock = {name for name, option in OPTIONS.items() if option["engine"] == "stock" and option["id"] in BATCHED}
+    stock = {name for name, option in OPTIONS.items() if option["engine"] == "stock" and option["id"] in BATCHED_GAMES}
     assert stock <= {"taxi"}
 
 

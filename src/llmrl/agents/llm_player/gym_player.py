@@ -19,7 +19,7 @@ from llmrl.core.observers import Transition
 from llmrl.core.option_files import option
 from llmrl.core.records import Observation, PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
-from llmrl.envs.gym.channel_spaces import continuous_actions, to_actions
+from llmrl.envs.gym.channel_spaces import convert_actions, find_continuous_actions
 from llmrl.envs.gym.episode_scores import SuccessCriterion, SuccessQuantity
 from llmrl.envs.texts import build_describer
 from llmrl.envs.texts.describers import Describer
@@ -95,7 +95,7 @@ class Player:
         output = self.policy.act(inputs)
         assert output.notes is not None
         self.note, self._last_inputs_and_output, self._has_unreported_step = output.notes[0][0], (inputs, output), True
-        [action] = to_actions(self.env.action_space, output.action.numpy())
+        [action] = convert_actions(self.env.action_space, output.action.numpy())
         return action
 
     def on_step(self, reward: float, terminated: bool = False, truncated: bool = False) -> None:
@@ -188,7 +188,7 @@ def _make_spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
         n_actions=n_actions,
         action_names=tuple(str(i) for i in range(n_actions)),
         horizon=None,
-        continuous_actions=continuous_actions(actions, name),
+        find_continuous_actions=find_continuous_actions(actions, name),
         text=text,
     )
     # Only the first info shows whether an environment reports legal actions; without a mask, all are legal.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.env_factory import EnvFactory, make
+from llmrl.envs.gym.env_factory import EnvFactory, make_gymnasium_env
 from llmrl.envs.rooms.grid_world import DROP, GRAY, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, encode_cell
 from llmrl.envs.rooms.views import Viewer
 
@@ -51,7 +51,7 @@ class LevelGames:
         self.n = len(env_factories)
         self.envs: list[Any] = []
         for env_factory in env_factories:
-            env = make(env_factory, render).unwrapped
+            env = make_gymnasium_env(env_factory, render).unwrapped
             if not isinstance(env, MiniGridEnv):
                 raise ConfigError(
                     f"env.level={env_factory.id} is not a level of MiniGrid or BabyAI; use env=gymnasium for it"
@@ -118,15 +118,15 @@ class LevelGames:
         if self._has_batched_views:
             self._update_views()
 
-    def step(self, actions: Sequence[int], playing: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Execute `actions` (MiniGrid's) in the games that are `playing` [n]; the others do not change.
+    def step(self, actions: Sequence[int], active: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Execute `actions` (MiniGrid's) in the games that are `active` [n]; the others do not change.
 
         Returns rewards [n] float64, terminated [n] bool and truncated [n] bool.
         """
         reward = np.zeros(self.n)
         terminated, truncated = np.zeros(self.n, dtype=bool), np.zeros(self.n, dtype=bool)
-        games = np.flatnonzero(playing).tolist()
-        self.steps[playing] += 1
+        games = np.flatnonzero(active).tolist()
+        self.steps[active] += 1
         positions, headings = [], []
         for i in games:
             env, action = self.envs[i], actions[i]
@@ -143,7 +143,7 @@ class LevelGames:
             positions.append(env.agent_pos)
             headings.append(env.agent_dir)
         if self._max_steps is not None:
-            truncated |= playing & (self.steps >= self._max_steps) & ~terminated
+            truncated |= active & (self.steps >= self._max_steps) & ~terminated
         if self._has_batched_views and games:
             self._world.place_agents(np.array(games), np.array(positions), np.array(headings))
             self._update_views()

@@ -210,12 +210,12 @@ class BabyAIEnv(ReplayableEnv):
         mission_length = _LONG_MISSION_LENGTH if isinstance(self._games.envs[0], LevelGen) else _MISSION_LENGTH
         self._mission_ids = np.zeros((n_envs, mission_length), dtype=np.int64)
         self._needs_text = True
-        self._begin(np.ones(n_envs, dtype=bool))
-        self.spec = self._describe(settings.name or settings.level, max_steps)
+        self._begin_episodes(np.ones(n_envs, dtype=bool))
+        self.spec = self._build_spec(settings.name or settings.level, max_steps)
         if "expert" in self.spec.observation:
             self._create_experts()
 
-    def _describe(self, name: str, max_steps: int) -> EnvSpec:
+    def _build_spec(self, name: str, max_steps: int) -> EnvSpec:
         words, size = LANGUAGES[self.settings.language], self._games.view_size
         descriptions = words.action_descriptions
         effects = [descriptions[min(i, len(descriptions) - 1)] for i in range(len(self._names))]
@@ -293,8 +293,8 @@ class BabyAIEnv(ReplayableEnv):
 
         self._experts = Experts(self._games.envs, len(self._names))
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
-        self._games.reset(self._seeds, reset_mask)
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
+        self._games.reset(self._episode_seeds, reset_mask)
         self._succeeded[reset_mask] = False
         games = np.flatnonzero(reset_mask)
         self._describe_views(games)
@@ -324,14 +324,14 @@ class BabyAIEnv(ReplayableEnv):
             for i, sentences in zip(games.tolist(), self._describer.describe(self._games.views[games]), strict=True):
                 self._sentences[i] = sentences
 
-    def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
+    def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
         actions = np.asarray(action, dtype=np.int64)[:, 0]
         minigrid_actions = np.minimum(actions, DONE).tolist()  # actions beyond MiniGrid's do nothing
-        reward, terminated, truncated = self._games.step(minigrid_actions, playing)
+        reward, terminated, truncated = self._games.step(minigrid_actions, active)
         self._terminated |= terminated
         self._truncated |= truncated
         self._succeeded |= reward > 0
-        games = np.flatnonzero(playing)
+        games = np.flatnonzero(active)
         self._describe_views(games)
         if self._needs_text:
             for i in games.tolist():
@@ -342,7 +342,7 @@ class BabyAIEnv(ReplayableEnv):
                 self._advice[i] = -1 if finished else self._experts.advise(i, minigrid_actions[i])
         return reward
 
-    def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
+    def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
         base = reward.astype(np.float32)[:, None]
         info = {"success": (reward > 0).astype(np.float32)}
         if self._tracked_kinds:

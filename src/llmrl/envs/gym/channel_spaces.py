@@ -14,14 +14,14 @@ from llmrl.core.spaces import Channel, ContinuousActions
 if TYPE_CHECKING:
     from gymnasium import Space, spaces
 
-IMAGE_SIDE = 16
+MIN_IMAGE_SIDE = 16
 """A Box of bytes is an image if its sides have at least this many pixels; MiniGrid's maps of codes are smaller."""
 
-Encode = Callable[[Sequence[Any] | np.ndarray], np.ndarray]
+Encoder = Callable[[Sequence[Any] | np.ndarray], np.ndarray]
 """Function from observations of n games to an array [n, 1, *channel.shape]."""
 
 
-def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encode]]:
+def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encoder]]:
     """Return the channels of an observation space without texts, by name, each with its encoder.
 
     The channel `vector` contains every number of the observation, categories one-hot, in Gymnasium's own flat order;
@@ -29,7 +29,7 @@ def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encode]]
     """
     from gymnasium import spaces
 
-    channels: dict[str, tuple[Channel, Encode]] = {}
+    channels: dict[str, tuple[Channel, Encoder]] = {}
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         channels["state"] = (
@@ -42,10 +42,10 @@ def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encode]]
             Channel(space.shape, "uint8", 0, 255),
             lambda observation: np.asarray(observation)[:, None],
         )
-    if (numeric := numeric_part(space)) is not None:
-        numeric_space, select = numeric
-        channel = Channel((spaces.flatdim(numeric_space),), "float32", parts=_slices_by_name(numeric_space))
-        channels["vector"] = channel, _vector_encoder(numeric_space, select)
+    if (numeric_selection := select_numeric_part(space)) is not None:
+        numeric_space, select = numeric_selection
+        channel = Channel((spaces.flatdim(numeric_space),), "float32", parts=_find_member_slices(numeric_space))
+        channels["vector"] = channel, _build_vector_encoder(numeric_space, select)
     return channels
 
 
@@ -58,17 +58,17 @@ def is_image(space: Space[Any]) -> bool:
         and space.dtype == np.uint8
         and shape is not None
         and len(shape) == 3
-        and min(shape[:2]) >= IMAGE_SIDE
+        and min(shape[:2]) >= MIN_IMAGE_SIDE
     )
 
 
-def numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], Any]] | None:
+def select_numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], Any]] | None:
     """Return the numeric part of a space and a function that selects it from an observation; None if there is none."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        keys: Any = space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces))
-        parts = {key: part for key in keys if (part := numeric_part(space[key])) is not None}
+        member_keys: Any = space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        parts = {key: part for key in member_keys if (part := select_numeric_part(space[key])) is not None}
         if not parts:
             return None
         if isinstance(space, spaces.Dict):
@@ -86,20 +86,20 @@ def numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], Any]] |
     return space, lambda observation: observation
 
 
-def _vector_encoder(space: Space[Any], select: Callable[[Any], Any]) -> Encode:
+def _build_vector_encoder(space: Space[Any], select: Callable[[Any], Any]) -> Encoder:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         return lambda observations: np.asarray(observations, dtype=np.float32)[:, None]
     if isinstance(space, spaces.Discrete):
-        table, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
-        return lambda observations: table[np.asarray(observations, dtype=np.int64) - start][:, None]
+        one_hot_table, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
+        return lambda observations: one_hot_table[np.asarray(observations, dtype=np.int64) - start][:, None]
     return lambda observations: np.array(
         [spaces.flatten(space, select(observation)) for observation in observations], dtype=np.float32
     )[:, None]
 
 
-def _slices_by_name(space: Space[Any]) -> tuple[dict[str, slice], ...]:
+def _find_member_slices(space: Space[Any]) -> tuple[dict[str, slice], ...]:
     """Return the position of each member of a Dict in its flat vector; () for spaces whose members have no names."""
     from gymnasium import spaces
 
@@ -109,7 +109,7 @@ def _slices_by_name(space: Space[Any]) -> tuple[dict[str, slice], ...]:
     return ({name: slice(*bounds) for name, bounds in zip(space.spaces, itertools.pairwise(ends), strict=True)},)
 
 
-def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None:
+def find_continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None:
     """Return the numbers of an action; None if an action is one of several choices.
 
     Raises:
@@ -117,21 +117,21 @@ def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None
     """
     from gymnasium import spaces
 
-    return None if isinstance(space, spaces.Discrete) else _action_numbers(space, name)
+    return None if isinstance(space, spaces.Discrete) else _flatten_action_space(space, name)
 
 
-def _action_numbers(space: Space[Any], name: str) -> ContinuousActions:
+def _flatten_action_space(space: Space[Any], name: str) -> ContinuousActions:
     """Return the numbers of an action: those of all members of a Dict or Tuple; a Discrete action is one integer."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict | spaces.Tuple):
-        low, high, is_integer = _bounds(space, name)
+        low, high, is_integer = _find_bounds(space, name)
         names = tuple(f"action_{i}" for i in range(low.size))
         bounds = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
         return ContinuousActions(names, *bounds, (is_integer,) * low.size)
     member_fields = []
-    for member_name, member in _members(space).items():
-        numbers = _action_numbers(member, name)
+    for member_name, member in _list_members(space).items():
+        numbers = _flatten_action_space(member, name)
         names = (
             (member_name,)
             if numbers.dim == 1
@@ -141,7 +141,7 @@ def _action_numbers(space: Space[Any], name: str) -> ContinuousActions:
     return ContinuousActions(*(tuple(itertools.chain(*fields)) for fields in zip(*member_fields, strict=True)))
 
 
-def _bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]:
+def _find_bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return the lowest and highest numbers of an action, float64 of its shape, and whether they are integers.
 
     Raises:
@@ -171,7 +171,7 @@ def _bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]
     return np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64), np.dtype(space.dtype).kind in "iu"
 
 
-def _members(space: spaces.Dict | spaces.Tuple[Any]) -> dict[str, Space[Any]]:
+def _list_members(space: spaces.Dict | spaces.Tuple[Any]) -> dict[str, Space[Any]]:
     """Return the members of a Dict or Tuple by name, in order."""
     from gymnasium import spaces
 
@@ -180,7 +180,7 @@ def _members(space: spaces.Dict | spaces.Tuple[Any]) -> dict[str, Space[Any]]:
     return {f"part_{i}": member for i, member in enumerate(space.spaces)}
 
 
-def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequence[Any] | np.ndarray:
+def convert_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequence[Any] | np.ndarray:
     """Return actions of a `VecEnv`, [n, 1] choices or [n, 1, a] numbers, as elements of `space`.
 
     Numbers are clipped to their bounds. Without `clip`, real numbers are not.
@@ -189,22 +189,22 @@ def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequ
 
     if isinstance(space, spaces.Discrete):
         return np.asarray(action)[:, 0] + int(space.start)
-    return _from_numbers(space, np.asarray(action), clip)
+    return _unflatten_actions(space, np.asarray(action), clip)
 
 
-def _from_numbers(space: Space[Any], action: np.ndarray, clip: bool) -> Sequence[Any] | np.ndarray:
+def _unflatten_actions(space: Space[Any], action: np.ndarray, clip: bool) -> Sequence[Any] | np.ndarray:
     """Return actions [n, 1, a], numbers also where `space` is Discrete, as elements of `space`."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        members = _members(space)
-        ends = np.cumsum([_action_numbers(member, name).dim for name, member in members.items()])
-        columns = zip(members.values(), np.split(action, ends[:-1], axis=-1), strict=True)
-        games = zip(*(_from_numbers(member, numbers, clip) for member, numbers in columns), strict=True)
+        members = _list_members(space)
+        stops = np.cumsum([_flatten_action_space(member, name).dim for name, member in members.items()])
+        member_actions = zip(members.values(), np.split(action, stops[:-1], axis=-1), strict=True)
+        games = zip(*(_unflatten_actions(member, numbers, clip) for member, numbers in member_actions), strict=True)
         return [dict(zip(members, game, strict=True)) if isinstance(space, spaces.Dict) else game for game in games]
     assert space.shape is not None
     numbers: np.ndarray = action[:, 0].reshape(-1, *space.shape)
-    low, high, is_integer = _bounds(space, "the game")
+    low, high, is_integer = _find_bounds(space, "the game")
     if is_integer:
         numbers = np.rint(numbers)
     if clip or is_integer:

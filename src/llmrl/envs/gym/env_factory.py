@@ -15,8 +15,8 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.env_errors import creation_errors, observation_error
-from llmrl.envs.gym.batched import BATCHED
+from llmrl.envs.env_errors import build_observation_error, convert_creation_errors
+from llmrl.envs.gym.batched import BATCHED_GAMES
 
 if TYPE_CHECKING:
     import gymnasium
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
 Engine = Literal["stock", "batched"]
-_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.levels", "llmrl/": "llmrl.envs.gym.tasks"}
+_MODULES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.levels", "llmrl/": "llmrl.envs.gym.tasks"}
 """Prefix of ids -> module that registers them."""
-_UNSUPPORTED = ("GymV21Environment", "GymV26Environment")
+_UNSUPPORTED_IDS = ("GymV21Environment", "GymV26Environment")
 """Ids of Gymnasium that make the environment given as an argument, which would bypass the check of modules."""
-_EXTRA_OF_WORD = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
+_EXTRA_BY_KEYWORD = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
 """Word in Gymnasium's error about a missing package -> extra of llmrl that installs the package."""
-_PERSISTENT_WORLDS = ("BipedalWalker", "CarRacing")
+_ENVS_THAT_KEEP_STATE = ("BipedalWalker", "CarRacing")
 """Classes whose physics keep state across `reset(seed=...)`; they are rebuilt for each episode."""
-_SHORT_EPISODES = ("BlackjackEnv",)
+_ENVS_WITH_SHORT_EPISODES = ("BlackjackEnv",)
 """Classes without a limit of steps whose episodes are always short."""
 
 
@@ -63,9 +63,9 @@ class Games(Protocol):
         ...
 
     def step(
-        self, actions: Sequence[Any] | np.ndarray, playing: np.ndarray
+        self, actions: Sequence[Any] | np.ndarray, active: np.ndarray
     ) -> tuple[Sequence[Any] | np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Advance the games where `playing` [n] is true; the others do not change.
+        """Advance the games where `active` [n] is true; the others do not change.
 
         `actions[i]` is an element of `action_space`. Return observations, rewards [n] float64, terminated [n] bool and
         truncated [n] bool; 0 and false for games that are not playing.
@@ -118,7 +118,7 @@ class EnvFactory:
         if games is None:
             raise ConfigError(
                 f"{self.id} has no batched engine with env.kwargs={dict(self.kwargs)}; use env.engine=stock, or one of "
-                f"{', '.join(sorted(BATCHED))}"
+                f"{', '.join(sorted(BATCHED_GAMES))}"
             )
         return games
 
@@ -131,12 +131,14 @@ class EnvFactory:
 
         tasks.register()
         # Other versions of Gymnasium have other environments, so the id may be unknown.
-        if self.id not in BATCHED or (spec := gymnasium.registry.get(self.id)) is None:
+        if self.id not in BATCHED_GAMES or (spec := gymnasium.registry.get(self.id)) is None:
             return None
-        check_map(spec, self)
-        make: Any = load_env_creator(BATCHED[self.id])
-        with creation_errors(self.id, self.kwargs):
-            games: Games | None = make(n, self.horizon or spec.max_episode_steps, **{**spec.kwargs, **self.kwargs})
+        check_frozen_lake_map(spec, self)
+        make_games: Any = load_env_creator(BATCHED_GAMES[self.id])
+        with convert_creation_errors(self.id, self.kwargs):
+            games: Games | None = make_games(
+                n, self.horizon or spec.max_episode_steps, **{**spec.kwargs, **self.kwargs}
+            )
         return games
 
 
@@ -159,22 +161,26 @@ class GymnasiumGames:
         self.envs: list[gymnasium.Env[Any, Any]] = []
         try:
             for _ in range(n):
-                self.envs.append(make(env_factory, render))
+                self.envs.append(make_gymnasium_env(env_factory, render))
             if render:
-                check_rendering(env_factory.id, self.envs[0])
+                check_mujoco_rendering(env_factory.id, self.envs[0])
         except BaseException:
             self.close()
             raise
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         env = self.envs[0].unwrapped
-        self.horizon, self._is_minigrid = step_limit(self.envs[0]), _is_minigrid(env)
-        self.always_ends = self.horizon is not None or type(env).__name__ in _SHORT_EPISODES or self._is_minigrid
-        self._remake = (lambda: make(env_factory, render)) if type(env).__name__ in _PERSISTENT_WORLDS else None
+        self.horizon, self._is_minigrid = find_step_limit(self.envs[0]), _is_minigrid(env)
+        self.always_ends = (
+            self.horizon is not None or type(env).__name__ in _ENVS_WITH_SHORT_EPISODES or self._is_minigrid
+        )
+        self._remake = (
+            (lambda: make_gymnasium_env(env_factory, render)) if type(env).__name__ in _ENVS_THAT_KEEP_STATE else None
+        )
         self._started = np.zeros(n, dtype=bool)
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
         self._observations: list[Any] = [None] * n
         self._id, self._steps = env_factory.id, [0] * n
-        self._states = self.observation_space if isinstance(self.observation_space, Discrete) else None
+        self._state_space = self.observation_space if isinstance(self.observation_space, Discrete) else None
 
     def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
         for i in np.flatnonzero(mask).tolist():
@@ -190,32 +196,32 @@ class GymnasiumGames:
             with contextlib.redirect_stdout(io.StringIO()) if self._is_minigrid else contextlib.nullcontext():
                 self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
             self._steps[i] = 0
-            self._check_state(i)
+            self._check_state_index(i)
         self._started |= mask
         self.infos = infos
         return list(self._observations)
 
     def step(
-        self, actions: Sequence[Any] | np.ndarray, playing: np.ndarray
+        self, actions: Sequence[Any] | np.ndarray, active: np.ndarray
     ) -> tuple[Sequence[Any], np.ndarray, np.ndarray, np.ndarray]:
         reward = np.zeros(self.n)
         terminated, truncated = np.zeros(self.n, dtype=bool), np.zeros(self.n, dtype=bool)
         infos = list(self.infos)
-        for i in np.flatnonzero(playing).tolist():
+        for i in np.flatnonzero(active).tolist():
             self._observations[i], reward[i], terminated[i], truncated[i], infos[i] = self.envs[i].step(actions[i])
             self._steps[i] += 1
-            self._check_state(i)
+            self._check_state_index(i)
         self.infos = infos
         return list(self._observations), reward, terminated, truncated
 
-    def _check_state(self, game: int) -> None:
+    def _check_state_index(self, game: int) -> None:
         """Raise EngineError if the observation of a game should be a state number and is not.
 
         Observations of other spaces are checked where they are encoded.
         """
         observation = self._observations[game]
-        if self._states is not None and not self._states.contains(observation):
-            raise observation_error(self._id, self._states, observation, self._steps[game])
+        if self._state_space is not None and not self._state_space.contains(observation):
+            raise build_observation_error(self._id, self._state_space, observation, self._steps[game])
 
     def render(self, index: int) -> np.ndarray:
         return np.asarray(self.envs[index].render())
@@ -225,7 +231,7 @@ class GymnasiumGames:
             env.close()
 
 
-def make(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
+def make_gymnasium_env(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
     """Return one environment, without Gymnasium's checks of every step, which cost as much as a small game.
 
     Raises:
@@ -236,15 +242,15 @@ def make(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
 
     arguments: dict[str, Any] = {} if env_factory.horizon is None else {"max_episode_steps": env_factory.horizon}
     try:
-        with creation_errors(env_factory.id, env_factory.kwargs):
-            spec = _spec(env_factory)
+        with convert_creation_errors(env_factory.id, env_factory.kwargs):
+            spec = _find_spec(env_factory)
             if spec is not None:
-                check_map(spec, env_factory)
+                check_frozen_lake_map(spec, env_factory)
             if render:
-                arguments |= {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
+                arguments |= {"render_mode": "rgb_array"} if spec is None else find_rendering_arguments(spec)
             return gymnasium.make(env_factory.id, disable_env_checker=True, **{**arguments, **env_factory.kwargs})
     except error.DependencyNotInstalled as cause:
-        extra = next((extra for word, extra in _EXTRA_OF_WORD.items() if word in str(cause)), None)
+        extra = next((extra for word, extra in _EXTRA_BY_KEYWORD.items() if word in str(cause)), None)
         remedy = f"pip install 'llmrl[{extra}]'" if extra else str(cause)
         raise ConfigError(f"{env_factory.id} needs a package that is not installed: {remedy}") from cause
     except error.Error as cause:
@@ -258,28 +264,28 @@ def make(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
         ) from cause
 
 
-def _spec(env_factory: EnvFactory) -> EnvSpec | None:
+def _find_spec(env_factory: EnvFactory) -> EnvSpec | None:
     """Import the package that registers an id and return the registered spec; None if there is none.
 
     Raises:
-        ConfigError: the id names a module that is not trusted, or is one of `_UNSUPPORTED`.
+        ConfigError: the id names a module that is not trusted, or is one of `_UNSUPPORTED_IDS`.
     """
     import gymnasium
 
     module, separator, id = env_factory.id.rpartition(":")
-    if id.startswith(_UNSUPPORTED):
+    if id.startswith(_UNSUPPORTED_IDS):
         raise ConfigError(
             f"env.id={env_factory.id} makes another environment, given as an argument; use the id of that environment"
         )
     if separator:
         env_factory.trust.load(module, f"env.id={env_factory.id}")
-    for prefix, package in _PACKAGES.items():
+    for prefix, package in _MODULES.items():
         if id.startswith(prefix):
             importlib.import_module(package)
     return gymnasium.registry.get(id)
 
 
-def check_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
+def check_frozen_lake_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
     """Raise ConfigError if a FrozenLake has no map or an invalid one.
 
     Without a map, each object would draw its own, unseeded.
@@ -287,17 +293,17 @@ def check_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
     if not str(spec.entry_point).endswith(":FrozenLakeEnv"):
         return
     kwargs = {**spec.kwargs, **env_factory.kwargs}
-    desc = kwargs.get("desc")
-    rows = None if desc is None else [str(row) for row in desc]
-    letters = "".join(rows or ())
-    if rows is not None and not (
-        len({len(row) for row in rows}) == 1 and "S" in letters and set(letters) <= set("SFHG")
+    map_rows = kwargs.get("desc")
+    row_texts = None if map_rows is None else [str(row) for row in map_rows]
+    letters = "".join(row_texts or ())
+    if row_texts is not None and not (
+        len({len(row) for row in row_texts}) == 1 and "S" in letters and set(letters) <= set("SFHG")
     ):
         raise ConfigError(
-            f"{env_factory.id}: env.kwargs.desc={desc} is not a map; it must be rows of equal length, of the letters "
-            "S (start, at least one), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
+            f"{env_factory.id}: env.kwargs.desc={map_rows} is not a map; it must be rows of equal length, of the "
+            "letters S (start, at least one), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
         )
-    if rows is None and "map_name" in kwargs and kwargs["map_name"] is None:
+    if row_texts is None and "map_name" in kwargs and kwargs["map_name"] is None:
         raise ConfigError(
             f"{env_factory.id} without a map would draw a different, unseeded map for each game; set "
             "env.kwargs.map_name=4x4 or 8x8, or a map as env.kwargs.desc (a list of rows such as SFFF)"
@@ -308,19 +314,19 @@ def _is_minigrid(env: Any) -> bool:
     return any(base.__name__ == "MiniGridEnv" for base in type(env).__mro__)
 
 
-def step_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+def find_step_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     """Return the number of steps after which Gymnasium or MiniGrid truncates an episode, whichever is less.
 
     None: there is no limit, or it depends on the episode (in BabyAI on the mission).
     """
-    steps = None if env.spec is None else env.spec.max_episode_steps
+    max_steps = None if env.spec is None else env.spec.max_episode_steps
     game: Any = env.unwrapped
     if _is_minigrid(game) and not any(base.__name__ == "RoomGridLevel" for base in type(game).__mro__):
-        return int(game.max_steps) if steps is None else min(steps, int(game.max_steps))
-    return steps
+        return int(game.max_steps) if max_steps is None else min(max_steps, int(game.max_steps))
+    return max_steps
 
 
-def rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
+def find_rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
     """Return the arguments of `gymnasium.make` with which the environment renders frames as arrays.
 
     Raises:
@@ -328,24 +334,24 @@ def rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
     """
     from gymnasium.envs.registration import load_env_creator
 
-    mujoco = "envs.mujoco" in str(spec.entry_point)
+    is_mujoco = "envs.mujoco" in str(spec.entry_point)
     has_screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if mujoco and not has_screen and not os.environ.get("MUJOCO_GL"):
+    if is_mujoco and not has_screen and not os.environ.get("MUJOCO_GL"):
         # MuJoCo opens a window unless it is configured to draw without a screen.
         os.environ["MUJOCO_GL"] = "egl"
-    with _mujoco_errors(spec.id) if mujoco else contextlib.nullcontext():
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
-    modes = getattr(creator, "metadata", {}).get("render_modes", [])
-    if "rgb_array" not in modes:
+    with _mujoco_errors(spec.id) if is_mujoco else contextlib.nullcontext():
+        env_class = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+    render_modes = getattr(env_class, "metadata", {}).get("render_modes", [])
+    if "rgb_array" not in render_modes:
         raise ConfigError(
-            f"{spec.id} cannot be rendered as an image (its render modes: {', '.join(modes) or 'none'}), so no video "
-            "is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
+            f"{spec.id} cannot be rendered as an image (its render modes: {', '.join(render_modes) or 'none'}), so no "
+            "video is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
         )
     # Without this camera, robots that walk or swim leave the frame.
-    return {"render_mode": "rgb_array"} | ({"camera_name": "track"} if mujoco else {})
+    return {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
 
 
-def check_rendering(name: str, env: gymnasium.Env[Any, Any]) -> None:
+def check_mujoco_rendering(name: str, env: gymnasium.Env[Any, Any]) -> None:
     """Raise ConfigError, before anything is played, if a simulation of MuJoCo fails to draw."""
     if "envs.mujoco" in type(env.unwrapped).__module__:
         env.reset(seed=0)

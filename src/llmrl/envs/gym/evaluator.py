@@ -28,17 +28,17 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError, EngineError, LlmrlError
 from llmrl.core.protocols import Controller
-from llmrl.envs.env_errors import engine_error
-from llmrl.envs.gym.channel_spaces import observation_channels, to_actions
+from llmrl.envs.env_errors import build_engine_error
+from llmrl.envs.gym.channel_spaces import convert_actions, observation_channels
 from llmrl.envs.gym.env_factory import EnvFactory, Games
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 
-_MAX_STOCK_GAMES = 8
+_MAX_GYMNASIUM_GAMES = 8
 """Maximum number of Gymnasium's own games that a process plays in lock step, with one call of the controller for all of
 them."""
 _MAX_BATCHED_GAMES = 1024
 """Maximum number of batched games in lock step, which keeps their arrays small."""
-_EXIT_SECONDS = 2.0
+_EXIT_TIMEOUT_SECONDS = 2.0
 _EPISODE_DTYPE = np.dtype([("episode_return", "f8"), ("length", "i8"), ("max_reward", "f8"), ("terminated", "?")])
 """Result of an episode: sum of its rewards, number of steps, highest reward of a step, and whether it terminated."""
 
@@ -95,9 +95,13 @@ class EpisodeRunner:
         self._channels = observation_channels(self.games.observation_space)
 
     def play(
-        self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], indices: Sequence[int]
+        self,
+        controller: Controller,
+        parameter_vectors: NDArray[np.float64],
+        seeds: NDArray[np.int64],
+        indices: Sequence[int],
     ) -> NDArray[Any]:
-        """Play the episodes `indices`: i * k + j is vector i of `vectors` [q, d] under seed j of `seeds` [k].
+        """Play the episodes `indices`: i * k + j is vector i of `parameter_vectors` [q, d] under seed j of `seeds` [k].
 
         Each begins as `env.reset(seed=seeds[j])` does. So results do not depend on the other episodes or on the number
         of games, provided that an action of `controller` depends only on its own observation and parameters.
@@ -118,38 +122,38 @@ class EpisodeRunner:
                 "use a policy for one of these"
             )
         # Inputs of the controller are [n, k] float64, or [n] int64 for states.
-        encode = self._channels[controller.channel][1]
+        encode_observation = self._channels[controller.channel][1]
         input_dtype = np.int64 if controller.channel == "state" else np.float64
         games, n = self.games, self.games.n
-        results, remaining = np.zeros(len(indices), dtype=_EPISODE_DTYPE), iter(enumerate(indices))
-        position, seed, lengths = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        parameters, returns, max_rewards = np.zeros((n, vectors.shape[1])), np.zeros(n), np.zeros(n)
+        results, remaining_episodes = np.zeros(len(indices), dtype=_EPISODE_DTYPE), iter(enumerate(indices))
+        result_indices, game_seeds, lengths = np.zeros((3, n), dtype=np.int64)
+        parameters, returns, max_rewards = np.zeros((n, parameter_vectors.shape[1])), np.zeros(n), np.zeros(n)
         # All games are started once, because before that they have no observations.
-        playing, starting = np.zeros(n, dtype=bool), np.ones(n, dtype=bool)
+        active, start_mask = np.zeros(n, dtype=bool), np.ones(n, dtype=bool)
         while True:
-            for game, (result_position, index) in zip(np.flatnonzero(~playing).tolist(), remaining, strict=False):
-                position[game] = result_position
-                seed[game], parameters[game] = seeds[index % len(seeds)], vectors[index // len(seeds)]
-                playing[game] = starting[game] = True
-            if not playing.any():
+            for game, (result_index, index) in zip(np.flatnonzero(~active).tolist(), remaining_episodes, strict=False):
+                result_indices[game] = result_index
+                game_seeds[game], parameters[game] = seeds[index % len(seeds)], parameter_vectors[index // len(seeds)]
+                active[game] = start_mask[game] = True
+            if not active.any():
                 return results
-            prepared = getattr(controller, "prepared", None)
-            act = prepared(parameters) if prepared else lambda inputs: controller.act(inputs, parameters)
-            observation = games.reset(seed, starting)
-            returns[starting], max_rewards[starting], lengths[starting] = 0.0, -np.inf, 0
-            starting[:] = False
+            prepare = getattr(controller, "prepared", None)
+            act = prepare(parameters) if prepare else lambda inputs: controller.act(inputs, parameters)
+            observation = games.reset(game_seeds, start_mask)
+            returns[start_mask], max_rewards[start_mask], lengths[start_mask] = 0.0, -np.inf, 0
+            start_mask[:] = False
             done = np.zeros(n, dtype=bool)
             while not done.any():
-                action = act(encode(observation)[:, 0].astype(input_dtype))
-                actions = to_actions(games.action_space, action[:, None], self._rules.clip_actions)
-                observation, reward, terminated, truncated = games.step(actions, playing)
+                action = act(encode_observation(observation)[:, 0].astype(input_dtype))
+                actions = convert_actions(games.action_space, action[:, None], self._rules.clip_actions)
+                observation, reward, terminated, truncated = games.step(actions, active)
                 lengths += 1
                 returns += reward
                 np.maximum(max_rewards, reward, max_rewards)
                 done = terminated | truncated
             for game in np.flatnonzero(done).tolist():
-                results[position[game]] = returns[game], lengths[game], max_rewards[game], terminated[game]
-            playing &= ~done
+                results[result_indices[game]] = returns[game], lengths[game], max_rewards[game], terminated[game]
+            active &= ~done
 
     def resized(self, n: int) -> EpisodeRunner:
         """Return this runner if it has `n` games; otherwise close it and return a new one."""
@@ -183,7 +187,9 @@ class GymEvaluator:
         self._runner = EpisodeRunner(rules, 1)
         self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
 
-    def evaluate(self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64]) -> EpisodeBatch:
+    def evaluate(
+        self, controller: Controller, parameter_vectors: NDArray[np.float64], seeds: NDArray[np.int64]
+    ) -> EpisodeBatch:
         """Play one episode of each parameter vector [q, d] under each seed [k]; return the results.
 
         Results do not depend on the number of workers.
@@ -192,23 +198,23 @@ class GymEvaluator:
             ConfigError: the game lacks the channel that the controller reads, or the controller cannot be pickled.
             EngineError: a worker process died, or the game raised an error.
         """
-        vectors, seeds = np.asarray(vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
-        total = len(vectors) * len(seeds)
+        parameter_vectors, seeds = np.asarray(parameter_vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
+        n_episodes = len(parameter_vectors) * len(seeds)
         if self._rules.env_factory.engine == "batched":
-            n_games = min(total, _MAX_BATCHED_GAMES)
+            n_games = min(n_episodes, _MAX_BATCHED_GAMES)
         else:  # each process plays at least two rounds of episodes
-            n_games = max(1, min(-(-total // (2 * self.workers)), _MAX_STOCK_GAMES))
+            n_games = max(1, min(-(-n_episodes // (2 * self.workers)), _MAX_GYMNASIUM_GAMES))
         try:
             if self._pool is not None:
-                results = self._pool.play(controller, vectors, seeds, n_games)
+                results = self._pool.play(controller, parameter_vectors, seeds, n_games)
             else:
                 self._runner = self._runner.resized(n_games)
-                results = self._runner.play(controller, vectors, seeds, range(total))
+                results = self._runner.play(controller, parameter_vectors, seeds, range(n_episodes))
         except LlmrlError:
             raise
         except Exception as error:
-            raise engine_error(self._rules.env_factory.id, "an episode", error) from error
-        results = results.reshape(len(vectors), len(seeds))
+            raise build_engine_error(self._rules.env_factory.id, "an episode", error) from error
+        results = results.reshape(len(parameter_vectors), len(seeds))
         returns, success = results["episode_return"], self._rules.success
         successes = None if success is None else success.is_met(returns, results["max_reward"], results["terminated"])
         return EpisodeBatch(returns, results["length"], successes)
@@ -243,11 +249,13 @@ class WorkerPool:
     """
 
     def __init__(self, rules: EpisodeRules, n: int) -> None:
-        self._rules, self._n = rules, n
+        self._rules, self._n_workers = rules, n
         self._workers: list[_Worker] = []
 
-    def play(self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray, n_games: int) -> np.ndarray:
-        """Return the results of all episodes of `vectors` [q, d] under `seeds` [k] (see `EpisodeRunner.play`).
+    def play(
+        self, controller: Controller, parameter_vectors: np.ndarray, seeds: np.ndarray, n_games: int
+    ) -> np.ndarray:
+        """Return the results of all episodes of `parameter_vectors` under `seeds` (see `EpisodeRunner.play`).
 
         Each process plays every n-th episode, in `n_games` games in lock step.
 
@@ -256,7 +264,7 @@ class WorkerPool:
             EngineError: a worker died, or its game failed.
         """
         try:
-            evaluation = pickle.dumps((controller, vectors, seeds, n_games))
+            pickled_evaluation = pickle.dumps((controller, parameter_vectors, seeds, n_games))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(f"the policy cannot be sent to worker processes ({error}); use workers=1") from error
         if type(controller).__module__ == "__main__":
@@ -264,22 +272,22 @@ class WorkerPool:
                 f"{type(controller).__name__} is defined in the main script, from which worker processes cannot import "
                 "it; move it into a module, or use workers=1"
             )
-        results = np.zeros(len(vectors) * len(seeds), dtype=_EPISODE_DTYPE)
+        results = np.zeros(len(parameter_vectors) * len(seeds), dtype=_EPISODE_DTYPE)
         try:
-            while len(self._workers) < self._n:
+            while len(self._workers) < self._n_workers:
                 self._workers.append(worker := _start_worker())
-                with self._exit_errors(worker):
+                with self._convert_connection_errors(worker):
                     worker.connection.send((sys.path, self._rules))
             for k, worker in enumerate(self._workers):
-                with self._exit_errors(worker):
-                    worker.connection.send_bytes(evaluation)
-                    worker.connection.send(range(k, len(results), self._n))
+                with self._convert_connection_errors(worker):
+                    worker.connection.send_bytes(pickled_evaluation)
+                    worker.connection.send(range(k, len(results), self._n_workers))
             for k, worker in enumerate(self._workers):
-                with self._exit_errors(worker):
+                with self._convert_connection_errors(worker):
                     reply = worker.connection.recv()
                 if isinstance(reply, Exception):
                     raise reply
-                results[k :: self._n] = reply
+                results[k :: self._n_workers] = reply
         except BaseException:
             # Workers may still play an evaluation that was aborted.
             self.close()
@@ -299,13 +307,13 @@ class WorkerPool:
         self._workers = []
 
     @contextmanager
-    def _exit_errors(self, worker: _Worker) -> Iterator[None]:
+    def _convert_connection_errors(self, worker: _Worker) -> Iterator[None]:
         """Raise EngineError, with the exit status of the worker, if its connection is closed."""
         try:
             yield
         except (EOFError, OSError) as error:
             try:
-                code = worker.process.wait(_EXIT_SECONDS)
+                code = worker.process.wait(_EXIT_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 problem = "does not respond"
             else:
@@ -329,30 +337,30 @@ def _serve_evaluations(connection: Connection) -> None:
     sys.path[:], rules = pickle.loads(connection.recv_bytes())  # noqa: S301
     runner: EpisodeRunner | None = None
     while True:
-        evaluation, indices = connection.recv_bytes(), connection.recv()
+        pickled_evaluation, indices = connection.recv_bytes(), connection.recv()
         reply: Any
         try:
-            controller, vectors, seeds, n_games = pickle.loads(evaluation)  # noqa: S301
+            controller, parameter_vectors, seeds, n_games = pickle.loads(pickled_evaluation)  # noqa: S301
             runner = EpisodeRunner(rules, n_games) if runner is None else runner.resized(n_games)
-            reply = runner.play(controller, vectors, seeds, indices)
+            reply = runner.play(controller, parameter_vectors, seeds, indices)
         except (ConfigError, EngineError) as error:
             reply = error
         except Exception as error:  # noqa: BLE001 (the parent process raises any error of a third party's game)
-            reply = engine_error(rules.env_factory.id, "a worker process", error)
+            reply = build_engine_error(rules.env_factory.id, "a worker process", error)
             reply.add_note(traceback.format_exc())
         connection.send(reply)
 
 
-def _exit_with_parent() -> None:
+def _exit_after_parent() -> None:
     sys.stdin.read()
     os._exit(0)
 
 
 def main() -> None:
     """Run a worker process; its only argument is the file descriptor of the socket to the parent process."""
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signal_number, signal.SIG_IGN)
     # The connection fails when the parent process has exited.
     with suppress(EOFError, BrokenPipeError, ConnectionResetError), Connection(int(sys.argv[1])) as connection:
         _serve_evaluations(connection)

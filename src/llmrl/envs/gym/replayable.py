@@ -22,9 +22,9 @@ class ReplayableEnv(ABC):
     after a seeded reset have the same starts whatever the agents do.
 
     **Mechanism.** Values are recorded with the actions, because an episode may depend on them. A subclass with a
-    mechanism sets `_values` to those that hold first.
+    mechanism sets `_mechanism_values` to those that hold first.
 
-    A subclass sets `spec`, and implements `_begin`, `_advance`, `_observe` and `_step`.
+    A subclass sets `spec`, and implements `_begin_episodes`, `_advance`, `_observe` and `_build_step`.
 
     Args:
         settings: options of the environment, a dataclass with the field `n_envs`.
@@ -38,29 +38,29 @@ class ReplayableEnv(ABC):
     def __init__(self, settings: Any, seeds: Seeds, trust: Trust) -> None:
         self.settings, self._seed_tree, self._trust = settings, seeds, trust
         n_envs: int = settings.n_envs
-        self._streams = [seeds.integer("games")]  # one for each equal group of games
-        self._groups = 1
+        self._root_seeds = [seeds.integer("games")]  # one for each equal group of games
+        self._n_groups = 1
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
-        self._seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress
+        self._episode_seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress
         self._next_seeds: np.ndarray | None = None  # seeds of the next episodes
-        # Actions and the mechanism's values in the last steps, each of all games; those of game i's episode are the
-        # `_length[i]` from `_start_steps[i]` on.
+        # Actions and the mechanism's values in the last steps, each of all games. Game i's episode consists of the
+        # `_episode_lengths[i]` steps from `_history_starts[i]` on.
         self._history: list[tuple[np.ndarray, np.ndarray]] = []
         # The mechanism's values: current ones, [n_envs, d], and those at the start of each episode.
-        self._values = np.zeros((n_envs, 0))
-        self._initial_values = self._values.copy()
-        self._start_steps, self._length = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs, dtype=np.int64)
+        self._mechanism_values = np.zeros((n_envs, 0))
+        self._initial_mechanism = self._mechanism_values.copy()
+        self._history_starts, self._episode_lengths = np.zeros((2, n_envs), dtype=np.int64)
         # Forks of the episodes in progress: step of each game (-1: in no present episode), and seeds, [n_envs] each.
         self._forks: list[tuple[np.ndarray, np.ndarray]] = []
         self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
 
     @abstractmethod
-    def _begin(self, reset_mask: np.ndarray) -> None:
-        """Start the games where `reset_mask` [n_envs] is true, from `_seeds`."""
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
+        """Start the games where `reset_mask` [n_envs] is true, from `_episode_seeds`."""
 
     @abstractmethod
-    def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
-        """Advance the games that are `playing` [n_envs] by one step; return their rewards, [n_envs].
+    def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
+        """Advance the games that are `active` [n_envs] by one step; return their rewards, [n_envs].
 
         Games may end in it.
         """
@@ -70,8 +70,8 @@ class ReplayableEnv(ABC):
         """Return the current observation of every game."""
 
     @abstractmethod
-    def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
-        """Return the `Step` of the games that were `playing` [n_envs], given their rewards [n_envs]."""
+    def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
+        """Return the `Step` of the games that were `active` [n_envs], given their rewards [n_envs]."""
 
     def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:  # noqa: B027 (needed only by subclasses that record forks)
         """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds` [n_envs]."""
@@ -83,42 +83,43 @@ class ReplayableEnv(ABC):
         """
         n = self.spec.n_envs
         if seed is not None:
-            streams = list(seed) if isinstance(seed, Sequence) else [seed]
-            self.spec.games_per_group(len(streams))
-            self._streams = streams
+            root_seeds = list(seed) if isinstance(seed, Sequence) else [seed]
+            self.spec.games_per_group(len(root_seeds))
+            self._root_seeds = root_seeds
             self._episode_counts[:] = 0
         reset_mask = np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        seed_trees, games_per_stream = [Seeds(stream) for stream in self._streams], n // len(self._streams)
-        games_per_group = n // self._groups if len(seed_trees) == 1 else games_per_stream
+        seed_trees, games_per_root = [Seeds(root_seed) for root_seed in self._root_seeds], n // len(self._root_seeds)
+        games_per_group = n // self._n_groups if len(seed_trees) == 1 else games_per_root
         for i in np.flatnonzero(reset_mask).tolist():
-            index = i % games_per_stream % games_per_group
-            self._seeds[i] = seed_trees[i // games_per_stream].child(index).integer(int(self._episode_counts[i]))
-        self._drop_records(reset_mask)
+            index = i % games_per_root % games_per_group
+            self._episode_seeds[i] = seed_trees[i // games_per_root].child(index).integer(int(self._episode_counts[i]))
+        self._discard_history(reset_mask)
         if self._next_seeds is not None:
-            self._seeds[reset_mask], self._next_seeds = self._next_seeds[reset_mask], None
+            self._episode_seeds[reset_mask], self._next_seeds = self._next_seeds[reset_mask], None
         self._episode_counts[reset_mask] += 1
-        self._start(reset_mask)
+        self._begin_recorded_episodes(reset_mask)
         return self._observe()
 
     def seed_games(self, seeds: np.ndarray) -> None:
         """Let the next reset seed game i with `seeds[i]`, [n_envs] int64, regardless of its argument `seed`."""
         self._next_seeds = np.array(seeds, dtype=np.int64)
 
-    def _drop_records(self, reset_mask: np.ndarray) -> None:
+    def _discard_history(self, reset_mask: np.ndarray) -> None:
         """Drop the records of the episodes of the games where `reset_mask` is true, as they need no replay."""
-        self._start_steps[reset_mask], self._length[reset_mask] = len(self._history), 0
+        self._history_starts[reset_mask], self._episode_lengths[reset_mask] = len(self._history), 0
         for steps, _ in self._forks:
             steps[reset_mask] = -1
         self._forks = [fork for fork in self._forks if (fork[0] >= 0).any()]
-        start = int(self._start_steps[self._length > 0].min(initial=len(self._history)))
+        start = int(self._history_starts[self._episode_lengths > 0].min(initial=len(self._history)))
         del self._history[:start]
-        self._start_steps -= start
+        self._history_starts -= start
 
-    def _start(self, reset_mask: np.ndarray) -> None:
-        if self._initial_values.shape != self._values.shape:  # the first reset of an environment with a mechanism
-            self._initial_values = self._values.copy()
-        self._initial_values[reset_mask] = self._values[reset_mask]
-        self._begin(reset_mask)
+    def _begin_recorded_episodes(self, reset_mask: np.ndarray) -> None:
+        # The shapes differ at the first reset of an environment with a mechanism.
+        if self._initial_mechanism.shape != self._mechanism_values.shape:
+            self._initial_mechanism = self._mechanism_values.copy()
+        self._initial_mechanism[reset_mask] = self._mechanism_values[reset_mask]
+        self._begin_episodes(reset_mask)
         self._terminated[reset_mask] = self._truncated[reset_mask] = False
 
     def step(self, action: Array) -> Step:
@@ -127,14 +128,14 @@ class ReplayableEnv(ABC):
         `action` is [n_envs, n_agents], or [n_envs, n_agents, a] where an action is several numbers.
         """
         action = np.array(action)
-        playing = ~(self._terminated | self._truncated)
-        self._history.append((action, self._values))
-        self._length += playing
-        return self._step(self._advance(action, playing), playing)
+        active = ~(self._terminated | self._truncated)
+        self._history.append((action, self._mechanism_values))
+        self._episode_lengths += active
+        return self._build_step(self._advance(action, active), active)
 
     def pair_games(self, groups: int) -> None:
         self.spec.games_per_group(groups)
-        self._groups = groups
+        self._n_groups = groups
 
     def set_mechanism(self, values: Array) -> None:
         """Set the mechanism's values of all games, [d], or of each game, [n_envs, d], from the next step on.
@@ -144,77 +145,79 @@ class ReplayableEnv(ABC):
         """
         if self.spec.mechanism is None:
             raise ConfigError(f"env={self.spec.name} has no mechanism, so no values can be set")
-        self._values = np.broadcast_to(self.spec.mechanism.check(values), self._values.shape).copy()
+        self._mechanism_values = np.broadcast_to(self.spec.mechanism.check(values), self._mechanism_values.shape).copy()
 
     def set_context(self, context: int) -> None:
         raise ConfigError(f"env={self.spec.name} has no contexts")
 
     def state_dict(self) -> State:
-        state: State = {"streams": list(self._streams), "groups": self._groups, "begun": self._episode_counts.copy()}
+        state: State = {"streams": list(self._root_seeds), "groups": self._n_groups}
+        state["begun"] = self._episode_counts.copy()
         if self.spec.mechanism is not None:
-            state["values"] = self._values.copy()
+            state["values"] = self._mechanism_values.copy()
         if not self.spec.deterministic:
             return state
-        state |= {"seeds": self._seeds.copy(), "acted": self._episode_records(0)}
+        state |= {"seeds": self._episode_seeds.copy(), "acted": self._split_history(0)}
         if self._forks:
             state["forks"] = [[steps.copy(), seeds.copy()] for steps, seeds in self._forks]
         if self.spec.mechanism is not None:
-            state["began_under"] = self._initial_values.copy()
-            state["imposed"] = self._episode_records(1)
+            state["began_under"] = self._initial_mechanism.copy()
+            state["imposed"] = self._split_history(1)
         return state
 
-    def _episode_records(self, part: int) -> list[np.ndarray]:
-        """Return the actions (`part` 0) or the mechanism's values (1) of each game's current episode, [steps, ...]."""
-        slices = zip(self._start_steps.tolist(), (self._start_steps + self._length).tolist(), strict=True)
-        return [np.array([step[part][i] for step in self._history[a:b]]) for i, (a, b) in enumerate(slices)]
+    def _split_history(self, element: int) -> list[np.ndarray]:
+        """Return the actions (`element` 0) or the mechanism's values (1) of each game's episode, [steps, ...] each."""
+        spans = zip(self._history_starts, self._history_starts + self._episode_lengths, strict=True)
+        return [np.array([step[element][i] for step in self._history[a:b]]) for i, (a, b) in enumerate(spans)]
 
     def load_state_dict(self, state: State) -> None:
-        self._streams = list(state["streams"])
-        self._groups, self._episode_counts = state["groups"], np.array(state["begun"])
+        self._root_seeds = list(state["streams"])
+        self._n_groups, self._episode_counts = state["groups"], np.array(state["begun"])
         self._terminated[:] = True
         if "acted" in state:
             self._replay(state)
         if self.spec.mechanism is not None:
-            self._values = np.array(state["values"])
+            self._mechanism_values = np.array(state["values"])
 
     def _replay(self, state: State) -> None:
         """Replay the episodes in progress up to their saved step."""
-        self._seeds = np.array(state["seeds"])
+        self._episode_seeds = np.array(state["seeds"])
         has_mechanism = self.spec.mechanism is not None
         if has_mechanism:
-            self._values = np.array(state["began_under"])
-        self._start(self._episode_counts > 0)
-        game_actions = [np.asarray(actions) for actions in state["acted"]]
-        self._length = np.array([len(actions) for actions in game_actions])
-        max_length = int(self._length.max(initial=0))
+            self._mechanism_values = np.array(state["began_under"])
+        self._begin_recorded_episodes(self._episode_counts > 0)
+        actions_by_game = [np.asarray(actions) for actions in state["acted"]]
+        self._episode_lengths = np.array([len(actions) for actions in actions_by_game])
+        max_length = int(self._episode_lengths.max(initial=0))
         # All replayed episodes end in the same step, so that later actions can be appended.
-        self._start_steps = max_length - self._length
-        numbers = self.spec.continuous_actions
-        game_shape = (self.spec.n_agents,) if numbers is None else (self.spec.n_agents, numbers.dim)
-        actions = self._align_records(game_actions, game_shape, np.int64 if numbers is None else np.float64)
-        mechanisms = state["imposed"] if has_mechanism else [np.zeros((len(actions), 0)) for actions in game_actions]
-        values = self._align_records(mechanisms, self._values.shape[1:], np.float64)
+        self._history_starts = max_length - self._episode_lengths
+        numbers, n_agents = self.spec.continuous_actions, self.spec.n_agents
+        action_shape = (n_agents,) if numbers is None else (n_agents, numbers.dim)
+        actions = self._align_steps(actions_by_game, action_shape).astype(np.int64 if numbers is None else np.float64)
+        no_values = [np.zeros((len(actions), 0)) for actions in actions_by_game]
+        values = self._align_steps(state["imposed"] if has_mechanism else no_values, self._mechanism_values.shape[1:])
         self._history = list(zip(actions, values, strict=True))
         self._forks = [(np.array(steps), np.array(seeds)) for steps, seeds in state.get("forks", ())]
-        for t, (action, values_then) in enumerate(self._history):
-            self._values = values_then
+        for t, (action, mechanism_values) in enumerate(self._history):
+            self._mechanism_values = mechanism_values
             self._replay_forks(t)
-            self._advance(action, t >= self._start_steps)
+            self._advance(action, t >= self._history_starts)
         self._replay_forks(max_length)
 
     def _replay_forks(self, t: int) -> None:
         """Repeat the forks that took place at step `t` of a replay."""
         for steps, seeds in self._forks:
-            mask = (steps >= 0) & (t - self._start_steps == steps)
+            mask = (steps >= 0) & (t - self._history_starts == steps)
             if mask.any():
                 self._reseed(seeds, mask)
 
-    def _align_records(self, episodes: Sequence[np.ndarray], game_shape: tuple[int, ...], kind: type) -> np.ndarray:
-        """Return the records of each game's steps, [steps, *game_shape] each, as [steps, n_envs, *game_shape].
+    def _align_steps(self, episodes: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        """Return the arrays of each game's steps, [steps, *shape] each, as one, [steps, n_envs, *shape] float64.
 
-        Before a game's first step, they are zeros.
+        Before a game's first step, it is zero.
         """
-        steps: np.ndarray = np.zeros((int(self._length.max(initial=0)), self.spec.n_envs, *game_shape), dtype=kind)
-        for i, (start, episode) in enumerate(zip(self._start_steps.tolist(), episodes, strict=True)):
-            steps[start:, i] = episode.reshape(len(episode), *game_shape)
-        return steps
+        padded = [
+            np.concatenate([np.zeros((start, *shape)), episode.reshape(len(episode), *shape)])
+            for start, episode in zip(self._history_starts, episodes, strict=True)
+        ]
+        return np.stack(padded, axis=1)

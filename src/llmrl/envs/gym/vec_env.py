@@ -15,9 +15,9 @@ from llmrl.core.records import Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.env_errors import READING_ERRORS, check_rewards, name_env_in_errors, observation_error
-from llmrl.envs.gym.channel_spaces import LazyTextArray, continuous_actions, observation_channels, to_actions
-from llmrl.envs.gym.env_factory import Engine, EnvFactory, make
+from llmrl.envs.env_errors import READING_ERROR_TYPES, build_observation_error, check_rewards, name_env_in_errors
+from llmrl.envs.gym.channel_spaces import LazyTextArray, convert_actions, find_continuous_actions, observation_channels
+from llmrl.envs.gym.env_factory import Engine, EnvFactory, make_gymnasium_env
 from llmrl.envs.gym.episode_scores import ReturnScale, SuccessCriterion, SuccessQuantity
 from llmrl.envs.gym.replayable import ReplayableEnv
 
@@ -79,29 +79,29 @@ class GymnasiumEnv(ReplayableEnv):
         super().__init__(settings, seeds, trust)
         n_envs = settings.n_envs
         kwargs, name = dict(settings.kwargs or {}), settings.name or settings.id
-        self._criterion = SuccessCriterion.from_options(settings.success, settings.success_threshold)
+        self._success_criterion = SuccessCriterion.from_options(settings.success, settings.success_threshold)
         self.clip_actions = True  # An agent may set this to False, so that its actions reach the games unchanged.
         self.env_factory = EnvFactory(settings.id, kwargs, settings.horizon, settings.engine, trust)
         self._games = self.env_factory.make(n_envs, settings.render)
-        numbers = continuous_actions(self._games.action_space, name)
+        numbers = find_continuous_actions(self._games.action_space, name)
         self._returns, self._max_rewards = np.zeros(n_envs), np.full(n_envs, -np.inf)
         # Only a reset shows whether infos contain an action mask.
         self._observations = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
         self._has_action_mask = "action_mask" in self._games.infos[0]
-        self._progress = settings.progress
-        if self._progress is not None and not self._progress.applies_to(self._games.horizon, kwargs):
-            reference = self._progress.horizon, dict(self._progress.kwargs)
+        self._return_scale = settings.progress
+        if self._return_scale is not None and not self._return_scale.applies_to(self._games.horizon, kwargs):
+            reference = self._return_scale.horizon, dict(self._return_scale.kwargs)
             log.info("env.progress was measured with horizon=%s and kwargs=%s: there is no score here", *reference)
-            self._progress = None
+            self._return_scale = None
         self._describer: Describer | None = None
         if settings.text is not None:
             from llmrl.envs.texts import build_describer
 
-            self._describer = build_describer(settings.text, self.env_factory, self._criterion)
+            self._describer = build_describer(settings.text, self.env_factory, self._success_criterion)
         self._channels = observation_channels(self._games.observation_space)
-        self.spec = self._describe(name, numbers)
+        self.spec = self._build_spec(name, numbers)
 
-    def _describe(self, name: str, numbers: ContinuousActions | None) -> EnvSpec:
+    def _build_spec(self, name: str, numbers: ContinuousActions | None) -> EnvSpec:
         from gymnasium import spaces
 
         actions = self._games.action_space
@@ -120,7 +120,7 @@ class GymnasiumEnv(ReplayableEnv):
                 f"no observation of {name} can be converted to numbers or images: {self._games.observation_space}; set "
                 "env.text to convert it to text"
             )
-        scores = {"success": self._criterion, "progress": self._progress}
+        scores = {"success": self._success_criterion, "progress": self._return_scale}
         return EnvSpec(
             name=name,
             n_envs=self._games.n,
@@ -130,36 +130,38 @@ class GymnasiumEnv(ReplayableEnv):
             action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
             metrics={score: "last" for score, definition in scores.items() if definition is not None},
-            continuous_actions=numbers,
+            find_continuous_actions=numbers,
             text=text,
-            max_return=self._progress.best if self._progress is not None and self._progress.is_maximum else None,
+            max_return=self._return_scale.best
+            if self._return_scale is not None and self._return_scale.is_maximum
+            else None,
             endless=not self._games.always_ends,
         )
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
-        self._observations = self._games.reset(self._seeds, reset_mask)
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
+        self._observations = self._games.reset(self._episode_seeds, reset_mask)
         self._returns[reset_mask], self._max_rewards[reset_mask] = 0.0, -np.inf
 
-    def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
+    def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
         step_reward, info = reward.astype(np.float32)[:, None], {}
-        if self._criterion is not None:
-            success = self._criterion.is_met(self._returns, self._max_rewards, self._terminated)
+        if self._success_criterion is not None:
+            success = self._success_criterion.is_met(self._returns, self._max_rewards, self._terminated)
             info["success"] = (success & (self._episode_counts > 0)).astype(np.float32)
-        if self._progress is not None:
-            info["progress"] = self._progress.score(self._returns).astype(np.float32)
+        if self._return_scale is not None:
+            info["progress"] = self._return_scale.score(self._returns).astype(np.float32)
         return Step(
             self._observe(), step_reward, step_reward.copy(), self._terminated.copy(), self._truncated.copy(), info
         )
 
-    def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
-        """Advance the games that are `playing` [n_envs]; return rewards [n_envs]."""
-        actions = to_actions(self._games.action_space, action, self.clip_actions)
-        self._observations, reward, terminated, truncated = self._games.step(actions, playing)
-        check_rewards(self.spec.name, reward, self._length)
+    def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
+        """Advance the games that are `active` [n_envs]; return rewards [n_envs]."""
+        actions = convert_actions(self._games.action_space, action, self.clip_actions)
+        self._observations, reward, terminated, truncated = self._games.step(actions, active)
+        check_rewards(self.spec.name, reward, self._episode_lengths)
         self._terminated |= terminated
         self._truncated |= truncated
         self._returns += reward
-        np.maximum(self._max_rewards, reward, out=self._max_rewards, where=playing)
+        np.maximum(self._max_rewards, reward, out=self._max_rewards, where=active)
         return reward
 
     def _observe(self) -> Observation:
@@ -167,11 +169,11 @@ class GymnasiumEnv(ReplayableEnv):
             observation: Observation = {
                 name: encode(self._observations) for name, (_, encode) in self._channels.items()
             }
-        except READING_ERRORS as cause:
+        except READING_ERROR_TYPES as cause:
             space = self._games.observation_space
-            for game, step in zip(self._observations, self._length.tolist(), strict=True):
+            for game, step in zip(self._observations, self._episode_lengths.tolist(), strict=True):
                 if not space.contains(game):
-                    raise observation_error(self.spec.name, space, game, step) from cause
+                    raise build_observation_error(self.spec.name, space, game, step) from cause
             raise
         observations, infos, describer = self._observations, self._games.infos, self._describer
         if describer is not None:
@@ -196,19 +198,19 @@ class GymnasiumEnv(ReplayableEnv):
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """Return one more game, as Gymnasium's own environment."""
-        return make(replace(self.env_factory, engine="stock"), render=False)
+        return make_gymnasium_env(replace(self.env_factory, engine="stock"), render=False)
 
     def evaluator(self, clip_actions: bool, workers: int | None) -> GymEvaluator:
         """Return an evaluator that plays whole episodes of controllers in `workers` processes (None: one per core)."""
         from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 
-        return GymEvaluator(EpisodeRules(self.env_factory, clip_actions, self._criterion), workers)
+        return GymEvaluator(EpisodeRules(self.env_factory, clip_actions, self._success_criterion), workers)
 
     def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
         n, tree = self.spec.n_envs, Seeds(seed).child("fork")
         seeds = np.array([tree.integer(i) for i in range(n)], dtype=np.int64)
-        self._forks.append((self._length.copy(), seeds))
+        self._forks.append((self._episode_lengths.copy(), seeds))
         self._reseed(seeds, np.ones(n, dtype=bool))
 
     def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:

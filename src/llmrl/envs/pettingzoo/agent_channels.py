@@ -11,8 +11,8 @@ import numpy as np
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Observation
 from llmrl.core.spaces import Channel, ContinuousActions
-from llmrl.envs.env_errors import READING_ERRORS, observation_error
-from llmrl.envs.gym.channel_spaces import Encode, continuous_actions, observation_channels, to_actions
+from llmrl.envs.env_errors import READING_ERROR_TYPES, build_observation_error
+from llmrl.envs.gym.channel_spaces import Encoder, convert_actions, find_continuous_actions, observation_channels
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -56,9 +56,9 @@ class AgentView:
             self._is_nested = list(members) == ["observation"]
             self.space = members["observation"] if self._is_nested else spaces.Dict(members)
         self.action_space = world.action_space(agent)
-        self.numbers = continuous_actions(self.action_space, f"{name} ({agent})")
+        self.numbers = find_continuous_actions(self.action_space, f"{name} ({agent})")
         self.n_actions = int(self.action_space.n) if self.numbers is None else 0
-        self.channels: dict[str, tuple[Channel, Encode]] = observation_channels(self.space)
+        self.channels: dict[str, tuple[Channel, Encoder]] = observation_channels(self.space)
 
     def strip_mask(self, observation: Any) -> Any:
         """Return an observation without the mask."""
@@ -112,13 +112,13 @@ class SharedChannels:
         if self.n_actions:
             self.channels[MASK] = Channel((self.n_actions,), "bool", 0, 1)
 
-    def actions(self, action: np.ndarray, games: Sequence[Game], playing: np.ndarray, clip: bool) -> list[Actions]:
+    def actions(self, action: np.ndarray, games: Sequence[Game], active: np.ndarray, clip: bool) -> list[Actions]:
         """Return the actions of all agents of each game in the form that the world takes.
 
         Args:
             action: [n_envs, n_agents] choices, or [n_envs, n_agents, a] numbers.
             games: the games.
-            playing: games that are played; actions of others are ignored, [n_envs] bool.
+            active: games that are played; actions of others are ignored, [n_envs] bool.
             clip: whether real numbers are clipped to their bounds.
 
         Raises:
@@ -128,16 +128,16 @@ class SharedChannels:
         for j, (agent, view) in enumerate(self.views.items()):
             agent_action = action[:, j : j + 1]
             if view.numbers is not None:
-                columns[agent] = to_actions(view.action_space, agent_action[..., : view.numbers.dim], clip)
+                columns[agent] = convert_actions(view.action_space, agent_action[..., : view.numbers.dim], clip)
                 continue
-            is_invalid = playing & ((agent_action[:, 0] < 0) | (agent_action[:, 0] >= view.n_actions))
+            is_invalid = active & ((agent_action[:, 0] < 0) | (agent_action[:, 0] >= view.n_actions))
             for i in np.flatnonzero(is_invalid).tolist():
                 if agent in games[i].acting_agents:
                     raise ValueError(
                         f"{agent} of {self._name} has {view.n_actions} actions and cannot take action "
                         f"{int(agent_action[i, 0])}; take one that is legal in action_mask"
                     )
-            columns[agent] = [int(x) for x in to_actions(view.action_space, agent_action)]
+            columns[agent] = [int(x) for x in convert_actions(view.action_space, agent_action)]
         return [{agent: column[i] for agent, column in columns.items()} for i in range(len(games))]
 
     def observe(self, games: Sequence[Game]) -> Observation:
@@ -164,14 +164,16 @@ class SharedChannels:
             observation[MASK] = self._masks(games)
         return observation
 
-    def _encode(self, encode: Encode, view: AgentView, agent: str, games: Sequence[Game]) -> np.ndarray:
+    def _encode(self, encode: Encoder, view: AgentView, agent: str, games: Sequence[Game]) -> np.ndarray:
         observations = [view.strip_mask(game.observations[agent]) for game in games]
         try:
             return np.asarray(encode(observations))[:, 0]
-        except READING_ERRORS as error:
+        except READING_ERROR_TYPES as error:
             for observation, game in zip(observations, games, strict=True):
                 if not view.space.contains(observation):
-                    raise observation_error(f"{self._name} ({agent})", view.space, observation, game.steps) from error
+                    raise build_observation_error(
+                        f"{self._name} ({agent})", view.space, observation, game.steps
+                    ) from error
             raise
 
     def _masks(self, games: Sequence[Game]) -> np.ndarray:

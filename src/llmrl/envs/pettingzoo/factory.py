@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.env_errors import creation_errors
+from llmrl.envs.env_errors import convert_creation_errors
 from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class WorldFactory:
 
     def _call(self, function: Any, options: Mapping[str, Any]) -> Any:
         try:
-            with creation_errors(self.id, self.kwargs):
+            with convert_creation_errors(self.id, self.kwargs):
                 return function(**{**options, **self.kwargs})
         except ModuleNotFoundError as error:
             raise self._missing(error) from error

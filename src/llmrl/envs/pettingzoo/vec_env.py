@@ -96,7 +96,7 @@ class PettingZooEnv(ReplayableEnv):
                 f"env.show_mechanism=true, but {name} has no mechanism; set env.tax=true, or env.show_mechanism=false"
             )
         if space is not None:
-            self._values = np.tile(space.neutral, (n_envs, 1))
+            self._mechanism_values = np.tile(space.neutral, (n_envs, 1))
         self._metrics = declared_metrics(name, template)
         deterministic = self._is_reproducible(name)
         self._texts = None
@@ -106,19 +106,19 @@ class PettingZooEnv(ReplayableEnv):
         # it.
         self._base_reward = np.zeros((n_envs, len(self._shared.agents)))
         self._cumulative = np.zeros((n_envs, len(self._shared.agents), 2))
-        self.spec = self._describe(name, horizon, space, deterministic, factory.always_ends)
+        self.spec = self._build_spec(name, horizon, space, deterministic, factory.always_ends)
 
     def _is_reproducible(self, name: str) -> bool:
         """Return whether a seed determines how the first game begins; the game has begun afterwards."""
         game, observations = self.games[0], []
         for _ in range(2):
             if self._world_mechanism is not None:
-                game.set_mechanism(self._values[0])
+                game.set_mechanism(self._mechanism_values[0])
             game.reset(0)
             observations.append(self._shared.observe([game]))
         return all(np.array_equal(observations[0][channel], observations[1][channel]) for channel in observations[0])
 
-    def _describe(
+    def _build_spec(
         self, name: str, horizon: int | None, space: ParameterSpace | None, deterministic: bool, ends: bool
     ) -> EnvSpec:
         shared, text = self._shared, None if self._texts is None else self._texts.description
@@ -152,46 +152,46 @@ class PettingZooEnv(ReplayableEnv):
             endless=horizon is None and not ends,
         )
 
-    def _begin(self, reset_mask: np.ndarray) -> None:
+    def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         for i in np.flatnonzero(reset_mask).tolist():
             if self._world_mechanism is not None:
-                self.games[i].set_mechanism(self._values[i])
-            self.games[i].reset(int(self._seeds[i]))
+                self.games[i].set_mechanism(self._mechanism_values[i])
+            self.games[i].reset(int(self._episode_seeds[i]))
         self._base_reward[reset_mask], self._cumulative[reset_mask] = 0.0, 0.0
 
-    def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
-        """Advance the games that are `playing` [n_envs]; return rewards after the mechanism, [n_envs, n_agents]."""
-        actions = self._shared.actions(action, self.games, playing, self.clip_actions)
+    def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
+        """Advance the games that are `active` [n_envs]; return rewards after the mechanism, [n_envs, n_agents]."""
+        actions = self._shared.actions(action, self.games, active, self.clip_actions)
         observing = np.array([[agent in game.acting_agents for agent in game.agents] for game in self.games])
-        self._cumulative[observing & playing[:, None]] = 0.0
+        self._cumulative[observing & active[:, None]] = 0.0
         reward = np.zeros((len(self.games), len(self._shared.agents)))
         base = np.zeros_like(reward)
-        for i in np.flatnonzero(playing).tolist():
+        for i in np.flatnonzero(active).tolist():
             game = self.games[i]
             if self._world_mechanism is not None:
-                game.set_mechanism(self._values[i])
+                game.set_mechanism(self._mechanism_values[i])
             game.step(actions[i])
             for j, agent in enumerate(self._shared.agents):
                 reward[i, j] = game.rewards.get(agent, 0.0)
                 base[i, j] = game.step_infos.get(agent, {}).get("base_reward", reward[i, j])
             self._terminated[i], self._truncated[i] = game.terminated, game.truncated
         for amounts in (reward, base):
-            check_rewards(self.spec.name, amounts.ravel(), np.repeat(self._length, amounts.shape[1]))
+            check_rewards(self.spec.name, amounts.ravel(), np.repeat(self._episode_lengths, amounts.shape[1]))
         if self._tax is not None:
             present = np.array([[agent in game.step_agents for agent in game.agents] for game in self.games])
-            events = SocietyEvents(reward.astype(np.float32), None, present & playing[:, None])
-            values = self._values.astype(np.float32)
+            events = SocietyEvents(reward.astype(np.float32), None, present & active[:, None])
+            values = self._mechanism_values.astype(np.float32)
             self._settlement = self._tax.settle(events, values)
             base, reward = events.raw_reward, self._settlement.reward(values)
-        self._base_reward = base * playing[:, None]
-        self._cumulative[playing] += np.stack((base, reward), -1)[playing]
+        self._base_reward = base * active[:, None]
+        self._cumulative[active] += np.stack((base, reward), -1)[active]
         return reward
 
-    def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
+    def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
         info: dict[str, np.ndarray] = {}
         for name in self._metrics:  # summed over the agents that report them
             sums = [sum(float(infos.get(name, 0.0)) for infos in game.step_infos.values()) for game in self.games]
-            info[name] = (np.array(sums) * playing).astype(np.float32)
+            info[name] = (np.array(sums) * active).astype(np.float32)
         if self._settlement is not None:
             info |= {name: np.asarray(x, dtype=np.float32) for name, x in self._settlement.metrics.items()}
         return Step(
@@ -207,7 +207,7 @@ class PettingZooEnv(ReplayableEnv):
     def _observe(self) -> Observation:
         observation = self._shared.observe(self.games)
         if "mechanism" in self.spec.observation:
-            values = self._values.astype(np.float32)[:, None]
+            values = self._mechanism_values.astype(np.float32)[:, None]
             observation["mechanism"] = np.repeat(values, self.spec.n_agents, axis=1)
         if self._texts is not None:
             observation["text"] = self._lazy_texts(self._texts)
@@ -216,7 +216,7 @@ class PettingZooEnv(ReplayableEnv):
     def _lazy_texts(self, texts: WorldTexts) -> LazyTextArray:
         # Games replace these objects in a step and do not change them.
         snapshots = [(game.observations, game.infos, game.acting_agents, game.steps) for game in self.games]
-        values, cumulative, agents = self._values, self._cumulative.copy(), self._shared.agents
+        values, cumulative, agents = self._mechanism_values, self._cumulative.copy(), self._shared.agents
 
         def text_of(game: int, agent: int) -> str:
             name, (observations, infos, acting_agents, steps) = agents[agent], snapshots[game]

@@ -13,8 +13,8 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.gym.channel_spaces import continuous_actions
-from llmrl.envs.gym.env_factory import EnvFactory, make, step_limit
+from llmrl.envs.gym.channel_spaces import find_continuous_actions
+from llmrl.envs.gym.env_factory import EnvFactory, find_step_limit, make_gymnasium_env
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.env_arguments import EnvKwargs, Placeholders, format_value
@@ -67,7 +67,7 @@ def build_describer(
             environment; see also `EnvFactory.make`.
     """
     if isinstance(env, EnvFactory):
-        with contextlib.closing(make(env, render=False)) as instance:
+        with contextlib.closing(make_gymnasium_env(env, render=False)) as instance:
             return build_describer(text, instance, criterion, env.trust)
     if text == "own":
         return EnvDescriber(env, criterion)
@@ -177,7 +177,7 @@ def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
         ends = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
         return tuple((f"action_{i}", f"a number from {low:g} to {high:g}") for i, (low, high) in enumerate(ends))
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        numbers = continuous_actions(space, "a game")
+        numbers = find_continuous_actions(space, "a game")
         assert numbers is not None
         bounds = zip(numbers.names, numbers.low, numbers.high, numbers.whole, strict=True)
         return tuple(
@@ -229,7 +229,7 @@ def _without_type(entry: Any) -> Any:
 
 def describe_step_limit(env: gymnasium.Env[Any, Any]) -> str:
     """Return a sentence about the maximum number of steps of an episode; "" if it is unlimited or unknown."""
-    steps = step_limit(env)
+    steps = find_step_limit(env)
     return "" if steps is None else f"An episode ends after {steps} step{'s' * (steps != 1)} at the latest."
 
 

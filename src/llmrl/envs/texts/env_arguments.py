@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.env_factory import step_limit
+from llmrl.envs.gym.env_factory import find_step_limit
 
 if TYPE_CHECKING:
     import gymnasium
@@ -47,7 +47,7 @@ class EnvKwargs:
         self._registered: Mapping[str, Any] = {} if registered_spec is None else registered_spec.kwargs
         # Properties are left out, because some depend on the current state.
         self._attributes = vars(game)
-        self._ignored = {*_RENDERING_ARGUMENTS, *(("max_steps",) if step_limit(env) is not None else ())}
+        self._ignored = {*_RENDERING_ARGUMENTS, *(("max_steps",) if find_step_limit(env) is not None else ())}
         if any(base.__name__ == "MujocoEnv" for base in type(game).__mro__):
             self._ignored |= {"width", "height"}
 

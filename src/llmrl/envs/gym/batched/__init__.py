@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from gymnasium import Space
 
-_BATCHED = "llmrl.envs.gym.batched"
-_TASKS = "llmrl.envs.gym.tasks"
+_BATCHED_MODULE = "llmrl.envs.gym.batched"
+_TASKS_MODULE = "llmrl.envs.gym.tasks"
 
-BATCHED: Mapping[str, str] = {
-    "CartPole-v1": f"{_BATCHED}.classic_control:CartPoleGames",
-    "MountainCar-v0": f"{_BATCHED}.classic_control:MountainCarGames",
-    "MountainCarContinuous-v0": f"{_BATCHED}.classic_control:MountainCarContinuousGames",
-    "FrozenLake-v1": f"{_BATCHED}.tabular_games:frozen_lake_games",
-    "FrozenLake8x8-v1": f"{_BATCHED}.tabular_games:frozen_lake_games",
-    "CliffWalking-v1": f"{_BATCHED}.tabular_games:cliff_walking_games",
-    "CliffWalkingSlippery-v1": f"{_BATCHED}.tabular_games:cliff_walking_games",
-    "Taxi-v4": f"{_BATCHED}.tabular_games:taxi_games",
-    "llmrl/Maze-v0": f"{_TASKS}.maze:MazeGames",
-    "llmrl/Nim-v0": f"{_TASKS}.nim:nim_games",
-    "llmrl/Navigation-v0": f"{_TASKS}.navigation:NavigationGames",
-    "llmrl/Pong-v0": f"{_TASKS}.pong:PongGames",
+BATCHED_GAMES: Mapping[str, str] = {
+    "CartPole-v1": f"{_BATCHED_MODULE}.classic_control:CartPoleGames",
+    "MountainCar-v0": f"{_BATCHED_MODULE}.classic_control:MountainCarGames",
+    "MountainCarContinuous-v0": f"{_BATCHED_MODULE}.classic_control:MountainCarContinuousGames",
+    "FrozenLake-v1": f"{_BATCHED_MODULE}.tabular_games:make_frozen_lake_games",
+    "FrozenLake8x8-v1": f"{_BATCHED_MODULE}.tabular_games:make_frozen_lake_games",
+    "CliffWalking-v1": f"{_BATCHED_MODULE}.tabular_games:make_cliff_walking_games",
+    "CliffWalkingSlippery-v1": f"{_BATCHED_MODULE}.tabular_games:make_cliff_walking_games",
+    "Taxi-v4": f"{_BATCHED_MODULE}.tabular_games:make_taxi_games",
+    "llmrl/Maze-v0": f"{_TASKS_MODULE}.maze:MazeGames",
+    "llmrl/Nim-v0": f"{_TASKS_MODULE}.nim:nim_games",
+    "llmrl/Navigation-v0": f"{_TASKS_MODULE}.navigation:NavigationGames",
+    "llmrl/Pong-v0": f"{_TASKS_MODULE}.pong:PongGames",
 }
 """Gymnasium's id -> `module:function` that makes games, given their number, a horizon and arguments of the
 environment. It returns None if there is no engine with these arguments."""
@@ -59,8 +59,8 @@ class BatchedGames(ABC):
         """Put games `indices` [m] into start states, drawn from the generators `rngs` [m]."""
 
     @abstractmethod
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Advance the games that are `playing` [n] (None: all); return rewards [n] and whether games terminated [n].
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Advance the games that are `active` [n] (None: all); return rewards [n] and whether games terminated [n].
 
         Returned values of other games are ignored; their state must not change.
         """
@@ -92,27 +92,27 @@ class BatchedGames(ABC):
     def draw(
         self,
         width: int,
-        playing: NDArray[np.bool_] | None,
+        active: NDArray[np.bool_] | None,
         distribution: Literal["random", "standard_normal"] = "random",
     ) -> NDArray[np.float64]:
-        """Return the next random numbers of the games that are `playing` [n] (None: all), [n, width].
+        """Return the next random numbers of the games that are `active` [n] (None: all), [n, width].
 
         `distribution`: uniform on [0, 1) or standard normal. A game draws from the generator that started it, so it
         gets the numbers of Gymnasium's environment. Numbers of other games are 0.
         """
         numbers = np.zeros((self.n, width))
-        for game in range(self.n) if playing is None else np.flatnonzero(playing).tolist():
+        for game in range(self.n) if active is None else np.flatnonzero(active).tolist():
             if (rng := self._rngs[game]) is not None:
                 getattr(rng, distribution)(out=numbers[game])
         return numbers
 
     def step(
-        self, actions: Any, playing: NDArray[np.bool_]
+        self, actions: Any, active: NDArray[np.bool_]
     ) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-        self.time += playing
-        reward, terminated = self.advance(actions, None if playing.all() else playing)
-        truncated = playing & (self.time >= (self.horizon or np.inf))
-        return self.observe(), reward * playing, terminated & playing, truncated
+        self.time += active
+        reward, terminated = self.advance(actions, None if active.all() else active)
+        truncated = active & (self.time >= (self.horizon or np.inf))
+        return self.observe(), reward * active, terminated & active, truncated
 
     def close(self) -> None:  # noqa: B027
         """Do nothing: there are no resources."""

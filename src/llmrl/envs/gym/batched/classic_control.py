@@ -17,8 +17,8 @@ _EARTH_GRAVITY, _TAU, _CART_FORCE = 9.8, 0.02, 10.0
 _MAX_CART_POSITION, _MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
 
 _MIN_POSITION, _MAX_POSITION, _MAX_VELOCITY = -1.2, 0.6, 0.07
-_FORCE, _GRAVITY, _GOAL = 0.001, 0.0025, 0.5
-_POWER, _CONTINUOUS_GOAL = 0.0015, 0.45
+_PUSH_FORCE, _GRAVITY, _GOAL_POSITION = 0.001, 0.0025, 0.5
+_MAX_FORCE, _CONTINUOUS_GOAL_POSITION = 0.0015, 0.45
 
 
 class ClassicControlGames(BatchedGames):
@@ -64,17 +64,17 @@ class CartPoleGames(ClassicControlGames):
         for game, rng in zip(indices.tolist(), rngs, strict=True):
             self._state[:, game] = rng.uniform(low=-0.05, high=0.05, size=(4,))
 
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Advance by Gymnasium's operations in the same order, so that rounding is equal."""
         _, x_dot, theta, theta_dot = self._state
         force = np.where(check_choices(actions, 2) == 1, _CART_FORCE, -_CART_FORCE)
         cos, sin = np.cos(theta), np.sin(theta)
         push = (force + _POLE_MOMENT * np.square(theta_dot) * sin) / _TOTAL_MASS
-        resistance = _HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * np.square(cos) / _TOTAL_MASS)
-        theta_acceleration = (_EARTH_GRAVITY * sin - cos * push) / resistance
+        effective_length = _HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * np.square(cos) / _TOTAL_MASS)
+        theta_acceleration = (_EARTH_GRAVITY * sin - cos * push) / effective_length
         x_acceleration = push - _POLE_MOMENT * theta_acceleration * cos / _TOTAL_MASS
         state = self._state + _TAU * np.array((x_dot, x_acceleration, theta_dot, theta_acceleration))
-        self._state = state if playing is None else np.where(playing, state, self._state)
+        self._state = state if active is None else np.where(active, state, self._state)
         terminated = (np.abs(state[0]) > _MAX_CART_POSITION) | (np.abs(state[2]) > _MAX_ANGLE)
         return -terminated.astype(np.float64) if self._sutton_barto_reward else np.ones(self.n), terminated
 
@@ -99,11 +99,11 @@ class MountainCarGames(ClassicControlGames):
         self._state[0, indices] = [rng.uniform(low=-0.6, high=-0.4) for rng in rngs]
         self._state[1, indices] = 0.0
 
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        push = (check_choices(actions, 3) - 1) * _FORCE + _slopes(3 * self._state[0]) * -_GRAVITY
-        state = _move(self._state[0], self._state[1], push)
-        self._state = state if playing is None else np.where(playing, state, self._state)
-        return np.full(self.n, -1.0), (state[0] >= _GOAL) & (state[1] >= self._goal_velocity)
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        push = (check_choices(actions, 3) - 1) * _PUSH_FORCE + _cosines(3 * self._state[0]) * -_GRAVITY
+        state = _move_car(self._state[0], self._state[1], push)
+        self._state = state if active is None else np.where(active, state, self._state)
+        return np.full(self.n, -1.0), (state[0] >= _GOAL_POSITION) & (state[1] >= self._goal_velocity)
 
 
 class MountainCarContinuousGames(ClassicControlGames):
@@ -125,42 +125,43 @@ class MountainCarContinuousGames(ClassicControlGames):
         super().__init__(n, env, horizon, np.zeros((2, n), dtype=np.float32))
         self._goal_velocity = goal_velocity
         # The initial state is float64, so that the first step is computed in double precision.
-        self._start = np.zeros(n)
-        self._first = np.ones(n, dtype=bool)
+        self._start_positions = np.zeros(n)
+        self._is_first_step = np.ones(n, dtype=bool)
 
     def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
-        self._start[indices] = [rng.uniform(low=-0.6, high=-0.4) for rng in rngs]
-        self._state[0, indices], self._state[1, indices] = self._start[indices], 0.0
-        self._first[indices] = True
+        self._start_positions[indices] = [rng.uniform(low=-0.6, high=-0.4) for rng in rngs]
+        self._state[0, indices], self._state[1, indices] = self._start_positions[indices], 0.0
+        self._is_first_step[indices] = True
 
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         action = np.asarray(actions, dtype=np.float32).reshape(self.n)
-        state, terminated = self._push(action, self._state[0], self._state[1])
-        if self._first.any():
-            first_state, first_terminated = self._push(action, self._start, np.zeros(self.n))
-            state = np.where(self._first, first_state, state)
-            terminated = np.where(self._first, first_terminated, terminated)
-            self._first &= False if playing is None else ~playing
-        if playing is not None:
-            state = np.where(playing, state, self._state)
+        state, terminated = self._compute_step(action, self._state[0], self._state[1])
+        if self._is_first_step.any():
+            first_state, first_terminated = self._compute_step(action, self._start_positions, np.zeros(self.n))
+            state = np.where(self._is_first_step, first_state, state)
+            terminated = np.where(self._is_first_step, first_terminated, terminated)
+            self._is_first_step &= False if active is None else ~active
+        if active is not None:
+            state = np.where(active, state, self._state)
         self._state = state.astype(np.float32, copy=False)
         # 100 - 0.1 a^2, added in the same order as in Gymnasium.
         cost = np.square(action.astype(np.float64)) * -0.1
         return np.where(terminated, 100.0 + cost, cost), terminated
 
-    def _push(
+    def _compute_step(
         self, action: NDArray[np.float32], position: NDArray[Any], velocity: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return the state [2, n] after a step, in the precision of `position`, and whether the goal is reached [n]."""
-        pull = _GRAVITY * _slopes(3 * position)
+        slope_force = _GRAVITY * _cosines(3 * position)
         # In Gymnasium, a force that is clipped to its bound is a Python number, any other one is float32.
-        clipped_push = (np.where(action > 0, _POWER, -_POWER) - pull).astype(position.dtype)
-        push = np.where(np.abs(action) > 1, clipped_push, action * np.float32(_POWER) - pull.astype(np.float32))
-        state = _move(position, velocity, push)
-        return state, (state[0] >= _CONTINUOUS_GOAL) & (state[1] >= self._goal_velocity)
+        push_at_bound = (np.where(action > 0, _MAX_FORCE, -_MAX_FORCE) - slope_force).astype(position.dtype)
+        push_inside = action * np.float32(_MAX_FORCE) - slope_force.astype(np.float32)
+        push = np.where(np.abs(action) > 1, push_at_bound, push_inside)
+        state = _move_car(position, velocity, push)
+        return state, (state[0] >= _CONTINUOUS_GOAL_POSITION) & (state[1] >= self._goal_velocity)
 
 
-def _move(position: NDArray[Any], velocity: NDArray[Any], push: NDArray[Any]) -> NDArray[Any]:
+def _move_car(position: NDArray[Any], velocity: NDArray[Any], push: NDArray[Any]) -> NDArray[Any]:
     """Return position and velocity [2, n] after a push [n]; the car stops at the left end."""
     velocity = np.clip(velocity + push, -_MAX_VELOCITY, _MAX_VELOCITY)
     position = np.clip(position + velocity, _MIN_POSITION, _MAX_POSITION)
@@ -168,6 +169,6 @@ def _move(position: NDArray[Any], velocity: NDArray[Any], push: NDArray[Any]) ->
     return np.array((position, velocity))
 
 
-def _slopes(angles: NDArray[Any]) -> NDArray[np.float64]:
+def _cosines(angles: NDArray[Any]) -> NDArray[np.float64]:
     """Return cosines [n] as the C library computes them (as Gymnasium does); NumPy's may differ in the last bit."""
     return np.array([*map(math.cos, angles.tolist())])

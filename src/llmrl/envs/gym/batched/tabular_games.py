@@ -17,7 +17,7 @@ Outcome = tuple[float, int, float, bool]
 TransitionRules = Mapping[int, Mapping[int, Sequence[Outcome]]]
 """State -> action -> outcomes, the attribute `P` of Gymnasium's toy-text environments."""
 
-_TOLERANCE = 1e-9
+_VALUE_TOLERANCE = 1e-9
 """Maximum difference between the values of equally good actions."""
 
 
@@ -32,7 +32,7 @@ class TransitionTable:
     Attributes:
         n_states: number of states, 0 to n_states - 1.
         n_actions: number of actions, 0 to n_actions - 1.
-        boundaries: boundaries between classes, [c - 1], ascending.
+        class_boundaries: boundaries between classes, [c - 1], ascending.
         next_state: next state, [n_states * n_actions, c].
         reward: reward, [n_states * n_actions, c].
         terminated: whether the episode terminates, [n_states * n_actions, c].
@@ -41,7 +41,7 @@ class TransitionTable:
 
     n_states: int
     n_actions: int
-    boundaries: NDArray[np.float64]
+    class_boundaries: NDArray[np.float64]
     next_state: NDArray[np.int64]
     reward: NDArray[np.float64]
     terminated: NDArray[np.bool_]
@@ -51,30 +51,30 @@ class TransitionTable:
     def from_rules(cls, rules: TransitionRules, start: NDArray[np.float64]) -> TransitionTable:
         """Return the table of `rules`, for games that start in state i with probability `start[i]`."""
         n_states, n_actions = len(rules), len(rules[0])
-        cases = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
-        cumulative = [np.cumsum([outcome[0] for outcome in case]) for case in cases]
-        boundaries = np.unique(np.concatenate(cumulative))
+        outcome_lists = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
+        cumulative = [np.cumsum([probability for probability, *_ in outcome_list]) for outcome_list in outcome_lists]
+        class_boundaries = np.unique(np.concatenate(cumulative))
         # Random numbers are below 1, so larger sums bound no class.
-        boundaries = boundaries[boundaries < 1]
-        lowest = np.append(0.0, boundaries)
+        class_boundaries = class_boundaries[class_boundaries < 1]
+        class_starts = np.append(0.0, class_boundaries)
         outcomes = [
-            [case[i] for i in (sums[:, None] > lowest).argmax(axis=0).tolist()]
-            for case, sums in zip(cases, cumulative, strict=True)
+            [outcome_list[i] for i in (sums[:, None] > class_starts).argmax(axis=0).tolist()]
+            for outcome_list, sums in zip(outcome_lists, cumulative, strict=True)
         ]
         return cls(
             n_states,
             n_actions,
-            boundaries,
-            np.array([[outcome[1] for outcome in classes] for classes in outcomes], dtype=np.int64),
-            np.array([[outcome[2] for outcome in classes] for classes in outcomes], dtype=np.float64),
-            np.array([[outcome[3] for outcome in classes] for classes in outcomes], dtype=bool),
+            class_boundaries,
+            np.array([[outcome[1] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=np.int64),
+            np.array([[outcome[2] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=np.float64),
+            np.array([[outcome[3] for outcome in class_outcomes] for class_outcomes in outcomes], dtype=bool),
             np.cumsum(start),
         )
 
     @property
     def class_probabilities(self) -> NDArray[np.float64]:
         """Probability of each class, [c]."""
-        return np.diff(self.boundaries, prepend=0.0, append=1.0)
+        return np.diff(self.class_boundaries, prepend=0.0, append=1.0)
 
     def expected_return(self, policy: NDArray[np.int64], horizon: int) -> float:
         """Return the expected return of an episode of at most `horizon` steps, with action `policy[i]` in state i."""
@@ -84,24 +84,24 @@ class TransitionTable:
             value = self._action_values(value)[rows]
         return float(np.diff(self.start_cdf, prepend=0.0) @ value)
 
-    def best_policy(self, sweeps: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
+    def best_policy(self, max_sweeps: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
         """Return the action of highest expected return in each state, [n_states], without a horizon.
 
-        Value iteration, which ends after `sweeps`, or when no value changes by 1e-12 or more. Of equally good actions,
-        the first is returned. With `discount` 1, waiting for ever would be as good as going to a reward.
+        Value iteration, which ends after `max_sweeps`, or when no value changes by 1e-12 or more. Of equally good
+        actions, the first is returned. With `discount` 1, waiting for ever would be as good as going to a reward.
         """
-        value = np.zeros(self.n_states)
-        for _ in range(sweeps):
-            action_values = self._action_values(discount * value).reshape(self.n_states, self.n_actions)
-            previous_value, value = value, action_values.max(axis=1)
-            if np.abs(value - previous_value).max() < 1e-12:
+        state_values = np.zeros(self.n_states)
+        for _ in range(max_sweeps):
+            action_values = self._action_values(discount * state_values).reshape(self.n_states, self.n_actions)
+            previous_values, state_values = state_values, action_values.max(axis=1)
+            if np.abs(state_values - previous_values).max() < 1e-12:
                 break
-        policy: NDArray[np.int64] = (action_values >= value[:, None] - _TOLERANCE).argmax(axis=1)
+        policy: NDArray[np.int64] = (action_values >= state_values[:, None] - _VALUE_TOLERANCE).argmax(axis=1)
         return policy
 
-    def _action_values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _action_values(self, state_values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected reward plus next value of each action in each state, [n_states * n_actions]."""
-        next_value = np.where(self.terminated, 0.0, value[self.next_state])
+        next_value = np.where(self.terminated, 0.0, state_values[self.next_state])
         return (self.reward + next_value) @ self.class_probabilities
 
 
@@ -139,15 +139,15 @@ class TabularGames(BatchedGames):
         self._action[indices] = -1
         self._update_infos()
 
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         table, action = self.table, check_choices(actions, self.table.n_actions)
         outcome_index = self._state * table.n_actions + action
-        if len(table.boundaries):
-            classes = table.boundaries.searchsorted(self.draw(1, playing)[:, 0], side="right")
+        if len(table.class_boundaries):
+            classes = table.class_boundaries.searchsorted(self.draw(1, active)[:, 0], side="right")
             outcome_index = outcome_index * table.next_state.shape[1] + classes
         state = table.next_state.take(outcome_index)
-        self._state = state if playing is None else np.where(playing, state, self._state)
-        self._action = action if playing is None else np.where(playing, action, self._action)
+        self._state = state if active is None else np.where(active, state, self._state)
+        self._action = action if active is None else np.where(active, action, self._action)
         self._update_infos()
         return table.reward.take(outcome_index), table.terminated.take(outcome_index)
 
@@ -163,7 +163,7 @@ class TabularGames(BatchedGames):
             self.infos = [{"action_mask": mask} for mask in self._action_masks[self._state]]
 
 
-def _toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any) -> TabularGames | None:
+def _make_toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any) -> TabularGames | None:
     """Return `n` games of an environment with a table of transitions, made by `entry_point` with `kwargs`.
 
     None: the table does not contain all its rules. Taxi with `fickle_passenger` draws a destination outside the table.
@@ -185,7 +185,7 @@ def _toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any
     return TabularGames(n, table, render_state, horizon, action_masks)
 
 
-frozen_lake_games = partial(_toy_text_games, "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")
-cliff_walking_games = partial(_toy_text_games, "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv")
-taxi_games = partial(_toy_text_games, "gymnasium.envs.toy_text.taxi:TaxiEnv")
+make_frozen_lake_games = partial(_make_toy_text_games, "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")
+make_cliff_walking_games = partial(_make_toy_text_games, "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv")
+make_taxi_games = partial(_make_toy_text_games, "gymnasium.envs.toy_text.taxi:TaxiEnv")
 """Functions of a number of games, a horizon, and arguments of the environment."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from llmrl.envs.gym.batched import BatchedGames
 from llmrl.envs.gym.tasks import maze, navigation, nim, pong
 
-_PLAYING = np.ones(1, dtype=bool)
-_GAME_INDEX = np.zeros(1, dtype=np.int64)
+_ACTIVE = np.ones(1, dtype=bool)
+_GAME_INDICES = np.zeros(1, dtype=np.int64)
 
 
 class SingleGameEnv(gymnasium.Env[Any, Any]):
@@ -54,11 +54,11 @@ class SingleGameEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._games.start(_GAME_INDEX, [self.np_random])
+        self._games.start(_GAME_INDICES, [self.np_random])
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        _, reward, terminated, _ = self._games.step([action], _PLAYING)
+        _, reward, terminated, _ = self._games.step([action], _ACTIVE)
         return self._observe(), float(reward[0]), bool(terminated[0]), False, {}
 
     def render(self) -> NDArray[np.uint8] | None:
@@ -74,7 +74,9 @@ class MazeEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None, parity: bool = False) -> None:
         goal = maze.GOAL_TEXT + maze.PARITY_TEXT * parity
-        super().__init__(maze.MazeGames(1, None, parity), goal, maze.OBSERVATIONS, maze.ACTIONS, render_mode)
+        super().__init__(
+            maze.MazeGames(1, None, parity), goal, maze.OBSERVATION_SCHEMA, maze.ACTION_SCHEMA, render_mode
+        )
 
 
 class NimEnv(SingleGameEnv):
@@ -83,7 +85,7 @@ class NimEnv(SingleGameEnv):
     def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
         games = nim.nim_games(1, None, takes)
-        super().__init__(games, nim.goal_text(takes), nim.OBSERVATIONS, actions, render_mode)
+        super().__init__(games, nim.goal_text(takes), nim.OBSERVATION_SCHEMA, actions, render_mode)
 
 
 class NavigationEnv(SingleGameEnv):
@@ -91,7 +93,9 @@ class NavigationEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None) -> None:
         games = navigation.NavigationGames(1)
-        super().__init__(games, navigation.GOAL_TEXT, navigation.OBSERVATIONS, navigation.ACTIONS, render_mode)
+        super().__init__(
+            games, navigation.GOAL_TEXT, navigation.OBSERVATION_SCHEMA, navigation.ACTION_SCHEMA, render_mode
+        )
 
 
 class PongEnv(SingleGameEnv):
@@ -100,4 +104,4 @@ class PongEnv(SingleGameEnv):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(pong.PongGames(1), pong.GOAL_TEXT, pong.OBSERVATIONS, pong.ACTIONS, render_mode)
+        super().__init__(pong.PongGames(1), pong.GOAL_TEXT, pong.OBSERVATION_SCHEMA, pong.ACTION_SCHEMA, render_mode)

@@ -17,11 +17,11 @@ GOAL_TEXT = (
     "where you are.\n"
     "Each step costs 0.1/9. The step into the goal gives 1 instead and ends the episode."
 )
-OBSERVATIONS = {
+OBSERVATION_SCHEMA = {
     "row": {"description": "your row, 0 at the top", "range": [0, 2], "size": 3},
     "column": {"description": "your column, 0 at the left", "range": [0, 2], "size": 3},
 }
-ACTIONS = {
+ACTION_SCHEMA = {
     "north": "one cell up (row - 1)",
     "south": "one cell down (row + 1)",
     "east": "one cell to the right (column + 1)",
@@ -71,8 +71,8 @@ class MazeGames(TabularGames):
         super().__init__(n, table, lambda state, _: render_state(state), horizon)
         self._parity = parity
 
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        reward, terminated = super().advance(actions, playing)
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        reward, terminated = super().advance(actions, active)
         return reward, (terminated & (self.time < _PARITY_STEP) if self._parity else terminated)
 
 
@@ -82,11 +82,11 @@ def render_state(cell: int) -> NDArray[np.uint8]:
     image = canvas.Canvas(side, side)
     x, y = GOAL % SIDE * _CELL, GOAL // SIDE * _CELL
     image.box(x, y, _CELL, _CELL, canvas.GREEN)
-    for square in range(SIDE**2):
-        column, row = square % SIDE, square // SIDE
-        if column < SIDE - 1 and (square, square + 1) not in _PASSAGES:
+    for map_cell in range(SIDE**2):
+        column, row = map_cell % SIDE, map_cell // SIDE
+        if column < SIDE - 1 and (map_cell, map_cell + 1) not in _PASSAGES:
             image.box((column + 1) * _CELL - 2, row * _CELL, 4, _CELL, canvas.INK)
-        if row < SIDE - 1 and (square, square + SIDE) not in _PASSAGES:
+        if row < SIDE - 1 and (map_cell, map_cell + SIDE) not in _PASSAGES:
             image.box(column * _CELL, (row + 1) * _CELL - 2, _CELL, 4, canvas.INK)
     for edge in ((0, 0, side, 4), (0, side - 4, side, 4), (0, 0, 4, side), (side - 4, 0, 4, side)):
         image.box(*edge, canvas.INK)

@@ -18,16 +18,20 @@ GOAL_TEXT = (
     "A step forward gives 5, a turn costs 0.5. When any sensor measures less than 0.4 meters, the robot has crashed: "
     "that costs 200 and ends the episode."
 )
-_DISTANCE = np.array([0.2, 0.04, 0.04])
-_TURN = np.array([0.0, 0.2, -0.2])
-_REWARD = np.array([5.0, -0.5, -0.5])
-_CRASH_REWARD, _CRASH_RANGE = -200.0, 0.4
+_STEP_LENGTHS = np.array([0.2, 0.04, 0.04])
+_TURN_ANGLES = np.array([0.0, 0.2, -0.2])
+_REWARDS = np.array([5.0, -0.5, -0.5])
+_CRASH_REWARD, _CRASH_DISTANCE = -200.0, 0.4
 _NOISE = 0.02
 """Standard deviation of the noise of distances and turns in a step (m, rad) and of measurements (m)."""
-_NEAREST, _FURTHEST = 0.2, 30.0
-_ANGLES = np.radians([-90.0, -45.0, 0.0, 45.0, 90.0])
-OBSERVATIONS = {
-    name: {"description": f"distance to the nearest wall {direction}", "unit": "meters", "range": [_NEAREST, _FURTHEST]}
+_MIN_DISTANCE, _MAX_DISTANCE = 0.2, 30.0
+_SENSOR_ANGLES = np.radians([-90.0, -45.0, 0.0, 45.0, 90.0])
+OBSERVATION_SCHEMA = {
+    name: {
+        "description": f"distance to the nearest wall {direction}",
+        "unit": "meters",
+        "range": [_MIN_DISTANCE, _MAX_DISTANCE],
+    }
     for name, direction in {
         "left": "to the left",
         "front_left": "ahead to the left, at 45 degrees",
@@ -36,30 +40,34 @@ OBSERVATIONS = {
         "right": "to the right",
     }.items()
 }
-ACTIONS = {
+ACTION_SCHEMA = {
     "forward": "0.2 meters forward",
     "right": "0.04 meters forward, then turn to the right by 0.2 radians",
     "left": "0.04 meters forward, then turn to the left by 0.2 radians",
 }
 
-_OUTER = ((0.0, 0.0), (0.0, 20.0), (20.0, 20.0), (20.0, 8.5), (11.5, 8.5), (11.5, 0.0))
-_INNER = ((3.0, 3.0), (3.0, 17.0), (17.0, 17.0), (17.0, 11.5), (8.5, 11.5), (8.5, 3.0))
-_MIDDLE = ((1.5, 1.5), (1.5, 18.5), (18.5, 18.5), (18.5, 10.0), (10.0, 10.0), (10.0, 1.5))
+_OUTER_WALL = ((0.0, 0.0), (0.0, 20.0), (20.0, 20.0), (20.0, 8.5), (11.5, 8.5), (11.5, 0.0))
+_INNER_WALL = ((3.0, 3.0), (3.0, 17.0), (17.0, 17.0), (17.0, 11.5), (8.5, 11.5), (8.5, 3.0))
+_CENTER_LINE = ((1.5, 1.5), (1.5, 18.5), (18.5, 18.5), (18.5, 10.0), (10.0, 10.0), (10.0, 1.5))
 """Corners of the center line of the corridor, on which an episode starts."""
 _SCALE, _MARGIN = 18, 20
 """Pixels per meter, and pixels of the margin around the track."""
 
 
-def _sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _polygon_sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     return list(zip(polygon, (*polygon[1:], polygon[0]), strict=True))
 
 
-def _walls(axis: int) -> NDArray[np.float64]:
+def _build_walls(axis: int) -> NDArray[np.float64]:
     """Return the walls along which coordinate `axis` (0: x) is constant, [6, 3].
 
     Columns are that coordinate, and the ends along the other one.
     """
-    sides = [(start, end) for start, end in _sides(_OUTER) + _sides(_INNER) if start[axis] == end[axis]]
+    sides = [
+        (start, end)
+        for start, end in _polygon_sides(_OUTER_WALL) + _polygon_sides(_INNER_WALL)
+        if start[axis] == end[axis]
+    ]
     return np.array([(start[axis], *sorted((start[1 - axis], end[1 - axis]))) for start, end in sides])
 
 
@@ -85,51 +93,53 @@ class NavigationGames(BatchedGames):
     def __init__(self, n: int, horizon: int | None = None) -> None:
         from gymnasium import spaces
 
-        space = spaces.Box(_NEAREST, _FURTHEST, (len(_ANGLES),), np.float32)
-        super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
-        self._vertical_walls, self._horizontal_walls = _walls(0), _walls(1)
-        self._legs = _sides(_MIDDLE)
+        space = spaces.Box(_MIN_DISTANCE, _MAX_DISTANCE, (len(_SENSOR_ANGLES),), np.float32)
+        super().__init__(n, space, spaces.Discrete(len(ACTION_SCHEMA)), horizon)
+        self._vertical_walls, self._horizontal_walls = _build_walls(0), _build_walls(1)
+        self._start_segments = _polygon_sides(_CENTER_LINE)
         # Coordinates x and y, and the heading, which is clockwise from north; y increases to the north.
-        self._pose = np.array((np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)))
-        self._ranges = np.full((n, len(_ANGLES)), _FURTHEST)
+        self._poses = np.array((np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)))
+        self._measured_distances = np.full((n, len(_SENSOR_ANGLES)), _MAX_DISTANCE)
 
     def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
-        noise = np.zeros((len(indices), len(_ANGLES)))
+        noise = np.zeros((len(indices), len(_SENSOR_ANGLES)))
         for i, (game, rng) in enumerate(zip(indices.tolist(), rngs, strict=True)):
-            (x0, y0), (x1, y1) = self._legs[int(rng.integers(len(self._legs)))]
+            (x0, y0), (x1, y1) = self._start_segments[int(rng.integers(len(self._start_segments)))]
             fraction = rng.random()
             x, y = x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)
-            self._pose[:, game] = x, y, rng.uniform(-math.pi, math.pi)
-            noise[i] = rng.standard_normal(len(_ANGLES))
-        self._ranges[indices] = self._measure(self._pose[:, indices], noise)
+            self._poses[:, game] = x, y, rng.uniform(-math.pi, math.pi)
+            noise[i] = rng.standard_normal(len(_SENSOR_ANGLES))
+        self._measured_distances[indices] = self._measure_distances(self._poses[:, indices], noise)
 
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        action = check_choices(actions, len(ACTIONS))
-        noise = self.draw(2 + len(_ANGLES), playing, "standard_normal")
-        distance = _DISTANCE[action] + _NOISE * noise[:, 0]
-        turn = _TURN[action] + _NOISE * noise[:, 1]
-        x, y, heading = self._pose
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        action = check_choices(actions, len(ACTION_SCHEMA))
+        noise = self.draw(2 + len(_SENSOR_ANGLES), active, "standard_normal")
+        distance = _STEP_LENGTHS[action] + _NOISE * noise[:, 0]
+        turn = _TURN_ANGLES[action] + _NOISE * noise[:, 1]
+        x, y, heading = self._poses
         pose = np.array((x + distance * np.sin(heading), y + distance * np.cos(heading), heading + turn))
-        ranges = self._measure(pose, noise[:, 2:])
-        self._pose = pose if playing is None else np.where(playing, pose, self._pose)
-        self._ranges = ranges if playing is None else np.where(playing[:, None], ranges, self._ranges)
-        crashed: NDArray[np.bool_] = np.any(ranges < _CRASH_RANGE, axis=1)
-        return np.where(crashed, _CRASH_REWARD, _REWARD[action]), crashed
+        ranges = self._measure_distances(pose, noise[:, 2:])
+        self._poses = pose if active is None else np.where(active, pose, self._poses)
+        self._measured_distances = (
+            ranges if active is None else np.where(active[:, None], ranges, self._measured_distances)
+        )
+        crashed: NDArray[np.bool_] = np.any(ranges < _CRASH_DISTANCE, axis=1)
+        return np.where(crashed, _CRASH_REWARD, _REWARDS[action]), crashed
 
     def observe(self) -> NDArray[np.float32]:
-        return self._ranges.astype(np.float32)
+        return self._measured_distances.astype(np.float32)
 
-    def _measure(self, pose: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _measure_distances(self, pose: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the measurements of the sensors at `pose` [3, m], given standard normal `noise` [m, 5]; [m, 5]."""
         x, y, heading = pose
-        angles = heading[:, None] + _ANGLES
+        angles = heading[:, None] + _SENSOR_ANGLES
         east, north = np.sin(angles), np.cos(angles)
         with np.errstate(divide="ignore", invalid="ignore"):
             distance = np.minimum(
-                _ray_distances(self._vertical_walls, x, y, east, north),
-                _ray_distances(self._horizontal_walls, y, x, north, east),
+                _compute_ray_distances(self._vertical_walls, x, y, east, north),
+                _compute_ray_distances(self._horizontal_walls, y, x, north, east),
             )
-        return np.clip(np.minimum(distance, _FURTHEST) + _NOISE * noise, _NEAREST, _FURTHEST)
+        return np.clip(np.minimum(distance, _MAX_DISTANCE) + _NOISE * noise, _MIN_DISTANCE, _MAX_DISTANCE)
 
     def render(self, index: int) -> NDArray[np.uint8]:
         """Return a frame of the corridor from above, north up, [400, 400, 3].
@@ -142,10 +152,10 @@ class NavigationGames(BatchedGames):
         def to_pixels(x: float, y: float) -> tuple[float, float]:
             return _MARGIN + x * _SCALE, side - _MARGIN - y * _SCALE
 
-        for start, end in _sides(_OUTER) + _sides(_INNER):
+        for start, end in _polygon_sides(_OUTER_WALL) + _polygon_sides(_INNER_WALL):
             image.line(to_pixels(*start), to_pixels(*end), canvas.INK)
-        x, y, heading = self._pose[:, index].tolist()
-        for angle, distance in zip(_ANGLES + heading, self._ranges[index].tolist(), strict=True):
+        x, y, heading = self._poses[:, index].tolist()
+        for angle, distance in zip(_SENSOR_ANGLES + heading, self._measured_distances[index].tolist(), strict=True):
             end = to_pixels(x + distance * math.sin(angle), y + distance * math.cos(angle))
             image.line(to_pixels(x, y), end, canvas.GRAY, 1.5)
         image.disc(*to_pixels(x, y), 0.4 * _SCALE, canvas.BLUE)
@@ -154,7 +164,7 @@ class NavigationGames(BatchedGames):
         return image.image
 
 
-def _ray_distances(
+def _compute_ray_distances(
     walls: NDArray[np.float64],
     normal: NDArray[np.float64],
     tangential: NDArray[np.float64],
@@ -163,12 +173,12 @@ def _ray_distances(
 ) -> NDArray[np.float64]:
     """Return the distance to the nearest wall on each of 5 rays of m robots, [m, 5]; `walls` [w, 3] are parallel.
 
-    The columns of `walls` are those of `_walls`. Robots are at (normal, tangential) [m], measured perpendicular to the
-    walls and along them. Rays have the direction (normal_step, tangential_step) [m, 5], of length 1. The distance is
-    infinite if a ray meets no wall.
+    The columns of `walls` are those of `_build_walls`. Robots are at (normal, tangential) [m], measured perpendicular
+    to the walls and along them. Rays have the direction (normal_step, tangential_step) [m, 5], of length 1. The
+    distance is infinite if a ray meets no wall.
     """
     distance = (walls[:, 0] - normal[:, None])[:, None] / normal_step[..., None]
-    hit_place = tangential[:, None, None] + distance * tangential_step[..., None]
-    hits = (distance >= 0) & (hit_place >= walls[:, 1]) & (hit_place <= walls[:, 2])
-    nearest: NDArray[np.float64] = np.where(hits, distance, np.inf).min(axis=2)
+    hit_coordinate = tangential[:, None, None] + distance * tangential_step[..., None]
+    is_hit = (distance >= 0) & (hit_coordinate >= walls[:, 1]) & (hit_coordinate <= walls[:, 2])
+    nearest: NDArray[np.float64] = np.where(is_hit, distance, np.inf).min(axis=2)
     return nearest

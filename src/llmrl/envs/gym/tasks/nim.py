@@ -11,7 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.batched.tabular_games import Outcome, TabularGames, TransitionRules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
-OBSERVATIONS = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
+OBSERVATION_SCHEMA = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
 STICKS = 10
 MAX_TAKE = 3
 TAKES = (1, 2, 3)
@@ -55,8 +55,8 @@ def _outcomes(remaining: int, sticks: int) -> list[Outcome]:
     if remaining == 0:
         return [(1.0, 0, -1.0, True)]
     best = (remaining + 3) % 4
-    replies = [best] if best else list(range(1, min(MAX_TAKE, remaining) + 1))
-    return [(1 / len(replies), remaining - n, float(remaining == n), remaining == n) for n in replies]
+    opponent_takes = [best] if best else list(range(1, min(MAX_TAKE, remaining) + 1))
+    return [(1 / len(opponent_takes), remaining - n, float(remaining == n), remaining == n) for n in opponent_takes]
 
 
 def nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) -> TabularGames:

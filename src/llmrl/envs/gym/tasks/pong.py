@@ -12,7 +12,7 @@ from llmrl.envs.gym.batched import BatchedGames, check_choices
 from llmrl.envs.gym.tasks import canvas
 
 WIDTH, HEIGHT = 800, 600
-PADDLE_WIDTH, PADDLE, BALL = 10, 80, 10
+PADDLE_WIDTH, PADDLE_HEIGHT, BALL_SIZE = 10, 80, 10
 PADDLE_SPEED, BALL_SPEED = 5, 5
 GOAL_TEXT = (
     "You play Pong on a field of 800 x 600 pixels; x grows to the right and y downwards. Your paddle, 80 high, is at "
@@ -20,19 +20,21 @@ GOAL_TEXT = (
     "meets a paddle decides how steeply it leaves.\n"
     "You get 1 each time you return the ball. The episode ends when either player misses it."
 )
-OBSERVATIONS = {
+OBSERVATION_SCHEMA = {
     "paddle_y": {"description": "middle of your paddle", "unit": "pixels", "range": [40, 560]},
     "ball_x": {"description": "left edge of the ball, 10 at your paddle", "unit": "pixels", "range": [-5, 795]},
     "ball_y": {"description": "upper edge of the ball", "unit": "pixels", "range": [-5, 605]},
     "ball_dx": {"description": "speed of the ball to the right", "unit": "pixels a step", "range": [-5, 5]},
     "ball_dy": {"description": "speed of the ball downwards", "unit": "pixels a step", "range": [-5, 5]},
 }
-ACTIONS = {"up": "move the paddle up by 5", "down": "move the paddle down by 5", "stay": "leave it where it is"}
-_SHIFT = np.array([-PADDLE_SPEED, PADDLE_SPEED, 0.0])
-_LOW = np.array([PADDLE / 2, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED])
+ACTION_SCHEMA = {"up": "move the paddle up by 5", "down": "move the paddle down by 5", "stay": "leave it where it is"}
+_PADDLE_SHIFTS = np.array([-PADDLE_SPEED, PADDLE_SPEED, 0.0])
+_MIN_OBSERVATION = np.array([PADDLE_HEIGHT / 2, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED])
 # A ball that is below the field (at most at HEIGHT) when it meets the lower end of a paddle is deflected further down.
 # It then oscillates, as it changes its direction in every step in which it is outside.
-_HIGH = np.array([HEIGHT - PADDLE / 2, WIDTH - BALL + BALL_SPEED, HEIGHT + BALL_SPEED, BALL_SPEED, BALL_SPEED])
+_MAX_OBSERVATION = np.array(
+    [HEIGHT - PADDLE_HEIGHT / 2, WIDTH - BALL_SIZE + BALL_SPEED, HEIGHT + BALL_SPEED, BALL_SPEED, BALL_SPEED]
+)
 
 
 class PongGames(BatchedGames):
@@ -59,47 +61,47 @@ class PongGames(BatchedGames):
     def __init__(self, n: int, horizon: int | None = None) -> None:
         from gymnasium import spaces
 
-        space = spaces.Box(_LOW.astype(np.float32), _HIGH.astype(np.float32), dtype=np.float32)
-        super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
+        space = spaces.Box(_MIN_OBSERVATION.astype(np.float32), _MAX_OBSERVATION.astype(np.float32), dtype=np.float32)
+        super().__init__(n, space, spaces.Discrete(len(ACTION_SCHEMA)), horizon)
         # Upper edges of the player's and the opponent's paddles, then position and velocity of the ball.
         self._state = np.zeros((6, n))
 
     def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
         draws = np.array([(rng.integers(2), rng.uniform(-BALL_SPEED, BALL_SPEED)) for rng in rngs]).reshape(-1, 2)
-        start = np.array([(HEIGHT - PADDLE) / 2, (HEIGHT - PADDLE) / 2, WIDTH / 2, HEIGHT / 2])
+        start = np.array([(HEIGHT - PADDLE_HEIGHT) / 2, (HEIGHT - PADDLE_HEIGHT) / 2, WIDTH / 2, HEIGHT / 2])
         self._state[:4, indices] = start[:, None]
         self._state[4, indices] = np.where(draws[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
         self._state[5, indices] = draws[:, 1]
 
-    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         player_y, opponent_y, x, y, dx, dy = self._state
-        top = HEIGHT - PADDLE
-        player_y = np.clip(player_y + _SHIFT[check_choices(actions, len(ACTIONS))], 0, top)
-        opponent_shift = np.where(opponent_y + PADDLE / 2 < y, PADDLE_SPEED, -PADDLE_SPEED)
-        opponent_y = np.clip(opponent_y + opponent_shift, 0, top)
+        max_y = HEIGHT - PADDLE_HEIGHT
+        player_y = np.clip(player_y + _PADDLE_SHIFTS[check_choices(actions, len(ACTION_SCHEMA))], 0, max_y)
+        opponent_shift = np.where(opponent_y + PADDLE_HEIGHT / 2 < y, PADDLE_SPEED, -PADDLE_SPEED)
+        opponent_y = np.clip(opponent_y + opponent_shift, 0, max_y)
         x, y = x + dx, y + dy
-        dy = np.where((y <= 0) | (y >= HEIGHT - BALL), -dy, dy)
-        returns = (dx < 0) & (x <= PADDLE_WIDTH) & (player_y <= y) & (y <= player_y + PADDLE)
-        opponent_returns = (
-            (dx > 0) & (x >= WIDTH - PADDLE_WIDTH - BALL) & (opponent_y <= y) & (y <= opponent_y + PADDLE)
+        dy = np.where((y <= 0) | (y >= HEIGHT - BALL_SIZE), -dy, dy)
+        player_hits = (dx < 0) & (x <= PADDLE_WIDTH) & (player_y <= y) & (y <= player_y + PADDLE_HEIGHT)
+        opponent_hits = (
+            (dx > 0) & (x >= WIDTH - PADDLE_WIDTH - BALL_SIZE) & (opponent_y <= y) & (y <= opponent_y + PADDLE_HEIGHT)
         )
-        paddle_y = np.where(returns, player_y, opponent_y)
-        contact = returns | opponent_returns
-        dy = np.where(contact, BALL_SPEED * (2 * (y - paddle_y) / PADDLE - 1), dy)
-        dx = np.where(contact, -dx, dx)
+        paddle_y = np.where(player_hits, player_y, opponent_y)
+        is_hit = player_hits | opponent_hits
+        dy = np.where(is_hit, BALL_SPEED * (2 * (y - paddle_y) / PADDLE_HEIGHT - 1), dy)
+        dx = np.where(is_hit, -dx, dx)
         state = np.array((player_y, opponent_y, x, y, dx, dy))
-        self._state = state if playing is None else np.where(playing, state, self._state)
-        return returns.astype(np.float64), (x < 0) | (x > WIDTH - BALL)
+        self._state = state if active is None else np.where(active, state, self._state)
+        return player_hits.astype(np.float64), (x < 0) | (x > WIDTH - BALL_SIZE)
 
     def observe(self) -> NDArray[np.float32]:
         player_y, _, *ball = self._state
-        return np.stack((player_y + PADDLE / 2, *ball), axis=1).astype(np.float32)
+        return np.stack((player_y + PADDLE_HEIGHT / 2, *ball), axis=1).astype(np.float32)
 
     def render(self, index: int) -> NDArray[np.uint8]:
         """Return a frame of the field at half its size, [300, 400, 3]; the player's paddle is blue."""
         player_y, opponent_y, x, y = self._state[:4, index] / 2
         image = canvas.Canvas(WIDTH // 2, HEIGHT // 2, canvas.INK)
-        image.box(0, player_y, PADDLE_WIDTH / 2, PADDLE / 2, canvas.BLUE)
-        image.box((WIDTH - PADDLE_WIDTH) / 2, opponent_y, PADDLE_WIDTH / 2, PADDLE / 2, canvas.RED)
-        image.box(x, y, BALL / 2, BALL / 2, canvas.PAPER)
+        image.box(0, player_y, PADDLE_WIDTH / 2, PADDLE_HEIGHT / 2, canvas.BLUE)
+        image.box((WIDTH - PADDLE_WIDTH) / 2, opponent_y, PADDLE_WIDTH / 2, PADDLE_HEIGHT / 2, canvas.RED)
+        image.box(x, y, BALL_SIZE / 2, BALL_SIZE / 2, canvas.PAPER)
         return image.image
