@@ -17,7 +17,7 @@ from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.texts import build_describer
 from llmrl.envs.texts.describers import draft_actions, draft_fields
 from llmrl.envs.texts.observation_format import build_formatter
-from llmrl.envs.texts.schema import parse_text, read_text
+from llmrl.envs.texts.schema import parse_description, read_description
 
 TEXT = {
     "goal": "Win.",
@@ -58,7 +58,7 @@ class TestAnySpace:
     @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=2, max_size=2))
     @settings(max_examples=50)
     def test_any_number_becomes_json(self, numbers):
-        text = parse_text(TEXT, "t")
+        text = parse_description(TEXT, "t")
         description = build_formatter(box(2), text.observation, 3, "here")(np.array(numbers, dtype=np.float32))
         assert list(json.loads(json.dumps(description, allow_nan=False))) == ["x", "y"]
 
@@ -68,7 +68,7 @@ class TestAnySpace:
             "lander": {"description": "the lander", "fields": {"x": "place", "y": "height"}},
             "legs": {"description": "contact", "size": 2},
         }
-        text = parse_text({**TEXT, "observation": content}, "t")
+        text = parse_description({**TEXT, "observation": content}, "t")
         description = build_formatter(space, text.observation, 2, "here")(
             {"lander": np.array([0.123, 1]), "legs": np.array([1, 0])}
         )
@@ -127,7 +127,7 @@ class TestFaults:
     )
     def test_errors_in_text(self, change, message):
         with pytest.raises(ConfigError) as error:
-            parse_text({**TEXT, **change}, "t")
+            parse_description({**TEXT, **change}, "t")
         assert str(error.value).startswith(message)
 
     @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class TestFaults:
     )
     def test_fields_of_mismatched_space(self, space, message):
         with pytest.raises(ConfigError) as error:
-            build_formatter(space, parse_text(TEXT, "t").observation, 3, "t: observation")
+            build_formatter(space, parse_description(TEXT, "t").observation, 3, "t: observation")
         assert message in str(error.value)
 
     @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ class TestFaults:
         ids=str,
     )
     def test_errors_in_field(self, space, field, message):
-        text = parse_text({**TEXT, "observation": {"x": {"description": "a place", **field}}}, "t")
+        text = parse_description({**TEXT, "observation": {"x": {"description": "a place", **field}}}, "t")
         with pytest.raises(ConfigError) as error:
             build_formatter(space, text.observation, 3, "t: observation")
         assert message in str(error.value)
@@ -169,7 +169,9 @@ class TestFaults:
     @pytest.mark.parametrize("space", [FLAG, spaces.Dict({"x": FLAG})], ids=str)
     def test_describes_scalar_range(self, space):
         field = {"description": "whether it is raised", "values": ["no", "yes"]}
-        tell = build_formatter(space, parse_text({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here")
+        tell = build_formatter(
+            space, parse_description({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here"
+        )
         inputs = np.ones(1)
         assert tell({"x": inputs} if isinstance(space, spaces.Dict) else inputs) == {"x": "yes"}
         with pytest.raises(ConfigError, match=r"x .*0\.75"):
@@ -202,7 +204,7 @@ class TestFaults:
         broken = tmp_path / "broken.yaml"
         broken.write_text("goal: [")
         with pytest.raises(ConfigError, match="YAML"):
-            read_text(broken)
+            read_description(broken)
         broken.write_text("goal: x\ndecoder: crystal_ball\nobservation: {x: y}\nactions: {a: b}")
         with pytest.raises(ConfigError, match=r"decoder=crystal_ball.*frozen_lake, cliff_walking, grid_view"):
             build_describer(str(broken), EnvFactory("Taxi-v4"))

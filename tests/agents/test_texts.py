@@ -13,7 +13,7 @@ from llmrl.core.option_files import options
 from llmrl.envs.babyai.language import describe_view
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.texts import build_describer
-from llmrl.envs.texts.describers import FILES, list_shipped_texts
+from llmrl.envs.texts.describers import TEXTS_DIR, list_shipped_texts
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {
@@ -54,7 +54,7 @@ class TestPackageTexts:
         assert all(action_text for _, action_text in words.game.actions)
         env.close()
 
-    @pytest.mark.parametrize("file", sorted(FILES.glob("*.yaml")), ids=lambda file: file.stem)
+    @pytest.mark.parametrize("file", sorted(TEXTS_DIR.glob("*.yaml")), ids=lambda file: file.stem)
     def test_files_have_header_comments(self, file):
         assert file.read_text().startswith("# ")
 

@@ -7,7 +7,7 @@ import pytest
 from experiments import compose
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError
-from llmrl.envs.texts.describers import FILES
+from llmrl.envs.texts.describers import TEXTS_DIR
 from llmrl.run.config_hash import config_hash
 
 TASKS = {"train": ("env=taxi", "agent=llm_player"), "finetune": ("transfer=[maze]",)}
@@ -17,7 +17,7 @@ NODES = {"env": "env.text", "transfer": "transfer.maze.env.text"}
 @pytest.mark.parametrize(("primary", "node"), [("train", "env"), ("finetune", "env"), ("finetune", "transfer")])
 def test_changed_text_changes_hash(tmp_path, primary, node):
     text = tmp_path / "mine.yaml"
-    shutil.copy(FILES / "taxi.yaml", text)
+    shutil.copy(TEXTS_DIR / "taxi.yaml", text)
     config = compose(*TASKS[primary], f"{NODES[node]}={text}", primary=primary)
     initial = with_digests(config)
     assert len(initial["text_digest"]) == 12 and initial == with_digests(config) == with_digests(initial)
@@ -30,7 +30,7 @@ def test_changed_text_changes_hash(tmp_path, primary, node):
 def test_both_texts_are_hashed(tmp_path):
     texts = [tmp_path / name for name in ("a.yaml", "b.yaml")]
     for text in texts:
-        shutil.copy(FILES / "taxi.yaml", text)
+        shutil.copy(TEXTS_DIR / "taxi.yaml", text)
     overrides = (f"env.text={texts[0]}", f"transfer.maze.env.text={texts[1]}", "transfer=[maze]")
     config = compose(*overrides, primary="finetune")
     digests = {with_digests(config)["text_digest"]}

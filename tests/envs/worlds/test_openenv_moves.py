@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llmrl.envs.pettingzoo.text_worlds import move_names
+from llmrl.envs.pettingzoo.text_worlds import name_moves
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,9 @@ from llmrl.envs.pettingzoo.text_worlds import move_names
     ],
 )
 def test_names_are_the_values(moves, names):
-    assert move_names(moves) == names
+    assert name_moves(moves) == names
 
 
 @pytest.mark.parametrize("moves", [[{"a": 1}, {"b": 1}], [{}, {"a": 1}], [{"a": "!"}, {"a": "x"}]])
 def test_ambiguous_moves_are_named_as_json(moves):
-    assert move_names(moves) == [json.dumps(move) for move in moves]
+    assert name_moves(moves) == [json.dumps(move) for move in moves]

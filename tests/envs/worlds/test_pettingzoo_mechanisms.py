@@ -14,7 +14,7 @@ from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import RewardTax, SocietyEvents
-from llmrl.envs.pettingzoo.games import declared_mechanism
+from llmrl.envs.pettingzoo.games import read_mechanism
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_world"
 
@@ -65,14 +65,14 @@ class TestWorldMechanism:
         env = make_test_env("Governed").games[0].world
         env.mechanism = declaration
         with pytest.raises(ConfigError, match=message):
-            declared_mechanism("it", env)
+            read_mechanism("it", env)
 
     def test_native_parameter_declarations_are_accepted(self):
         env = make_test_env("Governed").games[0].world
         env.mechanism = space = ParameterSpace("x", (Parameter("a", 0, 1, "", ""),))
-        assert declared_mechanism("it", env) is space
+        assert read_mechanism("it", env) is space
         env.mechanism = [space.parameters[0]]
-        assert declared_mechanism("it", env).parameters == space.parameters
+        assert read_mechanism("it", env).parameters == space.parameters
 
 
 class TestTax:

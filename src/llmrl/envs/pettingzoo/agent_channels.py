@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from llmrl.envs.pettingzoo.games import Actions, Game
 
-MASK = "action_mask"
+MASK_KEY = "action_mask"
 """Key of an agent's observation: the mask of its legal actions."""
 TEXT_KEY = "text"
 """Key of an agent's info: the world's own text, which is used unchanged."""
 
 
-class AgentView:
-    """Observation and action channels of one agent.
+class AgentInterface:
+    """The observation channels and actions of one agent.
 
     Args:
         name: the world's name in messages.
@@ -34,7 +34,7 @@ class AgentView:
         agent: the agent.
 
     Attributes:
-        space: observation space without the mask.
+        observation_space: observation space without the mask.
         action_space: action space.
         n_actions: number of discrete actions; 0 if an action is several numbers.
         numbers: numbers of an action, or None.
@@ -47,18 +47,18 @@ class AgentView:
     def __init__(self, name: str, world: Any, agent: str) -> None:
         from gymnasium import spaces
 
-        self.space: Space[Any] = world.observation_space(agent)
-        self._has_mask = isinstance(self.space, spaces.Dict) and MASK in self.space.spaces
+        self.observation_space: Space[Any] = world.observation_space(agent)
+        self._has_mask = isinstance(self.observation_space, spaces.Dict) and MASK_KEY in self.observation_space.spaces
         self._is_nested = False
-        if isinstance(self.space, spaces.Dict) and self._has_mask:
-            members = {key: member for key, member in self.space.spaces.items() if key != MASK}
+        if isinstance(self.observation_space, spaces.Dict) and self._has_mask:
+            members = {key: member for key, member in self.observation_space.spaces.items() if key != MASK_KEY}
             # In PettingZoo's classic games, the only other member is called `observation`.
             self._is_nested = list(members) == ["observation"]
-            self.space = members["observation"] if self._is_nested else spaces.Dict(members)
+            self.observation_space = members["observation"] if self._is_nested else spaces.Dict(members)
         self.action_space = world.action_space(agent)
         self.numbers = find_continuous_actions(self.action_space, f"{name} ({agent})")
         self.n_actions = int(self.action_space.n) if self.numbers is None else 0
-        self.channels: dict[str, tuple[Channel, Encoder]] = observation_channels(self.space)
+        self.channels: dict[str, tuple[Channel, Encoder]] = observation_channels(self.observation_space)
 
     def strip_mask(self, observation: Any) -> Any:
         """Return an observation without the mask."""
@@ -66,11 +66,11 @@ class AgentView:
             return observation
         if self._is_nested:
             return observation["observation"]
-        return {key: x for key, x in observation.items() if key != MASK}
+        return {key: x for key, x in observation.items() if key != MASK_KEY}
 
     def mask(self, observation: Any, info: Mapping[str, Any]) -> Any:
         """Return the world's action mask, from the observation or the info; None if it reports none."""
-        return observation[MASK] if self._has_mask else info.get(MASK)
+        return observation[MASK_KEY] if self._has_mask else info.get(MASK_KEY)
 
 
 class SharedChannels:
@@ -84,7 +84,7 @@ class SharedChannels:
         agents: names of the agents.
 
     Attributes:
-        views: view of each agent.
+        interfaces: interface of each agent, by name.
         channels: observation channels.
         n_actions: number of discrete actions; 0 if an action is several numbers.
         numbers: numbers of an action, or None.
@@ -95,24 +95,27 @@ class SharedChannels:
 
     def __init__(self, name: str, world: Any, agents: Sequence[str]) -> None:
         self._name, self.agents = name, tuple(agents)
-        self.views = {agent: AgentView(name, world, agent) for agent in agents}
+        self.interfaces = {agent: AgentInterface(name, world, agent) for agent in agents}
+        interfaces = self.interfaces.values()
         self.channels = {
-            channel: _merge_channels([view.channels.get(channel, (None, None))[0] for view in self.views.values()])
-            for channel in dict.fromkeys(channel for view in self.views.values() for channel in view.channels)
+            channel: _merge_channels([interface.channels.get(channel, (None, None))[0] for interface in interfaces])
+            for channel in dict.fromkeys(channel for interface in interfaces for channel in interface.channels)
         }
-        kinds = {view.numbers is None: agent for agent, view in self.views.items()}
-        if len(kinds) > 1:
-            action_spaces = ", ".join(f"{agent} {self.views[agent].action_space}" for agent in kinds.values())
+        agent_by_action_type = {interface.numbers is None: agent for agent, interface in self.interfaces.items()}
+        if len(agent_by_action_type) > 1:
+            examples = ", ".join(
+                f"{agent} {self.interfaces[agent].action_space}" for agent in agent_by_action_type.values()
+            )
             raise ConfigError(
-                f"agents of {name} have different kinds of actions ({action_spaces}); all must choose one of several "
+                f"agents of {name} have different kinds of actions ({examples}); all must choose one of several "
                 "actions, or all set numbers"
             )
-        self.n_actions = max(view.n_actions for view in self.views.values())
-        self.numbers = _merge_numbers([view.numbers for view in self.views.values() if view.numbers is not None])
+        self.n_actions = max(interface.n_actions for interface in interfaces)
+        self.numbers = _merge_numbers([interface.numbers for interface in interfaces if interface.numbers is not None])
         if self.n_actions:
-            self.channels[MASK] = Channel((self.n_actions,), "bool", 0, 1)
+            self.channels[MASK_KEY] = Channel((self.n_actions,), "bool", 0, 1)
 
-    def actions(self, action: np.ndarray, games: Sequence[Game], active: np.ndarray, clip: bool) -> list[Actions]:
+    def to_actions(self, action: np.ndarray, games: Sequence[Game], active: np.ndarray, clip: bool) -> list[Actions]:
         """Return the actions of all agents of each game in the form that the world takes.
 
         Args:
@@ -124,21 +127,22 @@ class SharedChannels:
         Raises:
             ValueError: an agent that decides chooses an action that it does not have.
         """
-        columns = {}
-        for j, (agent, view) in enumerate(self.views.items()):
+        actions_by_agent = {}
+        for j, (agent, interface) in enumerate(self.interfaces.items()):
             agent_action = action[:, j : j + 1]
-            if view.numbers is not None:
-                columns[agent] = convert_actions(view.action_space, agent_action[..., : view.numbers.dim], clip)
+            if interface.numbers is not None:
+                numbers = agent_action[..., : interface.numbers.dim]
+                actions_by_agent[agent] = convert_actions(interface.action_space, numbers, clip)
                 continue
-            is_invalid = active & ((agent_action[:, 0] < 0) | (agent_action[:, 0] >= view.n_actions))
+            is_invalid = active & ((agent_action[:, 0] < 0) | (agent_action[:, 0] >= interface.n_actions))
             for i in np.flatnonzero(is_invalid).tolist():
                 if agent in games[i].acting_agents:
                     raise ValueError(
-                        f"{agent} of {self._name} has {view.n_actions} actions and cannot take action "
+                        f"{agent} of {self._name} has {interface.n_actions} actions and cannot take action "
                         f"{int(agent_action[i, 0])}; take one that is legal in action_mask"
                     )
-            columns[agent] = [int(x) for x in convert_actions(view.action_space, agent_action)]
-        return [{agent: column[i] for agent, column in columns.items()} for i in range(len(games))]
+            actions_by_agent[agent] = [int(x) for x in convert_actions(interface.action_space, agent_action)]
+        return [{agent: actions[i] for agent, actions in actions_by_agent.items()} for i in range(len(games))]
 
     def observe(self, games: Sequence[Game]) -> Observation:
         """Return the observations of all agents; agents that are not in a game observe zeros.
@@ -150,30 +154,29 @@ class SharedChannels:
         observation: Observation = {
             name: np.zeros((*shape, *channel.shape), dtype=channel.dtype)
             for name, channel in self.channels.items()
-            if name != MASK
+            if name != MASK_KEY
         }
-        for j, (agent, view) in enumerate(self.views.items()):
+        for j, (agent, interface) in enumerate(self.interfaces.items()):
             indices = [i for i, game in enumerate(games) if agent in game.observations]
             if not indices:
                 continue
-            for name, (channel, encode) in view.channels.items():
+            for name, (channel, encode) in interface.channels.items():
                 slices = tuple(slice(size) for size in channel.shape)
-                encoded = self._encode(encode, view, agent, [games[i] for i in indices])
+                encoded = self._encode(encode, interface, agent, [games[i] for i in indices])
                 observation[name][(indices, j, *slices)] = encoded
-        if MASK in self.channels:
-            observation[MASK] = self._masks(games)
+        if MASK_KEY in self.channels:
+            observation[MASK_KEY] = self._masks(games)
         return observation
 
-    def _encode(self, encode: Encoder, view: AgentView, agent: str, games: Sequence[Game]) -> np.ndarray:
-        observations = [view.strip_mask(game.observations[agent]) for game in games]
+    def _encode(self, encode: Encoder, interface: AgentInterface, agent: str, games: Sequence[Game]) -> np.ndarray:
+        observations = [interface.strip_mask(game.observations[agent]) for game in games]
         try:
             return np.asarray(encode(observations))[:, 0]
         except READING_ERROR_TYPES as error:
             for observation, game in zip(observations, games, strict=True):
-                if not view.space.contains(observation):
-                    raise build_observation_error(
-                        f"{self._name} ({agent})", view.space, observation, game.steps
-                    ) from error
+                if not interface.observation_space.contains(observation):
+                    name, space = f"{self._name} ({agent})", interface.observation_space
+                    raise build_observation_error(name, space, observation, game.steps) from error
             raise
 
     def _masks(self, games: Sequence[Game]) -> np.ndarray:
@@ -183,41 +186,41 @@ class SharedChannels:
         """
         masks = np.zeros((len(games), len(self.agents), self.n_actions), dtype=bool)
         for i, game in enumerate(games):
-            for j, (agent, view) in enumerate(self.views.items()):
+            for j, (agent, interface) in enumerate(self.interfaces.items()):
                 if agent in game.acting_agents:
-                    masks[i, j, : view.n_actions] = self._legal(agent, view, game)
+                    masks[i, j, : interface.n_actions] = self._find_legal_actions(agent, interface, game)
         masks[..., 0] |= ~masks.any(-1)
         return masks
 
-    def _legal(self, agent: str, view: AgentView, game: Game) -> np.ndarray | bool:
-        action_mask = view.mask(game.observations[agent], game.infos.get(agent, {}))
+    def _find_legal_actions(self, agent: str, interface: AgentInterface, game: Game) -> np.ndarray | bool:
+        action_mask = interface.mask(game.observations[agent], game.infos.get(agent, {}))
         if action_mask is None:
             return True
         legal = np.asarray(action_mask, dtype=bool)
-        if legal.shape != (view.n_actions,):
+        if legal.shape != (interface.n_actions,):
             raise EngineError(
                 f"{self._name} ({agent}): its action_mask has the shape {list(legal.shape)}, but it must have one "
-                f"entry for each of {view.n_actions} actions"
+                f"entry for each of {interface.n_actions} actions"
             )
         return legal
 
 
 def _merge_channels(channels: Sequence[Channel | None]) -> Channel:
     """Return a channel that holds each of `channels`, one for each agent; None: the agent has no such channel."""
-    present = [channel for channel in channels if channel is not None]
-    shape = tuple(max(sizes) for sizes in zip(*(channel.shape for channel in present), strict=True))
-    bounds = min(channel.low for channel in present), max(channel.high for channel in present)
-    template = present[0]
-    if len(present) < len(channels) or any(channel.shape != shape for channel in present):
+    existing = [channel for channel in channels if channel is not None]
+    shape = tuple(max(sizes) for sizes in zip(*(channel.shape for channel in existing), strict=True))
+    bounds = min(channel.low for channel in existing), max(channel.high for channel in existing)
+    first_channel = existing[0]
+    if len(existing) < len(channels) or any(channel.shape != shape for channel in existing):
         bounds = min(bounds[0], 0.0), max(bounds[1], 0.0)  # padding is zero
     parts: tuple[Mapping[str, slice], ...] = ()
-    has_parts = any(channel.parts for channel in present)
+    has_parts = any(channel.parts for channel in existing)
     if len(shape) == 1 and (has_parts or any(channel is None or channel.shape != shape for channel in channels)):
-        parts = tuple({} if channel is None else _parts(channel) for channel in channels)
-    return replace(template, shape=shape, low=bounds[0], high=bounds[1], parts=parts)
+        parts = tuple({} if channel is None else _find_slices(channel) for channel in channels)
+    return replace(first_channel, shape=shape, low=bounds[0], high=bounds[1], parts=parts)
 
 
-def _parts(channel: Channel) -> Mapping[str, slice]:
+def _find_slices(channel: Channel) -> Mapping[str, slice]:
     return channel.parts[0] if channel.parts else {"observation": slice(0, channel.shape[0])}
 
 
@@ -225,8 +228,8 @@ def _merge_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions | 
     """Return the numbers of the longest action, with bounds that hold those of every agent."""
     if not numbers:
         return None
-    max_action = max(numbers, key=lambda space: space.dim)
-    low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
-    high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
-    integral = tuple(all(space.whole[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
-    return ContinuousActions(max_action.names, low, high, integral)
+    longest_action = max(numbers, key=lambda space: space.dim)
+    low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
+    high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
+    is_integer = tuple(all(space.whole[i] for space in numbers if i < space.dim) for i in range(longest_action.dim))
+    return ContinuousActions(longest_action.names, low, high, is_integer)

@@ -18,13 +18,13 @@ from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 if TYPE_CHECKING:
     from types import ModuleType
 
-FACTORIES = ("parallel_env", "env")
+_FACTORY_NAMES = ("parallel_env", "env")
 """Functions that make a world, if the id names only a module. The first one that the module has is called."""
-_BUILTIN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
+_BUILTIN_PATTERN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
 """Modules of PettingZoo's own worlds: they belong to installed packages that llmrl requires, so they are trusted."""
-_CONVERTERS = "pettingzoo.utils.conversions"
+_CONVERTER_MODULE = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
-_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
+_WORLDS_PACKAGES = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
 """Packages that the extra `worlds` of llmrl installs."""
 
 
@@ -67,7 +67,7 @@ class WorldFactory:
     @property
     def always_ends(self) -> bool:
         """True if every episode is known to end by itself."""
-        return self.library == "openspiel" or _BUILTIN.fullmatch(self.id.partition(":")[0]) is not None
+        return self.library == "openspiel" or _BUILTIN_PATTERN.fullmatch(self.id.partition(":")[0]) is not None
 
     def make(self, render: bool = False) -> Any:
         """Return one world.
@@ -85,12 +85,12 @@ class WorldFactory:
                     f"{self.id}: games of {self.library} cannot be rendered; use play.videos=0 and env.render=false"
                 )
             if self.library == "openspiel":
-                return openspiel_game(self.id, self.kwargs)
+                return make_openspiel_game(self.id, self.kwargs)
             from llmrl.envs.pettingzoo.text_worlds import OpenEnvWorld, TextArenaWorld
 
-            return self._call(TextArenaWorld if self.library == "textarena" else OpenEnvWorld, {"id": self.id})
-        function = self._function()
-        world = self._call(function, {})
+            return self._construct(TextArenaWorld if self.library == "textarena" else OpenEnvWorld, {"id": self.id})
+        constructor = self._find_constructor()
+        world = self._construct(constructor, {})
         agents = getattr(world, "possible_agents", None)
         if not agents or not all(isinstance(agent, str) for agent in agents):
             raise ConfigError(
@@ -99,66 +99,65 @@ class WorldFactory:
             )
         if not render:
             return world
-        modes = [str(mode) for mode in getattr(world, "metadata", {}).get("render_modes", [])]
+        render_modes = [str(mode) for mode in getattr(world, "metadata", {}).get("render_modes", [])]
         world.close()
-        if "rgb_array" not in modes:
+        if "rgb_array" not in render_modes:
             raise ConfigError(
-                f"{self.id} cannot be rendered as an image (its render modes: {', '.join(modes) or 'none'}), so no "
-                "video is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
+                f"{self.id} cannot be rendered as an image (its render modes: {', '.join(render_modes) or 'none'}), so "
+                "no video is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
             )
-        return self._call(function, {"render_mode": "rgb_array"})
+        return self._construct(constructor, {"render_mode": "rgb_array"})
 
-    def _call(self, function: Any, options: Mapping[str, Any]) -> Any:
+    def _construct(self, constructor: Any, options: Mapping[str, Any]) -> Any:
         try:
             with convert_creation_errors(self.id, self.kwargs):
-                return function(**{**options, **self.kwargs})
+                return constructor(**{**options, **self.kwargs})
         except ModuleNotFoundError as error:
-            raise self._missing(error) from error
+            raise self._build_missing_package_error(error) from error
 
-    def _function(self) -> Any:
+    def _find_constructor(self) -> Any:
         """Return the function that makes a world."""
-        name, colon, function = self.id.partition(":")
-        module = self._module(name)
-        if not colon:
-            names = [factory for factory in FACTORIES if hasattr(module, factory)]
-            if not names:
+        name, separator, function = self.id.partition(":")
+        module = self._import_module(name)
+        found_names = [factory for factory in _FACTORY_NAMES if hasattr(module, factory)]
+        if not separator:
+            if not found_names:
                 raise ConfigError(
-                    f"env.id={self.id}: the module has neither {' nor '.join(FACTORIES)}; name the function that makes "
-                    f"a world, as in {self.id}:my_world"
+                    f"env.id={self.id}: the module has neither {' nor '.join(_FACTORY_NAMES)}; name the function that "
+                    f"makes a world, as in {self.id}:my_world"
                 )
-            function = names[0]
-        if _BUILTIN.fullmatch(name):
-            if function not in (*FACTORIES, "raw_env") or not hasattr(module, function):
-                available = [factory for factory in FACTORIES if hasattr(module, factory)]
+            function = found_names[0]
+        if _BUILTIN_PATTERN.fullmatch(name):
+            if function not in (*_FACTORY_NAMES, "raw_env") or not hasattr(module, function):
                 raise ConfigError(
                     f"env.id={self.id}: the module has no function {function} that makes a world; use "
-                    f"{', '.join(available) or 'another module'}"
+                    f"{', '.join(found_names) or 'another module'}"
                 )
             return getattr(module, function)
         converter = getattr(module, function, None)
-        if getattr(converter, "__module__", None) == _CONVERTERS and getattr(converter, "__closure__", None):
+        if getattr(converter, "__module__", None) == _CONVERTER_MODULE and getattr(converter, "__closure__", None):
             return converter  # a converter around a function of the module
         return self.trust.locate(f"{name}.{function}", "env.id")
 
-    def _module(self, name: str) -> ModuleType:
-        if not _BUILTIN.fullmatch(name):
+    def _import_module(self, name: str) -> ModuleType:
+        if not _BUILTIN_PATTERN.fullmatch(name):
             return self.trust.load(name, f"env.id={self.id}")
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is not None and name.startswith(error.name):
                 raise ConfigError(f"env.id={self.id} is not a world of PettingZoo ({error})") from error
-            raise self._missing(error) from error
+            raise self._build_missing_package_error(error) from error
         except ImportError as error:
             raise ConfigError(f"env.id={self.id} cannot be imported: {error}") from error
 
-    def _missing(self, error: ModuleNotFoundError) -> ConfigError:
+    def _build_missing_package_error(self, error: ModuleNotFoundError) -> ConfigError:
         package = (error.name or str(error)).partition(".")[0]
-        remedy = "pip install 'llmrl[worlds]'" if package in _WORLDS_EXTRA else f"install {package}"
+        remedy = "pip install 'llmrl[worlds]'" if package in _WORLDS_PACKAGES else f"install {package}"
         return ConfigError(f"{self.id} needs the package {package}, which is not installed: {remedy}")
 
 
-def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
+def make_openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
     """Return a game as an `AECEnv`; agents of a simultaneous move choose one after another, unseen by the others.
 
     Args:
@@ -186,7 +185,7 @@ def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
             super()._update_action_masks()
             if not self.game_state.is_terminal():
                 for i, agent in enumerate(self.agents):
-                    self.infos[agent][TEXT_KEY] = _state_text(self.game_state, self.game_type, i)
+                    self.infos[agent][TEXT_KEY] = _format_state(self.game_state, self.game_type, i)
 
         def _update_termination_truncation(self) -> None:
             # Shimmy compares a step count that includes chance nodes with a limit that does not; it would truncate
@@ -205,14 +204,13 @@ def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{name} of OpenSpiel cannot be made with env.kwargs={dict(parameters)}: {error}") from error
 
 
-def _state_text(state: Any, kind: Any, player: int) -> str:
+def _format_state(state: Any, game_type: Any, player: int) -> str:
     """Return the game's own text of a player's knowledge, with the legal actions."""
-    perfect = kind.information == kind.Information.PERFECT_INFORMATION
-    has_state_string = kind.provides_information_state_string and not (perfect and kind.provides_observation_string)
+    is_perfect = game_type.information == game_type.Information.PERFECT_INFORMATION
     text = ""
-    if has_state_string:
+    if game_type.provides_information_state_string and not (is_perfect and game_type.provides_observation_string):
         text = state.information_state_string(player)
-    elif kind.provides_observation_string:
+    elif game_type.provides_observation_string:
         text = state.observation_string(player)
     moves = ", ".join(f"{action} = {state.action_to_string(player, action)}" for action in state.legal_actions(player))
     return f"{text}\nYour legal actions: {moves}" if moves else text

@@ -14,15 +14,13 @@ import numpy as np
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 
-_MECHANISM, _SETTER, _METRICS, _LIMIT = "mechanism", "set_mechanism", "episode_metrics", "max_cycles"
 
-
-def _mechanism_layer(world: Any) -> Any:
+def _find_mechanism_layer(world: Any) -> Any:
     """Return the layer of a world that has `set_mechanism`; the world itself if none has."""
-    return next((layer for layer in (world, world.unwrapped) if callable(getattr(layer, _SETTER, None))), world)
+    return next((layer for layer in (world, world.unwrapped) if callable(getattr(layer, "set_mechanism", None))), world)
 
 
-def declared_mechanism(name: str, world: Any) -> ParameterSpace | None:
+def read_mechanism(name: str, world: Any) -> ParameterSpace | None:
     """Return the space of the values that a world lets a principal set; None if it declares no mechanism.
 
     `world.mechanism` is a `ParameterSpace`, or a list of numbers, each a mapping with `name`, `low`, `high` and, if
@@ -36,15 +34,15 @@ def declared_mechanism(name: str, world: Any) -> ParameterSpace | None:
     Raises:
         ConfigError: no such list, bounds that are none, or a world without `set_mechanism`.
     """
-    declaration = _attribute(world, _MECHANISM)
+    declaration = _read_attribute(world, "mechanism")
     if declaration is None:
         return None
-    if not callable(getattr(_mechanism_layer(world), _SETTER, None)):
-        raise ConfigError(f"{name} declares a mechanism, but has no method {_SETTER}(values); add it")
+    if not callable(getattr(_find_mechanism_layer(world), "set_mechanism", None)):
+        raise ConfigError(f"{name} declares a mechanism, but has no method set_mechanism(values); add it")
     if isinstance(declaration, ParameterSpace):
         space = declaration
     elif isinstance(declaration, Sequence) and not isinstance(declaration, str) and declaration:
-        space = ParameterSpace("mechanism", tuple(_parameter(name, parameter) for parameter in declaration))
+        space = ParameterSpace("mechanism", tuple(_parse_parameter(name, parameter) for parameter in declaration))
     else:
         raise ConfigError(f"{name}: mechanism={declaration!r} must be a ParameterSpace or a list of mappings")
     for parameter in space.parameters:
@@ -53,37 +51,38 @@ def declared_mechanism(name: str, world: Any) -> ParameterSpace | None:
     return space
 
 
-def declared_metrics(name: str, world: Any) -> dict[str, Aggregate]:
+def read_metrics(name: str, world: Any) -> dict[str, Aggregate]:
     """Return the numbers in infos that are metrics of an episode, with their aggregation (`world.episode_metrics`).
 
     Raises:
         ConfigError: an aggregation that does not exist.
     """
-    declaration = _attribute(world, _METRICS)
+    declaration = _read_attribute(world, "episode_metrics")
     if declaration is None:
         return {}
     aggregates = get_args(Aggregate)
     if not isinstance(declaration, Mapping) or any(aggregate not in aggregates for aggregate in declaration.values()):
         raise ConfigError(
-            f"{name}: {_METRICS}={declaration!r} must map each name to its aggregation, one of {', '.join(aggregates)}"
+            f"{name}: episode_metrics={declaration!r} must map each name to its aggregation, one of "
+            f"{', '.join(aggregates)}"
         )
     return {str(metric): aggregate for metric, aggregate in declaration.items()}
 
 
-def declared_max_cycles(world: Any) -> int | None:
+def read_max_cycles(world: Any) -> int | None:
     """Return the number of cycles after which a world ends its episodes, if it has one (`world.max_cycles`).
 
     A cycle is a step of all agents.
     """
-    limit = _attribute(world, _LIMIT)
+    limit = _read_attribute(world, "max_cycles")
     return int(limit) if isinstance(limit, int | np.integer) and limit > 0 else None
 
 
-def _attribute(world: Any, name: str) -> Any:
+def _read_attribute(world: Any, name: str) -> Any:
     return getattr(world, name, getattr(world.unwrapped, name, None))
 
 
-def _parameter(name: str, declaration: Any) -> Parameter:
+def _parse_parameter(name: str, declaration: Any) -> Parameter:
     if isinstance(declaration, Parameter):
         return declaration
     try:
@@ -117,7 +116,7 @@ class Game(ABC):
         infos: info of each of these agents.
         step_infos: info about the last step, by agent.
         rewards: reward of the last step by agent; nothing of agents that were not in the game.
-        step_agents: agents that were in the game when the last step began.
+        previous_agents: agents that were in the game when the last step began.
         steps: steps of the episode.
         terminated, truncated: how the episode ended. It is truncated if all remaining agents were truncated together,
             or after `horizon` steps.
@@ -132,21 +131,21 @@ class Game(ABC):
         self.infos: dict[str, Mapping[str, Any]] = {}
         self.step_infos: dict[str, Mapping[str, Any]] = {}
         self.rewards: dict[str, float] = {}
-        self.step_agents: tuple[str, ...] = ()
+        self.previous_agents: tuple[str, ...] = ()
         self.steps, self.terminated, self.truncated = 0, False, False
         self._values: np.ndarray | None = None
 
     def reset(self, seed: int) -> None:
         """Start an episode."""
         self.steps, self.terminated, self.truncated = 0, False, False
-        self.rewards, self.step_infos, self.step_agents = {}, {}, ()
+        self.rewards, self.step_infos, self.previous_agents = {}, {}, ()
         self._reset(seed)
         if not self.live_agents:
             raise EngineError(f"{self.name} has no agents after reset(seed={seed})")
 
     def step(self, actions: Actions) -> None:
         """Play a step; `actions` contains at least those of the `acting_agents`."""
-        self.step_agents = self.live_agents
+        self.previous_agents = self.live_agents
         self._step(actions)
         self.steps += 1
         self.terminated = not self.live_agents and not self.truncated
@@ -157,7 +156,7 @@ class Game(ABC):
         """Set the values [d] of the world's own mechanism, unless they are already set."""
         if self._values is None or not np.array_equal(values, self._values):
             self._values = values.copy()
-            _mechanism_layer(self.world).set_mechanism(self._values.copy())
+            _find_mechanism_layer(self.world).set_mechanism(self._values.copy())
 
     def _end(self, agents: Sequence[str], terminated: Mapping[str, bool], truncated: Mapping[str, bool]) -> None:
         """End the episode of the last `agents`; it is truncated if all of them were truncated and not terminated."""
@@ -180,18 +179,18 @@ class ParallelGame(Game):
         self._check_observations()
 
     def _step(self, actions: Actions) -> None:
-        previous = self.live_agents
+        previous_agents = self.live_agents
         observations, rewards, terminated, truncated, infos = self.world.step(
-            {agent: actions[agent] for agent in previous}
+            {agent: actions[agent] for agent in previous_agents}
         )
-        self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in previous}
-        self.step_infos = {agent: infos[agent] for agent in previous if agent in infos}
+        self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in previous_agents}
+        self.step_infos = {agent: infos[agent] for agent in previous_agents if agent in infos}
         remaining = tuple(agent for agent in self.world.agents if not (terminated.get(agent) or truncated.get(agent)))
-        self._update(remaining or previous, observations, infos)
+        self._update(remaining or previous_agents, observations, infos)
         if remaining:
             self._check_observations()
         else:
-            self._end(previous, terminated, truncated)
+            self._end(previous_agents, terminated, truncated)
 
     def _check_observations(self) -> None:
         if missing := [agent for agent in self.live_agents if agent not in self.observations]:
@@ -218,15 +217,15 @@ class AECGame(Game):
         self._update()
 
     def _step(self, actions: Actions) -> None:
-        previous, agent = self.live_agents, self.world.agent_selection
+        previous_agents, agent = self.live_agents, self.world.agent_selection
         self.world.step(actions[agent])
-        self.rewards = {name: float(self.world.rewards.get(name, 0.0)) for name in previous}
+        self.rewards = {name: float(self.world.rewards.get(name, 0.0)) for name in previous_agents}
         self.step_infos = {agent: self.world.infos[agent]} if agent in self.world.infos else {}
         if any(not self._is_dead(name) for name in self.world.agents):
             self._remove_dead_agents()
             self._update()
         else:
-            self._end(previous, self.world.terminations, self.world.truncations)
+            self._end(previous_agents, self.world.terminations, self.world.truncations)
             self._update()
             self._remove_dead_agents()
 

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.envs.pettingzoo.agent_channels import MASK, TEXT_KEY
+from llmrl.envs.pettingzoo.agent_channels import MASK_KEY, TEXT_KEY
 
 _DIRECTIONS = ("up", "down", "left", "right")
 MOVES: Mapping[str, tuple[str, ...]] = {
@@ -44,11 +44,11 @@ MOVES: Mapping[str, tuple[str, ...]] = {
 """Moves of games in their first version, by the id without version; other games need `moves`."""
 _MAX_PLAYERS = 15
 """Maximum number of players of a game of TextArena."""
-_LEGAL_MOVES = re.compile(r"(?:available|valid|legal) (?:moves|actions)[^:\n]*:([^\n]*)", re.IGNORECASE)
+_LEGAL_MOVES_PATTERN = re.compile(r"(?:available|valid|legal) (?:moves|actions)[^:\n]*:([^\n]*)", re.IGNORECASE)
 """Pattern of a line of an observation that lists legal moves."""
-_BRACKETS = re.compile(r"\[([^\[\]\n]+)\]")
+_BRACKETS_PATTERN = re.compile(r"\[([^\[\]\n]+)\]")
 
-_OPENENV_AGENT = "player"
+_OPENENV_AGENT_NAME = "player"
 _MAX_OPENENV_MOVES = 1000
 """Maximum number of actions that are read from a server's schema."""
 _MAX_MESSAGE_BYTES = 100 * 2**20
@@ -70,7 +70,7 @@ class MoveListWorld(AECEnv):  # type: ignore[misc]
         self.possible_agents, self.agents = list(agents), list[str]()
         self.action_names = tuple(action_names)
         self._action_space = spaces.Discrete(len(self.action_names))
-        self._observation_space = spaces.Dict({MASK: spaces.MultiBinary(len(self.action_names))})
+        self._observation_space = spaces.Dict({MASK_KEY: spaces.MultiBinary(len(self.action_names))})
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self._observation_space
@@ -80,7 +80,7 @@ class MoveListWorld(AECEnv):  # type: ignore[misc]
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
         """Return the legal moves of an agent: all."""
-        return {MASK: np.ones(len(self.action_names), dtype=np.int8)}
+        return {MASK_KEY: np.ones(len(self.action_names), dtype=np.int8)}
 
     def _begin_episode(self) -> None:
         """Put all agents into the game, without rewards and texts."""
@@ -117,7 +117,7 @@ class TextArenaWorld(MoveListWorld):
     def __init__(
         self, id: str, moves: Sequence[str] | None = None, num_players: int | None = None, **kwargs: Any
     ) -> None:
-        move_texts = _move_texts(id, moves)
+        move_texts = _find_move_texts(id, moves)
         self._id, self._kwargs = id, kwargs
         self._generators: tuple[Any, Any] = random.Random(0).getstate(), np.random.RandomState(0).get_state()
         self._num_players = self._min_num_players() if num_players is None else num_players
@@ -129,16 +129,16 @@ class TextArenaWorld(MoveListWorld):
             self._generators = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
         self._begin_episode()
         with self._swap_generators():
-            self._start(self._num_players)
+            self._start_game(self._num_players)
             self._read_text()
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
         """Return the legal moves of an agent; all moves while it is not its turn."""
-        if agent == self.agent_selection and (lines := _LEGAL_MOVES.findall(self.infos[agent][TEXT_KEY])):
-            legal_moves = {" ".join(move.lower().split()) for move in _BRACKETS.findall(lines[-1])}
+        if agent == self.agent_selection and (move_lists := _LEGAL_MOVES_PATTERN.findall(self.infos[agent][TEXT_KEY])):
+            legal_moves = {" ".join(move.lower().split()) for move in _BRACKETS_PATTERN.findall(move_lists[-1])}
             mask = np.array([name.lower() in legal_moves for name in self.action_names], dtype=np.int8)
             if mask.any():
-                return {MASK: mask}
+                return {MASK_KEY: mask}
         return super().observe(agent)
 
     def step(self, action: Any) -> None:
@@ -166,7 +166,7 @@ class TextArenaWorld(MoveListWorld):
         self.agent_selection = self.possible_agents[player]
         self.infos[self.agent_selection] = {TEXT_KEY: str(text).strip()}
 
-    def _start(self, num_players: int) -> None:
+    def _start_game(self, num_players: int) -> None:
         # A new object, because TextArena's wrappers keep the texts of earlier episodes.
         self._game = _make_game(self._id, self._kwargs)
         self._game.reset(num_players=num_players, seed=random.getrandbits(31))
@@ -176,7 +176,7 @@ class TextArenaWorld(MoveListWorld):
         with self._swap_generators():
             for n in range(1, _MAX_PLAYERS + 1):
                 try:
-                    self._start(n)
+                    self._start_game(n)
                 except AssertionError:
                     continue
                 return n
@@ -211,7 +211,7 @@ def _make_game(id: str, kwargs: Mapping[str, Any]) -> Any:
         raise ConfigError(f"env.id={id}: this game needs a later version of Python ({error})") from error
 
 
-def _move_texts(id: str, moves: Sequence[str] | None) -> tuple[str, ...]:
+def _find_move_texts(id: str, moves: Sequence[str] | None) -> tuple[str, ...]:
     """Return the texts of the moves of a game of TextArena: `moves`, or (None) those of `MOVES`."""
     moves = MOVES.get(id.partition("-")[0]) if moves is None else moves
     if moves is None:
@@ -247,29 +247,29 @@ class OpenEnvWorld(MoveListWorld):
         reset: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        self._url, self._timeout_s, self._reset_options = id, timeout_s, dict(reset or {})
+        self._server_url, self._timeout_seconds, self._reset_options = id, timeout_s, dict(reset or {})
         self._socket = self._connect()
         self._moves = [dict(move) for move in (moves if moves is not None else self._fetch_moves())]
         if len(self._moves) < 2:
             raise ConfigError(f"env.kwargs.moves={self._moves} must be a list of at least two actions")
-        super().__init__("openenv", [_OPENENV_AGENT], move_names(self._moves))
+        super().__init__("openenv", [_OPENENV_AGENT_NAME], name_moves(self._moves))
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start an episode."""
         self._begin_episode()
-        self.agent_selection = _OPENENV_AGENT
+        self.agent_selection = _OPENENV_AGENT_NAME
         seed_option = {} if seed is None else {"seed": int(seed)}
         self._request("reset", {**self._reset_options, **seed_option})
 
     def step(self, action: Any) -> None:
         """Take the action with the index `action`."""
-        if self.terminations[_OPENENV_AGENT]:
+        if self.terminations[_OPENENV_AGENT_NAME]:
             self._was_dead_step(action)
             return
-        self._cumulative_rewards[_OPENENV_AGENT] = 0.0
-        answer = self._request("step", self._moves[int(action)])
-        self.rewards[_OPENENV_AGENT] = float(answer.get("reward") or 0.0)
-        self.terminations[_OPENENV_AGENT] = bool(answer.get("done"))
+        self._cumulative_rewards[_OPENENV_AGENT_NAME] = 0.0
+        reply = self._request("step", self._moves[int(action)])
+        self.rewards[_OPENENV_AGENT_NAME] = float(reply.get("reward") or 0.0)
+        self.terminations[_OPENENV_AGENT_NAME] = bool(reply.get("done"))
         self._accumulate_rewards()
 
     def close(self) -> None:
@@ -280,14 +280,14 @@ class OpenEnvWorld(MoveListWorld):
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
-        parts = urlsplit(self._url)
+        parts = urlsplit(self._server_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"env.id={self._url} must be the address of a server, e.g. http://127.0.0.1:8000")
-        address = f"ws{self._url.removeprefix('http').rstrip('/')}/ws"
+            raise ConfigError(f"env.id={self._server_url} must be the address of a server, e.g. http://127.0.0.1:8000")
+        address = f"ws{self._server_url.removeprefix('http').rstrip('/')}/ws"
         try:
-            return connect(address, open_timeout=self._timeout_s, max_size=_MAX_MESSAGE_BYTES)
+            return connect(address, open_timeout=self._timeout_seconds, max_size=_MAX_MESSAGE_BYTES)
         except (OSError, WebSocketException) as error:
-            raise ConfigError(f"env.id={self._url}: no server of OpenEnv answers there ({error})") from error
+            raise ConfigError(f"env.id={self._server_url}: no server of OpenEnv answers there ({error})") from error
 
     def _request(self, message_type: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message and read its answer; the observation becomes the agent's text.
@@ -299,50 +299,52 @@ class OpenEnvWorld(MoveListWorld):
 
         try:
             self._socket.send(json.dumps({"type": message_type, "data": content}))
-            message = json.loads(self._socket.recv(timeout=self._timeout_s))
-            answer: dict[str, Any] = message["data"]
+            message = json.loads(self._socket.recv(timeout=self._timeout_seconds))
+            reply: dict[str, Any] = message["data"]
             if message["type"] == "error":
-                raise EngineError(f"{self._url}: {message_type}: {answer.get('message', answer)}")
+                raise EngineError(f"{self._server_url}: {message_type}: {reply.get('message', reply)}")
         except (OSError, WebSocketException, ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"{self._url}: no answer to {message_type} ({error!r})") from error
-        observation = {key: x for key, x in answer.get("observation", {}).items() if key != "metadata"}
-        self.infos = {_OPENENV_AGENT: {TEXT_KEY: json.dumps(observation, ensure_ascii=False)}}
-        return answer
+            raise EngineError(f"{self._server_url}: no answer to {message_type} ({error!r})") from error
+        observation = {key: x for key, x in reply.get("observation", {}).items() if key != "metadata"}
+        self.infos = {_OPENENV_AGENT_NAME: {TEXT_KEY: json.dumps(observation, ensure_ascii=False)}}
+        return reply
 
     def _fetch_moves(self) -> list[dict[str, Any]]:
         """Return the actions that the server's schema lists."""
         import httpx
 
         try:
-            schema = httpx.get(f"{self._url.rstrip('/')}/schema", timeout=self._timeout_s).json()["action"]
+            schema = httpx.get(f"{self._server_url.rstrip('/')}/schema", timeout=self._timeout_seconds).json()["action"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"env.id={self._url}: its action schema cannot be read ({error!r})") from error
+            raise ConfigError(f"env.id={self._server_url}: its action schema cannot be read ({error!r})") from error
         fields = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
         values = _enumerate_values(next(iter(fields.values())), schema) if len(fields) == 1 else None
         if values is None:
             raise ConfigError(
-                f"env.id={self._url}: the actions of this server cannot be listed (fields: {', '.join(fields)}); set "
-                "env.kwargs={moves: [...]} to the JSON objects that it takes"
+                f"env.id={self._server_url}: the actions of this server cannot be listed (fields: "
+                f"{', '.join(fields)}); set env.kwargs={{moves: [...]}} to the JSON objects that it takes"
             )
         return [{next(iter(fields)): value} for value in values]
 
 
-def move_names(moves: Sequence[Mapping[str, Any]]) -> list[str]:
+def name_moves(moves: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return names of JSON objects: the values in them, or the objects as JSON if names would be equal or empty.
 
     >>> move_names([{"actions": {"player_0": "hit"}}, {"actions": {"player_0": "stick"}}])
     ['hit', 'stick']
     """
-    names = ["_".join(re.findall(r"[\w.-]+", " ".join(map(str, _leaves(move))))) for move in moves]
+    names = ["_".join(re.findall(r"[\w.-]+", " ".join(map(str, _collect_leaves(move))))) for move in moves]
     if "" in names or len(set(names)) < len(names):
         return [json.dumps(move, ensure_ascii=False) for move in moves]
     return names
 
 
-def _leaves(content: Any) -> list[Any]:
+def _collect_leaves(content: Any) -> list[Any]:
     """Return the values of nested objects and lists."""
     elements = list(content.values()) if isinstance(content, Mapping) else content
-    return [leaf for element in elements for leaf in _leaves(element)] if isinstance(elements, list) else [content]
+    if not isinstance(elements, list):
+        return [content]
+    return [leaf for element in elements for leaf in _collect_leaves(element)]
 
 
 def _enumerate_values(field: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Any] | None:

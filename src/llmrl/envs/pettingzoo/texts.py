@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from llmrl.core.trust import Trust
 from llmrl.envs import mechanism_text
 from llmrl.envs.gym.channel_spaces import is_image
 from llmrl.envs.mechanisms import RewardTax
-from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
+from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY, AgentInterface
 from llmrl.envs.pettingzoo.factory import PettingZooSettings
+from llmrl.envs.pettingzoo.games import AECGame, Game
 from llmrl.envs.texts import build_describer
 from llmrl.envs.texts.describers import (
     describe_changed_settings,
@@ -30,8 +31,6 @@ from llmrl.envs.texts.observation_format import Formatter, build_formatter
 from llmrl.envs.texts.schema import DECIMALS, Field, describe_fields
 
 if TYPE_CHECKING:
-    from llmrl.envs.pettingzoo.agent_channels import AgentView
-    from llmrl.envs.pettingzoo.games import Game
     from llmrl.envs.texts.describers import Describer
 
 
@@ -42,16 +41,15 @@ class DraftDescriber:
 
     Args:
         agent_env: agent to describe; it is only inspected.
-        agents: names of all agents.
-        is_turn_based: whether they act one after another.
+        game: a game of the world.
         has_text: whether infos have the entry `text`.
 
     Attributes:
         game: description of the world for players.
     """
 
-    def __init__(self, agent_env: Any, agents: Sequence[str], is_turn_based: bool, has_text: bool) -> None:
-        name = agent_env.spec.id
+    def __init__(self, agent_env: Any, game: Game, has_text: bool) -> None:
+        name, agents = agent_env.spec.id, game.agents
         fields: tuple[Field, ...] = ()
         self._has_text = has_text
         self._format: Formatter = lambda observation: {}
@@ -59,18 +57,18 @@ class DraftDescriber:
             fields = draft_fields(agent_env.observation_space)
             self._format = build_formatter(agent_env.observation_space, fields, DECIMALS, f"the draft of {name}")
         players = f"{len(agents)} players ({', '.join(agents)})" if len(agents) > 1 else "one player"
-        order = " They take turns." if is_turn_based and len(agents) > 1 else ""
+        turn_sentence = " They take turns." if isinstance(game, AECGame) and len(agents) > 1 else ""
         goal = join_paragraphs(
-            f"The game is {name}, with {players}.{order} Collect as much reward as you can over an episode.",
+            f"The game is {name}, with {players}.{turn_sentence} Collect as much reward as you can over an episode.",
             describe_changed_settings(EnvKwargs(agent_env)),
             describe_step_limit(agent_env),
         )
         observation_fields = (("state", "what you know of the game"),) if has_text else describe_fields(fields)
-        names = getattr(agent_env.env, "action_names", None)
+        move_texts = getattr(agent_env.env, "action_names", None)
         actions = (
             draft_actions(agent_env.action_space)
-            if names is None
-            else tuple((name, f"the move [{name}]") for name in names)
+            if move_texts is None
+            else tuple((name, f"the move [{name}]") for name in move_texts)
         )
         self.game = EnvDescription(goal, observation_fields, actions)
 
@@ -88,10 +86,8 @@ class WorldTexts:
     Args:
         settings: options of the environment; `text` is `auto`, or a value for `llmrl.envs.texts.build_describer`.
         game: a game that has begun; it is only inspected.
-        views: view of each agent.
-        name: the world's name for players.
-        is_turn_based: whether agents act one after another.
-        space: the mechanism's values; None: there is no mechanism.
+        interfaces: interface of each agent, by name.
+        mechanism_space: the mechanism's values; None: there is no mechanism.
         trust: modules in which a class may be defined.
 
     Attributes:
@@ -105,59 +101,57 @@ class WorldTexts:
         self,
         settings: PettingZooSettings,
         game: Game,
-        views: Mapping[str, AgentView],
-        name: str,
-        is_turn_based: bool,
-        space: ParameterSpace | None,
+        interfaces: Mapping[str, AgentInterface],
+        mechanism_space: ParameterSpace | None,
         trust: Trust,
     ) -> None:
         assert settings.text is not None
-        self._views, self._space, self._shows_mechanism = views, space, settings.show_mechanism
+        self._interfaces, self._mechanism_space = interfaces, mechanism_space
+        self._shows_mechanism = settings.show_mechanism
         self._describers: dict[str, Describer] = {}
-        view_describers: list[tuple[AgentView, Describer]] = []
+        describers: list[tuple[Any, Describer]] = []  # with the spaces of the agents that they describe
         has_text = any(TEXT_KEY in info for info in game.infos.values())
-        for agent, view in views.items():
-            describer = next(
-                (d for v, d in view_describers if (v.space, v.action_space) == (view.space, view.action_space)), None
-            )
+        for agent, interface in interfaces.items():
+            agent_spaces = interface.observation_space, interface.action_space
+            describer = next((d for described_spaces, d in describers if described_spaces == agent_spaces), None)
             if describer is None:
-                agent_env = _agent_env(game, view, name, settings.kwargs or {})
-                describer = (
-                    DraftDescriber(agent_env, tuple(views), is_turn_based, has_text)
-                    if settings.text == "auto"
-                    else build_describer(settings.text, agent_env, None, trust)
-                )
-                view_describers.append((view, describer))
+                agent_env = _build_agent_env(game, interface, settings.kwargs or {})
+                if settings.text == "auto":
+                    describer = DraftDescriber(agent_env, game, has_text)
+                else:
+                    describer = build_describer(settings.text, agent_env, None, trust)
+                describers.append((agent_spaces, describer))
             self._describers[agent] = describer
-        descriptions = [d.game for _, d in view_describers]
-        widest = max(descriptions, key=lambda description: len(description.actions))
+        descriptions = [describer.game for _, describer in describers]
+        longest_description = max(descriptions, key=lambda description: len(description.actions))
         fields = {
             field: meaning for description in reversed(descriptions) for field, meaning in description.observation
         }
-        goal = widest.goal
-        mechanism: tuple[tuple[str, str], ...] = ()
-        if space is not None:
+        goal = longest_description.goal
+        mechanism_fields: tuple[tuple[str, str], ...] = ()
+        if mechanism_space is not None:
             rule = RewardTax.rule_text if settings.tax else ""
-            rules = mechanism_text.describe_rules(space, RewardTax.base_reward_text, rule, settings.show_mechanism)
+            base_reward, shows_values = RewardTax.base_reward_text, settings.show_mechanism
+            rules = mechanism_text.describe_rules(mechanism_space, base_reward, rule, shows_values)
             goal = join_paragraphs(goal, rules)
-            mechanism = _MECHANISM_FIELDS[0 if settings.show_mechanism else 1 :]
-        name_field = (("you", "your name among the players"),) if len(views) > 1 else ()
+            mechanism_fields = _MECHANISM_FIELDS[0 if settings.show_mechanism else 1 :]
+        name_field = (("you", "your name among the players"),) if len(interfaces) > 1 else ()
         agent_name = next(iter(game.observations))
         self.description = EnvDescription(
             goal,
-            (*name_field, *fields.items(), *mechanism),
-            widest.actions,
-            example=self.observation_text(
+            (*name_field, *fields.items(), *mechanism_fields),
+            longest_description.actions,
+            example=self.describe_observation(
                 agent_name,
                 game.observations[agent_name],
                 game.infos[agent_name],
-                None if space is None else space.neutral,
+                None if mechanism_space is None else mechanism_space.neutral,
                 (0.0, 0.0),
             ),
-            states=widest.states,
+            states=longest_description.states,
         )
 
-    def observation_text(
+    def describe_observation(
         self,
         agent: str,
         observation: Any,
@@ -175,18 +169,17 @@ class WorldTexts:
             rewards: sum of the agent's rewards since its last observation, before and after the mechanism; None before
                 the first step.
         """
-        text = self._describers[agent].describe(self._views[agent].strip_mask(observation), info)
+        text = self._describers[agent].describe(self._interfaces[agent].strip_mask(observation), info)
         content = parse_if_json(text)
-        name_field = {"you": agent} if len(self._views) > 1 else {}
+        name_field = {"you": agent} if len(self._interfaces) > 1 else {}
         report: dict[str, Any] = {}
-        if values is not None and self._space is not None:
+        if values is not None and self._mechanism_space is not None:
             if self._shows_mechanism:
-                report["mechanism"] = dict(zip(self._space.names, _round(*values.tolist()), strict=True))
+                values = _round_numbers(*values.tolist())
+                report["mechanism"] = dict(zip(self._mechanism_space.names, values, strict=True))
             if rewards is not None:
-                base_reward, total_reward = rewards
-                report["last_reward"] = dict(
-                    zip(("before_payments", "payments"), _round(base_reward, total_reward - base_reward), strict=True)
-                )
+                before_payments, payments = _round_numbers(rewards[0], rewards[1] - rewards[0])
+                report["last_reward"] = {"before_payments": before_payments, "payments": payments}
         if not (name_field or report):
             return text
         fields = content if isinstance(content, dict) else {"observation": content}
@@ -203,16 +196,16 @@ _MECHANISM_FIELDS = (
 )
 
 
-def _agent_env(game: Game, view: AgentView, name: str, kwargs: Mapping[str, Any]) -> Any:
+def _build_agent_env(game: Game, interface: AgentInterface, kwargs: Mapping[str, Any]) -> Any:
     """Return one agent of a world in the form of a Gymnasium environment, as describers expect it."""
     return SimpleNamespace(
-        observation_space=view.space,
-        action_space=view.action_space,
+        observation_space=interface.observation_space,
+        action_space=interface.action_space,
         env=game.world,
         unwrapped=game.world.unwrapped,
-        spec=SimpleNamespace(id=name, kwargs=dict(kwargs), max_episode_steps=game.horizon),
+        spec=SimpleNamespace(id=game.name, kwargs=dict(kwargs), max_episode_steps=game.horizon),
     )
 
 
-def _round(*numbers: float) -> list[float]:
+def _round_numbers(*numbers: float) -> list[float]:
     return [round(float(number), mechanism_text.DIGITS) + 0.0 for number in numbers]

@@ -17,7 +17,7 @@ from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
 from llmrl.envs.pettingzoo.agent_channels import SharedChannels
 from llmrl.envs.pettingzoo.factory import PettingZooSettings, WorldFactory
-from llmrl.envs.pettingzoo.games import AECGame, ParallelGame, declared_max_cycles, declared_mechanism, declared_metrics
+from llmrl.envs.pettingzoo.games import AECGame, ParallelGame, read_max_cycles, read_mechanism, read_metrics
 from llmrl.envs.pettingzoo.texts import WorldTexts
 
 
@@ -42,7 +42,7 @@ class PettingZooEnv(ReplayableEnv):
     returns there, and the text of the next turn contains this sum. A world with its own mechanism may report the reward
     before it in infos (`base_reward`).
 
-    **Mechanism.** The world's own (`games.declared_mechanism`), or a tax on its rewards (`tax`).
+    **Mechanism.** The world's own (`games.read_mechanism`), or a tax on its rewards (`tax`).
 
     **End.** An episode ends when no agent is left: it is truncated if all remaining agents were truncated in the same
     step, else terminated. It is also truncated after `horizon` steps.
@@ -71,18 +71,18 @@ class PettingZooEnv(ReplayableEnv):
         super().__init__(settings, seeds, trust)
         self.clip_actions = True
         factory = WorldFactory(settings.id, dict(settings.kwargs or {}), settings.library, trust)
-        template = factory.make(settings.render)
-        name = settings.name or str(getattr(template, "metadata", {}).get("name") or settings.id)
-        is_turn_based = hasattr(template, "agent_iter")  # an AECEnv
-        cycles = declared_max_cycles(template)
-        steps_per_cycle = len(template.possible_agents) if is_turn_based else 1
-        limits = [settings.horizon, None if cycles is None else cycles * steps_per_cycle]
-        horizon = min((limit for limit in limits if limit is not None), default=None)
-        worlds = [template, *(factory.make(settings.render) for _ in range(n_envs - 1))]
+        first_world = factory.make(settings.render)
+        name = settings.name or str(getattr(first_world, "metadata", {}).get("name") or settings.id)
+        is_turn_based = hasattr(first_world, "agent_iter")  # an AECEnv
+        max_cycles = read_max_cycles(first_world)
+        steps_per_cycle = len(first_world.possible_agents) if is_turn_based else 1
+        step_limits = [settings.horizon, None if max_cycles is None else max_cycles * steps_per_cycle]
+        horizon = min((limit for limit in step_limits if limit is not None), default=None)
+        worlds = [first_world, *(factory.make(settings.render) for _ in range(n_envs - 1))]
         game_class = AECGame if is_turn_based else ParallelGame
         self.games = [game_class(name, world, horizon) for world in worlds]
-        self._shared = SharedChannels(name, template, self.games[0].agents)
-        self._world_mechanism = declared_mechanism(name, template)
+        self._channels = SharedChannels(name, first_world, self.games[0].agents)
+        self._world_mechanism = read_mechanism(name, first_world)
         self._tax = RewardTax() if settings.tax else None
         self._settlement: Settlement | None = None  # settlement of the last step
         if self._world_mechanism is not None and settings.tax:
@@ -90,39 +90,40 @@ class PettingZooEnv(ReplayableEnv):
                 f"{name} has its own mechanism ({', '.join(self._world_mechanism.names)}), so it cannot have a tax; "
                 "set env.tax=false"
             )
-        space = self._tax.spec if self._tax is not None else self._world_mechanism
-        if settings.show_mechanism and space is None:
+        mechanism_space = self._tax.spec if self._tax is not None else self._world_mechanism
+        if settings.show_mechanism and mechanism_space is None:
             raise ConfigError(
                 f"env.show_mechanism=true, but {name} has no mechanism; set env.tax=true, or env.show_mechanism=false"
             )
-        if space is not None:
-            self._mechanism_values = np.tile(space.neutral, (n_envs, 1))
-        self._metrics = declared_metrics(name, template)
-        deterministic = self._is_reproducible(name)
-        self._texts = None
+        if mechanism_space is not None:
+            self._mechanism_values = np.tile(mechanism_space.neutral, (n_envs, 1))
+        self._metrics = read_metrics(name, first_world)
+        deterministic = self._check_reproducibility(name)
+        self._world_texts = None
         if settings.text is not None:
-            self._texts = WorldTexts(settings, self.games[0], self._shared.views, name, is_turn_based, space, trust)
+            interfaces = self._channels.interfaces
+            self._world_texts = WorldTexts(settings, self.games[0], interfaces, mechanism_space, trust)
         # Rewards of the last step before the mechanism, and sums since each agent's last observation before and after
         # it.
-        self._base_reward = np.zeros((n_envs, len(self._shared.agents)))
-        self._cumulative = np.zeros((n_envs, len(self._shared.agents), 2))
-        self.spec = self._build_spec(name, horizon, space, deterministic, factory.always_ends)
+        self._base_reward = np.zeros((n_envs, len(self._channels.agents)))
+        self._cumulative_rewards = np.zeros((n_envs, len(self._channels.agents), 2))
+        self.spec = self._build_spec(name, horizon, mechanism_space, deterministic, factory.always_ends)
 
-    def _is_reproducible(self, name: str) -> bool:
+    def _check_reproducibility(self, name: str) -> bool:
         """Return whether a seed determines how the first game begins; the game has begun afterwards."""
         game, observations = self.games[0], []
         for _ in range(2):
             if self._world_mechanism is not None:
                 game.set_mechanism(self._mechanism_values[0])
             game.reset(0)
-            observations.append(self._shared.observe([game]))
+            observations.append(self._channels.observe([game]))
         return all(np.array_equal(observations[0][channel], observations[1][channel]) for channel in observations[0])
 
     def _build_spec(
-        self, name: str, horizon: int | None, space: ParameterSpace | None, deterministic: bool, ends: bool
+        self, name: str, horizon: int | None, space: ParameterSpace | None, deterministic: bool, always_ends: bool
     ) -> EnvSpec:
-        shared, text = self._shared, None if self._texts is None else self._texts.description
-        channels = dict(shared.channels)
+        text = None if self._world_texts is None else self._world_texts.description
+        channels, n_actions = dict(self._channels.channels), self._channels.n_actions
         if text is not None:
             channels["text"] = Channel((), "object")
         if space is not None and self.settings.show_mechanism:
@@ -137,19 +138,19 @@ class PettingZooEnv(ReplayableEnv):
         return EnvSpec(
             name=name,
             n_envs=len(self.games),
-            n_agents=len(shared.agents),
+            n_agents=len(self._channels.agents),
             observation=channels,
-            n_actions=shared.n_actions,
-            action_names=names if len(names) == shared.n_actions else tuple(str(i) for i in range(shared.n_actions)),
+            n_actions=n_actions,
+            action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=horizon,
             mechanism=space,
             metrics=metrics,
             has_reward_jacobian=self._tax is not None,
             deterministic=deterministic,
-            agent_names=shared.agents,
-            continuous_actions=shared.numbers,
+            agent_names=self._channels.agents,
+            continuous_actions=self._channels.numbers,
             text=text,
-            endless=horizon is None and not ends,
+            endless=horizon is None and not always_ends,
         )
 
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
@@ -157,34 +158,34 @@ class PettingZooEnv(ReplayableEnv):
             if self._world_mechanism is not None:
                 self.games[i].set_mechanism(self._mechanism_values[i])
             self.games[i].reset(int(self._episode_seeds[i]))
-        self._base_reward[reset_mask], self._cumulative[reset_mask] = 0.0, 0.0
+        self._base_reward[reset_mask], self._cumulative_rewards[reset_mask] = 0.0, 0.0
 
     def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
         """Advance the games that are `active` [n_envs]; return rewards after the mechanism, [n_envs, n_agents]."""
-        actions = self._shared.actions(action, self.games, active, self.clip_actions)
-        observing = np.array([[agent in game.acting_agents for agent in game.agents] for game in self.games])
-        self._cumulative[observing & active[:, None]] = 0.0
-        reward = np.zeros((len(self.games), len(self._shared.agents)))
-        base = np.zeros_like(reward)
+        actions = self._channels.to_actions(action, self.games, active, self.clip_actions)
+        is_observing = np.array([[agent in game.acting_agents for agent in game.agents] for game in self.games])
+        self._cumulative_rewards[is_observing & active[:, None]] = 0.0
+        reward = np.zeros((len(self.games), len(self._channels.agents)))
+        base_reward = np.zeros_like(reward)
         for i in np.flatnonzero(active).tolist():
             game = self.games[i]
             if self._world_mechanism is not None:
                 game.set_mechanism(self._mechanism_values[i])
             game.step(actions[i])
-            for j, agent in enumerate(self._shared.agents):
+            for j, agent in enumerate(self._channels.agents):
                 reward[i, j] = game.rewards.get(agent, 0.0)
-                base[i, j] = game.step_infos.get(agent, {}).get("base_reward", reward[i, j])
+                base_reward[i, j] = game.step_infos.get(agent, {}).get("base_reward", reward[i, j])
             self._terminated[i], self._truncated[i] = game.terminated, game.truncated
-        for amounts in (reward, base):
+        for amounts in (reward, base_reward):
             check_rewards(self.spec.name, amounts.ravel(), np.repeat(self._episode_lengths, amounts.shape[1]))
         if self._tax is not None:
-            present = np.array([[agent in game.step_agents for agent in game.agents] for game in self.games])
-            events = SocietyEvents(reward.astype(np.float32), None, present & active[:, None])
+            is_present = np.array([[agent in game.previous_agents for agent in game.agents] for game in self.games])
+            events = SocietyEvents(reward.astype(np.float32), None, is_present & active[:, None])
             values = self._mechanism_values.astype(np.float32)
             self._settlement = self._tax.settle(events, values)
-            base, reward = events.raw_reward, self._settlement.reward(values)
-        self._base_reward = base * active[:, None]
-        self._cumulative[active] += np.stack((base, reward), -1)[active]
+            base_reward, reward = events.raw_reward, self._settlement.reward(values)
+        self._base_reward = base_reward * active[:, None]
+        self._cumulative_rewards[active] += np.stack((base_reward, reward), -1)[active]
         return reward
 
     def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
@@ -205,30 +206,33 @@ class PettingZooEnv(ReplayableEnv):
         )
 
     def _observe(self) -> Observation:
-        observation = self._shared.observe(self.games)
+        observation = self._channels.observe(self.games)
         if "mechanism" in self.spec.observation:
             values = self._mechanism_values.astype(np.float32)[:, None]
             observation["mechanism"] = np.repeat(values, self.spec.n_agents, axis=1)
-        if self._texts is not None:
-            observation["text"] = self._lazy_texts(self._texts)
+        if self._world_texts is not None:
+            observation["text"] = self._build_lazy_texts(self._world_texts)
         return observation
 
-    def _lazy_texts(self, texts: WorldTexts) -> LazyTextArray:
+    def _build_lazy_texts(self, texts: WorldTexts) -> LazyTextArray:
         # Games replace these objects in a step and do not change them.
         snapshots = [(game.observations, game.infos, game.acting_agents, game.steps) for game in self.games]
-        values, cumulative, agents = self._mechanism_values, self._cumulative.copy(), self._shared.agents
+        values, cumulative_rewards, agents = (
+            self._mechanism_values,
+            self._cumulative_rewards.copy(),
+            self._channels.agents,
+        )
 
-        def text_of(game: int, agent: int) -> str:
+        def describe(game: int, agent: int) -> str:
             name, (observations, infos, acting_agents, steps) = agents[agent], snapshots[game]
             if name not in acting_agents:
                 return ""
-            base, total = cumulative[game, agent].tolist()
             mechanism = values[game] if values.shape[1] else None
-            return texts.observation_text(
-                name, observations[name], infos.get(name, {}), mechanism, (base, total) if steps else None
-            )
+            base_reward, total_reward = cumulative_rewards[game, agent].tolist()
+            rewards = (base_reward, total_reward) if steps else None
+            return texts.describe_observation(name, observations[name], infos.get(name, {}), mechanism, rewards)
 
-        return LazyTextArray((len(snapshots), len(agents)), text_of)
+        return LazyTextArray((len(snapshots), len(agents)), describe)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [height, width, 3] uint8; needs `render=True`."""

@@ -41,8 +41,8 @@ class CliffWalking(Decoder):
         if len(getattr(game, "shape", ())) != 2 or not hasattr(game, "P"):
             raise ConfigError(f"{source}: the decoder cliff_walking is for CliffWalking, not for {env}")
         self._n_columns = int(game.shape[1])
-        self.facts = {"slips": _slipping_text(game, "The ground")}
-        self.states = _cell_rule(self._n_columns)
+        self.facts = {"slips": _describe_slipping(game, "The ground")}
+        self.states = _describe_cell_rule(self._n_columns)
 
     def decode(self, observation: Any) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
@@ -64,8 +64,8 @@ class FrozenLake(Decoder):
         rows = ["".join(bytes(tile).decode() for tile in row) for row in game.desc]
         self._n_columns = len(rows[0])
         self._tiles = {(y, x): self._TILES[tile] for y, row in enumerate(rows) for x, tile in enumerate(row)}
-        self.facts = {"map": "\n".join(rows), "slips": _slipping_text(game, "The ice")}
-        self.states = _cell_rule(self._n_columns)
+        self.facts = {"map": "\n".join(rows), "slips": _describe_slipping(game, "The ice")}
+        self.states = _describe_cell_rule(self._n_columns)
 
     def decode(self, observation: Any) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
@@ -76,23 +76,23 @@ class FrozenLake(Decoder):
         return {"row": row, "column": column, "neighbors": neighbors}
 
 
-def _slipping_text(game: Any, name: str) -> str:
+def _describe_slipping(game: Any, name: str) -> str:
     """Return a sentence about slipping, derived from the table of transitions of a Gymnasium environment.
 
     The middle one of several outcomes is the chosen direction.
     """
-    outcomes = {(state, action): game.P[state][action] for state in game.P for action in game.P[state]}
-    if all(len(after) == 1 for after in outcomes.values()):
+    outcomes_by_action = {(state, action): game.P[state][action] for state in game.P for action in game.P[state]}
+    if all(len(next_states) == 1 for next_states in outcomes_by_action.values()):
         return f"{name} is not slippery: you always move where you want."
     # Only in a state with distinct neighbors, the outcome of moving straight has its own probability.
-    straight = min(after[len(after) // 2][0] for after in outcomes.values())
+    straight_probability = min(next_states[len(next_states) // 2][0] for next_states in outcomes_by_action.values())
     return (
-        f"{name} is slippery: you move where you want with probability {straight:.2g}, and otherwise to one of the two "
-        "sides, at right angles to it, with equal probability."
+        f"{name} is slippery: you move where you want with probability {straight_probability:.2g}, and otherwise to "
+        "one of the two sides, at right angles to it, with equal probability."
     )
 
 
-def _cell_rule(n_columns: int) -> str:
+def _describe_cell_rule(n_columns: int) -> str:
     return f"row = s // {n_columns}, column = s % {n_columns}"
 
 
@@ -100,7 +100,7 @@ class GridView(Decoder):
     """MiniGrid's and BabyAI's partial view as sentences, in the words of BabyAI-Text (arXiv 2302.02662)."""
 
     names = ("mission", "facing", "carrying", "view")
-    _FACING = ("east", "south", "west", "north")
+    _HEADINGS = ("east", "south", "west", "north")
 
     def __init__(self, env: Any, source: str) -> None:
         from gymnasium import spaces
@@ -116,7 +116,7 @@ class GridView(Decoder):
         image = observation["image"]
         return {
             "mission": str(observation["mission"]),
-            "facing": self._FACING[int(observation["direction"])],
+            "facing": self._HEADINGS[int(observation["direction"])],
             "carrying": carried_object(image) or "nothing",
             "view": [sentence for sentence in describe_view(image) if not sentence.startswith("You carry")],
         }
@@ -132,7 +132,7 @@ class Board(Decoder):
     """
 
     names = ("board",)
-    _LETTERS = ".xo"
+    _SYMBOLS = ".xo"
 
     def __init__(self, env: Any, source: str, by_columns: bool = False) -> None:
         shape: tuple[int, ...] = getattr(env.observation_space, "shape", None) or ()
@@ -146,7 +146,7 @@ class Board(Decoder):
     def decode(self, observation: Any) -> dict[str, Any]:
         codes = observation[..., 0] + 2 * observation[..., 1]
         rows = (codes.T if self._by_columns else codes).tolist()
-        return {"board": ["".join(self._LETTERS[int(code)] for code in row) for row in rows]}
+        return {"board": ["".join(self._SYMBOLS[int(code)] for code in row) for row in rows]}
 
 
 DECODERS: dict[str, Callable[[Any, str], Decoder]] = {

@@ -18,14 +18,21 @@ from llmrl.envs.gym.env_factory import EnvFactory, find_step_limit, make_gymnasi
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.env_arguments import EnvKwargs, Placeholders, format_value
-from llmrl.envs.texts.observation_format import Formatter, build_formatter, check_actions, states_rule
-from llmrl.envs.texts.schema import DECIMALS, DescriptionFile, Field, describe_fields, parse_text, read_text
+from llmrl.envs.texts.observation_format import Formatter, build_formatter, check_action_count, describe_state_rule
+from llmrl.envs.texts.schema import (
+    DECIMALS,
+    DescriptionFile,
+    Field,
+    describe_fields,
+    parse_description,
+    read_description,
+)
 
 if TYPE_CHECKING:
     import gymnasium
 
-FILES = Path(__file__).with_name("files")
-METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
+TEXTS_DIR = Path(__file__).with_name("files")
+DESCRIPTION_METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
 """Methods of an environment, or of a wrapper around it, that describe it. They return the goal; a mapping from names of
 an observation to texts or to mappings with a `description`; and a mapping from actions to texts. The key of an action
 is the answer of a player."""
@@ -43,7 +50,7 @@ class Describer(Protocol):
 
 def list_shipped_texts() -> list[str]:
     """Return the names of the texts in this package."""
-    return sorted(path.stem for path in FILES.glob("*.yaml"))
+    return sorted(path.stem for path in TEXTS_DIR.glob("*.yaml"))
 
 
 def build_describer(
@@ -74,12 +81,12 @@ def build_describer(
     if text == "auto":
         return AutoDescriber(env, criterion)
     if text in list_shipped_texts():
-        return FileDescriber(read_text(FILES / f"{text}.yaml"), env, criterion)
+        return FileDescriber(read_description(TEXTS_DIR / f"{text}.yaml"), env, criterion)
     if text.endswith((".yaml", ".yml")):
         path = Path(text).expanduser()
         if not path.is_file():
             raise ConfigError(f"env.text={text}: there is no such file")
-        return FileDescriber(read_text(path), env, criterion)
+        return FileDescriber(read_description(path), env, criterion)
     if "." not in text:
         raise ConfigError(
             f"env.text={text} does not exist; use {', '.join(list_shipped_texts())}, own, auto, a file (my_text.yaml), "
@@ -110,7 +117,7 @@ class JsonDescriber:
 
 
 class EnvDescriber(JsonDescriber):
-    """`env.text=own`: a describer for an environment, or a wrapper around it, that has the methods of `METHODS`.
+    """`env.text=own`: a describer for an environment, or a wrapper around it, with the methods `DESCRIPTION_METHODS`.
 
     Its texts are used unchanged; they must explain the arguments of the environment themselves.
 
@@ -119,18 +126,18 @@ class EnvDescriber(JsonDescriber):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
-        name = _name(env)
-        goal, observation, actions = (_call(env, method, name) for method in METHODS)
+        name = _find_env_name(env)
+        goal, observation, actions = (_call_method(env, method, name) for method in DESCRIPTION_METHODS)
         # `type` is a common key; here, the other keys describe the values.
-        fields = {str(n): _without_type(entry) for n, entry in dict(observation).items()}
+        fields = {str(n): _remove_type(entry) for n, entry in dict(observation).items()}
         keys = sorted(actions) if all(isinstance(key, int) for key in actions) else list(actions)
-        origin = f"{name} (its own words)"
-        text = parse_text(
-            {"goal": goal, "observation": fields, "actions": {str(key): str(actions[key]) for key in keys}}, origin
+        source = f"{name} (its own words)"
+        text = parse_description(
+            {"goal": goal, "observation": fields, "actions": {str(key): str(actions[key]) for key in keys}}, source
         )
-        self._format = build_formatter(env.observation_space, text.observation, text.decimals, origin)
-        check_actions(text.actions, env.action_space, origin)
-        states = states_rule(env.observation_space, text.observation)
+        self._format = build_formatter(env.observation_space, text.observation, text.decimals, source)
+        check_action_count(text.actions, env.action_space, source)
+        states = describe_state_rule(env.observation_space, text.observation)
         goal = join_paragraphs(text.goal, describe_step_limit(env), describe_success(criterion))
         self.game = EnvDescription(goal, describe_fields(text.observation), text.actions, states=states)
 
@@ -143,9 +150,9 @@ class AutoDescriber(JsonDescriber):
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
         fields = draft_fields(env.observation_space)
-        self._format = build_formatter(env.observation_space, fields, DECIMALS, f"the draft of {_name(env)}")
+        self._format = build_formatter(env.observation_space, fields, DECIMALS, f"the draft of {_find_env_name(env)}")
         goal = join_paragraphs(
-            f"The game is {_name(env)} of Gymnasium. Collect as much reward as you can over an episode.",
+            f"The game is {_find_env_name(env)} of Gymnasium. Collect as much reward as you can over an episode.",
             describe_changed_settings(EnvKwargs(env)),
             describe_step_limit(env),
             describe_success(criterion),
@@ -163,7 +170,7 @@ def draft_fields(space: Any) -> tuple[Field, ...]:
         return tuple(_draft_field(f"part_{i}", sub) for i, sub in enumerate(space.spaces))
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         bounds = zip(space.low.tolist(), space.high.tolist(), strict=True)
-        return tuple(Field(f"number_{i}", "a number", range=_range(*ends)) for i, ends in enumerate(bounds))
+        return tuple(Field(f"number_{i}", "a number", range=_finite_range(*ends)) for i, ends in enumerate(bounds))
     return (_draft_field("observation", space),)
 
 
@@ -195,7 +202,7 @@ def _draft_field(name: str, space: Any) -> Field:
     if isinstance(space, spaces.Box):
         size = int(np.prod(space.shape))
         words = "a number" if size == 1 else f"{' x '.join(map(str, space.shape))} numbers"
-        return Field(name, words, range=_range(float(space.low.min()), float(space.high.max())))
+        return Field(name, words, range=_finite_range(float(space.low.min()), float(space.high.max())))
     if isinstance(space, spaces.Text):
         return Field(name, "a text")
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -203,27 +210,29 @@ def _draft_field(name: str, space: Any) -> Field:
     return Field(name, f"a {type(space).__name__} of Gymnasium")
 
 
-def _range(low: float, high: float) -> tuple[float | str, float | str] | None:
+def _finite_range(low: float, high: float) -> tuple[float | str, float | str] | None:
     return (low, high) if np.isfinite(low) and np.isfinite(high) and abs(high) < 1e6 and abs(low) < 1e6 else None
 
 
-def _call(env: Any, name: str, origin: str) -> Any:
+def _call_method(env: Any, method: str, env_name: str) -> Any:
     """Return the result of a method of the environment or of the outermost wrapper that has it."""
     layer = env
     while True:
         # A Gymnasium wrapper forwards the attributes that it does not define.
-        if hasattr(type(layer), name):
-            return getattr(layer, name)()
+        if hasattr(type(layer), method):
+            return getattr(layer, method)()
         if not hasattr(layer, "env"):
-            raise ConfigError(f"{origin} has no method {name}; env.text=own requires the methods {', '.join(METHODS)}")
+            raise ConfigError(
+                f"{env_name} has no method {method}; env.text=own requires the methods {', '.join(DESCRIPTION_METHODS)}"
+            )
         layer = layer.env
 
 
-def _name(env: Any) -> str:
+def _find_env_name(env: Any) -> str:
     return str(env.spec.id) if env.spec is not None else type(env.unwrapped).__name__
 
 
-def _without_type(entry: Any) -> Any:
+def _remove_type(entry: Any) -> Any:
     return {k: v for k, v in entry.items() if k != "type"} if isinstance(entry, Mapping) else entry
 
 
@@ -238,7 +247,8 @@ def describe_changed_settings(arguments: EnvKwargs, excluded: Collection[str] = 
 
     Arguments in `excluded` are left out.
     """
-    settings = [f"{name} = {format_value(x)}" for name, x in arguments.changed().items() if name not in excluded]
+    changed = arguments.changed_arguments()
+    settings = [f"{name} = {format_value(x)}" for name, x in changed.items() if name not in excluded]
     return f"Changed settings of the game: {', '.join(settings)}." if settings else ""
 
 
@@ -280,35 +290,35 @@ class FileDescriber(JsonDescriber):
     def __init__(
         self, text: DescriptionFile, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None
     ) -> None:
-        decoder = _decoder(text, env) if text.decoder else None
+        decoder = _build_decoder(text, env) if text.decoder else None
         if decoder is not None:
             self._format, states = decoder.decode, decoder.states
         else:
-            origin = f"{text.source}: observation"
-            self._format = build_formatter(env.observation_space, text.observation, text.decimals, origin)
-            states = states_rule(env.observation_space, text.observation)
-        check_actions(text.actions, env.action_space, text.source)
+            source = f"{text.source}: observation"
+            self._format = build_formatter(env.observation_space, text.observation, text.decimals, source)
+            states = describe_state_rule(env.observation_space, text.observation)
+        check_action_count(text.actions, env.action_space, text.source)
         arguments = EnvKwargs(env)
-        facts, names = ({}, ()) if decoder is None else (decoder.facts, decoder.arguments)
+        facts, described_arguments = ({}, ()) if decoder is None else (decoder.facts, decoder.arguments)
         placeholders = Placeholders(facts, arguments, text.arguments, text.source)
         goal = join_paragraphs(
             placeholders.fill(text.goal).rstrip(),
             placeholders.remaining_sentences(text.goal),
-            describe_changed_settings(arguments, {*names, *placeholders.mentioned_arguments(text.goal)}),
+            describe_changed_settings(arguments, {*described_arguments, *placeholders.mentioned_arguments(text.goal)}),
             describe_step_limit(env),
             describe_success(criterion, text.success),
         )
         self.game = EnvDescription(goal, describe_fields(text.observation), text.actions, states=states)
 
 
-def _decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
+def _build_decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
     """Return the decoder that a text names, after checking that the text describes its values."""
     if text.decoder not in DECODERS:
         raise ConfigError(f"{text.source}: decoder={text.decoder} does not exist; use one of {', '.join(DECODERS)}")
     decoder = DECODERS[text.decoder](env, text.source)
     field_names = [field.name for field in text.observation]
-    if lacking := [name for name in decoder.names if name not in field_names]:
-        raise ConfigError(f"{text.source}: observation lacks {lacking[0]!r}, which the decoder {text.decoder} returns")
+    if missing := [name for name in decoder.names if name not in field_names]:
+        raise ConfigError(f"{text.source}: observation lacks {missing[0]!r}, which the decoder {text.decoder} returns")
     if unknown := [name for name in field_names if name not in decoder.names]:
         names = ", ".join(decoder.names)
         raise ConfigError(f"{text.source}: observation has {unknown[0]!r}, and {text.decoder} returns {names}")

@@ -19,13 +19,13 @@ _RENDERING_ARGUMENTS = (
     *("screen_size", "screen_width", "screen_height", "screen_scaling", "tile_size", "highlight", "agent_pov"),
 )
 """Arguments for rendering, which are irrelevant to language-model players; MuJoCo also has `width` and `height`."""
-_MAX_LENGTH = 100
+_MAX_VALUE_LENGTH = 100
 """Maximum length of a value as text, characters."""
-_PLACEHOLDER = re.compile(r"( ?)\{([A-Za-z_]\w*)(?:\[(\d+)\])?\}")
-OTHER = "other"
+_PLACEHOLDER_PATTERN = re.compile(r"( ?)\{([A-Za-z_]\w*)(?:\[(\d+)\])?\}")
+OTHER_VALUES = "other"
 """Case for all values that have no case of their own."""
 
-Cases = Mapping[str, Mapping[str, str]]
+ArgumentSentences = Mapping[str, Mapping[str, str]]
 """Argument -> value (as `format_value` writes it) -> its meaning in a sentence, which may be empty."""
 
 
@@ -44,18 +44,18 @@ class EnvKwargs:
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._kwargs: Mapping[str, Any] | None = None if env.spec is None else env.spec.kwargs
         registered_spec = None if env.spec is None else gymnasium.registry.get(env.spec.id)
-        self._registered: Mapping[str, Any] = {} if registered_spec is None else registered_spec.kwargs
+        self._registered_kwargs: Mapping[str, Any] = {} if registered_spec is None else registered_spec.kwargs
         # Properties are left out, because some depend on the current state.
         self._attributes = vars(game)
-        self._ignored = {*_RENDERING_ARGUMENTS, *(("max_steps",) if find_step_limit(env) is not None else ())}
+        self._ignored_names = {*_RENDERING_ARGUMENTS, *(("max_steps",) if find_step_limit(env) is not None else ())}
         if any(base.__name__ == "MujocoEnv" for base in type(game).__mro__):
-            self._ignored |= {"width", "height"}
+            self._ignored_names |= {"width", "height"}
 
     def has_value(self, name: str) -> bool:
         """Return whether there is such an argument and its value is known."""
         return name in (self._kwargs or {}) or name in self._defaults
 
-    def value(self, name: str) -> Any:
+    def get_value(self, name: str) -> Any:
         """Return the value of an argument.
 
         Raises:
@@ -69,18 +69,18 @@ class EnvKwargs:
         # Environments accept 1 and 0 for true and false.
         return bool(value) if isinstance(self._defaults.get(name), bool) and isinstance(value, int) else value
 
-    def changed(self) -> dict[str, Any]:
+    def changed_arguments(self) -> dict[str, Any]:
         """Return the arguments that differ from the defaults of the environment's id and class, by name.
 
         Arguments that only concern rendering or the limit of steps are left out.
         """
-        defaults = {**self._defaults, **self._registered}
+        defaults = {**self._defaults, **self._registered_kwargs}
         if self._kwargs is not None:
             names = list(self._kwargs)
         else:
             # Only plain numbers are certain to be stored as given.
             names = [name for name, x in defaults.items() if isinstance(x, bool | int | float)]
-        values = {name: self.value(name) for name in names if name not in self._ignored}
+        values = {name: self.get_value(name) for name in names if name not in self._ignored_names}
         return {
             name: x
             for name, x in values.items()
@@ -101,8 +101,8 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}" if math.isfinite(value) else str(value).replace("inf", "infinity")
     if isinstance(value, list | tuple):
-        return f"({', '.join(format_value(x) for x in value)})"[:_MAX_LENGTH]
-    return " ".join(str(value).split())[:_MAX_LENGTH]
+        return f"({', '.join(format_value(x) for x in value)})"[:_MAX_VALUE_LENGTH]
+    return " ".join(str(value).split())[:_MAX_VALUE_LENGTH]
 
 
 class Placeholders:
@@ -121,9 +121,11 @@ class Placeholders:
         ConfigError: there are sentences about an argument that the environment does not have.
     """
 
-    def __init__(self, facts: Mapping[str, str], arguments: EnvKwargs, cases: Cases, source: str) -> None:
-        self._facts, self._arguments, self._cases, self._source = facts, arguments, cases, source
-        if unknown := [name for name in cases if not arguments.has_value(name)]:
+    def __init__(
+        self, facts: Mapping[str, str], arguments: EnvKwargs, sentences: ArgumentSentences, source: str
+    ) -> None:
+        self._facts, self._arguments, self._sentences, self._source = facts, arguments, sentences, source
+        if unknown := [name for name in sentences if not arguments.has_value(name)]:
             raise ConfigError(f"{source}: arguments.{unknown[0]}: the environment has no such argument")
 
     def fill(self, text: str, argument: str = "") -> str:
@@ -132,50 +134,50 @@ class Placeholders:
         Raises:
             ConfigError: a name that stands for nothing.
         """
-        return _PLACEHOLDER.sub(lambda match: self._replacement(match, argument), text)
+        return _PLACEHOLDER_PATTERN.sub(lambda match: self._replace_placeholder(match, argument), text)
 
     def remaining_sentences(self, text: str) -> str:
         """Return the sentences about arguments that have no placeholder in `text` or in another sentence."""
         names = self._placeholder_names(text)
-        sentences = (self._sentence(name) for name in self._cases if name not in names)
+        sentences = (self._fill_sentence(name) for name in self._sentences if name not in names)
         return " ".join(sentence for sentence in sentences if sentence)
 
     def mentioned_arguments(self, text: str) -> set[str]:
         """Return the names of the arguments that `text` and the sentences mention."""
-        return (self._placeholder_names(text) | set(self._cases)) - {
-            name for name in self._cases if self._case(name) is None
+        return (self._placeholder_names(text) | set(self._sentences)) - {
+            name for name in self._sentences if self._find_sentence(name) is None
         }
 
     def _placeholder_names(self, text: str) -> set[str]:
         """Return the names of the placeholders in `text` or in a sentence about another argument."""
-        names = {match[2] for match in _PLACEHOLDER.finditer(text)}
+        names = {match[2] for match in _PLACEHOLDER_PATTERN.finditer(text)}
         return names | {
             match[2]
-            for case_name, cases in self._cases.items()
-            for sentence in cases.values()
-            for match in _PLACEHOLDER.finditer(sentence)
-            if match[2] != case_name
+            for argument, sentences_by_value in self._sentences.items()
+            for sentence in sentences_by_value.values()
+            for match in _PLACEHOLDER_PATTERN.finditer(sentence)
+            if match[2] != argument
         }
 
-    def _replacement(self, match: re.Match[str], case_name: str) -> str:
+    def _replace_placeholder(self, match: re.Match[str], sentence_argument: str) -> str:
         prefix, name, index = match.groups()
         if name in self._facts and index is None:
             return prefix + self._facts[name]
         if not self._arguments.has_value(name):
             raise ConfigError(f"{self._source}: {{{name}}} stands for nothing: the environment has no such argument")
-        if name in self._cases and name != case_name and index is None:
-            sentence = self._sentence(name)
+        if name in self._sentences and name != sentence_argument and index is None:
+            sentence = self._fill_sentence(name)
             return prefix + sentence if sentence else ""
-        value = self._arguments.value(name)
+        value = self._arguments.get_value(name)
         if index is None:
             return prefix + format_value(value)
         if not isinstance(value, list | tuple) or int(index) >= len(value):
             raise ConfigError(f"{self._source}: there is no {{{name}[{index}]}}, as {name} is {format_value(value)}")
         return prefix + format_value(value[int(index)])
 
-    def _case(self, name: str) -> str | None:
-        cases = self._cases[name]
-        return cases.get(format_value(self._arguments.value(name)), cases.get(OTHER))
+    def _find_sentence(self, name: str) -> str | None:
+        sentences, value = self._sentences[name], format_value(self._arguments.get_value(name))
+        return sentences.get(value, sentences.get(OTHER_VALUES))
 
-    def _sentence(self, name: str) -> str:
-        return self.fill(self._case(name) or "", argument=name).strip()
+    def _fill_sentence(self, name: str) -> str:
+        return self.fill(self._find_sentence(name) or "", argument=name).strip()

@@ -37,51 +37,56 @@ def build_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, s
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return _dict_formatter(space.spaces, fields, decimals, source)
+        return _build_dict_formatter(space.spaces, fields, decimals, source)
     if isinstance(space, spaces.Tuple):
         if len(fields) != len(space.spaces):
             raise ConfigError(f"{source} has {len(fields)} fields, and the observation has {len(space.spaces)} members")
         parts = [
-            _member_formatter(sub, field, decimals, source) for sub, field in zip(space.spaces, fields, strict=True)
+            _build_member_formatter(sub, field, decimals, source)
+            for sub, field in zip(space.spaces, fields, strict=True)
         ]
         return lambda observation: {f.name: part(x) for f, part, x in zip(fields, parts, observation, strict=True)}
     if isinstance(space, spaces.Discrete):
-        return _discrete_formatter(space, fields, source)
+        return _build_discrete_formatter(space, fields, source)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        return _array_formatter(space, fields, decimals, source)
+        return _build_array_formatter(space, fields, decimals, source)
     if len(fields) != 1:
         raise ConfigError(f"{source} has {len(fields)} fields, and the observation is one {type(space).__name__}")
     [field] = fields
-    return lambda observation: {field.name: plain(observation, decimals)}
+    return lambda observation: {field.name: to_json_value(observation, decimals)}
 
 
-def plain(value: Any, decimals: int) -> Any:
+def to_json_value(value: Any, decimals: int) -> Any:
     """Return `value` as a JSON type: arrays become lists, floats are rounded, infinity and NaN become strings."""
     if isinstance(value, float):
         # JSON has neither infinity nor NaN; -0.0 would look like a mistake.
         return round(value, decimals) + 0.0 if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(x, decimals) for key, x in value.items()}
+        return {str(key): to_json_value(x, decimals) for key, x in value.items()}
     if isinstance(value, np.ndarray):
-        return plain(value.tolist(), decimals)
+        return to_json_value(value.tolist(), decimals)
     if isinstance(value, np.generic):
-        return plain(value.item(), decimals)
+        return to_json_value(value.item(), decimals)
     if isinstance(value, list | tuple):
-        return [plain(x, decimals) for x in value]
+        return [to_json_value(x, decimals) for x in value]
     return value if isinstance(value, bool | int | str) or value is None else str(value)
 
 
-def _dict_formatter(parts: Mapping[str, Space[Any]], fields: Sequence[Field], decimals: int, path: str) -> Formatter:
+def _build_dict_formatter(
+    member_spaces: Mapping[str, Space[Any]], fields: Sequence[Field], decimals: int, source: str
+) -> Formatter:
     fields_by_name = {field.name: field for field in fields}
-    if missing := [key for key in parts if key not in fields_by_name]:
-        raise ConfigError(f"{path} lacks {missing[0]!r}, which is part of the observation")
-    if unknown := [key for key in fields_by_name if key not in parts]:
-        raise ConfigError(f"{path} has {unknown[0]!r}, and the observation has: {', '.join(parts)}")
-    format_observation = {field.name: _member_formatter(parts[field.name], field, decimals, path) for field in fields}
-    return lambda observation: {key: part(observation[key]) for key, part in format_observation.items()}
+    if missing := [key for key in member_spaces if key not in fields_by_name]:
+        raise ConfigError(f"{source} lacks {missing[0]!r}, which is part of the observation")
+    if unknown := [key for key in fields_by_name if key not in member_spaces]:
+        raise ConfigError(f"{source} has {unknown[0]!r}, and the observation has: {', '.join(member_spaces)}")
+    format_by_name = {
+        field.name: _build_member_formatter(member_spaces[field.name], field, decimals, source) for field in fields
+    }
+    return lambda observation: {key: format_member(observation[key]) for key, format_member in format_by_name.items()}
 
 
-def _member_formatter(space: Space[Any], field: Field, decimals: int, path: str) -> Callable[[Any], Any]:
+def _build_member_formatter(space: Space[Any], field: Field, decimals: int, source: str) -> Callable[[Any], Any]:
     """Return a formatter of one member of an observation.
 
     The member is a value, or a mapping if its field has fields.
@@ -89,24 +94,24 @@ def _member_formatter(space: Space[Any], field: Field, decimals: int, path: str)
     from gymnasium import spaces
 
     if field.fields:
-        return build_formatter(space, field.fields, decimals, f"{path}.{field.name}")
+        return build_formatter(space, field.fields, decimals, f"{source}.{field.name}")
     if isinstance(space, spaces.Discrete) and not field.values:
         return int
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return lambda observation: plain(observation, decimals)
-    format_observation = build_formatter(space, [field], decimals, path)
+        return lambda observation: to_json_value(observation, decimals)
+    format_observation = build_formatter(space, [field], decimals, source)
     return lambda observation: format_observation(observation)[field.name]
 
 
-def _discrete_formatter(space: Any, fields: Sequence[Field], path: str) -> Formatter:
+def _build_discrete_formatter(space: Any, fields: Sequence[Field], source: str) -> Formatter:
     n, start = int(space.n), int(space.start)
     if len(fields) == 1 and not fields[0].values and fields[0].size in (None, n):
         name = fields[0].name
         return lambda observation: {name: int(observation)}
-    sizes = [field.states for field in fields]
-    if int(np.prod(sizes)) != n:
-        product = " x ".join(f"{field.name} {size}" for field, size in zip(fields, sizes, strict=True))
-        raise ConfigError(f"{path} tells {product} = {int(np.prod(sizes))} states apart, and there are {n}")
+    sizes = [field.n_states for field in fields]
+    if (n_described := int(np.prod(sizes))) != n:
+        factors = " x ".join(f"{field.name} {size}" for field, size in zip(fields, sizes, strict=True))
+        raise ConfigError(f"{source} tells {factors} = {n_described} states apart, and there are {n}")
 
     def format_observation(observation: Any) -> dict[str, Any]:
         digits = np.unravel_index(int(observation) - start, sizes)
@@ -117,7 +122,7 @@ def _discrete_formatter(space: Any, fields: Sequence[Field], path: str) -> Forma
     return format_observation
 
 
-def states_rule(space: Space[Any], fields: Sequence[Field]) -> str:
+def describe_state_rule(space: Space[Any], fields: Sequence[Field]) -> str:
     """Return the rule that gives the fields of a state number s (see `EnvDescription.states`); "" if there is none.
 
     >>> from gymnasium.spaces import Discrete
@@ -132,75 +137,75 @@ def states_rule(space: Space[Any], fields: Sequence[Field]) -> str:
         return "" if fields[0].name == "state" else f"{fields[0].name} = s"
     rules, divisor = [], int(space.n)
     for i, field in enumerate(fields):
-        divisor //= field.states
-        rule = "s" + (f" // {divisor}" if divisor > 1 else "") + (f" % {field.states}" if i > 0 else "")
-        words = ", ".join(f'{k} "{value}"' for k, value in enumerate(field.values))
-        rules.append(f"{field.name} = {rule}" + (f" ({words})" if words else ""))
+        divisor //= field.n_states
+        rule = "s" + (f" // {divisor}" if divisor > 1 else "") + (f" % {field.n_states}" if i > 0 else "")
+        values_text = ", ".join(f'{k} "{value}"' for k, value in enumerate(field.values))
+        rules.append(f"{field.name} = {rule}" + (f" ({values_text})" if values_text else ""))
     return ", ".join(rules)
 
 
-def _array_formatter(space: Any, fields: Sequence[Field], decimals: int, path: str) -> Formatter:
-    total = int(np.prod(space.shape))
+def _build_array_formatter(space: Any, fields: Sequence[Field], decimals: int, source: str) -> Formatter:
+    n_numbers = int(np.prod(space.shape))
     if len(fields) == 1 and not fields[0].fields and not fields[0].values and fields[0].size is None:
-        name, shape = fields[0].name, () if total == 1 else space.shape  # a single number is not a list
-        return lambda observation: {name: plain(np.asarray(observation).reshape(shape), decimals)}
-    sizes = [field.numbers for field in fields]
-    if sum(sizes) != total:
+        name, shape = fields[0].name, () if n_numbers == 1 else space.shape  # a single number is not a list
+        return lambda observation: {name: to_json_value(np.asarray(observation).reshape(shape), decimals)}
+    sizes = [field.n_numbers for field in fields]
+    if sum(sizes) != n_numbers:
         raise ConfigError(
-            f"{path} names {sum(sizes)} numbers ({', '.join(field.name for field in fields)}), and the observation "
-            f"has {total}"
+            f"{source} names {sum(sizes)} numbers ({', '.join(field.name for field in fields)}), and the observation "
+            f"has {n_numbers}"
         )
-    if invalid_fields := [field for field in fields if field.values and field.numbers > 1]:
+    if invalid_fields := [field for field in fields if field.values and field.n_numbers > 1]:
         raise ConfigError(
-            f"{path}.{invalid_fields[0].name} has {invalid_fields[0].numbers} numbers and `values`, which can name "
+            f"{source}.{invalid_fields[0].name} has {invalid_fields[0].n_numbers} numbers and `values`, which can name "
             "only one number; remove `values`"
         )
     if space.dtype.kind == "f":
-        _check_values(space, fields, path)
-    format_numbers = _numbers_formatter(fields, decimals)
+        _check_values(space, fields, source)
+    format_numbers = _build_numbers_formatter(fields, decimals)
     return lambda observation: format_numbers(np.asarray(observation).reshape(-1).tolist())
 
 
-def _check_values(space: Any, fields: Sequence[Field], path: str) -> None:
+def _check_values(space: Any, fields: Sequence[Field], source: str) -> None:
     """Raise ConfigError if values name a number that may be other than 0, 1, ...: the names would hide it."""
     bounds, position = list(zip(np.ravel(space.low).tolist(), np.ravel(space.high).tolist(), strict=True)), 0
-    for field in _leaves(fields):
+    for field in _iterate_leaf_fields(fields):
         low, high = bounds[position]
         if field.values and (low, high) != (0, len(field.values) - 1):
             raise ConfigError(
-                f"{path}: {field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and "
-                f"it is a real number from {low:g} to {high:g}: leave values out, and say what it means in its "
+                f"{source}: {field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, "
+                f"and it is a real number from {low:g} to {high:g}: leave values out, and say what it means in its "
                 "description"
             )
-        position += field.numbers
+        position += field.n_numbers
 
 
-def _leaves(fields: Sequence[Field]) -> Iterator[Field]:
+def _iterate_leaf_fields(fields: Sequence[Field]) -> Iterator[Field]:
     """Yield the fields that have no parts, in the order of their numbers."""
     for field in fields:
-        yield from _leaves(field.fields) if field.fields else (field,)
+        yield from _iterate_leaf_fields(field.fields) if field.fields else (field,)
 
 
-def _numbers_formatter(fields: Sequence[Field], decimals: int) -> Callable[[list[float]], dict[str, Any]]:
+def _build_numbers_formatter(fields: Sequence[Field], decimals: int) -> Callable[[list[float]], dict[str, Any]]:
     """Return a function that converts the numbers of several fields into named values."""
-    stops = np.cumsum([field.numbers for field in fields]).tolist()
-    parts = [
-        (field.name, stop - field.numbers, stop, _field_formatter(field, decimals))
+    stops = np.cumsum([field.n_numbers for field in fields]).tolist()
+    formats = [
+        (field.name, stop - field.n_numbers, stop, _build_field_formatter(field, decimals))
         for field, stop in zip(fields, stops, strict=True)
     ]
-    return lambda numbers: {name: part(numbers[start:stop]) for name, start, stop, part in parts}
+    return lambda numbers: {name: convert(numbers[start:stop]) for name, start, stop, convert in formats}
 
 
-def _field_formatter(field: Field, decimals: int) -> Callable[[list[float]], Any]:
+def _build_field_formatter(field: Field, decimals: int) -> Callable[[list[float]], Any]:
     """Return a function that converts the numbers of a field into its value."""
     if field.fields:
-        return _numbers_formatter(field.fields, decimals)
+        return _build_numbers_formatter(field.fields, decimals)
     if field.values:
-        return lambda x: _value_name(field, x[0])
-    return (lambda x: plain(x[0], decimals)) if field.numbers == 1 else (lambda x: plain(x, decimals))
+        return lambda x: _find_value_name(field, x[0])
+    return lambda x: to_json_value(x[0] if field.n_numbers == 1 else x, decimals)
 
 
-def _value_name(field: Field, number: float) -> str:
+def _find_value_name(field: Field, number: float) -> str:
     if not (float(number).is_integer() and 0 <= number < len(field.values)):
         raise ConfigError(
             f"{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and it is "
@@ -209,14 +214,14 @@ def _value_name(field: Field, number: float) -> str:
     return field.values[int(number)]
 
 
-def check_actions(actions: tuple[tuple[str, str], ...], space: Any, source: str) -> None:
+def check_action_count(actions: tuple[tuple[str, str], ...], space: Any, source: str) -> None:
     """Raise ConfigError unless there is a text for each choice, or for each number of an action."""
     from gymnasium import spaces
 
-    discrete = isinstance(space, spaces.Discrete)
-    n = int(space.n) if discrete else int(spaces.flatdim(space)) if isinstance(space, spaces.Box) else -1
+    is_discrete = isinstance(space, spaces.Discrete)
+    n_actions = int(space.n) if is_discrete else int(spaces.flatdim(space)) if isinstance(space, spaces.Box) else -1
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        n = int(space.shape[0]) if len(space.shape) == 1 else -1
-    if n >= 0 and len(actions) != n:
-        unit = "choices" if discrete else "numbers of an action"
-        raise ConfigError(f"{source} describes {len(actions)} actions, and there are {n} {unit}")
+        n_actions = int(space.shape[0]) if len(space.shape) == 1 else -1
+    if n_actions >= 0 and len(actions) != n_actions:
+        unit = "choices" if is_discrete else "numbers of an action"
+        raise ConfigError(f"{source} describes {len(actions)} actions, and there are {n_actions} {unit}")

@@ -13,12 +13,12 @@ from annotated_types import Ge, Le
 from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.envs.texts.env_arguments import Cases, format_value
+from llmrl.envs.texts.env_arguments import ArgumentSentences, format_value
 
-_TEXT_KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
+_FILE_KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
 _FIELD_KEYS = ("description", "unit", "range", "values", "size", "fields")
-_Bound = int | float | str
-_CRITERION = re.compile(r"terminated|(return|reward) >= (-?\d+\.?\d*)")
+_RangeBound = int | float | str
+_CRITERION_PATTERN = re.compile(r"terminated|(return|reward) >= (-?\d+\.?\d*)")
 DECIMALS = 4
 """Default number of digits after the decimal point of real numbers."""
 
@@ -45,27 +45,27 @@ class Field:
     fields: tuple[Field, ...] = ()
 
     @property
-    def states(self) -> int:
+    def n_states(self) -> int:
         """Number of states that the field distinguishes, as a part of a Discrete observation."""
         return self.size or len(self.values) or 1
 
     @property
-    def numbers(self) -> int:
+    def n_numbers(self) -> int:
         """Number of numbers of which the field consists, as a part of a Box."""
-        return self.size or sum(part.numbers for part in self.fields) or 1
+        return self.size or sum(part.n_numbers for part in self.fields) or 1
 
     @property
     def full_description(self) -> str:
         """Description with unit, values and range, for language-model players."""
-        notes = []
+        details = []
         if self.unit:
-            notes.append(f"in {self.unit}")
+            details.append(f"in {self.unit}")
         if self.values:
-            notes.append("one of " + ", ".join(f'"{value}"' for value in self.values))
+            details.append("one of " + ", ".join(f'"{value}"' for value in self.values))
         if self.range is not None:
             low, high = (bound if isinstance(bound, str) else f"{bound:g}" for bound in self.range)
-            notes.append(f"from {low} to {high}")
-        return self.description + (f" ({', '.join(notes)})" if notes else "")
+            details.append(f"from {low} to {high}")
+        return self.description + (f" ({', '.join(details)})" if details else "")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class DescriptionFile:
 
     source: str
     goal: str
-    arguments: Cases
+    arguments: ArgumentSentences
     success: Mapping[str, str]
     observation: tuple[Field, ...]
     actions: tuple[tuple[str, str], ...]
@@ -94,7 +94,7 @@ class DescriptionFile:
     decimals: int = DECIMALS
 
 
-def read_text(path: Path) -> DescriptionFile:
+def read_description(path: Path) -> DescriptionFile:
     """Return the content of a YAML text file.
 
     Raises:
@@ -108,111 +108,112 @@ def read_text(path: Path) -> DescriptionFile:
         raise ConfigError(f"the text {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"the text {path} is not valid YAML: {error}") from error
-    return parse_text(content, str(path))
+    return parse_description(content, str(path))
 
 
-def parse_text(content: Any, source: str) -> DescriptionFile:
+def parse_description(content: Any, source: str) -> DescriptionFile:
     """Return the text described by a mapping; `source` is its name in messages.
 
     Raises:
         ConfigError: something is missing, empty, or of the wrong kind.
     """
-    content = _mapping(content, source, "a text", _TEXT_KEYS)
+    content = _check_mapping(content, source, "a text", _FILE_KEYS)
     if missing := [key for key in ("observation", "actions") if content.get(key) is None]:
         raise ConfigError(f"{source} has no {missing[0]!r}; a text has goal, observation and actions")
     decimals = checked(content.get("decimals", DECIMALS), Annotated[int, Ge(0), Le(12)], f"{source}: decimals")
     return DescriptionFile(
         source,
-        goal=_parse_words(content, "goal", source),
-        arguments=_parse_cases(content.get("arguments", {}), f"{source}: arguments"),
-        success=_parse_success(content.get("success", {}), f"{source}: success"),
+        goal=_parse_text(content, "goal", source),
+        arguments=_parse_argument_sentences(content.get("arguments", {}), f"{source}: arguments"),
+        success=_parse_success_meanings(content.get("success", {}), f"{source}: success"),
         observation=_parse_fields(content["observation"], f"{source}: observation"),
         actions=_parse_actions(content["actions"], f"{source}: actions"),
-        decoder=_parse_words(content, "decoder", source) if "decoder" in content else "",
+        decoder=_parse_text(content, "decoder", source) if "decoder" in content else "",
         decimals=decimals,
     )
 
 
-def _parse_fields(content: Any, path: str) -> tuple[Field, ...]:
-    content = _mapping(content, path)
+def _parse_fields(content: Any, source: str) -> tuple[Field, ...]:
+    content = _check_mapping(content, source)
     if not content:
-        raise ConfigError(f"{path} is empty; it must name at least one observed quantity")
-    return tuple(_parse_field(str(name), field, f"{path}.{name}") for name, field in content.items())
+        raise ConfigError(f"{source} is empty; it must name at least one observed quantity")
+    return tuple(_parse_field(str(name), field, f"{source}.{name}") for name, field in content.items())
 
 
-def _parse_field(name: str, content: Any, path: str) -> Field:
-    content = _mapping({"description": content} if isinstance(content, str) else content, path, "a field", _FIELD_KEYS)
-    values = checked(content.get("values", []), list[Any], f"{path}.values")
-    bounds = checked(content.get("range"), tuple[_Bound, _Bound] | None, f"{path}.range")
+def _parse_field(name: str, content: Any, source: str) -> Field:
+    content = {"description": content} if isinstance(content, str) else content
+    content = _check_mapping(content, source, "a field", _FIELD_KEYS)
+    values = checked(content.get("values", []), list[Any], f"{source}.values")
+    bounds = checked(content.get("range"), tuple[_RangeBound, _RangeBound] | None, f"{source}.range")
     if bounds is not None and all(isinstance(bound, int | float) for bound in bounds) and not bounds[0] <= bounds[1]:
-        raise ConfigError(f"{path}.range={list(bounds)} must have the lower bound first")
+        raise ConfigError(f"{source}.range={list(bounds)} must have the lower bound first")
     return Field(
         name,
-        _parse_words(content, "description", path),
+        _parse_text(content, "description", source),
         unit=str(content.get("unit", "")),
         range=bounds,
-        values=tuple(_format_word(value) for value in values),
-        size=checked(content.get("size"), PositiveInt | None, f"{path}.size"),
-        fields=_parse_fields(content["fields"], f"{path}.fields") if "fields" in content else (),
+        values=tuple(_format_answer(value) for value in values),
+        size=checked(content.get("size"), PositiveInt | None, f"{source}.size"),
+        fields=_parse_fields(content["fields"], f"{source}.fields") if "fields" in content else (),
     )
 
 
-def _parse_actions(content: Any, path: str) -> tuple[tuple[str, str], ...]:
+def _parse_actions(content: Any, source: str) -> tuple[tuple[str, str], ...]:
     actions = tuple(
-        (_format_word(name), " ".join(str(description or "").split()))
-        for name, description in _mapping(content, path).items()
+        (_format_answer(name), " ".join(str(description or "").split()))
+        for name, description in _check_mapping(content, source).items()
     )
     if undescribed := [name for name, description in actions if not description]:
-        raise ConfigError(f"{path}.{undescribed[0]} has no description; say what the action does")
+        raise ConfigError(f"{source}.{undescribed[0]} has no description; say what the action does")
     if len(dict(actions)) < len(actions) or not actions:
-        raise ConfigError(f"{path} must contain actions with distinct names")
+        raise ConfigError(f"{source} must contain actions with distinct names")
     return actions
 
 
-def _parse_cases(content: Any, path: str) -> Cases:
+def _parse_argument_sentences(content: Any, source: str) -> ArgumentSentences:
     """Return the sentence about each value of each argument; a sentence may be empty."""
     sentences_by_name = {}
-    for name, cases in _mapping(content, path).items():
-        sentences = _mapping(cases, f"{path}.{name}")
+    for name, sentences_by_value in _check_mapping(content, source).items():
+        sentences = _check_mapping(sentences_by_value, f"{source}.{name}")
         if invalid := [value for value, sentence in sentences.items() if not isinstance(sentence, str)]:
-            raise ConfigError(f"{path}.{name}.{format_value(invalid[0])} must be a sentence, which may be empty")
+            raise ConfigError(f"{source}.{name}.{format_value(invalid[0])} must be a sentence, which may be empty")
         sentences_by_name[str(name)] = {
             format_value(value): " ".join(sentence.split()) for value, sentence in sentences.items()
         }
     return sentences_by_name
 
 
-def _parse_success(content: Any, path: str) -> dict[str, str]:
+def _parse_success_meanings(content: Any, source: str) -> dict[str, str]:
     """Return the meaning of each criterion of success by its name, such as `return >= 475`."""
-    criteria = {}
-    for name in _mapping(content, path):
-        criterion = _CRITERION.fullmatch(str(name))
+    meanings = {}
+    for name in _check_mapping(content, source):
+        criterion = _CRITERION_PATTERN.fullmatch(str(name))
         if criterion is None:
-            raise ConfigError(f"{path}.{name}: there are: terminated, return >= <number>, reward >= <number>")
+            raise ConfigError(f"{source}.{name}: there are: terminated, return >= <number>, reward >= <number>")
         quantity, threshold = criterion.groups()
-        meaning = _parse_words(content, name, path)
-        criteria[f"{quantity} >= {float(threshold):g}" if threshold else str(name)] = meaning
-    return criteria
+        meaning = _parse_text(content, name, source)
+        meanings[f"{quantity} >= {float(threshold):g}" if threshold else str(name)] = meaning
+    return meanings
 
 
-def _parse_words(content: Mapping[str, Any], key: str, path: str) -> str:
+def _parse_text(content: Mapping[str, Any], key: str, source: str) -> str:
     text = content.get(key)
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{path} has no {key!r}, or not in words")
+        raise ConfigError(f"{source} has no {key!r}, or not in words")
     # Paragraphs are kept and line breaks inside them removed; lines that begin with blanks or a bar are a drawing.
     return text.strip("\n").rstrip() if "\n" in text else " ".join(text.split())
 
 
-def _mapping(content: Any, path: str, owner: str = "", keys: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return `content` if it is a mapping and contains only `keys` (none given: any keys), those of `owner`."""
+def _check_mapping(content: Any, source: str, owner: str = "", allowed_keys: Sequence[str] = ()) -> Mapping[str, Any]:
+    """Return `content` if it is a mapping and contains only `allowed_keys` (none given: any keys), those of `owner`."""
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: a mapping of names to entries is needed, got {type(content).__name__}")
-    if keys and (unknown := [key for key in content if key not in keys]):
-        raise ConfigError(f"{path} has {unknown[0]!r}, and {owner} has: {', '.join(keys)}")
+        raise ConfigError(f"{source}: a mapping of names to entries is needed, got {type(content).__name__}")
+    if allowed_keys and (unknown := [key for key in content if key not in allowed_keys]):
+        raise ConfigError(f"{source} has {unknown[0]!r}, and {owner} has: {', '.join(allowed_keys)}")
     return content
 
 
-def _format_word(value: object) -> str:
+def _format_answer(value: object) -> str:
     """Return a word; YAML reads `yes` and `no` as booleans."""
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
