@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env
 from scipy.stats import chi2_contingency
 
 from babyai_wrapper import BabyAIText
-from llmrl.envs.babyai.levels import HELD_OUT, IDS, KINDS, register
+from llmrl.envs.babyai.levels import HELD_OUT_OBJECTS, IDS, KINDS, register
 
 TRAIN, TEST = "BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0"
 AFTER = "BabyAI-GoToAfterPickUpLocal-v0"
@@ -90,7 +90,7 @@ def test_plain_make_imports_module_silently() -> None:
 @pytest.mark.parametrize("sampling", ["direct", "rejection"])
 @pytest.mark.parametrize("level", [TRAIN, TEST])
 def test_missions_are_disjoint(level: str, sampling: str) -> None:
-    forbidden = {f"{color} {noun}" for color, noun in HELD_OUT}
+    forbidden = {f"{color} {noun}" for color, noun in HELD_OUT_OBJECTS}
     env = gymnasium.make(level, sampling=sampling).unwrapped
     kinds = Counter()
     for seed in range(30 if sampling == "rejection" else 200):

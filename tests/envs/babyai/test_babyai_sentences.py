@@ -14,7 +14,7 @@ from minigrid.minigrid_env import MiniGridEnv
 import llmrl.envs.babyai.levels  # noqa: F401
 from babyai_wrapper import BabyAIText
 from environments import make_env
-from llmrl.envs.babyai.language import describe_view, view_describer
+from llmrl.envs.babyai.language import describe_view, get_view_describer
 
 LEVELS = sorted(
     name
@@ -158,7 +158,7 @@ def test_arbitrary_map_follows_rules(language: str) -> None:
         axis=-1,
     ).astype(np.uint8)
     rules = describe_view if language == "en" else describe_in_french
-    assert view_describer(language, 7, 7).describe(images) == [rules(image) for image in images]
+    assert get_view_describer(language, 7, 7).describe(images) == [rules(image) for image in images]
 
 
 @pytest.mark.parametrize("level", LEVELS)

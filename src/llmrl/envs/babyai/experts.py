@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from minigrid.minigrid_env import MiniGridEnv
 
 NO_ADVICE = -1
-_MAX_SEARCHES = 500
+_MAX_PATH_SEARCHES = 500
 """Maximum number of path searches of a bot for one action; a bot that makes more is caught in a loop."""
 
 
-class Experts:
+class BotExperts:
     """One bot for each of several games of BabyAI, asked once in every step.
 
     A bot that meets a situation that it cannot handle gives up for the rest of the episode. This is known to happen
@@ -31,12 +31,12 @@ class Experts:
 
     def __init__(self, envs: list[MiniGridEnv], n_actions: int) -> None:
         self._envs, self._n_actions = envs, n_actions
-        self._bots: list[_Bot | None] = [None] * len(envs)
+        self._bots: list[_BoundedBot | None] = [None] * len(envs)
 
     def start(self, game: int) -> int:
         """Start an episode; return the advised first action."""
         try:
-            self._bots[game] = _Bot(self._envs[game])
+            self._bots[game] = _BoundedBot(self._envs[game])
         except Exception:  # noqa: BLE001 (see the class)
             self._bots[game] = None
         return self.advise(game, None)
@@ -50,19 +50,20 @@ class Experts:
         if bot is None:
             return NO_ADVICE
         try:
-            bot.remaining_searches = _MAX_SEARCHES
-            advice = int(bot.replan(None if previous_action is None else self._envs[game].actions(previous_action)))
+            bot.remaining_path_searches = _MAX_PATH_SEARCHES
+            action = None if previous_action is None else self._envs[game].actions(previous_action)
+            advised_action = int(bot.replan(action))
         except Exception:  # noqa: BLE001 (see the class)
             self._bots[game] = None
             return NO_ADVICE
-        return advice if advice < self._n_actions else NO_ADVICE
+        return advised_action if advised_action < self._n_actions else NO_ADVICE
 
 
-class _Bot(BabyAIBot):
-    remaining_searches = _MAX_SEARCHES
+class _BoundedBot(BabyAIBot):
+    remaining_path_searches = _MAX_PATH_SEARCHES
 
     def _shortest_path(self, *args: Any, **kwargs: Any) -> Any:
-        self.remaining_searches -= 1
-        if self.remaining_searches < 0:
+        self.remaining_path_searches -= 1
+        if self.remaining_path_searches < 0:
             raise RuntimeError("the bot plans in circles")
         return super()._shortest_path(*args, **kwargs)

@@ -19,12 +19,12 @@ from llmrl.core.errors import ConfigError
 
 LanguageName = Literal["en", "fr"]
 
-TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+CELL_TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 """Names of the contents of a cell, by MiniGrid's codes."""
-DOOR = TYPES.index("door")
+DOOR = CELL_TYPES.index("door")
 PORTABLE = ("key", "ball", "box")
-_EMPTY, _WALL = TYPES.index("empty"), TYPES.index("wall")
-_PORTABLE = np.isin(np.arange(len(TYPES)), [TYPES.index(kind) for kind in PORTABLE])
+_EMPTY, _WALL = CELL_TYPES.index("empty"), CELL_TYPES.index("wall")
+_IS_PORTABLE = np.isin(np.arange(len(CELL_TYPES)), [CELL_TYPES.index(kind) for kind in PORTABLE])
 N_COLORS, N_STATES = 6, 3
 """Numbers of colors (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
 
@@ -76,7 +76,7 @@ class Language:
 
     def describe_cell(self, kind: int, color: int, state: int) -> str:
         """Return the words for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
-        noun, gender = self.nouns[TYPES[kind]]
+        noun, gender = self.nouns[CELL_TYPES[kind]]
         template = self.door_template if kind == DOOR else self.object_template
         description = template.format(noun=noun, color=self.colors[gender][color], state=self.states[gender][state])
         return f"{self.articles[gender]} {description}"
@@ -86,9 +86,9 @@ class Language:
 
     def describe_offset(self, right: int, forward: int) -> str:
         """Return the words for an offset in cells: `2 steps left and 1 step forward`; `right` < 0 means left."""
-        sideways = [f"{self.format_steps(abs(right))} {self.directions[2 if right > 0 else 1]}"] if right else []
-        ahead = [f"{self.format_steps(forward)} {self.directions[0]}"] if forward or not right else []
-        return self.conjunction.join(sideways + ahead)
+        side_steps = [f"{self.format_steps(abs(right))} {self.directions[2 if right > 0 else 1]}"] if right else []
+        forward_steps = [f"{self.format_steps(forward)} {self.directions[0]}"] if forward or not right else []
+        return self.conjunction.join(side_steps + forward_steps)
 
 
 ENGLISH = Language(
@@ -219,8 +219,8 @@ FRENCH = Language(
 )
 
 LANGUAGES: Mapping[str, Language] = {"en": ENGLISH, "fr": FRENCH}
-_WORD = re.compile(r"[a-zà-ÿ]+|[0-9]+")
-_NUMBERS = 32
+_WORD_PATTERN = re.compile(r"[a-zà-ÿ]+|[0-9]+")
+_N_NUMBERS = 32
 """Count of numbers in the vocabulary, from 0: numbers of steps, and of a prompt's observations."""
 
 
@@ -248,7 +248,7 @@ def action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]
 
 def tokens(text: str) -> list[str]:
     """Return the words and numbers of a text, in lower case and in order."""
-    return _WORD.findall(text.lower())
+    return _WORD_PATTERN.findall(text.lower())
 
 
 @functools.cache
@@ -264,25 +264,25 @@ def vocabulary(language: str) -> tuple[str, ...]:
         *(name for names in words.actions.values() for name in names),
         *(words.possible_actions_prefix, words.goal_prefix, words.observation_label, words.action_label),
         *(words.extra_mission_words, words.test_words),
-        *(str(n) for n in range(_NUMBERS)),
+        *(str(n) for n in range(_N_NUMBERS)),
     ]
     candidates = (word for text in texts for word in tokens(re.sub(r"\{\w+\}", " ", text)))
     return tuple(dict.fromkeys(candidates))
 
 
-_COLORS = ENGLISH.colors[""]
-_OBJECT = re.compile(
-    rf"(?P<article>a|the) (?:(?P<color>{'|'.join(_COLORS)}) )?(?P<noun>object|door|key|ball|box)"
+_ENGLISH_COLORS = ENGLISH.colors[""]
+_OBJECT_PATTERN = re.compile(
+    rf"(?P<article>a|the) (?:(?P<color>{'|'.join(_ENGLISH_COLORS)}) )?(?P<noun>object|door|key|ball|box)"
     r"(?: (?P<position>in front of you|behind you|on your left|on your right))?"
 )
-_POSITIONS = {
+_FRENCH_POSITIONS = {
     "in front of you": "devant toi",
     "behind you": "derrière toi",
     "on your left": "à ta gauche",
     "on your right": "à ta droite",
 }
 # Verb -> infinitive, and perfect infinitive.
-_VERBS = {
+_FRENCH_VERBS = {
     "go to": ("aller", "être allé"),
     "pick up": ("attraper", "avoir attrapé"),
     "open": ("ouvrir", "avoir ouvert"),
@@ -297,40 +297,40 @@ def translate_to_french(mission: str) -> str:
     Raises:
         ConfigError: it is not made as BabyAI's missions are.
     """
-    start, separator, end = mission.partition(", then ")
+    first_clauses, separator, later_clauses = mission.partition(", then ")
     if separator:
-        return f"{_translate_clauses(start)}, puis {_translate_clauses(end)}"
-    last, after, prior = mission.partition(" after you ")
-    if after:
-        return f"{_translate_clauses(last)} après {_translate_clauses(prior, done=True)}"
+        return f"{_translate_clauses(first_clauses)}, puis {_translate_clauses(later_clauses)}"
+    main_clauses, after_separator, earlier_clauses = mission.partition(" after you ")
+    if after_separator:
+        return f"{_translate_clauses(main_clauses)} après {_translate_clauses(earlier_clauses, done=True)}"
     return _translate_clauses(mission)
 
 
 def _translate_clauses(clauses: str, done: bool = False) -> str:
-    return " et ".join(_clause(clause, done) for clause in clauses.split(" and "))
+    return " et ".join(_translate_clause(clause, done) for clause in clauses.split(" and "))
 
 
-def _clause(clause: str, done: bool) -> str:
-    verb = next((verb for verb in _VERBS if clause.startswith(f"{verb} ")), None)
+def _translate_clause(clause: str, done: bool) -> str:
+    verb = next((verb for verb in _FRENCH_VERBS if clause.startswith(f"{verb} ")), None)
     if verb is None:
-        raise _untranslatable(clause)
-    verb_phrase, rest = _VERBS[verb][done], clause[len(verb) + 1 :]
+        raise _build_translation_error(clause)
+    french_verb, object_text = _FRENCH_VERBS[verb][done], clause[len(verb) + 1 :]
     if verb == "go to":
-        return f"{verb_phrase} {_translate_object(rest, 'à')}"
+        return f"{french_verb} {_translate_object(object_text, 'à')}"
     if verb == "put":
-        subject, _, landmark = rest.partition(" next to ")
-        return f"{verb_phrase} {_translate_object(subject)} à côté {_translate_object(landmark, 'de')}"
-    return f"{verb_phrase} {_translate_object(rest)}"
+        subject, _, landmark = object_text.partition(" next to ")
+        return f"{french_verb} {_translate_object(subject)} à côté {_translate_object(landmark, 'de')}"
+    return f"{french_verb} {_translate_object(object_text)}"
 
 
 def _translate_object(text: str, preposition: str = "") -> str:
     """Return a translated object: `la balle rouge`, `à une clef`, `de l'objet bleu à ta gauche`."""
-    match = _OBJECT.fullmatch(text)
+    match = _OBJECT_PATTERN.fullmatch(text)
     if match is None:
-        raise _untranslatable(text)
+        raise _build_translation_error(text)
     noun, gender = ("objet", "m") if match["noun"] == "object" else FRENCH.nouns[match["noun"]]
-    color = f" {FRENCH.colors[gender][_COLORS.index(match['color'])]}" if match["color"] else ""
-    position = f" {_POSITIONS[match['position']]}" if match["position"] else ""
+    color = f" {FRENCH.colors[gender][_ENGLISH_COLORS.index(match['color'])]}" if match["color"] else ""
+    position = f" {_FRENCH_POSITIONS[match['position']]}" if match["position"] else ""
     if match["article"] == "a":
         article = f"{FRENCH.articles[gender]} "
         prefix = {"": "", "à": "à ", "de": "d'"}[preposition]
@@ -342,7 +342,7 @@ def _translate_object(text: str, preposition: str = "") -> str:
     return f"{prefix}{article}{noun}{color}{position}"
 
 
-def _untranslatable(text: str) -> ConfigError:
+def _build_translation_error(text: str) -> ConfigError:
     return ConfigError(
         f"{text!r} in a mission cannot be translated into French, because it is not made as BabyAI's missions are; use "
         "env.language=en, or a level of BabyAI"
@@ -364,11 +364,11 @@ class ViewDescriber:
         self._words = LANGUAGES[language]
         self._agent_x, self._agent_y = width // 2, height - 1
         self._n_cells, self._height = width * height, height
-        self._weights = np.array([N_COLORS * N_STATES, N_STATES, 1]) * self._n_cells
-        self._cell_indices = np.arange(self._n_cells).reshape(width, height)
-        self._is_other_cell = np.ones((width, height), dtype=bool)
-        self._is_other_cell[self._agent_x, self._agent_y] = False
-        self._object_sentences: dict[int, str] = {}
+        self._code_weights = np.array([N_COLORS * N_STATES, N_STATES, 1]) * self._n_cells
+        self._position_codes = np.arange(self._n_cells).reshape(width, height)
+        self._is_not_agent_cell = np.ones((width, height), dtype=bool)
+        self._is_not_agent_cell[self._agent_x, self._agent_y] = False
+        self._sentence_cache: dict[int, str] = {}
         steps = [self._words.format_steps(n) for n in range(max(width, height))]
         self._wall_sentences = [
             [self._words.wall_sentence.format(steps=n, direction=direction) for n in steps]
@@ -383,27 +383,27 @@ class ViewDescriber:
         kinds, x, y = views[..., 0], self._agent_x, self._agent_y
         texts: list[list[str]] = [[] for _ in range(len(views))]
         agent_cells = views[:, x, y]
-        for game in np.flatnonzero(_PORTABLE[agent_cells[:, 0]]).tolist():
+        for game in np.flatnonzero(_IS_PORTABLE[agent_cells[:, 0]]).tolist():
             carried = self._words.describe_cell(*agent_cells[game].tolist())
             texts[game].append(self._words.carried_sentence.format(object=carried))
         # The cells ahead, to the left and to the right of the agent, from near to far.
-        lines = kinds[:, x, :y][:, ::-1], kinds[:, :x, y][:, ::-1], kinds[:, x + 1 :, y]
-        for line, sentences in zip(lines, self._wall_sentences, strict=True):
-            if not line.shape[1]:
+        cell_lines = kinds[:, x, :y][:, ::-1], kinds[:, :x, y][:, ::-1], kinds[:, x + 1 :, y]
+        for line_cells, sentences in zip(cell_lines, self._wall_sentences, strict=True):
+            if not line_cells.shape[1]:
                 continue
-            distances = (line > _EMPTY).argmax(axis=1)
-            for game in np.flatnonzero(line[np.arange(len(line)), distances] == _WALL).tolist():
+            distances = (line_cells > _EMPTY).argmax(axis=1)
+            for game in np.flatnonzero(line_cells[np.arange(len(line_cells)), distances] == _WALL).tolist():
                 texts[game].append(sentences[distances[game] + 1])
-        visible = (kinds > _WALL) & self._is_other_cell
+        visible = (kinds > _WALL) & self._is_not_agent_cell
         # One number for each object (its three codes) and its position.
-        positions = np.broadcast_to(self._cell_indices, kinds.shape)[visible]
-        codes = (views[visible].astype(np.int64) @ self._weights) + positions
-        cache = self._object_sentences
-        for game, code in zip(np.nonzero(visible)[0].tolist(), codes.tolist(), strict=True):
-            texts[game].append(cache.get(code) or self._object_sentence(code))
+        positions = np.broadcast_to(self._position_codes, kinds.shape)[visible]
+        object_codes = (views[visible].astype(np.int64) @ self._code_weights) + positions
+        cache = self._sentence_cache
+        for game, code in zip(np.nonzero(visible)[0].tolist(), object_codes.tolist(), strict=True):
+            texts[game].append(cache.get(code) or self._format_object_sentence(code))
         return texts
 
-    def _object_sentence(self, code: int) -> str:
+    def _format_object_sentence(self, code: int) -> str:
         content, position = divmod(code, self._n_cells)
         kind, color_and_state = divmod(content, N_COLORS * N_STATES)
         x, y = divmod(position, self._height)
@@ -411,23 +411,23 @@ class ViewDescriber:
             object=self._words.describe_cell(kind, *divmod(color_and_state, N_STATES)),
             offset=self._words.describe_offset(x - self._agent_x, self._agent_y - y),
         )
-        self._object_sentences[code] = sentence
+        self._sentence_cache[code] = sentence
         return sentence
 
 
 @functools.cache
-def view_describer(language: str, width: int, height: int) -> ViewDescriber:
+def get_view_describer(language: str, width: int, height: int) -> ViewDescriber:
     """Return the cached converter for views of this size, which caches sentences."""
     return ViewDescriber(language, width, height)
 
 
 def describe_view(image: np.ndarray, language: str = "en") -> list[str]:
     """Return the sentences about one view, [width, height, 3]."""
-    return view_describer(language, *image.shape[:2]).describe(image[None])[0]
+    return get_view_describer(language, *image.shape[:2]).describe(image[None])[0]
 
 
-def carried_object(image: np.ndarray) -> str:
+def find_carried_object(image: np.ndarray) -> str:
     """Return the object that the agent carries, e.g. `red key`, read from its own cell of a view; "" if none."""
     cell = image[image.shape[0] // 2, image.shape[1] - 1]
-    kind, colors = TYPES[int(cell[0])], LANGUAGES["en"].colors[""]
+    kind, colors = CELL_TYPES[int(cell[0])], LANGUAGES["en"].colors[""]
     return f"{colors[int(cell[1])]} {kind}" if kind in PORTABLE else ""

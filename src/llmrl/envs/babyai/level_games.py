@@ -13,8 +13,8 @@ from llmrl.envs.gym.env_factory import EnvFactory, make_gymnasium_env
 from llmrl.envs.rooms.grid_world import DROP, GRAY, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, encode_cell
 from llmrl.envs.rooms.views import Viewer
 
-_MAX_VIEW = 31
-_N_SAMPLES = 16
+_MAX_VIEW_SIZE = 31
+_N_SAMPLED_MISSIONS = 16
 """Number of missions that are drawn to estimate the maximum length of a MiniGrid level's missions."""
 
 
@@ -64,7 +64,7 @@ class LevelGames:
             self.is_babyai
             and type(sample).gen_obs is MiniGridEnv.gen_obs
             and not sample.see_through_walls
-            and self.view_size <= _MAX_VIEW
+            and self.view_size <= _MAX_VIEW_SIZE
         )
         self.kinds: tuple[str, ...] = sample.kinds if isinstance(sample, TextLevel) else ()
         self.views = np.zeros((self.n, self.view_size, self.view_size, 3), dtype=np.uint8)
@@ -79,7 +79,7 @@ class LevelGames:
             self._world = GridWorld(self.n, width, height, self._margin)
             self._viewer = Viewer(self._world, self.view_size)
 
-    def horizon(self) -> int:
+    def find_max_steps(self) -> int:
         """Return the maximum number of steps of an episode."""
         sample = self.envs[0]
         if self.kinds:
@@ -99,7 +99,7 @@ class LevelGames:
         from minigrid.envs.babyai.core.verifier import GoToInstr
 
         return all(
-            set(getattr(env, "possible", ("goto",))) == {"goto"}
+            set(getattr(env, "possible_kinds", ("goto",))) == {"goto"}
             and isinstance(getattr(env, "instrs", None), GoToInstr)
             and not any(obj is not None and obj.type == "door" and not obj.is_open for obj in env.grid.grid)
             for env in self.envs
@@ -112,11 +112,11 @@ class LevelGames:
                 observation, _ = self.envs[i].reset(seed=int(seeds[i]))
             self.steps[i] = 0
             if self._has_batched_views:
-                self._copy_game(i)
+                self._copy_game_state(i)
             else:
                 self.views[i] = observation["image"]
         if self._has_batched_views:
-            self._update_views()
+            self._compute_views()
 
     def step(self, actions: Sequence[int], active: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Execute `actions` (MiniGrid's) in the games that are `active` [n]; the others do not change.
@@ -146,10 +146,10 @@ class LevelGames:
             truncated |= active & (self.steps >= self._max_steps) & ~terminated
         if self._has_batched_views and games:
             self._world.place_agents(np.array(games), np.array(positions), np.array(headings))
-            self._update_views()
+            self._compute_views()
         return reward, terminated, truncated
 
-    def _copy_game(self, i: int) -> None:
+    def _copy_game_state(self, i: int) -> None:
         """Copy the state of MiniGrid's game i into the batched world."""
         env, m = self.envs[i], self._margin
         cells = self._world.cells[i]
@@ -160,7 +160,7 @@ class LevelGames:
         self._world.carrying[i] = _encode_object(env.carrying)
         self._world.place_agents(np.array([i]), np.array([env.agent_pos]), np.array([env.agent_dir]))
 
-    def _update_views(self) -> None:
+    def _compute_views(self) -> None:
         self.views = self._viewer.image(self._viewer.compute_field_of_view())
 
     def render(self, index: int) -> np.ndarray:
@@ -185,7 +185,7 @@ def _max_mission_steps(env: Any) -> int:
         clauses = max({"action": 1, "and": 2, "seq": 4}[kind] for kind in env.instr_kinds)
         return room * clauses * (2 if "putnext" in env.action_kinds else 1)
     lengths = []
-    for seed in range(_N_SAMPLES):
+    for seed in range(_N_SAMPLED_MISSIONS):
         with contextlib.redirect_stdout(None):
             env.reset(seed=seed)
         lengths.append(int(env.max_steps))

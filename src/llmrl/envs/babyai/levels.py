@@ -1,8 +1,9 @@
 """The levels of BabyAI-Text on MiniGrid's engine (Carta et al. 2023, arXiv 2302.02662).
 
 A room of 8 x 8 cells, walls included, holds objects drawn with repetition; the agent can reach each of them without
-moving another one. Missions of training contain none of the pairs of color and noun in `HELD_OUT`; missions of the test
-contain only these. Importing this module registers the ids under which Gymnasium makes the levels, and MiniGrid's own.
+moving another one. Missions of training contain none of the pairs of color and noun in `HELD_OUT_OBJECTS`; missions of
+the test contain only these. Importing this module registers the ids under which Gymnasium makes the levels, and
+MiniGrid's own.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -36,11 +37,11 @@ Cell = tuple[int, int]
 Sampling = Literal["direct", "rejection"]
 
 KINDS = ("goto", "pickup", "open", "putnext", "seq")
-HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
+HELD_OUT_OBJECTS = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
 _MAX_OCCUPANCY = 0.6
 """Maximum share of a room's cells that objects may occupy. Above it, all objects are rarely reachable."""
-_OBJECTS = {"key": Key, "ball": Ball, "box": Box}
-_DOORS = {"train": ("yellow", "green", "blue", "purple"), "test": ("red", "grey"), None: tuple(COLOR_NAMES)}
+_OBJECT_CLASSES = {"key": Key, "ball": Ball, "box": Box}
+_DOOR_COLORS = {"train": ("yellow", "green", "blue", "purple"), "test": ("red", "grey"), None: tuple(COLOR_NAMES)}
 
 
 class TextLevel(RoomGridLevel):
@@ -67,7 +68,7 @@ class TextLevel(RoomGridLevel):
     split: ClassVar[Literal["train", "test"] | None] = "train"
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     """Orders of a sequence: `pick up A, then go to B` and `go to B after you pick up A`."""
-    second_instruction: ClassVar[type[GoToInstr] | type[PickupInstr]] = GoToInstr
+    second_instruction_type: ClassVar[type[GoToInstr] | type[PickupInstr]] = GoToInstr
     """Type of the second instruction of a sequence."""
 
     def __init__(
@@ -83,25 +84,25 @@ class TextLevel(RoomGridLevel):
         if sampling not in ("direct", "rejection"):
             raise ValueError(f"sampling={sampling!r} must be 'direct' or 'rejection'")
         self._fixed_kind = kind if kind != "per_episode" else self.kinds[0] if len(self.kinds) == 1 else None
-        limit = int(_MAX_OCCUPANCY * (room_size - 2) ** 2) - 2
-        if not 0 <= num_dists <= limit:
+        max_dists = int(_MAX_OCCUPANCY * (room_size - 2) ** 2) - 2
+        if not 0 <= num_dists <= max_dists:
             raise ValueError(
-                f"num_dists={num_dists} must be between 0 and {limit}, as the room has room_size={room_size}"
+                f"num_dists={num_dists} must be between 0 and {max_dists}, as the room has room_size={room_size}"
             )
         self._direct, self.num_dists = sampling == "direct", num_dists
         self.kind = self._fixed_kind or self.kinds[0]
         self.instrs: Instr
-        super().__init__(room_size=room_size, num_rows=1, num_cols=_n_rooms(self.kind), **kwargs)
+        super().__init__(room_size=room_size, num_rows=1, num_cols=_count_rooms(self.kind), **kwargs)
 
     @property
-    def possible(self) -> tuple[str, ...]:
+    def possible_kinds(self) -> tuple[str, ...]:
         """Kinds that episodes can have."""
         return self.kinds if self._fixed_kind is None else (self._fixed_kind,)
 
     @property
     def max_size(self) -> tuple[int, int]:
         """Width and height of the largest grid."""
-        return (self.room_size - 1) * max(map(_n_rooms, self.possible)) + 1, self.height
+        return (self.room_size - 1) * max(map(_count_rooms, self.possible_kinds)) + 1, self.height
 
     @property
     def max_episode_steps(self) -> int:
@@ -109,12 +110,12 @@ class TextLevel(RoomGridLevel):
         if self.fixed_max_steps:
             return int(self.max_steps)
         room = self.room_size**2
-        return max(room * _n_rooms(kind) * (2 if kind in ("putnext", "seq") else 1) for kind in self.possible)
+        return max(room * _count_rooms(kind) * (2 if kind in ("putnext", "seq") else 1) for kind in self.possible_kinds)
 
     def _gen_grid(self, width: int, height: int) -> None:
         if self._fixed_kind is None:
             self.kind = str(self._rand_elem(self.kinds))
-            self.num_cols = _n_rooms(self.kind)
+            self.num_cols = _count_rooms(self.kind)
             self.width = (self.room_size - 1) * self.num_cols + 1
         while True:
             try:
@@ -130,11 +131,11 @@ class TextLevel(RoomGridLevel):
         """Draw levels until one is allowed."""
         while True:
             if self._direct and self.kind != "open":
-                valid = self._place_objects(*self._draw_names())
+                is_valid = self._place_objects(*self._draw_names())
             else:
                 RoomGrid._gen_grid(self, self.width, self.height)
-                valid = self._draw_locked_room() if self.kind == "open" else self._draw_published()
-            if valid:
+                is_valid = self._draw_locked_room() if self.kind == "open" else self._draw_like_published()
+            if is_valid:
                 return
 
     def _draw_locked_room(self) -> bool:
@@ -142,42 +143,42 @@ class TextLevel(RoomGridLevel):
 
         The key is outside the room, and the mission names the door's color or not.
         """
-        color = self._rand_elem(_DOORS[self.split])
+        color = self._rand_elem(_DOOR_COLORS[self.split])
         while True:
             i, j, wall = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows), self._rand_int(0, 4)
-            locked = self.get_room(i, j)
-            if locked.neighbors[wall] is not None:
+            locked_room = self.get_room(i, j)
+            if locked_room.neighbors[wall] is not None:
                 break
         self.add_door(i, j, wall, color, locked=True)
         while True:
             i, j = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
-            if self.get_room(i, j) is not locked:
+            if self.get_room(i, j) is not locked_room:
                 break
         self.add_object(i, j, "key", color)
         self.add_distractors(i, j, self.num_dists, all_unique=False)
         while True:
             self.place_agent()
-            if self.room_from_pos(*self.agent_pos) is not locked:
+            if self.room_from_pos(*self.agent_pos) is not locked_room:
                 break
-        reachable = self.check_objs_reachable(raise_exc=False)
-        names_color = self.split == "test" or not self._rand_bool()
-        self.instrs = OpenInstr(ObjDesc("door", color if names_color else None))
-        return bool(reachable)
+        all_reachable = self.check_objs_reachable(raise_exc=False)
+        mentions_color = self.split == "test" or not self._rand_bool()
+        self.instrs = OpenInstr(ObjDesc("door", color if mentions_color else None))
+        return bool(all_reachable)
 
-    def _draw_published(self) -> bool:
+    def _draw_like_published(self) -> bool:
         """Draw one level in the order of the published environment; return whether it is allowed."""
         self.place_agent()
         objects = self.add_distractors(num_distractors=self._n_objects, all_unique=False)
-        reachable = self.check_objs_reachable(raise_exc=False)
+        all_reachable = self.check_objs_reachable(raise_exc=False)
         targets = self._choose_targets([(obj.color, obj.type) for obj in objects])
         self.instrs = self._make_instruction(targets)
-        return bool(reachable) and self._is_allowed(targets)
+        return bool(all_reachable) and self._is_allowed(targets)
 
     def _draw_names(self) -> tuple[list[ObjectName], list[ObjectName]]:
         """Draw the objects, and those of them that an allowed mission is about."""
         while True:
-            indices = self.np_random.integers(len(_NAMES), size=self._n_objects).tolist()
-            names = [_NAMES[k] for k in indices]
+            indices = self.np_random.integers(len(_OBJECT_NAMES), size=self._n_objects).tolist()
+            names = [_OBJECT_NAMES[k] for k in indices]
             targets = self._choose_targets(names)
             # Names that validation would reject are rejected here.
             if self._is_allowed(targets) and not (self.kind == "putnext" and targets[0] == targets[1]):
@@ -191,20 +192,20 @@ class TextLevel(RoomGridLevel):
         # Positions do not depend on names, so positions are drawn again until all objects are reachable.
         while True:
             agent, cells = self._draw_cells(len(names))
-            if _are_reachable(agent, cells, self.room_size - 2):
+            if _can_reach_all(agent, cells, self.room_size - 2):
                 break
         if self.kind == "putnext":
             movable_cells, fixed_cells = (
-                [place for name, place in zip(names, cells, strict=True) if name == target_name]
+                [cell for name, cell in zip(names, cells, strict=True) if name == target_name]
                 for target_name in targets
             )
             if any(pos_next_to(cell, other_cell) for cell in movable_cells for other_cell in fixed_cells):
                 return False
         self.agent_pos, self.agent_dir = agent, self._rand_int(0, 4)
         room = self.get_room(0, 0)
-        for (color, noun), place in zip(names, cells, strict=True):
-            obj = _OBJECTS[noun](color)
-            self.put_obj(obj, *place)
+        for (color, noun), cell in zip(names, cells, strict=True):
+            obj = _OBJECT_CLASSES[noun](color)
+            self.put_obj(obj, *cell)
             room.objs.append(obj)
         self.instrs = self._make_instruction(targets)
         return True
@@ -212,8 +213,8 @@ class TextLevel(RoomGridLevel):
     def _draw_cells(self, n: int) -> tuple[Cell, list[Cell]]:
         """Draw a cell for the agent and cells for `n` objects, none of them next to the agent."""
         size = self.room_size - 2
-        agent = _cells(size)[self._rand_int(0, size**2)]
-        free = _distant_cells(size, agent)
+        agent = _list_cells(size)[self._rand_int(0, size**2)]
+        free = _list_cells_apart_from(size, agent)
         indices = self.np_random.permutation(len(free))[:n].tolist()
         return agent, [free[k] for k in indices]
 
@@ -240,15 +241,15 @@ class TextLevel(RoomGridLevel):
             return PickupInstr(descriptions[0])
         if self.kind == "putnext":
             return PutNextInstr(*descriptions)
-        pickup, second = PickupInstr(descriptions[0]), self.second_instruction(descriptions[1])
+        first, second = PickupInstr(descriptions[0]), self.second_instruction_type(descriptions[1])
         order = self.orders[0] if len(self.orders) == 1 else self._rand_elem(self.orders)
-        return BeforeInstr(pickup, second) if order == "before" else AfterInstr(second, pickup)
+        return BeforeInstr(first, second) if order == "before" else AfterInstr(second, first)
 
     def _is_allowed(self, targets: Sequence[ObjectName]) -> bool:
         """Return whether a mission may be about these objects."""
         if self.split is None:
             return True
-        return HELD_OUT.isdisjoint(targets) if self.split == "train" else HELD_OUT.issuperset(targets)
+        return HELD_OUT_OBJECTS.isdisjoint(targets) if self.split == "train" else HELD_OUT_OBJECTS.issuperset(targets)
 
 
 class MixedTrainLocal(TextLevel):
@@ -319,7 +320,7 @@ class GoToAfterPickUpLocal(PickUpSeqGoToLocal):
 class PickUpSeqPickUpLocal(PickUpSeqGoToLocal):
     """Pick up one object, then another; the mission names them in either order. `BabyAI-PickUpSeqPickUpLocal-v0`."""
 
-    second_instruction = PickupInstr
+    second_instruction_type = PickupInstr
 
 
 class GoToLocal(TextLevel):
@@ -336,7 +337,7 @@ class GoToLocal(TextLevel):
     def _n_objects(self) -> int:
         return self.num_dists
 
-    def _draw_published(self) -> bool:
+    def _draw_like_published(self) -> bool:
         self.place_agent()
         objects = self.add_distractors(num_distractors=self._n_objects, all_unique=False)
         if not self.check_objs_reachable(raise_exc=False):
@@ -345,57 +346,57 @@ class GoToLocal(TextLevel):
         return True
 
 
-def _n_rooms(kind: str) -> int:
+def _count_rooms(kind: str) -> int:
     return 2 if kind == "open" else 1
 
 
 @functools.cache
-def _cells(size: int) -> tuple[Cell, ...]:
+def _list_cells(size: int) -> tuple[Cell, ...]:
     """Return the cells of a room inside its walls."""
     return tuple((i, j) for i in range(1, size + 1) for j in range(1, size + 1))
 
 
 @functools.cache
-def _distant_cells(size: int, agent: Cell) -> tuple[Cell, ...]:
+def _list_cells_apart_from(size: int, agent: Cell) -> tuple[Cell, ...]:
     """Return the cells of a room that are neither the agent's cell nor next to it."""
-    return tuple((i, j) for i, j in _cells(size) if abs(i - agent[0]) + abs(j - agent[1]) > 1)
+    return tuple((i, j) for i, j in _list_cells(size) if abs(i - agent[0]) + abs(j - agent[1]) > 1)
 
 
-def _are_reachable(agent: Cell, objects: Sequence[Cell], size: int) -> bool:
+def _can_reach_all(agent: Cell, objects: Sequence[Cell], size: int) -> bool:
     """Return whether the agent can walk up to each object in a room, if it cannot walk through objects."""
-    width, bits = size + 2, _bits(size)
-    targets = sum([bits[cell] for cell in objects])
-    empty, area = bits[0, 0] & ~targets, bits[agent]
+    width, bit_by_cell = size + 2, _map_cells_to_bits(size)
+    object_cells = sum([bit_by_cell[cell] for cell in objects])
+    empty_cells, reached = bit_by_cell[0, 0] & ~object_cells, bit_by_cell[agent]
     while True:
-        neighbors = (area << 1) | (area >> 1) | (area << width) | (area >> width)
-        if not targets & ~neighbors:
+        neighbors = (reached << 1) | (reached >> 1) | (reached << width) | (reached >> width)
+        if not object_cells & ~neighbors:
             return True
-        extended_area = area | (neighbors & empty)
-        if extended_area == area:
+        extended = reached | (neighbors & empty_cells)
+        if extended == reached:
             return False
-        area = extended_area
+        reached = extended
 
 
 @functools.cache
-def _bits(size: int) -> dict[Cell, int]:
+def _map_cells_to_bits(size: int) -> dict[Cell, int]:
     """Return each cell of a room as a bit; the key (0, 0) has the bits of all cells."""
-    single = {(i, j): 1 << (j * (size + 2) + i) for i, j in _cells(size)}
-    return {**single, (0, 0): sum(single.values())}
+    bit_by_cell = {(i, j): 1 << (j * (size + 2) + i) for i, j in _list_cells(size)}
+    return {**bit_by_cell, (0, 0): sum(bit_by_cell.values())}
 
 
-_NAMES = tuple((color, noun) for color in COLOR_NAMES for noun in _OBJECTS)
+_OBJECT_NAMES = tuple((color, noun) for color in COLOR_NAMES for noun in _OBJECT_CLASSES)
 
 _TEXT_LEVELS = (
     *(MixedTrainLocal, MixedTestLocal, PickUpSeqGoToLocal, PickUpThenGoToLocal, GoToAfterPickUpLocal),
     PickUpSeqPickUpLocal,
 )
-_ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
+_REGISTRATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"BabyAI-{level.__name__}-v0": (f"{__name__}:{level.__name__}", {}) for level in _TEXT_LEVELS},
     "BabyAI-GoToLocalS8N16-v0": (f"{__name__}:GoToLocal", {"num_dists": 16}),
     "BabyAI-GoToFrench-v0": ("minigrid.envs.babyai:GoToLocal", {"num_dists": 8}),
 }
 """Id -> entry point and arguments."""
-IDS = tuple(_ENTRIES)
+IDS = tuple(_REGISTRATIONS)
 
 
 def register() -> None:
@@ -406,7 +407,7 @@ def register() -> None:
     import gymnasium
     import minigrid  # noqa: F401 (registers its own)
 
-    for name, (entry_point, kwargs) in _ENTRIES.items():
+    for name, (entry_point, kwargs) in _REGISTRATIONS.items():
         spec = gymnasium.registry.get(name)
         if spec is None or spec.entry_point != entry_point:
             gymnasium.registry.pop(name, None)

@@ -10,12 +10,12 @@ import numpy as np
 
 from llmrl.envs.babyai.language import ENGLISH, PORTABLE
 
-_PLACES = {
+_DIRECTIONS = {
     "left": ("on the left", "to the left of me", "over on the left side", "off to the left"),
     "right": ("on the right", "to the right of me", "over on the right side", "off to the right"),
     "forward": ("straight ahead", "in front of me", "ahead, further forward", "right before my eyes"),
 }
-_MOVES = {"left": "turn left", "right": "turn right", "forward": "go forward"}
+_ACTION_PHRASES = {"left": "turn left", "right": "turn right", "forward": "go forward"}
 _GOAL_TEXTS = (
     "I was looking for a {goal}.",
     "Somebody had asked me for a {goal}.",
@@ -55,26 +55,27 @@ def stories(n: int, seed: int, informative: bool = True) -> list[str]:
             a model reads the same words but cannot learn what they mean.
     """
     rng = np.random.default_rng(seed)
-    return [_story(rng, informative) for _ in range(n)]
+    return [_write_story(rng, informative) for _ in range(n)]
 
 
-def _story(rng: np.random.Generator, informative: bool) -> str:
+def _write_story(rng: np.random.Generator, informative: bool) -> str:
     goal, *distractors = _draw_objects(rng, 1 + int(rng.integers(0, 3)))
-    side = str(rng.choice(list(_PLACES)))
+    direction = str(rng.choice(list(_DIRECTIONS)))
     goal_text = _draw_text(rng, _GOAL_TEXTS).format(goal=goal)
     is_unseen = rng.random() < 0.15
     if is_unseen:
-        middle = [_draw_text(rng, _UNSEEN_TEXTS).format(goal=goal)]
-        side = str(rng.choice(["left", "right"]))
+        view_texts = [_draw_text(rng, _UNSEEN_TEXTS).format(goal=goal)]
+        direction = str(rng.choice(["left", "right"]))
     else:
-        middle = [_draw_text(rng, _VIEW_TEXTS).format(goal=goal, place=_draw_text(rng, _PLACES[side]))]
+        view_texts = [_draw_text(rng, _VIEW_TEXTS).format(goal=goal, place=_draw_text(rng, _DIRECTIONS[direction]))]
     for distractor in distractors:
         text = _draw_text(rng, _DISTRACTOR_TEXTS)
-        middle.append(text.format(other=distractor, place=_draw_text(rng, _PLACES[str(rng.choice(list(_PLACES)))])))
-    middle = [middle[i] for i in rng.permutation(len(middle))]
-    move = _MOVES[side if informative else str(rng.choice(list(_MOVES)))]
+        place = _draw_text(rng, _DIRECTIONS[str(rng.choice(list(_DIRECTIONS)))])
+        view_texts.append(text.format(other=distractor, place=place))
+    view_texts = [view_texts[i] for i in rng.permutation(len(view_texts))]
+    move = _ACTION_PHRASES[direction if informative else str(rng.choice(list(_ACTION_PHRASES)))]
     action_text = _draw_text(rng, _SEARCH_TEXTS if is_unseen else _ACTION_TEXTS).format(move=move)
-    return " ".join([goal_text, *(text[:1].upper() + text[1:] for text in middle), action_text])
+    return " ".join([goal_text, *(text[:1].upper() + text[1:] for text in view_texts), action_text])
 
 
 def _draw_objects(rng: np.random.Generator, n: int) -> list[str]:

@@ -21,9 +21,9 @@ from llmrl.envs.babyai.language import (
     LANGUAGES,
     LanguageName,
     action_names,
+    get_view_describer,
     tokens,
     translate_to_french,
-    view_describer,
     vocabulary,
 )
 from llmrl.envs.babyai.level_games import LevelGames
@@ -33,7 +33,7 @@ from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.rooms.grid_world import DONE
 
 if TYPE_CHECKING:
-    from llmrl.envs.babyai.experts import Experts
+    from llmrl.envs.babyai.experts import BotExperts
 
 Template = Literal["glam", "plain"]
 
@@ -62,37 +62,38 @@ class PromptBuilder:
         history: int,
         replace: Mapping[str, str],
     ) -> None:
-        self._words, self._is_glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
+        self._language, self._is_glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
         # The space between a prompt and the next action belongs to the prompt in the published template, else to the
         # action.
-        self._continuations = [name if self._is_glam else f" {name}" for name in actions]
-        self._replace = tuple(replace.items())
-        self._headers = [""] * n
+        self._action_texts = [name if self._is_glam else f" {name}" for name in actions]
+        self._replacements = tuple(replace.items())
+        self._prompt_headers = [""] * n
         self._observations: list[deque[str]] = [deque(maxlen=history) for _ in range(n)]
         self._actions_taken: list[deque[str]] = [deque(maxlen=history - 1) for _ in range(n)]
         if self._is_glam:
-            self._observation_prefixes = [f" \n {self._words.observation_label} {i}: " for i in range(history)]
-            self._action_prefixes = [f"\n {self._words.action_label} {i}: " for i in range(history)]
+            self._observation_prefixes = [f" \n {self._language.observation_label} {i}: " for i in range(history)]
+            self._action_prefixes = [f"\n {self._language.action_label} {i}: " for i in range(history)]
         else:
-            self._observation_prefixes = [f"\n{self._words.observation_label}: "] * history
-            self._action_prefixes = [f"\n{self._words.action_label}:"] * history
+            self._observation_prefixes = [f"\n{self._language.observation_label}: "] * history
+            self._action_prefixes = [f"\n{self._language.action_label}:"] * history
 
     @property
     def continuations(self) -> tuple[str, ...]:
         """Text that follows a prompt after each action, as in the next prompts."""
-        return tuple(self.apply_replacements(text) for text in self._continuations)
+        return tuple(self.replace_words(text) for text in self._action_texts)
 
     def start(self, game: int, mission: str, sentences: Sequence[str]) -> None:
         """Start an episode with its first observation; clear the history of the previous one."""
-        possible = f"{self._words.possible_actions_prefix}{', '.join(self._actions)} \n " if self._is_glam else ""
-        self._headers[game] = f"{possible}{self._words.goal_prefix}{mission}"
+        prefix = self._language.possible_actions_prefix
+        actions_line = f"{prefix}{', '.join(self._actions)} \n " if self._is_glam else ""
+        self._prompt_headers[game] = f"{actions_line}{self._language.goal_prefix}{mission}"
         self._observations[game].clear()
         self._actions_taken[game].clear()
         self._append_observation(game, sentences)
 
     def append_step(self, game: int, action: int, sentences: Sequence[str]) -> None:
         """Append an action and the observation after it."""
-        self._actions_taken[game].append(self._continuations[action])
+        self._actions_taken[game].append(self._action_texts[action])
         self._append_observation(game, sentences)
 
     def _append_observation(self, game: int, sentences: Sequence[str]) -> None:
@@ -102,8 +103,8 @@ class PromptBuilder:
 
     def prompts(self) -> np.ndarray:
         """Return the current prompt of each game, [n, 1] of `str`."""
-        prompts = np.empty((len(self._headers), 1), dtype=object)
-        for game, header in enumerate(self._headers):
+        prompts = np.empty((len(self._prompt_headers), 1), dtype=object)
+        for game, header in enumerate(self._prompt_headers):
             turns = zip(
                 self._observation_prefixes,
                 self._observations[game],
@@ -111,11 +112,11 @@ class PromptBuilder:
                 (*self._actions_taken[game], ""),
                 strict=False,
             )
-            prompts[game, 0] = self.apply_replacements(header + "".join(itertools.chain.from_iterable(turns)))
+            prompts[game, 0] = self.replace_words(header + "".join(itertools.chain.from_iterable(turns)))
         return prompts
 
-    def apply_replacements(self, text: str) -> str:
-        for old, new in self._replace:
+    def replace_words(self, text: str) -> str:
+        for old, new in self._replacements:
             text = text.replace(old, new)
         return text
 
@@ -125,9 +126,9 @@ Sampling = Literal["direct", "rejection"]
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 """Codes in the channel `mission`: padding, a word outside the vocabulary, and the vocabulary's first word."""
-_MISSION_LENGTH, _LONG_MISSION_LENGTH = 24, 72
+_MAX_MISSION_WORDS, _MAX_LONG_MISSION_WORDS = 24, 72
 """Maximum number of words of a mission: in most levels, and in levels that join up to four clauses."""
-_CODE_COUNTS = (11, 6, 3)
+_N_CODES = (11, 6, 3)
 
 
 @dataclass(frozen=True)
@@ -192,48 +193,49 @@ class BabyAIEnv(ReplayableEnv):
         super().__init__(settings, seeds, trust)
         # With one kind for each game, an episode depends on the game in which it is played.
         self.separable = kind != "legacy"
-        self._names = action_names(language, settings.actions)
-        self._games = LevelGames(_env_factories(settings, seeds, trust), settings.render)
-        self._describer = view_describer(language, self._games.view_size, self._games.view_size)
-        self._format = (language, settings.template, self._names, settings.history, dict(settings.replace or {}))
-        self._prompts = PromptBuilder(n_envs, *self._format)
-        self._word_ids = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
+        self._action_names = action_names(language, settings.actions)
+        self._games = LevelGames(_build_env_factories(settings, seeds, trust), settings.render)
+        self._view_describer = get_view_describer(language, self._games.view_size, self._games.view_size)
+        replacements = dict(settings.replace or {})
+        self._prompt_arguments = (language, settings.template, self._action_names, settings.history, replacements)
+        self._prompt_builder = PromptBuilder(n_envs, *self._prompt_arguments)
+        self._code_by_word = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
         possible_kinds = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
         self._tracked_kinds = possible_kinds if kind in ("per_episode", "legacy") and len(possible_kinds) > 1 else set()
         self.missions = [""] * n_envs
-        self._sentences: list[list[str]] = [[] for _ in range(n_envs)]
+        self._view_sentences: list[list[str]] = [[] for _ in range(n_envs)]
         self._succeeded = np.zeros(n_envs, dtype=bool)
-        self._advice = np.full(n_envs, -1, dtype=np.int64)
-        self._experts: Experts | None = None
+        self._advised_actions = np.full(n_envs, -1, dtype=np.int64)
+        self._bots: BotExperts | None = None
         self._requested_channels: set[str] | None = None
-        max_steps = self._games.horizon()
-        mission_length = _LONG_MISSION_LENGTH if isinstance(self._games.envs[0], LevelGen) else _MISSION_LENGTH
-        self._mission_ids = np.zeros((n_envs, mission_length), dtype=np.int64)
+        max_steps = self._games.find_max_steps()
+        mission_length = _MAX_LONG_MISSION_WORDS if isinstance(self._games.envs[0], LevelGen) else _MAX_MISSION_WORDS
+        self._mission_codes = np.zeros((n_envs, mission_length), dtype=np.int64)
         self._needs_text = True
         self._begin_episodes(np.ones(n_envs, dtype=bool))
         self.spec = self._build_spec(settings.name or settings.level, max_steps)
         if "expert" in self.spec.observation:
-            self._create_experts()
+            self._create_bots()
 
     def _build_spec(self, name: str, max_steps: int) -> EnvSpec:
-        words, size = LANGUAGES[self.settings.language], self._games.view_size
-        descriptions = words.action_descriptions
-        effects = [descriptions[min(i, len(descriptions) - 1)] for i in range(len(self._names))]
+        language, size = LANGUAGES[self.settings.language], self._games.view_size
+        descriptions = language.action_descriptions
+        action_effects = [descriptions[min(i, len(descriptions) - 1)] for i in range(len(self._action_names))]
         text = EnvDescription(
-            goal=words.game_description.format(steps=max_steps),
-            observation=(("mission", words.mission_description), ("view", words.view_description)),
-            actions=tuple(zip(self._names, effects, strict=True)),
-            example=self._text(0),
+            goal=language.game_description.format(steps=max_steps),
+            observation=(("mission", language.mission_description), ("view", language.view_description)),
+            actions=tuple(zip(self._action_names, action_effects, strict=True)),
+            example=self._format_text(0),
         )
-        length, n_words = self._mission_ids.shape[1], FIRST_WORD + len(self._word_ids)
+        length, n_words = self._mission_codes.shape[1], FIRST_WORD + len(self._code_by_word)
         channels = {
-            "prompt": Channel((), "object", continuations=self._prompts.continuations),
+            "prompt": Channel((), "object", continuations=self._prompt_builder.continuations),
             "text": Channel((), "object"),
-            "view": Channel((size, size, 3), "uint8", 0, max(_CODE_COUNTS) - 1, codes=_CODE_COUNTS),
+            "view": Channel((size, size, 3), "uint8", 0, max(_N_CODES) - 1, codes=_N_CODES),
             "mission": Channel((length,), "int64", 0, n_words - 1, codes=(n_words,)),
         }
         if self._games.is_babyai:
-            channels["expert"] = Channel((), "int64", -1, len(self._names) - 1)
+            channels["expert"] = Channel((), "int64", -1, len(self._action_names) - 1)
         metrics: dict[str, Aggregate] = {"success": "sum"}
         metrics |= {f"success_{kind}": "last" for kind in self._games.kinds if kind in self._tracked_kinds}
         return EnvSpec(
@@ -241,8 +243,8 @@ class BabyAIEnv(ReplayableEnv):
             n_envs=self._games.n,
             n_agents=1,
             observation=channels,
-            n_actions=len(self._names),
-            action_names=self._names,
+            n_actions=len(self._action_names),
+            action_names=self._action_names,
             horizon=max_steps,
             metrics=metrics,
             text=text,
@@ -264,15 +266,15 @@ class BabyAIEnv(ReplayableEnv):
         """
         if "expert" in channels:
             self._check_expert()
-        available, previous = set(self.spec.observation), self._requested_channels
-        requests = (previous or set()) | (set(channels) & available)
-        new_channels = requests - (available if previous is None else previous)
-        self._requested_channels = requests
-        self._needs_text = bool(requests & {"prompt", "text"})
-        if "expert" not in requests:
-            self._experts = None
-        elif self._experts is None:
-            self._create_experts()
+        available, previously_requested = set(self.spec.observation), self._requested_channels
+        requested = (previously_requested or set()) | (set(channels) & available)
+        new_channels = requested - (available if previously_requested is None else previously_requested)
+        self._requested_channels = requested
+        self._needs_text = bool(requested & {"prompt", "text"})
+        if "expert" not in requested:
+            self._bots = None
+        elif self._bots is None:
+            self._create_bots()
         if new_channels & {"prompt", "text", "expert"} and self._episode_counts.any():
             # These depend on earlier observations of the episode, so episodes are replayed.
             self.load_state_dict(self.state_dict())
@@ -281,17 +283,17 @@ class BabyAIEnv(ReplayableEnv):
         name = self.spec.name
         if not self._games.is_babyai:
             raise ConfigError(f"MiniGrid's bot can only play levels of BabyAI, and env={name} is not one of them")
-        n_required, n_actions = len(LANGUAGES[self.settings.language].actions["canonical"]), len(self._names)
+        n_required, n_actions = len(LANGUAGES[self.settings.language].actions["canonical"]), len(self._action_names)
         if n_actions < n_required and not self._games.has_only_goto_missions():
             raise ConfigError(
                 f"MiniGrid's bot picks up, drops and toggles objects, which the {n_actions} actions of env={name} "
-                f"({', '.join(self._names)}) do not include; use env.actions=canonical"
+                f"({', '.join(self._action_names)}) do not include; use env.actions=canonical"
             )
 
-    def _create_experts(self) -> None:
-        from llmrl.envs.babyai.experts import Experts
+    def _create_bots(self) -> None:
+        from llmrl.envs.babyai.experts import BotExperts
 
-        self._experts = Experts(self._games.envs, len(self._names))
+        self._bots = BotExperts(self._games.envs, len(self._action_names))
 
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
         self._games.reset(self._episode_seeds, reset_mask)
@@ -302,27 +304,28 @@ class BabyAIEnv(ReplayableEnv):
             mission = str(self._games.envs[i].mission)
             if self.settings.language == "fr":
                 mission = translate_to_french(mission)
-            self.missions[i] = self._prompts.apply_replacements(mission)
-            self._mission_ids[i] = self._encode_mission(self.missions[i])
+            self.missions[i] = self._prompt_builder.replace_words(mission)
+            self._mission_codes[i] = self._encode_mission(self.missions[i])
             if self._needs_text:
                 # The prompt builder applies the replacements itself, and they must be applied only once.
-                self._prompts.start(i, mission, self._sentences[i])
-            if self._experts is not None:
-                self._advice[i] = self._experts.start(i)
+                self._prompt_builder.start(i, mission, self._view_sentences[i])
+            if self._bots is not None:
+                self._advised_actions[i] = self._bots.start(i)
 
     def _encode_mission(self, mission: str) -> np.ndarray:
         """Return the words of a mission as codes, padded."""
-        codes = np.zeros(self._mission_ids.shape[1], dtype=np.int64)
+        codes = np.zeros(self._mission_codes.shape[1], dtype=np.int64)
         words = tokens(mission)
         if len(words) > len(codes):
             raise EngineError(f"the mission {mission!r} has {len(words)} words; at most {len(codes)} are supported")
-        codes[: len(words)] = [self._word_ids.get(word, UNKNOWN) for word in words]
+        codes[: len(words)] = [self._code_by_word.get(word, UNKNOWN) for word in words]
         return codes
 
     def _describe_views(self, games: np.ndarray) -> None:
         if self._needs_text and len(games):
-            for i, sentences in zip(games.tolist(), self._describer.describe(self._games.views[games]), strict=True):
-                self._sentences[i] = sentences
+            descriptions = self._view_describer.describe(self._games.views[games])
+            for i, sentences in zip(games.tolist(), descriptions, strict=True):
+                self._view_sentences[i] = sentences
 
     def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
         actions = np.asarray(action, dtype=np.int64)[:, 0]
@@ -335,42 +338,42 @@ class BabyAIEnv(ReplayableEnv):
         self._describe_views(games)
         if self._needs_text:
             for i in games.tolist():
-                self._prompts.append_step(i, int(actions[i]), self._sentences[i])
-        if self._experts is not None:
+                self._prompt_builder.append_step(i, int(actions[i]), self._view_sentences[i])
+        if self._bots is not None:
             for i in games.tolist():
                 finished = terminated[i] or truncated[i]
-                self._advice[i] = -1 if finished else self._experts.advise(i, minigrid_actions[i])
+                self._advised_actions[i] = -1 if finished else self._bots.advise(i, minigrid_actions[i])
         return reward
 
     def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
-        base = reward.astype(np.float32)[:, None]
+        base_reward = reward.astype(np.float32)[:, None]
         info = {"success": (reward > 0).astype(np.float32)}
         if self._tracked_kinds:
             kinds = np.array(self.kinds)
             for kind in self._tracked_kinds:
                 info[f"success_{kind}"] = np.where(kinds == kind, self._succeeded, np.nan).astype(np.float32)
-        scaled = (reward * self.settings.reward_scale).astype(np.float32)[:, None]
-        return Step(self._observe(), scaled, base, self._terminated.copy(), self._truncated.copy(), info)
+        scaled_reward = (reward * self.settings.reward_scale).astype(np.float32)[:, None]
+        return Step(self._observe(), scaled_reward, base_reward, self._terminated.copy(), self._truncated.copy(), info)
 
     def _observe(self) -> Observation:
-        requests = self.spec.observation if self._requested_channels is None else self._requested_channels
+        requested = self.spec.observation if self._requested_channels is None else self._requested_channels
         observation: Observation = {}
-        if "prompt" in requests:
-            observation["prompt"] = self._prompts.prompts()
-        if "text" in requests:
+        if "prompt" in requested:
+            observation["prompt"] = self._prompt_builder.prompts()
+        if "text" in requested:
             texts = np.empty((self.spec.n_envs, 1), dtype=object)
-            texts[:, 0] = [self._text(i) for i in range(self.spec.n_envs)]
+            texts[:, 0] = [self._format_text(i) for i in range(self.spec.n_envs)]
             observation["text"] = texts
-        if "view" in requests:
+        if "view" in requested:
             observation["view"] = self._games.views[:, None].copy()
-        if "mission" in requests:
-            observation["mission"] = self._mission_ids[:, None].copy()
-        if "expert" in requests:
-            observation["expert"] = self._advice[:, None].copy()
+        if "mission" in requested:
+            observation["mission"] = self._mission_codes[:, None].copy()
+        if "expert" in requested:
+            observation["expert"] = self._advised_actions[:, None].copy()
         return observation
 
-    def _text(self, game: int) -> str:
-        view = [self._prompts.apply_replacements(sentence) for sentence in self._sentences[game]]
+    def _format_text(self, game: int) -> str:
+        view = [self._prompt_builder.replace_words(sentence) for sentence in self._view_sentences[game]]
         return json.dumps({"mission": self.missions[game], "view": view}, ensure_ascii=False)
 
     def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
@@ -381,12 +384,13 @@ class BabyAIEnv(ReplayableEnv):
         Raises:
             ConfigError: unknown action.
         """
-        if unknown_actions := [name for name in actions if name not in self._names]:
-            raise ConfigError(f"the action {unknown_actions[0]!r} does not exist; use one of {', '.join(self._names)}")
-        prompts = PromptBuilder(1, *self._format)
+        if unknown_actions := [name for name in actions if name not in self._action_names]:
+            names = ", ".join(self._action_names)
+            raise ConfigError(f"the action {unknown_actions[0]!r} does not exist; use one of {names}")
+        prompts = PromptBuilder(1, *self._prompt_arguments)
         prompts.start(0, goal, observations[0])
         for action, observation in zip(actions, observations[1:], strict=True):
-            prompts.append_step(0, self._names.index(action), observation)
+            prompts.append_step(0, self._action_names.index(action), observation)
         return str(prompts.prompts()[0, 0])
 
     def render(self, index: int = 0) -> np.ndarray:
@@ -396,12 +400,12 @@ class BabyAIEnv(ReplayableEnv):
         self._games.close()
 
 
-def _env_factories(settings: BabyAISettings, seeds: Seeds, trust: Trust) -> list[EnvFactory]:
+def _build_env_factories(settings: BabyAISettings, seeds: Seeds, trust: Trust) -> list[EnvFactory]:
     """Return the factory of each game."""
     import llmrl.envs.babyai.levels  # noqa: F401
 
     level, kind, horizon, n = settings.level, settings.kind, settings.horizon, settings.n_envs
-    kwargs, kinds = dict(settings.kwargs or {}), _kinds(level)
+    kwargs, kinds = dict(settings.kwargs or {}), _find_kinds(level)
     if not kinds:
         if kind != "per_episode":
             raise ConfigError(
@@ -420,7 +424,7 @@ def _env_factories(settings: BabyAISettings, seeds: Seeds, trust: Trust) -> list
     return [EnvFactory(level, {"kind": kind, **options}, horizon)] * n
 
 
-def _kinds(level: str) -> tuple[str, ...]:
+def _find_kinds(level: str) -> tuple[str, ...]:
     """Return the kinds of missions of a level of BabyAI-Text; empty for other levels."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.babyai.language import carried_object, describe_view
+from llmrl.envs.babyai.language import describe_view, find_carried_object
 
 
 class Decoder(ABC):
@@ -117,7 +117,7 @@ class GridView(Decoder):
         return {
             "mission": str(observation["mission"]),
             "facing": self._HEADINGS[int(observation["direction"])],
-            "carrying": carried_object(image) or "nothing",
+            "carrying": find_carried_object(image) or "nothing",
             "view": [sentence for sentence in describe_view(image) if not sentence.startswith("You carry")],
         }
 
