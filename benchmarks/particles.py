@@ -43,7 +43,9 @@ def draw_actions(legal: np.ndarray, n_envs: int) -> np.ndarray:
 def measure_batched(scenario: Scenario, n_envs: int, seconds: float) -> float:
     env = ParticlesEnv(Seeds(0), scenario, n_envs)
     shape = (env.spec.n_agents, env.spec.n_actions)
-    actions = draw_actions(np.ones(shape, dtype=bool) if scenario.legal is None else scenario.legal, n_envs)
+    actions = draw_actions(
+        np.ones(shape, dtype=bool) if scenario.legal_actions is None else scenario.legal_actions, n_envs
+    )
     start, episodes = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         env.reset()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmrl.envs.rooms.grid_world import NO_AGENT
 from llmrl.envs.rooms.tasks import OneRoom
-from llmrl.envs.rooms.vec_env import draw
+from llmrl.envs.rooms.vec_env import draw_frame
 
 _UNSEEN = (0, 0, 0)
 _EMPTY = (1, 0, 0)
@@ -79,7 +79,7 @@ class RoomEnv(MiniGridEnv):
     def get_full_render(self, highlight: bool, tile_size: int = TILE_PIXELS) -> NDArray[np.uint8]:
         """Return a frame, in which cells that the agent has never seen are light gray."""
         x, y = self.agent_pos
-        return draw(self.grid.encode(), (int(x), int(y)), self.agent_dir, self.seen)
+        return draw_frame(self.grid.encode(), (int(x), int(y)), self.agent_dir, self.seen)
 
     def _cell(self, x: int, y: int) -> tuple[int, int, int]:
         item = self.grid.get(x, y)

@@ -64,8 +64,8 @@ def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
     if scenario.guides:
         mask = (
             np.ones((scenario.bodies.n_agents, len(scenario.action_names)))
-            if scenario.legal is None
-            else scenario.legal
+            if scenario.legal_actions is None
+            else scenario.legal_actions
         )
         messages = [rng.choice(np.flatnonzero(row), n_envs) for row in mask]
         world.messages = scenario.decode(np.stack(messages, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)

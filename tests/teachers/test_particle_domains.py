@@ -158,7 +158,7 @@ def test_grammar_plans_are_legal_actions(scenario: Scenario) -> None:
             assert parse_text(plan_text(plan), domain.skills, objects) == plan
             action = domain.action(scene, plan)
             assert 0 <= action < domain.n_actions
-            assert scenario.legal is None or scenario.legal[k % scenario.bodies.n_agents, action]
+            assert scenario.legal_actions is None or scenario.legal_actions[k % scenario.bodies.n_agents, action]
 
 
 @all_scenarios

@@ -32,7 +32,7 @@ GAMES: list[tuple[Scenario, str, dict[str, Any]]] = [
 def sampled(env: ParticlesEnv, rng: np.random.Generator) -> np.ndarray:
     """Draw legal actions, [n_envs, n_agents]."""
     spec = env.spec
-    mask = env._scenario.legal
+    mask = env._scenario.legal_actions
     if mask is None:
         return rng.integers(spec.n_actions, size=(spec.n_envs, spec.n_agents))
     return np.stack([rng.choice(np.flatnonzero(row), size=spec.n_envs) for row in mask], axis=1)
@@ -76,7 +76,7 @@ def test_steps_match_package(scenario: Scenario, module: str, options: dict[str,
         for j, name in enumerate(env.spec.agent_names):
             observation = raw.observe(name)
             assert np.array_equal(observation, first[i, j, : len(observation)])
-            n_actions = env.spec.n_actions if scenario.legal is None else scenario.legal[j].sum()
+            n_actions = env.spec.n_actions if scenario.legal_actions is None else scenario.legal_actions[j].sum()
             assert game.action_space(name).n == n_actions
     touching = False
     for t in range(25):
@@ -86,7 +86,7 @@ def test_steps_match_package(scenario: Scenario, module: str, options: dict[str,
         reward = scenario.reward(env.world)
         assert np.allclose(step.reward, reward, atol=1e-6, rtol=1e-6)
         for i, game in enumerate(games):
-            numbers = action[i] if scenario.legal is None else action[i] - [5, 0]
+            numbers = action[i] if scenario.legal_actions is None else action[i] - [5, 0]
             observation, rewards, terminated, truncated, _ = game.step(
                 dict(zip(env.spec.agent_names, numbers.tolist(), strict=True))
             )

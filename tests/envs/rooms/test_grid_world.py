@@ -37,7 +37,7 @@ from llmrl.envs.rooms.grid_world import (
 )
 from llmrl.envs.rooms.tasks import ColoredDoorKey, DoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor, UnlockPickup
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.envs.rooms.views import Viewer, _spread, _spread_bits
+from llmrl.envs.rooms.views import Viewer, _compute_sight, _spread_sight
 from room_games import layout_rng, make_reference, one_game, reset_reference, solve, visible_cells
 from some import some
 
@@ -279,5 +279,5 @@ def test_outside_is_wall() -> None:
 
 def test_sight_implementations_agree() -> None:
     seed, clear = np.divmod(np.arange(4**7), 2**7)
-    for by_table, by_bits in zip(_spread(seed, clear, 7), _spread_bits(seed, clear, 7), strict=True):
+    for by_table, by_bits in zip(_spread_sight(seed, clear, 7), _compute_sight(seed, clear, 7), strict=True):
         assert np.array_equal(by_table, by_bits)

@@ -15,7 +15,7 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_world import DONE, FORWARD, LEFT
 from llmrl.envs.rooms.tasks import DoorKey, LavaDoorKey, RoomTask, SimpleDoorKey
-from llmrl.envs.rooms.vec_env import RoomsEnv, draw
+from llmrl.envs.rooms.vec_env import RoomsEnv, draw_frame
 from room_games import layout_rng, make_reference, one_game, reset_reference, solve
 
 ALL_CHANNELS = ["grid", "view", "direction"]
@@ -246,7 +246,9 @@ def test_map_picture_hides_unexplored_cells() -> None:
     tiles = image.reshape(10, 32, 10, 32, 3).transpose(2, 0, 1, 3, 4)
     assert (tiles[~explored] == 200).all()
     assert all((tile != 200).any() for tile in tiles[explored])
-    full_picture = draw(env._world.grid[0], (int(env._world.position[0][0]), int(env._world.position[1][0])), 0, None)
+    full_picture = draw_frame(
+        env._world.grid[0], (int(env._world.position[0][0]), int(env._world.position[1][0])), 0, None
+    )
     assert (
         not (full_picture.reshape(10, 32, 10, 32, 3).transpose(2, 0, 1, 3, 4)[~explored] == 200)
         .all(axis=(1, 2, 3))

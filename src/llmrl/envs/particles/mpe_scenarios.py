@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.physics import MOVES, Bodies, LandmarkSpec, ParticleWorld
-from llmrl.envs.particles.scenario import Scenario, concatenate_features, length, parts
+from llmrl.envs.particles.scenario import Scenario, build_slices, concatenate_features, length
 
 GOAL_DISTANCE = 0.15  # distance at which a landmark counts as reached, units
 COVERED_DISTANCE = 0.1  # distance at which a landmark counts as covered, units
@@ -50,9 +50,9 @@ class SimpleSpread(Scenario):
         self.n_agents, self.local_ratio = n_agents, local_ratio
         names = tuple(f"agent_{i}" for i in range(n_agents))
         partner_width = 2 * (n_agents - 1)
-        layout = parts(velocity=2, position=2, landmarks=2 * n_agents, agents=partner_width, heard=partner_width)
+        layout = build_slices(velocity=2, position=2, landmarks=2 * n_agents, agents=partner_width, heard=partner_width)
         super().__init__(Bodies.create(names, 0.15, LandmarkSpec(n_agents, 0.05), solid=True), (layout,) * n_agents)
-        self._agent_i, self._agent_j = np.triu_indices(n_agents, k=1)
+        self._first_agents, self._second_agents = np.triu_indices(n_agents, k=1)
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
         return concatenate_features(
@@ -65,25 +65,25 @@ class SimpleSpread(Scenario):
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
-        touching = self._in_contact(world, self._agent_i, self._agent_j)
+        touching = self._in_contact(world, self._first_agents, self._second_agents)
         collisions = np.zeros(world.velocity.shape[:2])
-        for pair, (agent, partner) in enumerate(zip(self._agent_i, self._agent_j, strict=True)):
+        for pair, (agent, partner) in enumerate(zip(self._first_agents, self._second_agents, strict=True)):
             collisions[:, agent] += touching[:, pair]
             collisions[:, partner] += touching[:, pair]
-        shared = -_nearest(world).sum(axis=1, keepdims=True)
+        shared = -_nearest_agent_distances(world).sum(axis=1, keepdims=True)
         return np.asarray(shared * (1 - self.local_ratio) - collisions * self.local_ratio)
 
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
-        nearest = _nearest(world)
+        nearest = _nearest_agent_distances(world)
         return {
-            "collisions": self._in_contact(world, self._agent_i, self._agent_j).sum(axis=1),
+            "collisions": self._in_contact(world, self._first_agents, self._second_agents).sum(axis=1),
             "landmarks_covered": (nearest < COVERED_DISTANCE).sum(axis=1),
             "mean_distance": nearest.mean(axis=1),
             "success": (nearest <= GOAL_DISTANCE).all(axis=1),
         }
 
 
-def _nearest(world: ParticleWorld) -> np.ndarray:
+def _nearest_agent_distances(world: ParticleWorld) -> np.ndarray:
     """Return the distance of the nearest agent to each landmark, [n_envs, L]."""
     return np.asarray(length(world.agent_positions[:, :, None] - world.landmark_positions[:, None]).min(axis=1))
 
@@ -115,18 +115,18 @@ class SimpleTag(Scenario):
         self.n_adversaries, self.n_good, self.n_obstacles = n_adversaries, n_good, n_obstacles
         predators, prey = range(n_adversaries), range(n_adversaries, n_adversaries + n_good)
         names = (*(f"adversary_{i}" for i in predators), *(f"agent_{i}" for i in range(n_good)))
-        counts = [n_adversaries, n_good]
+        group_sizes = [n_adversaries, n_good]
         bodies = Bodies.create(
             names,
-            np.repeat([0.075, 0.05], counts),
+            np.repeat([0.075, 0.05], group_sizes),
             LandmarkSpec(n_obstacles, 0.2, solid=True),
             solid=True,
-            acceleration=np.repeat([3.0, 4.0], counts),
-            max_speed=np.repeat([1.0, 1.3], counts),
+            acceleration=np.repeat([3.0, 4.0], group_sizes),
+            max_speed=np.repeat([1.0, 1.3], group_sizes),
         )
-        others = [(n_adversaries - 1, n_good)] * n_adversaries + [(n_adversaries, n_good - 1)] * n_good
+        n_observed = [(n_adversaries - 1, n_good)] * n_adversaries + [(n_adversaries, n_good - 1)] * n_good
         layouts = (
-            parts(
+            build_slices(
                 velocity=2,
                 position=2,
                 obstacles=2 * n_obstacles,
@@ -134,11 +134,11 @@ class SimpleTag(Scenario):
                 good=2 * good,
                 good_velocities=2 * good,
             )
-            for adversaries, good in others
+            for adversaries, good in n_observed
         )
         super().__init__(bodies, tuple(layouts))
-        self.start[len(names) :] = 0.9
-        self._predators, self._prey = (x.ravel() for x in np.meshgrid(predators, prey, indexing="ij"))
+        self.start_half_width[len(names) :] = 0.9
+        self._pair_predators, self._pair_prey = (x.ravel() for x in np.meshgrid(predators, prey, indexing="ij"))
         # Good agents whose velocities each agent observes; a good agent has a row of zeros (index -1) for its own.
         self._observed_prey = np.array(
             [[*(j for j in prey if j != i), *([-1] if i in prey else [])] for i in range(len(names))]
@@ -156,16 +156,16 @@ class SimpleTag(Scenario):
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
-        catches = self._catches(world)
-        d = np.abs(world.agent_positions[:, self.n_adversaries :])
-        penalty = np.where(d < 0.9, 0.0, np.where(d < 1.0, (d - 0.9) * 10, np.exp(2 * np.minimum(d, 3.0) - 2)))
+        catches = self._find_catches(world)
+        x = np.abs(world.agent_positions[:, self.n_adversaries :])
+        penalty = np.where(x < 0.9, 0.0, np.where(x < 1.0, (x - 0.9) * 10, np.exp(2 * np.minimum(x, 3.0) - 2)))
         penalty = np.minimum(penalty, 10.0)
         good_rewards = -CATCH_REWARD * catches.sum(axis=1) - penalty[..., 0] - penalty[..., 1]
         predator_rewards = np.repeat(CATCH_REWARD * catches.sum(axis=(1, 2))[:, None], self.n_adversaries, axis=1)
         return np.concatenate([predator_rewards, good_rewards], axis=1)
 
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
-        return {"catches": self._catches(world).sum(axis=(1, 2))}
+        return {"catches": self._find_catches(world).sum(axis=(1, 2))}
 
     def colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fill and outline [E, 3] uint8: shades of red for adversaries, of green for good agents."""
@@ -176,9 +176,9 @@ class SimpleTag(Scenario):
             fill[start : start + count, channel] = 225
         return fill, outline
 
-    def _catches(self, world: ParticleWorld) -> np.ndarray:
+    def _find_catches(self, world: ParticleWorld) -> np.ndarray:
         """Return which adversaries touch which good agents, [n_envs, n_adversaries, n_good] bool."""
-        touching = self._in_contact(world, self._predators, self._prey)
+        touching = self._in_contact(world, self._pair_predators, self._pair_prey)
         return touching.reshape(-1, self.n_adversaries, self.n_good)
 
 
@@ -238,7 +238,7 @@ class SimpleReference(GuidedScenario):
         self.action_names = tuple(f"{move}_say_{word}" for word in range(REFERENCE_WORDS) for move in MOVES)
         self.guides = tuple((i, (i + 1) % n_agents) for i in range(n_agents))
         names = tuple(f"agent_{i}" for i in range(n_agents))
-        layout = parts(velocity=2, landmarks=6, told_goal=3, heard=REFERENCE_WORDS * (n_agents - 1))
+        layout = build_slices(velocity=2, landmarks=6, told_goal=3, heard=REFERENCE_WORDS * (n_agents - 1))
         super().__init__(Bodies.create(names, 0.05, LandmarkSpec(len(REFERENCE_COLORS), 0.05)), (layout,) * n_agents)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -287,22 +287,22 @@ class SimpleSpeakerListener(GuidedScenario):
         sentences = np.array(list(np.ndindex(*(SPEAKER_WORDS,) * self.n_listeners)))  # [3^k, k]
         self.message_dim = SPEAKER_WORDS * self.n_listeners
         self.action_names = (*MOVES, *("say_" + "_".join(map(str, words)) for words in sentences))
-        self.legal = np.zeros((n_agents, len(self.action_names)), dtype=bool)
-        self.legal[0, len(MOVES) :] = True
-        self.legal[1:, : len(MOVES)] = True
+        self.legal_actions = np.zeros((n_agents, len(self.action_names)), dtype=bool)
+        self.legal_actions[0, len(MOVES) :] = True
+        self.legal_actions[1:, : len(MOVES)] = True
         self.guides = tuple((0, 1 + k) for k in listeners)
         names = ("speaker_0", *(f"listener_{k}" for k in listeners))
         layouts = (
-            parts(told_goal=3 * self.n_listeners),
-            *(parts(velocity=2, landmarks=6, heard=SPEAKER_WORDS) for _ in listeners),
+            build_slices(told_goal=3 * self.n_listeners),
+            *(build_slices(velocity=2, landmarks=6, heard=SPEAKER_WORDS) for _ in listeners),
         )
         movable = np.arange(n_agents) > 0
         super().__init__(Bodies.create(names, 0.075, LandmarkSpec(len(SPEAKER_COLORS), 0.04), movable=movable), layouts)
-        self._sentences = np.eye(SPEAKER_WORDS)[sentences].reshape(len(sentences), self.message_dim)
+        self._messages_by_action = np.eye(SPEAKER_WORDS)[sentences].reshape(len(sentences), self.message_dim)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         messages = np.zeros((*action.shape, self.message_dim))
-        messages[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
+        messages[:, 0] = self._messages_by_action[action[:, 0] - len(MOVES)]
         return np.where(np.arange(self.n_agents) > 0, action, 0), messages
 
     def observe(self, world: ParticleWorld) -> np.ndarray:

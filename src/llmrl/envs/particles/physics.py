@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrl.core.state_fields import StateFields
 
-TIME_STEP = 0.1  # seconds
+STEP_SECONDS = 0.1  # seconds
 DAMPING = 0.25  # share of the velocity that is lost in a step
 CONTACT_FORCE = 100.0  # stiffness, force per unit of penetration; all masses are 1
 CONTACT_MARGIN = 1e-3  # width of the soft contact zone, in length units
@@ -77,16 +77,16 @@ class Bodies:
         `radius`, `acceleration` and `max_speed` are per agent [A], or one number for all. `movable` None: all agents
         can move.
         """
-        count = len(agent_names)
+        n_agents = len(agent_names)
 
         def per_agent(value: float | np.ndarray) -> np.ndarray:
-            return np.broadcast_to(np.asarray(value, dtype=np.float64), count).copy()
+            return np.broadcast_to(np.asarray(value, dtype=np.float64), n_agents).copy()
 
         return cls(
             agent_names=agent_names,
             radius=np.concatenate([per_agent(radius), np.full(landmarks.count, landmarks.radius)]),
-            solid=np.repeat([solid, landmarks.solid], [count, landmarks.count]),
-            movable=np.ones(count, dtype=bool) if movable is None else movable,
+            solid=np.repeat([solid, landmarks.solid], [n_agents, landmarks.count]),
+            movable=np.ones(n_agents, dtype=bool) if movable is None else movable,
             acceleration=per_agent(acceleration),
             max_speed=per_agent(max_speed),
         )
@@ -150,12 +150,12 @@ class ParticleWorld(StateFields):
         bodies, n_agents = self.bodies, self.bodies.n_agents
         force = DIRECTIONS[move] * bodies.acceleration[:, None] * bodies.movable[:, None]
         force = self._contacts.add_contact_forces(self.position, force)
-        position = self.agent_positions + self.velocity * TIME_STEP
-        velocity = self.velocity * (1.0 - DAMPING) + force * TIME_STEP
-        norm = np.sqrt(np.square(velocity[..., 0]) + np.square(velocity[..., 1]))[..., None]
-        limit = bodies.max_speed[:, None]
-        fast = norm > limit
-        velocity = velocity / np.where(fast, norm, 1.0) * np.where(fast, limit, 1.0)
+        position = self.agent_positions + self.velocity * STEP_SECONDS
+        velocity = self.velocity * (1.0 - DAMPING) + force * STEP_SECONDS
+        speed = np.sqrt(np.square(velocity[..., 0]) + np.square(velocity[..., 1]))[..., None]
+        max_speed = bodies.max_speed[:, None]
+        is_too_fast = speed > max_speed
+        velocity = velocity / np.where(is_too_fast, speed, 1.0) * np.where(is_too_fast, max_speed, 1.0)
         self.position[active, :n_agents] = position[active]
         self.velocity[active] = velocity[active]
         self.messages[active] = messages[active]
@@ -172,8 +172,8 @@ class _Contacts:
             for body, partner in combinations(np.flatnonzero(bodies.solid).tolist(), 2)
             if movable[body] or movable[partner]
         ]
-        self._body_i, self._body_j = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        self._contact_distance = bodies.radius[self._body_i] + bodies.radius[self._body_j]
+        self._first_bodies, self._second_bodies = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        self._contact_distance = bodies.radius[self._first_bodies] + bodies.radius[self._second_bodies]
         # For each agent, the indices of its contact pairs and the sign with which each pair force acts on it. Rows are
         # padded with the index of an extra pair whose force is zero.
         agent_contacts = [
@@ -181,17 +181,18 @@ class _Contacts:
             for i in range(n_agents)
         ]
         max_contacts = max(map(len, agent_contacts), default=0)
-        padded = [contacts + [(len(pairs), 1.0)] * (max_contacts - len(contacts)) for contacts in agent_contacts]
-        table = np.array(padded).reshape(n_agents, max_contacts, 2)
-        self._agent_pair_index = table[:, :, 0].T.astype(np.int64)
-        self._sign = table[:, :, 1].T[:, :, None, None]
+        padding = (len(pairs), 1.0)
+        padded_contacts = [contacts + [padding] * (max_contacts - len(contacts)) for contacts in agent_contacts]
+        table = np.array(padded_contacts).reshape(n_agents, max_contacts, 2)
+        self._pair_indices_by_agent = table[:, :, 0].T.astype(np.int64)
+        self._force_signs = table[:, :, 1].T[:, :, None, None]
 
     def add_contact_forces(self, position: np.ndarray, force: np.ndarray) -> np.ndarray:
         """Return `force` [n_envs, A, 2] plus the contact forces."""
-        if not self._agent_pair_index.size:
+        if not self._pair_indices_by_agent.size:
             return force
         body_positions = position.transpose(1, 0, 2)
-        offset = body_positions[self._body_i] - body_positions[self._body_j]  # [pairs, n_envs, 2]
+        offset = body_positions[self._first_bodies] - body_positions[self._second_bodies]  # [pairs, n_envs, 2]
         distance = np.sqrt(np.square(offset[..., 0]) + np.square(offset[..., 1]))
         depth = np.logaddexp(0.0, -(distance - self._contact_distance[:, None]) / CONTACT_MARGIN) * CONTACT_MARGIN
         # The force between discs at the same position has no direction; dividing by their distance would give NaN.
@@ -199,5 +200,6 @@ class _Contacts:
         pair_forces = np.zeros((len(offset) + 1, *offset.shape[1:]))
         np.multiply(CONTACT_FORCE * offset / safe_distance, depth[..., None], out=pair_forces[:-1])
         # NumPy sums over axis 0 sequentially, so the order of additions (and the rounding) matches `mpe2`.
-        terms = np.concatenate([force.transpose(1, 0, 2)[None], pair_forces[self._agent_pair_index] * self._sign])
+        agent_forces = pair_forces[self._pair_indices_by_agent] * self._force_signs
+        terms = np.concatenate([force.transpose(1, 0, 2)[None], agent_forces])
         return np.asarray(np.add.reduce(terms, axis=0).transpose(1, 0, 2))

@@ -40,10 +40,10 @@ import numpy as np
 from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
 
-Parts = Mapping[str, slice]
+NamedSlices = Mapping[str, slice]
 
 
-def parts(**sizes: int) -> Parts:
+def build_slices(**sizes: int) -> NamedSlices:
     """Return consecutive slices of the given lengths by name.
 
     >>> parts(velocity=2, position=2)
@@ -53,8 +53,8 @@ def parts(**sizes: int) -> Parts:
     return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
 
-GRAY = np.array([110, 110, 110], dtype=np.uint8)
-DARK = np.array([40, 40, 40], dtype=np.uint8)
+LANDMARK_COLOR = np.array([110, 110, 110], dtype=np.uint8)
+OUTLINE_COLOR = np.array([40, 40, 40], dtype=np.uint8)
 
 
 class Scenario(ABC):
@@ -62,27 +62,27 @@ class Scenario(ABC):
 
     Attributes:
         bodies: agents, and landmarks or obstacles.
-        layouts: named entries of the observation vector, one mapping per agent.
+        vector_slices: named entries of the observation vector, one mapping per agent.
         metrics: per-step metrics with their aggregation over an episode.
         action_names: names of all actions.
-        legal: whether each agent may take each action, [A, n_actions] bool; None: all agents may take all actions.
+        legal_actions: whether each agent may take each action, [A, n_actions] bool; None: all may take all.
         message_dim: length of an agent's message in a step.
         guides: for each goal, the agent that observes it and the agent that must reach it.
-        start: half-width of the square in which each disc starts, [E].
+        start_half_width: half-width of the square in which each disc starts, [E].
     """
 
     name: ClassVar[str]
     metrics: ClassVar[dict[str, Aggregate]]
     action_names: tuple[str, ...] = MOVES
-    legal: np.ndarray | None = None
+    legal_actions: np.ndarray | None = None
     message_dim: int = 2
     guides: tuple[tuple[int, int], ...] = ()
     n_landmarks: int
 
-    def __init__(self, bodies: Bodies, layouts: tuple[Parts, ...]) -> None:
-        self.bodies, self.layouts = bodies, layouts
+    def __init__(self, bodies: Bodies, layouts: tuple[NamedSlices, ...]) -> None:
+        self.bodies, self.vector_slices = bodies, layouts
         self.width = max(int(part.stop) for layout in layouts for part in layout.values())
-        self.start = np.ones(len(bodies.radius))
+        self.start_half_width = np.ones(len(bodies.radius))
         self.n_landmarks = len(bodies.radius) - bodies.n_agents
         # Row i: all agents except i, in order.
         self._other_agents = np.array(
@@ -91,7 +91,7 @@ class Scenario(ABC):
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return positions [n, E, 2] and goals [n, G] of `n` new environments."""
-        position = rng.uniform(-1.0, 1.0, (n, len(self.start), 2)) * self.start[:, None]
+        position = rng.uniform(-1.0, 1.0, (n, len(self.start_half_width), 2)) * self.start_half_width[:, None]
         return position, rng.integers(self.n_landmarks, size=(n, len(self.guides)))
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -113,8 +113,8 @@ class Scenario(ABC):
     def colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return colors for frames: fill and outline of each disc, [E, 3] uint8, in an environment with goals [G]."""
         n_agents = self.bodies.n_agents
-        fill = np.concatenate([agent_colors(n_agents), np.tile(GRAY, (self.n_landmarks, 1))])
-        return fill, np.tile(DARK, (len(fill), 1))
+        fill_colors = np.concatenate([agent_colors(n_agents), np.tile(LANDMARK_COLOR, (self.n_landmarks, 1))])
+        return fill_colors, np.tile(OUTLINE_COLOR, (len(fill_colors), 1))
 
     def _offsets_to_landmarks(self, world: ParticleWorld) -> np.ndarray:
         """Return offsets from each agent to each landmark, [n_envs, A, L, 2]."""

@@ -13,7 +13,7 @@ from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.particles.physics import ParticleWorld
-from llmrl.envs.particles.scenario import DARK, Scenario
+from llmrl.envs.particles.scenario import OUTLINE_COLOR, Scenario
 
 
 class ParticlesEnv(ArrayGames):
@@ -45,14 +45,14 @@ class ParticlesEnv(ArrayGames):
         n_envs: PositiveInt = 32,
         horizon: PositiveInt = 25,
     ) -> None:
-        self._init_kwargs = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
+        self._init_arguments = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         self._scenario, self._horizon = scenario, horizon
         bodies, n_actions = scenario.bodies, len(scenario.action_names)
-        channels = {"vector": Channel((scenario.width,), "float32", parts=scenario.layouts)}
-        self._mask: np.ndarray | None = None
-        if scenario.legal is not None:
+        channels = {"vector": Channel((scenario.width,), "float32", parts=scenario.vector_slices)}
+        self._legal_actions: np.ndarray | None = None
+        if scenario.legal_actions is not None:
             channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
-            self._mask = np.broadcast_to(scenario.legal, (n_envs, *scenario.legal.shape))
+            self._legal_actions = np.broadcast_to(scenario.legal_actions, (n_envs, *scenario.legal_actions.shape))
         self.spec = EnvSpec(
             name=scenario.name,
             n_envs=n_envs,
@@ -72,7 +72,7 @@ class ParticlesEnv(ArrayGames):
 
     def one_game(self) -> ParticlesEnv:
         """Return the same environment with a single independent game."""
-        options: Any = self._init_kwargs
+        options: Any = self._init_arguments
         return name_env_in_errors(ParticlesEnv(**options, n_envs=1))
 
     @property
@@ -115,12 +115,12 @@ class ParticlesEnv(ArrayGames):
         agent with a goal has the color of its landmark.
         """
         fill, outline = self._scenario.colors(self.world.goal_landmark[index])
-        return draw(self.world.position[index], self.world.bodies.radius, fill, outline)
+        return draw_frame(self.world.position[index], self.world.bodies.radius, fill, outline)
 
     def _check_actions(self, action: Array) -> np.ndarray:
         actions = super()._check_actions(action)
-        if self._mask is not None:
-            allowed = np.take_along_axis(self._mask, actions[..., None], axis=2)[..., 0]
+        if self._legal_actions is not None:
+            allowed = np.take_along_axis(self._legal_actions, actions[..., None], axis=2)[..., 0]
             if not allowed.all():
                 game, agent = np.argwhere(~allowed)[0]
                 name = self.spec.action_names[actions[game, agent]]
@@ -132,35 +132,37 @@ class ParticlesEnv(ArrayGames):
 
     def _observe(self) -> Observation:
         vector = self._scenario.observe(self.world)
-        return {"vector": vector} if self._mask is None else {"vector": vector, "action_mask": self._mask.copy()}
+        if self._legal_actions is None:
+            return {"vector": vector}
+        return {"vector": vector, "action_mask": self._legal_actions.copy()}
 
 
 FRAME_SIDE = 320  # pixels
-MIN_HALF_WIDTH = 1.25  # minimum half-width of the view, units
-_PAPER, _FRAME = 244, 205
-_MIN_RADIUS = 7.0  # minimum radius of a drawn disc, pixels
+MIN_VIEW_HALF_WIDTH = 1.25  # minimum half-width of the view, units
+_BACKGROUND_GRAY, _BORDER_GRAY = 244, 205
+_MIN_DISC_RADIUS = 7.0  # minimum radius of a drawn disc, pixels
 _OUTLINE_WIDTH = 3.0  # pixels
 
 
-def draw(position: np.ndarray, radius: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
+def draw_frame(position: np.ndarray, radius: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
     """Return a frame of discs at `position` [E, 2] with radius `radius` [E] and colors [E, 3], [320, 320, 3] uint8.
 
     The view is the square of half-width 1.25 around the origin, wider if a disc would not fit; y points up. The drawn
     border is the square of half-width 1 in which games start. Large discs are drawn first, below smaller ones.
     """
-    half_width = max(MIN_HALF_WIDTH, float(np.max(np.abs(position) + radius[:, None], initial=0.0)))
+    half_width = max(MIN_VIEW_HALF_WIDTH, float(np.max(np.abs(position) + radius[:, None], initial=0.0)))
     scale = FRAME_SIDE / 2 / half_width
-    image = np.full((FRAME_SIDE, FRAME_SIDE, 3), _PAPER, dtype=np.uint8)
+    image = np.full((FRAME_SIDE, FRAME_SIDE, 3), _BACKGROUND_GRAY, dtype=np.uint8)
     low, high = round(FRAME_SIDE / 2 - scale), round(FRAME_SIDE / 2 + scale) - 1
-    image[[low, high], low : high + 1] = _FRAME
-    image[low : high + 1, [low, high]] = _FRAME
+    image[[low, high], low : high + 1] = _BORDER_GRAY
+    image[low : high + 1, [low, high]] = _BORDER_GRAY
     y, x = np.mgrid[:FRAME_SIDE, :FRAME_SIDE] + 0.5
     for i in np.argsort(-radius, kind="stable"):
-        pixel_radius = max(float(radius[i]) * scale, _MIN_RADIUS)
+        pixel_radius = max(float(radius[i]) * scale, _MIN_DISC_RADIUS)
         distance = np.hypot(
             x - (FRAME_SIDE / 2 + position[i, 0] * scale), y - (FRAME_SIDE / 2 - position[i, 1] * scale)
         )
-        image[distance <= pixel_radius] = DARK
+        image[distance <= pixel_radius] = OUTLINE_COLOR
         image[distance <= pixel_radius - 1] = outline[i]
         image[distance <= pixel_radius - _OUTLINE_WIDTH] = fill[i]
     return image

@@ -30,10 +30,9 @@ STEP_OFFSETS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-_N_KINDS = 10
-_IS_PORTABLE = np.isin(np.arange(_N_KINDS), (KEY, BALL, BOX))
-_IS_WALKABLE = np.isin(np.arange(_N_KINDS), (EMPTY, FLOOR, GOAL, LAVA))
-_TURN = np.array([3, 1, 0, 0, 0, 0, 0])
+_IS_PORTABLE = np.isin(np.arange(10), (KEY, BALL, BOX))
+_IS_WALKABLE = np.isin(np.arange(10), (EMPTY, FLOOR, GOAL, LAVA))
+_QUARTER_TURNS = np.array([3, 1, 0, 0, 0, 0, 0])
 
 
 @functools.cache
@@ -134,8 +133,8 @@ class GridWorld(StateFields):
 
     def without_margin(self, cells: NDArray[Scalar]) -> NDArray[Scalar]:
         """Return the grids in an array [n, W + 2 * margin, H + 2 * margin], a view [n, W, H]."""
-        m = self.margin
-        return cells[:, m : m + self.width, m : m + self.height]
+        margin = self.margin
+        return cells[:, margin : margin + self.width, margin : margin + self.height]
 
     def begin(self, games: Sequence[int], layouts: Sequence[RoomLayout]) -> None:
         """Start `games` from `layouts`, in their order."""
@@ -156,32 +155,33 @@ class GridWorld(StateFields):
         """Advance the games where `active` [n] is true by `action` [n]; the others do not change. Return the events."""
         action = np.where(active, action, DONE)
         self.time += active
-        flat = self.cells.reshape(-1)
-        front = self.at + self._step_offsets[self.heading]
-        cell = flat[front]
-        kind, color, state, _ = as_bytes(cell).T
+        all_cells = self.cells.reshape(-1)
+        front_index = self.at + self._step_offsets[self.heading]
+        front_cell = all_cells[front_index]
+        kind, color, state, _ = as_bytes(front_cell).T
 
-        forward = action == FORWARD
+        is_forward = action == FORWARD
         is_door = kind == DOOR
-        self.at = np.where(forward & (_IS_WALKABLE[kind] | (is_door & (state == OPEN))), front, self.at)
-        self.heading = (self.heading + _TURN[action]) % 4
+        self.at = np.where(is_forward & (_IS_WALKABLE[kind] | (is_door & (state == OPEN))), front_index, self.at)
+        self.heading = (self.heading + _QUARTER_TURNS[action]) % 4
 
         has_free_hands = self.carrying == NOTHING
-        picks_up = (action == PICKUP) & has_free_hands & _IS_PORTABLE[kind]
-        drops = (action == DROP) & ~has_free_hands & (cell == NOTHING)
+        picks_up_object = (action == PICKUP) & has_free_hands & _IS_PORTABLE[kind]
+        drops_object = (action == DROP) & ~has_free_hands & (front_cell == NOTHING)
 
-        toggles = action == TOGGLE
-        toggles_door = toggles & is_door
-        opens = toggles_door & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEY_OF_COLOR[color])))
+        is_toggle = action == TOGGLE
+        toggles_door = is_toggle & is_door
+        opens_door = toggles_door & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEY_BY_COLOR[color])))
 
-        new_cells = np.where(picks_up | drops, self.carrying, cell)
-        self.carrying = np.where(picks_up | drops, cell, self.carrying)
-        new_cells[toggles & (kind == BOX)] = NOTHING
+        new_cells = np.where(picks_up_object | drops_object, self.carrying, front_cell)
+        self.carrying = np.where(picks_up_object | drops_object, front_cell, self.carrying)
+        new_cells[is_toggle & (kind == BOX)] = NOTHING
         states = as_bytes(new_cells)[:, 2]
-        states[opens] = OPEN
+        states[opens_door] = OPEN
         states[toggles_door & (state == OPEN)] = CLOSED
-        flat[front] = new_cells
-        return RoomEvents(opens, np.where(picks_up, kind, UNSEEN), forward & (kind == GOAL), forward & (kind == LAVA))
+        all_cells[front_index] = new_cells
+        picked_up = np.where(picks_up_object, kind, UNSEEN)
+        return RoomEvents(opens_door, picked_up, is_forward & (kind == GOAL), is_forward & (kind == LAVA))
 
 
 def as_bytes(cells: NDArray[np.uint32]) -> NDArray[np.uint8]:
@@ -189,4 +189,4 @@ def as_bytes(cells: NDArray[np.uint32]) -> NDArray[np.uint8]:
     return cells[..., None].view(np.uint8)
 
 
-_KEY_OF_COLOR = np.array([encode_cell(KEY, color) for color in range(6)])
+_KEY_BY_COLOR = np.array([encode_cell(KEY, color) for color in range(6)])

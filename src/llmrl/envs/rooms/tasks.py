@@ -79,17 +79,18 @@ class OneRoom(RoomTask):
             the width and height of the grid.
 
     Attributes:
-        n_objects: number of keys and lava cells for which the room of minimum size must have space.
+        n_required_cells: number of keys and lava cells for which the room of minimum size must have space.
 
     Raises:
         ConfigError: `max_size` is below `min_size`, or a room of minimum size has no space for the objects.
     """
 
-    n_objects: int = 1
+    n_required_cells: int = 1
 
     def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10) -> None:
         # Space for the objects and a free cell for the agent.
-        required_size = next(size for size in range(4, self.n_objects + 5) if (size - 2) ** 2 > self.n_objects)
+        n_cells = self.n_required_cells
+        required_size = next(size for size in range(4, n_cells + 5) if (size - 2) ** 2 > n_cells)
         if min_size < required_size:
             raise ConfigError(
                 f"{self.name}: min_size={min_size} has no space for the objects; use at least {required_size}"
@@ -126,7 +127,7 @@ class LavaDoorKey(OneRoom):
 
     name = "lava_doorkey"
     has_lava = True
-    n_objects = 2
+    n_required_cells = 2
 
     def place_objects(self, room: RoomBuilder) -> None:
         color = room.random_integer(_N_COLORS)
@@ -147,12 +148,12 @@ class ColoredDoorKey(OneRoom):
     name = "colored_doorkey"
 
     def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10, n_keys: PositiveInt = 2) -> None:
-        self.n_objects = n_keys
+        self.n_required_cells = n_keys
         super().__init__(min_size, max_size)
 
     def place_objects(self, room: RoomBuilder) -> None:
         front = room.place_door(room.random_integer(4), BLUE)
-        for color in [BLUE] + [RED] * (self.n_objects - 1):
+        for color in [BLUE] + [RED] * (self.n_required_cells - 1):
             room.place_object(KEY, color, excluded=[front])
 
 
@@ -239,12 +240,12 @@ class MiniGridTask(RoomTask):
     _env: MiniGridEnv | None = None
 
     @abstractmethod
-    def make(self) -> MiniGridEnv:
+    def make_env(self) -> MiniGridEnv:
         """Return a new MiniGrid environment of the task."""
 
     def sample_layout(self, rng: np.random.Generator) -> RoomLayout:
         if self._env is None:
-            self._env = self.make()
+            self._env = self.make_env()
             # MiniGrid's observation is not used, and takes longer to compute than the layout.
             self._env.gen_obs = dict  # type: ignore[method-assign]
         self._env.reset(seed=int(rng.integers(2**31)))
@@ -272,7 +273,7 @@ class DoorKey(MiniGridTask):
         self.width = self.height = size
         self.horizon = 10 * size**2
 
-    def make(self) -> MiniGridEnv:
+    def make_env(self) -> MiniGridEnv:
         from minigrid.envs.doorkey import DoorKeyEnv
 
         return DoorKeyEnv(size=self.width)
@@ -288,7 +289,7 @@ class UnlockPickup(MiniGridTask):
     name = "unlock_pickup"
     width, height, horizon = 11, 6, 288
 
-    def make(self) -> MiniGridEnv:
+    def make_env(self) -> MiniGridEnv:
         from minigrid.envs.unlockpickup import UnlockPickupEnv
 
         return UnlockPickupEnv()

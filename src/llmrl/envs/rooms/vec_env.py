@@ -22,14 +22,14 @@ from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, Viewer
 
 ChannelName = Literal["grid", "view", "direction"]
 
-CODES = (11, 6, 3, 5)
+N_CODES = (11, 6, 3, 5)
 """Number of values of each code of a cell: MiniGrid's objects, colors and door states, and the agent's heading (4: no
 agent)."""
 
-TILE = 32
+TILE_SIZE = 32
 """Pixels of a cell along either axis."""
 
-UNSEEN_GRAY = 200
+UNSEEN_GRAY_LEVEL = 200
 
 
 class RoomsEnv(ArrayGames):
@@ -74,7 +74,7 @@ class RoomsEnv(ArrayGames):
         horizon: PositiveInt | None = None,
         observe: Annotated[Sequence[ChannelName], MinLen(1)] = ("grid",),
     ) -> None:
-        self._init_kwargs = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
+        self._init_arguments = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         if agent_view_size % 2 == 0 or not 3 <= agent_view_size <= MAX_VIEW:
             raise ConfigError(f"env.agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW}, e.g. 3 or 7")
         self._task = task
@@ -83,8 +83,8 @@ class RoomsEnv(ArrayGames):
         self._viewer = Viewer(self._world, agent_view_size)
         self._map = ExploredMap(self._world) if "grid" in observe else None
         channels = {
-            "grid": Channel((task.width, task.height, 4), "uint8", 0, 10, codes=CODES),
-            "view": Channel((agent_view_size, agent_view_size, 3), "uint8", 0, 10, codes=CODES[:3]),
+            "grid": Channel((task.width, task.height, 4), "uint8", 0, 10, codes=N_CODES),
+            "view": Channel((agent_view_size, agent_view_size, 3), "uint8", 0, 10, codes=N_CODES[:3]),
             "direction": Channel((4,), "float32", 0.0, 1.0),
         }
         metrics: dict[str, Aggregate] = {"success": "sum", "lava": "sum"} if task.has_lava else {"success": "sum"}
@@ -105,7 +105,7 @@ class RoomsEnv(ArrayGames):
 
     def one_game(self) -> RoomsEnv:
         """Return the same environment with a single independent game."""
-        options: Any = self._init_kwargs
+        options: Any = self._init_arguments
         return name_env_in_errors(RoomsEnv(**options, n_envs=1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
@@ -177,10 +177,10 @@ class RoomsEnv(ArrayGames):
         x, y = (int(axis[index]) for axis in self._world.position)
         cells, heading = self._world.grid[index], int(self._world.heading[index])
         if self._map is not None:
-            return draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
+            return draw_frame(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
         visible_map = ExploredMap(self._world)
         visible_map.add(self._viewer.compute_field_of_view())
-        return draw(cells, (x, y), heading, highlighted=self._world.without_margin(visible_map.seen)[index])
+        return draw_frame(cells, (x, y), heading, highlighted=self._world.without_margin(visible_map.seen)[index])
 
     def _observe(self) -> Observation:
         field_of_view = self._viewer.compute_field_of_view()
@@ -196,7 +196,7 @@ class RoomsEnv(ArrayGames):
         return observation
 
 
-def draw(
+def draw_frame(
     cells: NDArray[np.uint8],
     position: tuple[int, int],
     heading: int,
@@ -216,7 +216,7 @@ def draw(
     from minigrid.core.world_object import WorldObj
 
     width, height, _ = cells.shape
-    image = np.full((height, TILE, width, TILE, 3), UNSEEN_GRAY, dtype=np.uint8)
+    image = np.full((height, TILE_SIZE, width, TILE_SIZE, 3), UNSEEN_GRAY_LEVEL, dtype=np.uint8)
     for x in range(width):
         for y in range(height):
             if seen is None or seen[x, y]:
@@ -224,6 +224,6 @@ def draw(
                     WorldObj.decode(*cells[x, y].tolist()),
                     agent_dir=heading if (x, y) == position else None,
                     highlight=highlighted is not None and bool(highlighted[x, y]),
-                    tile_size=TILE,
+                    tile_size=TILE_SIZE,
                 )
-    return image.reshape(height * TILE, width * TILE, 3)
+    return image.reshape(height * TILE_SIZE, width * TILE_SIZE, 3)

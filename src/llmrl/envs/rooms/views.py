@@ -19,7 +19,7 @@ MAX_VIEW = 31
 _MAX_TABLE_WIDTH = 9  # 2 * 4**9 entries of two bytes: a megabyte
 _UNEXPLORED = encode_cell(0)
 
-Bits = NDArray[np.int64]
+CellBits = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Viewer:
         i, j = np.meshgrid(np.arange(view_size), np.arange(view_size), indexing="ij")
         forward = STEP_OFFSETS[:, None, None] * (view_size - 1 - j)[None, :, :, None]
         sideways = right[:, None, None] * (i - view_size // 2)[None, :, :, None]
-        self._offset = (forward + sideways) @ (world.stride, 1)
-        self._bit = 1 << np.arange(view_size)
+        self._index_offsets = (forward + sideways) @ (world.stride, 1)
+        self._cell_bits = 1 << np.arange(view_size)
 
     def compute_field_of_view(self) -> FieldOfView:
         """Return the cells that all agents see now."""
-        index = self._world.at[:, None, None] + self._offset[self._world.heading]
+        index = self._world.at[:, None, None] + self._index_offsets[self._world.heading]
         cells = self._world.cells.reshape(-1)[index]
         content = as_bytes(cells)
         kind, state = content[..., 0], content[..., 2]
         is_opaque = (kind == WALL) | ((kind == DOOR) & (state != OPEN))
-        return FieldOfView(index, cells, self._visible(self._bit @ ~is_opaque))
+        return FieldOfView(index, cells, self._find_visible(self._cell_bits @ ~is_opaque))
 
     def image(self, field_of_view: FieldOfView) -> NDArray[np.uint8]:
         """Return MiniGrid's `image`: kind, color and state of the visible cells, [n, v, v, 3] uint8.
@@ -77,18 +77,18 @@ class Viewer:
         visible_cells[:, self._size // 2, self._size - 1] = self._world.carrying
         return as_bytes(visible_cells)[..., :3].copy()
 
-    def _visible(self, clear: Bits) -> NDArray[np.bool_]:
+    def _find_visible(self, clear_bits: CellBits) -> NDArray[np.bool_]:
         """Return which cells are in sight, [n, v, v] bool, given the bits of transparent cells, [n, v (j)].
 
         `Grid.process_vis` of MiniGrid: from the agent's row outwards, sight spreads along a row through clear cells,
         and from every clear cell in sight to the three cells next to it in the row beyond.
         """
-        n, v = clear.shape
-        in_sight = np.empty((n, v), dtype=np.int64)
-        seed: Bits = np.full(n, 1 << (v // 2), dtype=np.int64)
+        n, v = clear_bits.shape
+        visible_bits = np.empty((n, v), dtype=np.int64)
+        source_bits: CellBits = np.full(n, 1 << (v // 2), dtype=np.int64)
         for j in range(v - 1, -1, -1):
-            in_sight[:, j], seed = _spread(seed, clear[:, j], v)
-        visible: NDArray[np.bool_] = (in_sight[:, None, :] & self._bit[None, :, None]) != 0
+            visible_bits[:, j], source_bits = _spread_sight(source_bits, clear_bits[:, j], v)
+        visible: NDArray[np.bool_] = (visible_bits[:, None, :] & self._cell_bits[None, :, None]) != 0
         return visible
 
 
@@ -132,28 +132,28 @@ class ExploredMap(StateFields):
         return image
 
 
-def _spread(seed: Bits, clear: Bits, width: int) -> tuple[Bits, Bits]:
+def _spread_sight(source_bits: CellBits, clear_bits: CellBits, width: int) -> tuple[CellBits, CellBits]:
     """Return the cells of a row in sight, and the cells of the next row that they bring into sight, as bits."""
     if width > _MAX_TABLE_WIDTH:
-        return _spread_bits(seed, clear, width)
-    in_sight, next_seed = _tables(width)
-    entry = (seed << width) | clear
-    return in_sight[entry], next_seed[entry]
+        return _compute_sight(source_bits, clear_bits, width)
+    visible_by_entry, next_source_by_entry = _build_sight_tables(width)
+    entries = (source_bits << width) | clear_bits
+    return visible_by_entry[entries], next_source_by_entry[entries]
 
 
 @functools.cache
-def _tables(width: int) -> tuple[Bits, Bits]:
-    """Return `_spread_bits` of every seed (upper half of the index) and every row (lower half)."""
-    seed, clear = np.divmod(np.arange(4**width), 2**width)
-    return _spread_bits(seed, clear, width)
+def _build_sight_tables(width: int) -> tuple[CellBits, CellBits]:
+    """Return `_compute_sight` of all source bits (upper half of the index) and all clear bits (lower half)."""
+    source_bits, clear_bits = np.divmod(np.arange(4**width), 2**width)
+    return _compute_sight(source_bits, clear_bits, width)
 
 
-def _spread_bits(seed: Bits, clear: Bits, width: int) -> tuple[Bits, Bits]:
-    """Compute `_spread` without tables."""
-    row = (1 << width) - 1
-    in_sight = seed
+def _compute_sight(source_bits: CellBits, clear_bits: CellBits, width: int) -> tuple[CellBits, CellBits]:
+    """Compute `_spread_sight` without tables."""
+    row_mask = (1 << width) - 1
+    visible_bits = source_bits
     for _ in range(width - 1):
-        through = in_sight & clear
-        in_sight = (in_sight | (through << 1) | (through >> 1)) & row
-    through = in_sight & clear
-    return in_sight, (through | (through << 1) | (through >> 1)) & row
+        lit_bits = visible_bits & clear_bits
+        visible_bits = (visible_bits | (lit_bits << 1) | (lit_bits >> 1)) & row_mask
+    lit_bits = visible_bits & clear_bits
+    return visible_bits, (lit_bits | (lit_bits << 1) | (lit_bits >> 1)) & row_mask
