@@ -34,10 +34,10 @@ class Official:
     """The engine as dm-meltingpot builds it."""
 
     def __init__(self, substrate: SubstrateName) -> None:
-        self._dmlab2d, self._module = install.load(SUBSTRATES[substrate].module)
+        self._dmlab2d, self._module = install.import_substrate(SUBSTRATES[substrate].module)
         definition = dict(self._module.build(("default",) * 7, None))
         definition["levelName"] = f"{definition['levelDirectory']}/{definition['levelName']}"
-        definition["levelDirectory"] = str(install.root())
+        definition["levelDirectory"] = str(install.find_package_root())
         flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
         self._settings = {key.replace("$", "."): str(value) for key, value in flat.items()}
         self._root = importlib.import_module("dmlab2d.runfiles_helper").find()

@@ -149,7 +149,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     compared = {title: (*DEFAULTS, *words, *options.overrides) for title, words in settings(options.societies).items()}
-    if reason := install.unsupported() or install.missing():
+    if reason := install.find_incompatibility() or install.list_missing_packages():
         print(f"left out: {REFERENCE} ({reason})")
         del compared[REFERENCE]
     rows: dict[str, list[dict[str, float]]] = {title: [] for title in compared}

@@ -52,12 +52,12 @@ def pytest_collection_modifyitems(items):
     could run and is not installed, they fail.
     """
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
-    from llmrl.envs.substrate.install import unsupported
+    from llmrl.envs.substrate.install import find_incompatibility
 
     for item in items:
         if PROCESSES.intersection(vars(item.module)):
             item.add_marker(pytest.mark.slow)
-    if reason := unsupported():
+    if reason := find_incompatibility():
         for item in items:
             if item.get_closest_marker("meltingpot"):
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -42,7 +42,7 @@ def test_map_matches_substrate():
     """Check that each map is a part of the full map: all players start on a known cell and face north."""
     env = game(rules="legislative", n_agents=7, horizon=5)
     observation = env.reset(seed=0)
-    map_rows = install.load("clean_up")[1].ASCII_MAP.strip("\n").split("\n")
+    map_rows = install.import_substrate("clean_up")[1].ASCII_MAP.strip("\n").split("\n")
     signs = dict.fromkeys("W", "#") | dict.fromkeys("HS~", "~") | {"F": "x"}
     # Apple sites are full at the start; what else there is is sand.
     signs |= dict.fromkeys("BT", "a") | dict.fromkeys("s^;,", ",")

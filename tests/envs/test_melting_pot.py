@@ -404,7 +404,7 @@ print(*{"torch", "tensorflow", "jax", "chex", "gymnasium", "hydra"} & set(sys.mo
 
 
 def test_installed_engine_passes_check():
-    install._verify()
+    install._verify_import()
 
 
 def test_second_installation_needs_no_network(monkeypatch, capsys):
@@ -416,16 +416,16 @@ def test_unsupported_machines_receive_advice(monkeypatch):
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     with pytest.raises(EngineError, match="env=escape_room"):
-        install.check()
+        install.check_installed()
     assert install.main([]) == 1
     assert install.main(["--optional"]) == 0
 
 
 def test_rejects_old_c_libraries(monkeypatch):
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.34"))
-    assert "glibc 2.35 or newer" in install.unsupported()
+    assert "glibc 2.35 or newer" in install.find_incompatibility()
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
-    assert "another C library" in install.unsupported()
+    assert "another C library" in install.find_incompatibility()
 
 
 @pytest.mark.parametrize(

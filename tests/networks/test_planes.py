@@ -11,14 +11,14 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.substrate.grid_text import CONTENTS, FACINGS
-from llmrl.envs.substrate.society_env import SubstrateSettings, describe
+from llmrl.envs.substrate.society_env import SubstrateSettings, build_spec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 
 
 def spec(channels=("grid",), substrate="cleanup"):
     mechanism = Incentives() if substrate == "cleanup" else BracketedTax()
     game = SubstrateSettings(substrate, 2, 3, horizon=100, observe=channels, mechanism=mechanism)
-    return describe(game, "native")
+    return build_spec(game, "native")
 
 
 def network(seed=0, channels=("grid",), features=16, head_hidden=(8,), **options):

@@ -25,7 +25,13 @@ import numpy as np
 
 from llmrl.envs.melting_pot import worker
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, avatars, component, substrate_definition
+from llmrl.envs.substrate.substrate_rules import (
+    SUBSTRATES,
+    action_names,
+    find_avatars,
+    find_component,
+    substrate_definition,
+)
 
 LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
 HEADINGS = "NESW"
@@ -69,7 +75,7 @@ class Rig:
     @property
     def map(self) -> str:
         """The map as the native games read it: without own cells."""
-        text = self.text or install.load(SUBSTRATES[self.substrate].module)[1].ASCII_MAP
+        text = self.text or install.import_substrate(SUBSTRATES[self.substrate].module)[1].ASCII_MAP
         if self.clean:
             text = text.replace("F", "H")
         return "".join(self.under if char in PRIVATE_CELLS else char for char in text).strip("\n")
@@ -157,7 +163,7 @@ class RealGame:
     """A built game; `start` may be called once in a process."""
 
     def __init__(self, rig: Rig) -> None:
-        dmlab2d, module = install.load(SUBSTRATES[rig.substrate].module)
+        dmlab2d, module = install.import_substrate(SUBSTRATES[rig.substrate].module)
         self.rig = rig
         self._lab = dmlab2d.Lab2d(importlib.import_module("dmlab2d.runfiles_helper").find(), _settings(rig, module))
         names = list(self._lab.action_discrete_names())
@@ -205,24 +211,24 @@ def _settings(rig: Rig, module: Any) -> dict[str, str]:
     simulation = definition["simulation"]
     simulation["scene"]["components"].append({"component": "Witness", "kwargs": {}})
     grid = [list(row) for row in simulation["map"].strip("\n").split("\n")]
-    for index, avatar in enumerate(avatars(definition)):
+    for index, avatar in enumerate(find_avatars(definition)):
         heading = rig.headings[index] if rig.headings else ""
         avatar["components"].append({"component": "Watched", "kwargs": {"heading": heading}})
         if PRIVATE_CELLS[index] in cells:
             x, y = cells[PRIVATE_CELLS[index]]
             grid[y][x] = PRIVATE_CELLS[index]
             point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
-            component(point, "StateManager")["stateConfigs"][0]["groups"] = [f"begin{index}"]
+            find_component(point, "StateManager")["stateConfigs"][0]["groups"] = [f"begin{index}"]
             simulation["prefabs"][f"begin{index}"] = point
             tile = simulation["charPrefabMap"][rig.under]
             tile = [tile] if isinstance(tile, str) else tile["list"]
             simulation["charPrefabMap"][PRIVATE_CELLS[index]] = {"type": "all", "list": [*tile, f"begin{index}"]}
-            kwargs = component(avatar, "Avatar")
+            kwargs = find_component(avatar, "Avatar")
             kwargs["postInitialSpawnGroup"] = kwargs.get("postInitialSpawnGroup", "spawnPoints")
             kwargs["spawnGroup"] = f"begin{index}"
     simulation["map"] = "\n" + "\n".join("".join(row) for row in grid) + "\n"
-    definition["levelDirectory"] = str(install.root())
-    definition["levelName"] = os.path.relpath(_level_folder() / definition["levelName"], install.root())
+    definition["levelDirectory"] = str(install.find_package_root())
+    definition["levelName"] = os.path.relpath(_level_folder() / definition["levelName"], install.find_package_root())
     flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
     return {key.replace("$", "."): str(value) for key, value in flat.items()}
 

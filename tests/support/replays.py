@@ -15,7 +15,7 @@ import torch
 
 from engine_games import Readings, Recording
 from llmrl.envs.native.engine import MOVE_DIRECTIONS, GameSetup, direction_offsets
-from llmrl.envs.substrate.maps import GameMap, parse
+from llmrl.envs.substrate.maps import GameMap, parse_map
 from stepped_engine import HashedRandom, State, SteppedEngine
 
 MAX_UNIFORM = 1 - 2.0**-24
@@ -55,7 +55,7 @@ class Verdict:
 
 def engine_of(recording: Recording) -> SteppedEngine:
     rig = recording.rig
-    return SteppedEngine(GameSetup(parse(rig.substrate, rig.map), rig.n_agents, rig.rules))
+    return SteppedEngine(GameSetup(parse_map(rig.substrate, rig.map), rig.n_agents, rig.rules))
 
 
 def replay(recordings: Sequence[Recording], engine: SteppedEngine | None = None) -> Verdict:
@@ -116,7 +116,9 @@ class EngineReference:
         self.harvest = game_map.substrate == "harvest"
         self.seen = Readings.stack([recording.seen for recording in recordings])
         self.action = np.stack([r.action for r in recordings]).astype(np.int64)
-        cells = [np.array([game_map.cell(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings]
+        cells = [
+            np.array([game_map.index_of(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings
+        ]
         kinds = recordings[0].sites[:, 2]
         assert all((cell == cells[0]).all() for cell in cells)
         np.testing.assert_array_equal(cells[0][kinds == 1], game_map.apples)

@@ -42,7 +42,7 @@ def random_script(weights: list[float]) -> Script:
 
 def forager(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """Return a script that walks to the nearest apple, without turning."""
-    places = np.array([game_map.place(int(cell)) for cell in game_map.apples])
+    places = np.array([game_map.position_of(int(cell)) for cell in game_map.apples])
     action_for = np.array([actions.index(name) for name in MOVES])
 
     def act(world: World, rng: np.random.Generator) -> np.ndarray:
@@ -55,7 +55,7 @@ def forager(game_map: GameMap, actions: tuple[str, ...]) -> Script:
 
 def cleaner(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     """Return a script that walks to the nearest dirt, and within two cells turns to it and cleans."""
-    places = np.array([game_map.place(int(cell)) for cell in game_map.dirt])
+    places = np.array([game_map.position_of(int(cell)) for cell in game_map.dirt])
     action_for = np.array([actions.index(name) for name in MOVES])
     close_actions = np.array([actions.index(name) for name in ("clean", "turn_right", "turn_right", "turn_left")])
 

@@ -6,7 +6,7 @@ from environments import make_env
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.substrate.society_env import SubstrateSettings, describe
+from llmrl.envs.substrate.society_env import SubstrateSettings, build_spec
 from llmrl.statistics.estimators import standard_error_of_mean
 
 
@@ -55,7 +55,7 @@ def outcome(spec, vector, context=None, value=None, n=1):
 
 def substrate(name, rules, mechanism):
     game = SubstrateSettings(name, 1, rules=rules, mechanism=mechanism, show_mechanism=False)
-    return describe(game, "meltingpot")
+    return build_spec(game, "meltingpot")
 
 
 CLEANUP = substrate("cleanup", "upstream", Incentives(eat_reward=0.1))

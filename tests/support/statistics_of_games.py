@@ -15,7 +15,7 @@ import scripted
 from engine_games import Policy, Readings, Recording, Rig, play
 from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
-from llmrl.envs.substrate.maps import parse
+from llmrl.envs.substrate.maps import parse_map
 from stepped_engine import HashedRandom, SteppedEngine
 
 REFERENCE = Path(__file__).parents[1] / "envs" / "native" / "reference_statistics.json"
@@ -50,7 +50,7 @@ class Condition:
         rig = rig or self.rig
         if self.policy == "drawn":
             return scripted.random_script(list(self.weights))
-        return scripted.SCRIPTS[self.policy](parse(rig.substrate, rig.map), rig.actions)
+        return scripted.SCRIPTS[self.policy](parse_map(rig.substrate, rig.map), rig.actions)
 
 
 def reference() -> dict[str, dict]:
@@ -72,14 +72,14 @@ def of_native(
 ) -> dict[str, np.ndarray]:
     """Return the numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
     rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
-    game_map = parse(rig.substrate, rig.map)
+    game_map = parse_map(rig.substrate, rig.map)
     engine = SteppedEngine(GameSetup(game_map, rig.n_agents))
     keys = derive_game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64))
     source = draws(torch.from_numpy(keys))
     state, tally = engine.start(source), Tally(games, rig.n_agents, condition.steps)
     for t in range(condition.steps):
         tally.look(t, state.apple.sum(-1).numpy(), state.dirt.sum(-1).numpy())
-        x, y = game_map.place(state.pos.numpy())
+        x, y = game_map.position_of(state.pos.numpy())
         world = scripted.World(x, y, state.heading.numpy(), state.apple.numpy(), state.dirt.numpy())
         action = torch.from_numpy(script(world, rng))
         state, events = engine.step(state, action, source)

@@ -106,7 +106,7 @@ def society_rules(spec: EnvSpec, role: Role | None, turn: int, max_cleaners: int
 
 
 class _Gatherer:
-    """Movement of players towards cells that they see on their map (`grid_text.grid_codes`)."""
+    """Movement of players towards cells that they see on their map (`grid_text.count_grid_codes`)."""
 
     def __init__(self, spec: EnvSpec) -> None:
         planes = spec.observation["grid"].planes if "grid" in spec.observation else {}

@@ -120,7 +120,7 @@ def _digest(key: str, path: Path) -> str:
     if key == "map_digest" and str(path) == "auto":
         from llmrl.envs.substrate import install
 
-        return "melting_pot" if install.available() else "own"
+        return "melting_pot" if install.is_available() else "own"
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError as error:

@@ -68,7 +68,7 @@ def test_respawn_conflict_is_random() -> None:
 
 
 def test_default_map_and_tiles_need_no_melting_pot(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
+    monkeypatch.setattr(maps.install, "list_missing_packages", lambda: ["dmlab2d"])
     env = native("harvest", 1, observe=["pixels"])
     assert "env.map=own" in caplog.text
     assert env.engine.setup.game_map.text == maps.find("harvest", "own").text
@@ -151,7 +151,7 @@ def test_auto_backend_is_resolved_per_run(monkeypatch: Any, tmp_path: Any) -> No
     with pytest.raises(ConfigError, match="changed"):
         with_digests(drawn_config)
     installed = with_digests(config())
-    monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
+    monkeypatch.setattr(maps.install, "list_missing_packages", lambda: ["dmlab2d"])
     assert with_digests(config())["map_digest"] == "own"
     with pytest.raises(ConfigError, match="changed"):
         with_digests(installed)

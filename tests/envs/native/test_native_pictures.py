@@ -174,7 +174,7 @@ def test_world_view_matches_engine(substrate):
 
     sites, frames = in_child(episode)
     apples, dirt, water = (
-        [game_map.cell(int(x), int(y)) for x, y, site_kind in sites if site_kind == kind] for kind in (1, 2, 3)
+        [game_map.index_of(int(x), int(y)) for x, y, site_kind in sites if site_kind == kind] for kind in (1, 2, 3)
     )
     for codes_seen, picture in frames:
         cells = codes.base_codes.copy()
@@ -182,7 +182,7 @@ def test_world_view_matches_engine(substrate):
         cells[water] += codes_seen.water
         cells[dirt] += WATER_FRAMES * codes_seen.dirt
         for slot in range(rig.n_agents):
-            cell = game_map.cell(int(codes_seen.x[slot]), int(codes_seen.y[slot]))
+            cell = game_map.index_of(int(codes_seen.x[slot]), int(codes_seen.y[slot]))
             cells[cell] += codes.n_grounds * (1 + 4 * slot + codes_seen.heading[slot])
         grid = cells.reshape(-1, game_map.stride)[maps.MARGIN : -maps.MARGIN, maps.MARGIN : -maps.MARGIN]
         np.testing.assert_array_equal(render_tiles(tile_bank.bank, tile_bank.world_ids[grid]), picture)
@@ -228,8 +228,8 @@ def test_plain_tiles_need_no_package(substrate, monkeypatch):
     def load(name):
         raise AssertionError("the package was asked for")
 
-    monkeypatch.setattr(install, "load", load)
-    monkeypatch.setattr(install, "missing", lambda: ["dm-meltingpot"])
+    monkeypatch.setattr(install, "import_substrate", load)
+    monkeypatch.setattr(install, "list_missing_packages", lambda: ["dm-meltingpot"])
     game_map = maps.parse(substrate, OWN_MAPS[substrate])
     codes = assign_codes(game_map, 15)
     tile_bank = load_tiles(substrate, game_map.text, 15, "auto")
@@ -287,9 +287,9 @@ def test_blending_rounds_like_engine():
 
 @pytest.mark.meltingpot
 def test_rejects_excess_players():
-    assert len(sprites.load("cleanup", 40, "melting_pot").avatars) == 40
-    assert len(sprites.load("harvest", 200, "plain").avatars) == 200
+    assert len(sprites.load_sprites("cleanup", 40, "melting_pot").avatars) == 40
+    assert len(sprites.load_sprites("harvest", 200, "plain").avatars) == 200
     with pytest.raises(ConfigError, match=r"n_agents=200.*env\.tiles=plain"):
-        sprites.load("cleanup", 200, "melting_pot")
+        sprites.load_sprites("cleanup", 200, "melting_pot")
     with pytest.raises(ConfigError, match=r"env\.tiles=pretty"):
-        sprites.load("cleanup", 7, "pretty")
+        sprites.load_sprites("cleanup", 7, "pretty")

@@ -17,7 +17,7 @@ from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.native.vec_env import has_ended
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.maps import GameMap, parse
+from llmrl.envs.substrate.maps import GameMap, parse_map
 from statistics_of_games import condition_of, of_native, reference, z_scores
 from stepped_engine import HashedRandom, SteppedEngine
 
@@ -28,8 +28,8 @@ N_GAMES = 20_000
 
 
 def melting_pot(substrate: str, clean: bool = False) -> GameMap:
-    text = install.load({"cleanup": "clean_up", "harvest": "commons_harvest__open"}[substrate])[1].ASCII_MAP
-    return parse(substrate, text.replace("F", "H") if clean else text)
+    text = install.import_substrate({"cleanup": "clean_up", "harvest": "commons_harvest__open"}[substrate])[1].ASCII_MAP
+    return parse_map(substrate, text.replace("F", "H") if clean else text)
 
 
 def keys(games, seed=0):
@@ -38,7 +38,7 @@ def keys(games, seed=0):
 
 def started(substrate, games=N_GAMES, n_agents=7, clean=False, text=None):
     """Return an engine, new games, and their random numbers."""
-    engine = SteppedEngine(GameSetup(parse(substrate, text) if text else melting_pot(substrate, clean), n_agents))
+    engine = SteppedEngine(GameSetup(parse_map(substrate, text) if text else melting_pot(substrate, clean), n_agents))
     draws = HashedRandom(keys(games))
     return engine, engine.start(draws), draws
 
@@ -66,10 +66,10 @@ def test_move_order_is_fair(players):
     """Place players around a free cell that all of them want."""
     engine, state, draws = started("harvest", n_agents=players, text=ROOM)
     places = [(1, 2), (3, 2), (2, 1)][:players]
-    cells = torch.tensor([engine.setup.game_map.cell(x, y) for x, y in places]).expand(N_GAMES, -1)
+    cells = torch.tensor([engine.setup.game_map.index_of(x, y) for x, y in places]).expand(N_GAMES, -1)
     state = dataclasses.replace(state, pos=cells, heading=torch.tensor([1, 3, 2][:players]).expand(N_GAMES, -1))
     after, _ = engine.step(state, torch.ones((N_GAMES, players), dtype=torch.int64), draws)
-    middle = after.pos == engine.setup.game_map.cell(2, 2)
+    middle = after.pos == engine.setup.game_map.index_of(2, 2)
     assert (middle.sum(1) == 1).all() and even(middle.sum(0))
     if players == 2:
         wins = reference()["frequencies"]["two players enter one free cell: tries, won by the lower slot"]
@@ -79,7 +79,7 @@ def test_move_order_is_fair(players):
 def test_move_orders_are_uniform():
     """Move a line of three players; the distances reveal the order."""
     engine, state, draws = started("harvest", n_agents=3, text="\n".join(["WWWWWW", "WPPPAW", "WWWWWW"]))
-    cells = torch.tensor([engine.setup.game_map.cell(x, 1) for x in (1, 2, 3)]).expand(N_GAMES, -1)
+    cells = torch.tensor([engine.setup.game_map.index_of(x, 1) for x in (1, 2, 3)]).expand(N_GAMES, -1)
     state = dataclasses.replace(state, pos=cells, heading=torch.ones_like(state.heading))
     after, _ = engine.step(state, torch.ones((N_GAMES, 3), dtype=torch.int64), draws)
     has_moved = after.pos > cells
@@ -100,7 +100,7 @@ def test_players_begin_anywhere_facing_anywhere(substrate):
     assert all(len(set(places)) == 7 for places in state.pos[:500].tolist())
     for player in range(7):
         assert even(np.bincount(state.heading[:, player], minlength=4))
-        cells = game_map.inside if substrate == "harvest" and player < 2 else game_map.spawn
+        cells = game_map.inner_spawn if substrate == "harvest" and player < 2 else game_map.spawn
         counts = np.bincount(state.pos[:, player], minlength=game_map.n_cells)
         assert even(counts[cells]) and counts[cells].sum() == N_GAMES
     if engine.n_river_cells:

@@ -12,7 +12,7 @@ import torch
 import scripted
 from engine_games import Rig, play
 from llmrl.envs.native.hashed_random import derive_game_keys
-from llmrl.envs.substrate.maps import OWN_MAPS, parse
+from llmrl.envs.substrate.maps import OWN_MAPS, parse_map
 from replays import engine_of, replay
 from some import some
 from statistics_of_games import on_engine
@@ -43,7 +43,7 @@ HAPPENS = {
 
 def episodes(name, games, steps, seed=0):
     rig, policy = EPISODES[name]
-    script = scripted.SCRIPTS[policy](parse(rig.substrate, rig.map), rig.actions)
+    script = scripted.SCRIPTS[policy](parse_map(rig.substrate, rig.map), rig.actions)
     return [play(rig, on_engine(script), steps, seed + i) for i in range(games)]
 
 

@@ -24,14 +24,14 @@ from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanisms import SocietyEvents
-from llmrl.envs.melting_pot.worker import CENSUS, MemoryLayout
+from llmrl.envs.melting_pot.worker import CENSUS_FIELDS, MemoryLayout
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.maps import find
-from llmrl.envs.substrate.society_env import SocietyEnv, SubstrateSettings, describe
+from llmrl.envs.substrate.maps import load_map
+from llmrl.envs.substrate.society_env import SocietyEnv, SubstrateSettings, build_spec
 from llmrl.envs.substrate.substrate_rules import MAX_AGENTS, SUBSTRATES
 
-_POLL_SECONDS = 1
-_EXIT_SECONDS = 5
+_POLL_INTERVAL_SECONDS = 1
+_EXIT_TIMEOUT_SECONDS = 5
 
 
 @dataclass
@@ -62,8 +62,8 @@ class GamePool:
             # The memory is unmapped with the last array that refers to it.
             self.arrays: dict[str, NDArray[Any]] = layout.views(mmap.mmap(descriptor, layout.nbytes))
             self.arrays["seed"][:] = seeds
-            for slot in range(layout.n_envs):
-                self.workers.append(self._spawn(slot, descriptor))
+            for game in range(layout.n_envs):
+                self.workers.append(self._spawn(game, descriptor))
         finally:
             os.close(descriptor)
 
@@ -73,18 +73,18 @@ class GamePool:
         Raises:
             EngineError: a game died. All games are ended then: the batch cannot go on without it.
         """
-        for slot, command in commands.items():
+        for game, command in commands.items():
             try:
-                self.workers[slot].connection.sendall(command)
+                self.workers[game].connection.sendall(command)
             except OSError as error:
-                raise self._close_after_exit(slot) from error
-        return {slot: self._receive(slot) for slot in commands}
+                raise self._build_exit_error(game) from error
+        return {game: self._receive(game) for game in commands}
 
     def close(self) -> None:
         """End the games. It may be called twice, and after a game has died."""
         for worker in self.workers:
             worker.connection.close()
-        deadline = time.monotonic() + _EXIT_SECONDS
+        deadline = time.monotonic() + _EXIT_TIMEOUT_SECONDS
         for worker in self.workers:
             try:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
@@ -93,22 +93,21 @@ class GamePool:
                 worker.process.wait()
         self.workers = []
 
-    def _spawn(self, slot: int, memory: int) -> GameWorker:
+    def _spawn(self, game: int, memory: int) -> GameWorker:
         parent_socket, child_socket = socket.socketpair()
         # A time-out of the kernel: a Python time-out would cost one more system call for each step of each game.
-        parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _POLL_SECONDS, 0))
+        parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _POLL_INTERVAL_SECONDS, 0))
         with child_socket:
             command = [sys.executable, "-m", "llmrl.envs.melting_pot.worker"]
-            command += ["--layout", json.dumps(asdict(self._layout)), "--slot", str(slot)]
-            command += ["--link", str(child_socket.fileno()), "--memory", str(memory)]
+            command += [json.dumps(asdict(self._layout)), str(game), str(child_socket.fileno()), str(memory)]
             # A game uses one core: threads of NumPy's linear algebra would also interfere with fork.
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             descriptors = (child_socket.fileno(), memory)
-            process = subprocess.Popen(command, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, pass_fds=descriptors, env=variables, stdin=subprocess.DEVNULL)
         return GameWorker(process, parent_socket)
 
-    def _receive(self, slot: int) -> bytes:
-        worker = self.workers[slot]
+    def _receive(self, game: int) -> bytes:
+        worker = self.workers[game]
         while True:
             try:
                 answer = worker.connection.recv(1)
@@ -120,13 +119,13 @@ class GamePool:
             except OSError:
                 answer = b""
             if not answer:
-                raise self._close_after_exit(slot)
+                raise self._build_exit_error(game)
             return answer
 
-    def _close_after_exit(self, slot: int) -> EngineError:
+    def _build_exit_error(self, game: int) -> EngineError:
         """End all games after one has died, and return the error that gives the cause."""
         try:
-            code = self.workers[slot].process.wait(_EXIT_SECONDS)
+            code = self.workers[game].process.wait(_EXIT_TIMEOUT_SECONDS)
             # As in a shell, the worker passes on a signal that killed its child as 128 + signal.
             number = -code if code < 0 else code - 128
             name = f": {signal.Signals(number).name}" if number in set(signal.Signals) else ""
@@ -134,10 +133,10 @@ class GamePool:
         except subprocess.TimeoutExpired:
             cause = "its process hangs"
         self.close()
-        game = f"game {slot} of {self._layout.n_envs} ({self._layout.substrate})"
+        game_name = f"game {game} of {self._layout.n_envs} ({self._layout.substrate})"
         return EngineError(
-            f"{game} died ({cause}); the output of its process is above. Start the same command again; the run resumes "
-            "from its newest checkpoint."
+            f"{game_name} died ({cause}); the output of its process is above. Start the same command again; the run "
+            "resumes from its newest checkpoint."
         )
 
 
@@ -145,8 +144,8 @@ class MeltingPotEnv(SocietyEnv):
     """Clean Up or Harvest on the Melting Pot engine.
 
     **Observation.** `pixels` [n_envs, n_agents, 88, 88, 3] uint8; `grid` [n_envs, n_agents, 11, 11, 4] uint8, contents
-    of the cells in view (`grid_text.grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32
-    (`Substrate.vector_observations`); `text` [n_envs, n_agents], the grid in words (`grid_text.observation_text`);
+    of the cells in view (`grid_text.count_grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32
+    (`Substrate.vector_observations`); `text` [n_envs, n_agents], the grid in words (`grid_text.describe_observation`);
     `mechanism` [n_envs, n_agents, d] float32, the values of a mechanism that is shown, unscaled. Players who have been
     zapped get black pixels and an empty text until they are back.
 
@@ -165,18 +164,18 @@ class MeltingPotEnv(SocietyEnv):
     """
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
-        install.check()
-        self._init_args = (game, seeds, render)
+        install.check_installed()
+        self._init_arguments = (game, seeds, render)
         n_envs, n_agents, rules = game.n_envs, game.n_agents, game.rules
-        self._substrate = SUBSTRATES[game.substrate]
-        max_agents = len(self._substrate.spawn_cells) if rules == "legislative" else MAX_AGENTS
+        self._definition = SUBSTRATES[game.substrate]
+        max_agents = len(self._definition.spawn_cells) if rules == "legislative" else MAX_AGENTS
         if not 1 <= n_agents <= max_agents:
             raise ConfigError(
                 f"env.n_agents={n_agents} must be 1 to {max_agents} in {game.substrate} with env.rules={rules}"
             )
-        game_map = None if game.map in ("auto", "melting_pot") else find(game.substrate, game.map)
+        game_map = None if game.map in ("auto", "melting_pot") else load_map(game.substrate, game.map)
         if game_map is not None:
-            game_map.starts(n_agents)
+            game_map.start_cells(n_agents)
             if rules == "legislative":
                 raise ConfigError(
                     "env.rules=legislative defines the players' own cells only on Melting Pot's map; use env.map=auto"
@@ -184,43 +183,44 @@ class MeltingPotEnv(SocietyEnv):
         text = None if game_map is None else game_map.text
         self._layout = MemoryLayout(game.substrate, rules, n_envs, n_agents, game.channels, render, text)
         sites = None if game_map is None else game_map.sites
-        super().__init__(game, describe(game, "meltingpot", sites=sites))
+        super().__init__(game, build_spec(game, "meltingpot", sites=sites))
         self._seeds = seeds
         self._reset_seeds: list[int] = []  # seed of each equal group of games; empty: `seeds` is used
-        self._episodes = np.zeros(n_envs, dtype=np.int64)
+        self._episode_counts = np.zeros(n_envs, dtype=np.int64)
         self._pool: GamePool | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._ended = np.ones(n_envs, dtype=bool)
-        self._steps = np.zeros(n_envs, dtype=np.int64)
+        self._episode_lengths = np.zeros(n_envs, dtype=np.int64)
         self._present = np.ones((n_envs, n_agents), dtype=bool)
-        self._apples = np.zeros(n_envs, dtype=np.float32)
+        self._n_apples = np.zeros(n_envs, dtype=np.float32)
 
     def one_game(self) -> MeltingPotEnv:
         """Return the same environment with a single independent game in a worker process of its own."""
-        game, seeds, render = self._init_args
-        solo = replace(game, n_envs=1, mechanism=copy.deepcopy(game.mechanism))  # a mechanism stores state of its games
-        return name_env_in_errors(MeltingPotEnv(solo, seeds, render))
+        game, seeds, render = self._init_arguments
+        # A mechanism stores the state of its games.
+        single_game = replace(game, n_envs=1, mechanism=copy.deepcopy(game.mechanism))
+        return name_env_in_errors(MeltingPotEnv(single_game, seeds, render))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         if seed is not None:
             seeds = list(seed) if isinstance(seed, Sequence) else [seed]
             self.spec.games_per_group(len(seeds))
-            self._reset_seeds, self._episodes[:] = seeds, 0
+            self._reset_seeds, self._episode_counts[:] = seeds, 0
         if self._pool is None:  # started at the first reset, so that an unused environment costs nothing
             self._pool = GamePool(self._layout, self._next_seeds())
             self._arrays = self._pool.arrays
         self._arrays["seed"][:] = self._next_seeds()
-        self._exchange(self._pool, {int(slot): b"R" for slot in np.flatnonzero(games)})
+        self._exchange(self._pool, {int(game): b"R" for game in np.flatnonzero(games)})
         # Set before this episode ends, so that the workers can prepare the next one.
-        self._episodes[games] += 1
+        self._episode_counts[games] += 1
         self._arrays["seed"][:] = self._next_seeds()
-        players, counts = self._census()
-        self._ended[games], self._steps[games] = False, 0
-        self._present[games] = players[CENSUS.index("present")][games] > 0
-        self._apples[games] = counts["apples_live"][games]
-        self._begin_mechanism(games)
-        return self._observation()
+        players, counts = self._read_census()
+        self._ended[games], self._episode_lengths[games] = False, 0
+        self._present[games] = players[CENSUS_FIELDS.index("present")][games] > 0
+        self._n_apples[games] = counts["apples_live"][games]
+        self._reset_mechanism(games)
+        return self._build_observation()
 
     def step(self, action: Array) -> Step:
         if self._pool is None:
@@ -234,63 +234,71 @@ class MeltingPotEnv(SocietyEnv):
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"
             )
-        live = ~self._ended
+        active = ~self._ended
         self._arrays["action"][:] = actions
-        self._steps[live] += 1
-        last = self._steps >= self._game.horizon if self._game.horizon is not None else np.zeros_like(live)
-        answers = self._exchange(self._pool, {int(slot): b"L" if last[slot] else b"S" for slot in np.flatnonzero(live)})
-        for slot, answer in answers.items():
-            self._ended[slot] = last[slot] or answer == b"E"
-        return self._read_step(live)
+        self._episode_lengths[active] += 1
+        horizon = self._settings.horizon
+        is_last_step = np.zeros_like(active) if horizon is None else self._episode_lengths >= horizon
+        commands = {int(game): b"L" if is_last_step[game] else b"S" for game in np.flatnonzero(active)}
+        for game, answer in self._exchange(self._pool, commands).items():
+            self._ended[game] = is_last_step[game] or answer == b"E"
+        return self._build_step(active)
 
-    def _read_step(self, live: NDArray[np.bool_]) -> Step:
-        """Return the `Step`. Games that wait for a reset (not `live`) show their last state, with rewards of 0."""
-        players, counts = self._census()
+    def _build_step(self, active: NDArray[np.bool_]) -> Step:
+        """Return the `Step`. Games that wait for a reset (not `active`) show their last state, with rewards of 0."""
+        players, counts = self._read_census()
         values = self._values
-        if not live.all():
-            players[:, ~live], self._present[~live] = 0, False
-            values = values * live[:, None]
-        raw, cleanings, zaps, present = players
-        apples = raw.sum(axis=1)
+        if not active.all():
+            players[:, ~active], self._present[~active] = 0, False
+            values = values * active[:, None]
+        raw_reward, n_cleaned, n_zapped, is_present = players
+        n_eaten = raw_reward.sum(axis=1)
         info = {
-            "apples_eaten": apples,
-            "zaps": zaps.sum(axis=1),
-            "players_present": present.sum(axis=1),
+            "apples_eaten": n_eaten,
+            "zaps": n_zapped.sum(axis=1),
+            "players_present": is_present.sum(axis=1),
             **counts,
         }
-        if self._substrate.has_dirt:
-            info["apples_regrown"] = counts["apples_live"] - self._apples + apples
-            info["cells_cleaned"] = cleanings.sum(axis=1)
-            info["cleaning_shots"] = (cleanings > 0).sum(axis=1, dtype=np.float32)
-        base = reward = raw
+        if self._definition.has_dirt:
+            info["apples_regrown"] = counts["apples_live"] - self._n_apples + n_eaten
+            info["cells_cleaned"] = n_cleaned.sum(axis=1)
+            info["cleaning_shots"] = (n_cleaned > 0).sum(axis=1, dtype=np.float32)
+        base_reward = reward = raw_reward
         reward_jacobian = None
         if self._mechanism is not None:
-            events = SocietyEvents(raw, cleanings if self._substrate.has_dirt else None, self._present)
-            settlement = self._settle(events, values, live, info)
-            base, reward = settlement.base_reward, settlement.reward(values)
+            events = SocietyEvents(raw_reward, n_cleaned if self._definition.has_dirt else None, self._present)
+            settlement = self._settle(events, values, active, info)
+            base_reward, reward = settlement.base_reward, settlement.reward(values)
             reward_jacobian = settlement.reward_jacobian
-        self._present, self._apples = present > 0, counts["apples_live"]
+        self._present, self._n_apples = is_present > 0, counts["apples_live"]
         return Step(
-            self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info, reward_jacobian
+            self._build_observation(),
+            reward,
+            base_reward,
+            np.zeros_like(self._ended),
+            self._ended.copy(),
+            info,
+            reward_jacobian,
         )
 
-    def _census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """Return `worker.CENSUS` of all players, and the counts of `Substrate.groups` by name.
+    def _read_census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        """Return `worker.CENSUS_FIELDS` of all players, and the counts of `Substrate.groups` by name.
 
         Shapes are [4, n_envs, n_agents] and [n_envs] each.
         """
         census = self._arrays["census"].astype(np.float32)
-        split = len(CENSUS) * self.spec.n_agents
-        players = census[:, :split].reshape(self.spec.n_envs, self.spec.n_agents, len(CENSUS))
-        counts = {name: census[:, split + i] for i, name in enumerate(self._substrate.groups)}
+        split = len(CENSUS_FIELDS) * self.spec.n_agents
+        players = census[:, :split].reshape(self.spec.n_envs, self.spec.n_agents, len(CENSUS_FIELDS))
+        counts = {name: census[:, split + i] for i, name in enumerate(self._definition.groups)}
         return np.ascontiguousarray(players.transpose(2, 0, 1)), counts
 
-    def _observation(self) -> Observation:
+    def _build_observation(self) -> Observation:
         """Return copies of all channels, because the games overwrite the shared memory with the next observation."""
         observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
         if "text" in self._layout.channels:
-            observation["text"] = self._texts(self._arrays["grid"], self._arrays["vector"], self._present, self._values)
-        if self._game.shows_mechanism:
+            arrays = self._arrays["grid"], self._arrays["vector"]
+            observation["text"] = self._describe_observations(*arrays, self._present, self._values)
+        if self._settings.shows_mechanism:
             observation["mechanism"] = np.repeat(self._values[:, None, :], self.spec.n_agents, axis=1)
         return observation
 
@@ -312,10 +320,10 @@ class MeltingPotEnv(SocietyEnv):
 
         The games themselves cannot be saved.
         """
-        return {"episodes": self._episodes.tolist(), "reseeded": self._reset_seeds}
+        return {"episodes": self._episode_counts.tolist(), "reseeded": self._reset_seeds}
 
     def load_state_dict(self, state: State) -> None:
-        self._episodes[:], self._reset_seeds = state["episodes"], state["reseeded"]
+        self._episode_counts[:], self._reset_seeds = state["episodes"], state["reseeded"]
         self._ended[:] = True
 
     def close(self) -> None:
@@ -331,8 +339,8 @@ class MeltingPotEnv(SocietyEnv):
         games = self.spec.n_envs // len(roots)  # number of games that share a root
         group_size = games if len(roots) > 1 else self._group_size
         return [
-            roots[slot // games].child(f"game{slot % group_size}").integer(int(count))
-            for slot, count in enumerate(self._episodes)
+            roots[game // games].child(f"game{game % group_size}").integer(int(count))
+            for game, count in enumerate(self._episode_counts)
         ]
 
     def _exchange(self, pool: GamePool, commands: dict[int, bytes]) -> dict[int, bytes]:

@@ -13,7 +13,6 @@ exits, too.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import json
@@ -44,8 +43,8 @@ from llmrl.envs.substrate.substrate_rules import (
     substrate_definition,
 )
 
-LUA_FOLDER = Path(__file__).with_name("lua")
-CENSUS = ("reward", "cleaned", "zapped", "present")
+LUA_DIR = Path(__file__).with_name("lua")
+CENSUS_FIELDS = ("reward", "cleaned", "zapped", "present")
 """Entries of the census for each player; the counts of `Substrate.groups` follow."""
 
 _ALIGNMENT = 64
@@ -89,7 +88,7 @@ class MemoryLayout:
         The games read `seed` (of the next episode) and `action`, and write all other arrays.
         """
         games, agents = self.n_envs, self.n_agents
-        census = len(CENSUS) * agents + len(SUBSTRATES[self.substrate].groups)
+        census = len(CENSUS_FIELDS) * agents + len(SUBSTRATES[self.substrate].groups)
         arrays: dict[str, tuple[tuple[int, ...], str]] = {
             "seed": ((games,), "int64"),
             "action": ((games, agents), "int32"),
@@ -138,68 +137,71 @@ class Game:
     """
 
     def __init__(self, layout: MemoryLayout) -> None:
-        dmlab2d, module = install.load(SUBSTRATES[layout.substrate].module)
-        settings = _settings(layout, module)
+        dmlab2d, module = install.import_substrate(SUBSTRATES[layout.substrate].module)
+        settings = _build_engine_settings(layout, module)
         try:
             self._lab = dmlab2d.Lab2d(importlib.import_module("dmlab2d.runfiles_helper").find(), settings)
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"the engine failed to build {layout.substrate}: {error}") from error
 
-        # An action is a row of `_table`: one number for each of the player's controls.
+        # An action is a row of `_controls_by_action`: one number for each of the player's controls.
         names = list(self._lab.action_discrete_names())
         indices = [
             SUBSTRATES[layout.substrate].actions.index(action)
             for action in action_names(layout.substrate, layout.rules)
         ]
         controls = list(module.ACTION_SET[0])
-        self._table = np.array([[module.ACTION_SET[action][c] for c in controls] for action in indices], dtype=np.int32)
+        settings_by_action = [[module.ACTION_SET[action][c] for c in controls] for action in indices]
+        self._controls_by_action = np.array(settings_by_action, dtype=np.int32)
         players = range(1, layout.n_agents + 1)
         self._action_columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
-        self._vector = np.zeros(len(names), dtype=np.int32)
+        self._control_values = np.zeros(len(names), dtype=np.int32)
 
-        self._pixels = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
+        self._pixel_names = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
         scalars = SUBSTRATES[layout.substrate].vector_observations if layout.has_scalars else ()
-        self._scalars = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
-        self._cell_observation_names = [f"{player}.SEEN" for player in players] if layout.has_cells else []
-        self._codes: SpriteCodes | None = None
+        self._scalar_names = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
+        self._cell_names = [f"{player}.SEEN" for player in players] if layout.has_cells else []
+        self._sprite_codes: SpriteCodes | None = None
         self._render = layout.render
         self._running = dmlab2d.RUNNING
 
     def start(self, seed: int) -> None:
         """Start the episode; `seed` is in [0, 2**31)."""
         self._lab.start(0, seed)
-        if self._cell_observation_names:
-            self._codes = SpriteCodes(self._lab.observation("WORLD.SPRITES").decode().split(","))
+        if self._cell_names:
+            self._sprite_codes = SpriteCodes(self._lab.observation("WORLD.SPRITES").decode().split(","))
 
     def step(self, action: NDArray[np.int32]) -> bool:
         """Advance by one step with `action` [n_agents]; return whether the episode goes on.
 
         After it has returned False it must not be called again, because the engine would abort the process.
         """
-        self._vector[self._action_columns] = self._table[action]
-        self._lab.act_discrete(self._vector)
+        self._control_values[self._action_columns] = self._controls_by_action[action]
+        self._lab.act_discrete(self._control_values)
         status, _ = self._lab.advance()
         return bool(status == self._running)
 
-    def observe(self, arrays: Mapping[str, NDArray[Any]], slot: int) -> None:
-        """Write the observations of this game into index `slot` of the shared arrays."""
+    def observe(self, arrays: Mapping[str, NDArray[Any]], game_index: int) -> None:
+        """Write the observations of this game into index `game_index` of the shared arrays."""
         observation = self._lab.observation
-        arrays["census"][slot] = observation("WORLD.CENSUS")
-        if self._pixels:
-            pixels = arrays["pixels"][slot]
-            for player, name in enumerate(self._pixels):
+        arrays["census"][game_index] = observation("WORLD.CENSUS")
+        if self._pixel_names:
+            pixels = arrays["pixels"][game_index]
+            for player, name in enumerate(self._pixel_names):
                 pixels[player] = observation(name)
-        if self._codes is not None:
-            grid = arrays["grid"][slot]
-            for player, name in enumerate(self._cell_observation_names):
-                grid[player] = self._codes(observation(name), player)
-        if self._scalars:
-            arrays["vector"][slot] = [[float(observation(name)) for name in names] for names in self._scalars]
+        if self._sprite_codes is not None:
+            grid = arrays["grid"][game_index]
+            for player, name in enumerate(self._cell_names):
+                grid[player] = self._sprite_codes(observation(name), player)
+        if self._scalar_names:
+            arrays["vector"][game_index] = [
+                [float(observation(name)) for name in names] for names in self._scalar_names
+            ]
         if self._render:
-            arrays["world"][slot] = observation("WORLD.RGB")
+            arrays["world"][game_index] = observation("WORLD.RGB")
 
 
-def _settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
+def _build_engine_settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
     """Return the substrate as the flat table of strings that the engine reads."""
     definition = substrate_definition(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
     groups = list(SUBSTRATES[layout.substrate].groups.values())
@@ -207,56 +209,56 @@ def _settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
     if layout.has_cells:
         definition["simulation"]["scene"]["components"].append({"component": "Seen", "kwargs": {}})
     # The engine joins the two paths and finds our level, which finds the modules of Melting Pot under its root.
-    definition["levelDirectory"] = str(install.root())
-    definition["levelName"] = os.path.relpath(LUA_FOLDER / definition["levelName"], install.root())
+    definition["levelDirectory"] = str(install.find_package_root())
+    definition["levelName"] = os.path.relpath(LUA_DIR / definition["levelName"], install.find_package_root())
     flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
     return {key.replace("$", "."): str(value) for key, value in flat.items()}
 
 
-EPISODE_ENDED = 0
+EXIT_EPISODE_ENDED = 0
 """Exit code of a child whose episode has ended: the next child prepares the next episode."""
-RESTARTED = 11
+EXIT_RESTARTED = 11
 """Exit code of a child that was requested to start a different episode from the one it had prepared; the next child
 starts it."""
-LEARNER_GONE = 12
+EXIT_LEARNER_GONE = 12
 """Exit code of a child whose learner has exited."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def play(
-    game: Game, layout: MemoryLayout, slot: int, connection: socket.socket, memory: mmap.mmap, reset_pending: bool
+    game: Game, layout: MemoryLayout, game_index: int, connection: socket.socket, memory: mmap.mmap, reset_pending: bool
 ) -> int:
     """Start the game, play one episode, and return the exit code.
 
     `reset_pending`: whether the learner is already waiting for the first answer.
     """
     arrays = layout.views(memory)
-    seed = int(arrays["seed"][slot])
+    seed = int(arrays["seed"][game_index])
     game.start(seed)
     if not reset_pending:
         command = connection.recv(1)
         if not command:
-            return LEARNER_GONE
-        if int(arrays["seed"][slot]) != seed:
-            return RESTARTED
-    game.observe(arrays, slot)
+            return EXIT_LEARNER_GONE
+        if int(arrays["seed"][game_index]) != seed:
+            return EXIT_RESTARTED
+    game.observe(arrays, game_index)
     connection.sendall(b"C")
-    action = arrays["action"][slot]
+    action = arrays["action"][game_index]
     while True:
         command = connection.recv(1)
         if not command:
-            return LEARNER_GONE
+            return EXIT_LEARNER_GONE
         if command == b"R":
-            return RESTARTED
+            return EXIT_RESTARTED
         running = game.step(action)
-        game.observe(arrays, slot)
+        game.observe(arrays, game_index)
         connection.sendall(b"C" if running else b"E")
         if command == b"L" or not running:
-            return EPISODE_ENDED
+            return EXIT_EPISODE_ENDED
 
 
-def serve(layout: MemoryLayout, slot: int, connection: socket.socket, memory: mmap.mmap) -> int:
+def serve(layout: MemoryLayout, game_index: int, connection: socket.socket, memory: mmap.mmap) -> int:
     """Keep an unstarted game and fork a child process for every episode; return the worker's exit code."""
     game = Game(layout)
     reset_pending = False
@@ -266,35 +268,35 @@ def serve(layout: MemoryLayout, slot: int, connection: socket.socket, memory: mm
             # If the worker dies, nobody can fork the next episode, so the child dies with it.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             try:
-                code = play(game, layout, slot, connection, memory, reset_pending)
+                code = play(game, layout, game_index, connection, memory, reset_pending)
             except (BrokenPipeError, ConnectionResetError):
-                code = LEARNER_GONE
+                code = EXIT_LEARNER_GONE
             except Exception:
-                logging.exception("game %d of %d (%s) failed", slot, layout.n_envs, layout.substrate)
+                logging.exception("game %d of %d (%s) failed", game_index, layout.n_envs, layout.substrate)
                 code = 1
             # Not sys.exit, because the child must not run the clean-up of its parent process.
             os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == LEARNER_GONE:
+        if code == EXIT_LEARNER_GONE:
             return 0
-        if code not in (EPISODE_ENDED, RESTARTED):
+        if code not in (EXIT_EPISODE_ENDED, EXIT_RESTARTED):
             return code if code > 0 else 128 - code
-        reset_pending = code == RESTARTED
+        reset_pending = code == EXIT_RESTARTED
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layout", type=json.loads, required=True, help="memory layout of the batch, as JSON")
-    parser.add_argument("--slot", type=int, required=True, help="which game of the batch this is")
-    parser.add_argument("--link", type=int, required=True, help="file descriptor of the socket to the learner")
-    parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
-    arguments = parser.parse_args()
+    """Play one game of a batch.
+
+    Arguments are the memory layout as JSON, the index of the game, and the file descriptors of the socket to the
+    learner and of the shared memory.
+    """
+    layout = MemoryLayout(**json.loads(sys.argv[1]))
+    game_index, link, memory_file = (int(argument) for argument in sys.argv[2:])
     # Ctrl-C and preemption send signals to every process; only the learner decides when the games end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    layout = MemoryLayout(**arguments.layout)
-    with socket.socket(fileno=arguments.link) as connection, mmap.mmap(arguments.memory, layout.nbytes) as memory:
-        return serve(layout, arguments.slot, connection, memory)
+    with socket.socket(fileno=link) as connection, mmap.mmap(memory_file, layout.nbytes) as memory:
+        return serve(layout, game_index, connection, memory)
 
 
 if __name__ == "__main__":

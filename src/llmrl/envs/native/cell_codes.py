@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.envs.substrate import sprites
-from llmrl.envs.substrate.grid_text import BEAMS, sprite_content
-from llmrl.envs.substrate.maps import GameMap, parse
-from llmrl.envs.substrate.sprites import SIZE, SpriteSet
+from llmrl.envs.substrate.grid_text import BEAMS, find_content
+from llmrl.envs.substrate.maps import GameMap, parse_map
+from llmrl.envs.substrate.sprites import TILE_SIZE, SpriteSet
 from llmrl.envs.substrate.substrate_rules import SubstrateName
 
 WATER_FRAMES = 4
@@ -61,12 +61,12 @@ class CellCodes:
     def grid_table(self) -> NDArray[np.uint8]:
         """Return the four bytes of the channel `grid` for each heading of the viewing player and every code.
 
-        The shape is [4, n_codes, 4] uint8; the bytes are described in `grid_text.grid_codes`.
+        The shape is [4, n_codes, 4] uint8; the bytes are described in `grid_text.count_grid_codes`.
         """
         ground, avatar, beam = self.split_codes()
         table = np.zeros((4, self.n_codes, 4), np.uint8)
         # Of several sprites on a cell, the one with the highest index into `grid_text.CONTENTS` counts.
-        contents = np.array([max(map(sprite_content, stack), default=0) for stack in self.grounds], np.uint8)
+        contents = np.array([max(map(find_content, stack), default=0) for stack in self.grounds], np.uint8)
         is_viewer = avatar == self.n_avatars - 1
         is_opponent = (avatar > 0) & ~is_viewer
         slot, heading = (avatar - 1) // 4, (avatar - 1) % 4
@@ -128,20 +128,21 @@ class Tiles:
     bank: NDArray[np.uint8]
 
 
-def load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
+def load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.TileSource) -> Tiles:
     """Return the tiles of a map with `n_agents` players. They are cached per process and must not be changed.
 
     Raises:
-        ConfigError, EngineError: the map or the sprites are not available; see `maps.parse` and `sprites.load`.
+        ConfigError, EngineError: the map or the sprites are not available; see `maps.parse_map` and
+            `sprites.load_sprites`.
     """
     return _load_tiles(substrate, text, n_agents, sprites.resolve_source(source))
 
 
 @functools.lru_cache(maxsize=16)
-def _load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
+def _load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.TileSource) -> Tiles:
     """Paint every code for each heading of the viewer, and assign indices to the distinct images."""
-    codes = assign_codes(parse(substrate, text), n_agents)
-    sprite_set = sprites.load(substrate, n_agents, source)
+    codes = assign_codes(parse_map(substrate, text), n_agents)
+    sprite_set = sprites.load_sprites(substrate, n_agents, source)
     tiles = np.stack([_paint_codes(codes, sprite_set, heading) for heading in range(4)])
     tiles[:, codes.split_codes()[0] == 0] = 0
     bank, indices = _find_distinct(tiles.reshape(4 * codes.n_codes, -1))
@@ -149,14 +150,14 @@ def _load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: spri
     # The arrays are cached and shared. The world is drawn as a player who faces north sees it, without that player.
     ids_by_heading.setflags(write=False)
     bank.setflags(write=False)
-    return Tiles(ids_by_heading, ids_by_heading[0], bank.reshape(-1, SIZE, SIZE, 3))
+    return Tiles(ids_by_heading, ids_by_heading[0], bank.reshape(-1, TILE_SIZE, TILE_SIZE, 3))
 
 
 def render_tiles(bank: NDArray[np.uint8], tile_ids: NDArray[np.integer]) -> NDArray[np.uint8]:
     """Return the image of cells whose tile indices [..., R, C] are given, [..., 8 * R, 8 * C, 3]."""
     *batch_shape, rows, columns = tile_ids.shape
     tile_rows: NDArray[np.uint8] = bank[tile_ids].swapaxes(-4, -3)
-    return tile_rows.reshape(*batch_shape, SIZE * rows, SIZE * columns, 3)
+    return tile_rows.reshape(*batch_shape, TILE_SIZE * rows, TILE_SIZE * columns, 3)
 
 
 def blend(bottom: NDArray[np.uint8], top: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -172,15 +173,15 @@ def _paint_codes(codes: CellCodes, sprite_set: SpriteSet, heading: int) -> NDArr
 
     def paint_stack(stack: Sequence[str]) -> NDArray[np.uint8]:
         images = [sprite_set.sprites[name][heading] for name in stack]
-        return functools.reduce(blend, images, np.zeros((SIZE, SIZE, 3), np.uint8))
+        return functools.reduce(blend, images, np.zeros((TILE_SIZE, TILE_SIZE, 3), np.uint8))
 
-    opponents = sprite_set.avatars[:, (np.arange(4) - heading) % 4].reshape(-1, SIZE, SIZE, 4)
-    nobody = np.zeros((1, SIZE, SIZE, 4), np.uint8)
+    opponents = sprite_set.avatars[:, (np.arange(4) - heading) % 4].reshape(-1, TILE_SIZE, TILE_SIZE, 4)
+    nobody = np.zeros((1, TILE_SIZE, TILE_SIZE, 4), np.uint8)
     avatars = np.concatenate([nobody, opponents, sprite_set.viewer[None]])
     ground_images = np.stack([paint_stack(stack) for stack in codes.grounds])
     cells = blend(ground_images[None], avatars[:, None])
     layers = [cells] + [blend(cells, sprite_set.beams[beam]) for beam in range(len(BEAMS) - 1)]
-    return np.stack(layers).reshape(codes.n_codes, SIZE, SIZE, 3)
+    return np.stack(layers).reshape(codes.n_codes, TILE_SIZE, TILE_SIZE, 3)
 
 
 def _find_distinct(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:

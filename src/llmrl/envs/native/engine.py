@@ -18,7 +18,7 @@ from llmrl.envs.native.compilation import CpuLoop, GpuLoop, is_simulated
 from llmrl.envs.native.game_arrays import ACTION_DTYPE, GameBatch, RuleConstants, RuleTables, ViewTables, to_loop_array
 from llmrl.envs.native.hashed_random import probability_threshold
 from llmrl.envs.substrate.maps import GameMap
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, action_names, changes
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, action_names, find_changes
 
 VIEW_SHAPE = (11, 11)
 """Rows and columns of the cells that a player sees: 9 ahead, 1 behind, 5 to either side."""
@@ -57,7 +57,7 @@ MAX_PLAYERS = 253
 
 @dataclass(frozen=True)
 class GameSetup:
-    """A map, a number of players, and the rules (see `substrate_rules.CHANGES`)."""
+    """A map, a number of players, and the rules (see `substrate_rules.RULE_CHANGES`)."""
 
     game_map: GameMap
     n_agents: int
@@ -65,7 +65,7 @@ class GameSetup:
 
     def has_rule(self, change: str) -> bool:
         """Return whether the rules include the change of that name."""
-        return any(rule_change.name == change for rule_change in changes(self.game_map.substrate, self.rules))
+        return any(rule_change.name == change for rule_change in find_changes(self.game_map.substrate, self.rules))
 
 
 class Engine:
@@ -94,7 +94,7 @@ class Engine:
         self.uses_gpu = torch.device(device).type == "cuda" or is_simulated()
         self.play_games: Any = GpuLoop() if self.uses_gpu else CpuLoop()
         assigned_cells = _assigned_cells(setup) if setup.has_rule("own_spawn_cells") else None
-        starts = game_map.starts(n) if assigned_cells is None else [assigned_cells[i : i + 1] for i in range(n)]
+        starts = game_map.start_cells(n) if assigned_cells is None else [assigned_cells[i : i + 1] for i in range(n)]
         start_groups, start_cells = _group_starts(starts)
         spawn_cells = game_map.spawn if assigned_cells is None else assigned_cells[:n]
         adjacency = adjacency_matrix(game_map, game_map.apples)
@@ -214,7 +214,7 @@ def cell_indices(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.int6
 
 def adjacency_matrix(game_map: GameMap, cells: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return a matrix that is 1 where two different cells are at most 2 apart (Euclidean distance), [n, n]."""
-    positions = np.array([game_map.place(int(cell)) for cell in cells])
+    positions = np.array([game_map.position_of(int(cell)) for cell in cells])
     squared_distance = np.square(positions[:, None] - positions[None]).sum(-1)
     return np.asarray((squared_distance <= 4) & (squared_distance > 0), dtype=np.float32)
 
@@ -252,7 +252,7 @@ def _assigned_cells(setup: GameSetup) -> NDArray[np.int64]:
     game_map = setup.game_map
     spawn_positions = SUBSTRATES[game_map.substrate].spawn_cells
     positions_on_map = [(x, y) for x, y in spawn_positions if x < game_map.width and y < game_map.height]
-    cells = np.array([game_map.cell(x, y) for x, y in positions_on_map], dtype=np.int64)
+    cells = np.array([game_map.index_of(x, y) for x, y in positions_on_map], dtype=np.int64)
     n_assigned = min(setup.n_agents, len(spawn_positions))
     if len(cells) < setup.n_agents or game_map.wall[cells[: setup.n_agents]].any():
         raise ConfigError(

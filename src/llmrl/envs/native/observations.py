@@ -16,7 +16,7 @@ from llmrl.envs.native.compilation import compiled_functions, run_in_threads
 from llmrl.envs.native.engine import VIEW_SHAPE, Engine, int32_table, view_offsets
 from llmrl.envs.native.game_arrays import GameBatch, Games, LoopOutputs, ViewTables, to_loop_array
 from llmrl.envs.substrate.maps import MARGIN
-from llmrl.envs.substrate.sprites import SIZE, Source
+from llmrl.envs.substrate.sprites import TILE_SIZE, TileSource
 from llmrl.envs.substrate.substrate_rules import GRID_SHAPE, PIXELS_SHAPE, SUBSTRATES
 
 _N_BUFFERS = 3
@@ -33,7 +33,7 @@ class ObservationBuilder:
         tiles: source of the sprites.
     """
 
-    def __init__(self, engine: Engine, n_games: int, channels: Sequence[str], tiles: Source) -> None:
+    def __init__(self, engine: Engine, n_games: int, channels: Sequence[str], tiles: TileSource) -> None:
         self._engine, self._n_games, self._tile_source = engine, n_games, tiles
         self.has_grids = bool({"grid", "text"} & set(channels))
         self.has_vectors = bool({"vector", "text"} & set(channels))
@@ -146,7 +146,7 @@ class ObservationBuilder:
         return load_tiles(game_map.substrate, game_map.text, self._engine.n_agents, self._tile_source)
 
 
-_TILE_ROW_BYTES = SIZE * 3
+_TILE_ROW_BYTES = TILE_SIZE * 3
 """Bytes of a pixel row of a tile: three 64-bit integers, which are copied at once."""
 _MIN_BYTES_PER_THREAD = 1 << 20
 """Minimum output of a thread, bytes."""
@@ -161,7 +161,7 @@ class ViewRenderer:
     """
 
     def __init__(self, bank: NDArray[np.uint8], device: str = "cpu") -> None:
-        self.tile_rows = torch.tensor(bank).reshape(-1, SIZE, _TILE_ROW_BYTES).view(torch.int64).to(device)
+        self.tile_rows = torch.tensor(bank).reshape(-1, TILE_SIZE, _TILE_ROW_BYTES).view(torch.int64).to(device)
 
     def render(self, tile_ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write the images of cells into `out`, and return it.
@@ -171,7 +171,7 @@ class ViewRenderer:
             out: images [..., 8 * R, 8 * C, 3] uint8, contiguous.
         """
         tile_ids = tile_ids.reshape(-1, tile_ids.shape[-1])
-        image_rows = out.view(-1).view(torch.int64).view(len(tile_ids), SIZE, tile_ids.shape[1], -1)
+        image_rows = out.view(-1).view(torch.int64).view(len(tile_ids), TILE_SIZE, tile_ids.shape[1], -1)
         if tile_ids.device.type == "cpu":
             threads = min(torch.get_num_threads(), out.numel() // _MIN_BYTES_PER_THREAD)
             copy = compiled_functions().copy_tiles
@@ -179,7 +179,7 @@ class ViewRenderer:
                 copy, max(1, threads), len(tile_ids), (tile_ids.numpy(), self.tile_rows.numpy(), image_rows.numpy())
             )
         else:
-            offsets = torch.arange(SIZE, dtype=torch.int32, device=tile_ids.device)[:, None]
-            indices = torch.add(offsets, tile_ids[:, None, :], alpha=SIZE).view(-1)
+            offsets = torch.arange(TILE_SIZE, dtype=torch.int32, device=tile_ids.device)[:, None]
+            indices = torch.add(offsets, tile_ids[:, None, :], alpha=TILE_SIZE).view(-1)
             torch.index_select(self.tile_rows.flatten(0, 1), 0, indices, out=image_rows.view(len(indices), -1))
         return out

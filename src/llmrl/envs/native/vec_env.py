@@ -23,9 +23,9 @@ from llmrl.envs.native.engine import Engine, GameSetup
 from llmrl.envs.native.game_arrays import PLAYER_DTYPE, GameBatch, LoopInputs, LoopOutputs, split_fields, to_loop_array
 from llmrl.envs.native.hashed_random import derive_game_keys
 from llmrl.envs.native.observations import ObservationBuilder
-from llmrl.envs.substrate.maps import find
-from llmrl.envs.substrate.society_env import MAX_HORIZON, SocietyEnv, SubstrateSettings, describe
-from llmrl.envs.substrate.sprites import Source
+from llmrl.envs.substrate.maps import load_map
+from llmrl.envs.substrate.society_env import MAX_HORIZON, SocietyEnv, SubstrateSettings, build_spec
+from llmrl.envs.substrate.sprites import TileSource
 from llmrl.envs.substrate.substrate_rules import FIRST_END, SUBSTRATES
 
 
@@ -50,15 +50,15 @@ class NativeEnv(SocietyEnv):
         EngineError: the map or the sprites of Melting Pot are requested, and it is not installed.
     """
 
-    def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: Source = "auto") -> None:
+    def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: TileSource = "auto") -> None:
         self._init_args = (game, seeds, device, tiles)
-        channels, game_map = game.channels, find(game.substrate, game.map)
+        channels, game_map = game.channels, load_map(game.substrate, game.map)
         n_envs = game.n_envs
         self.engine = Engine(GameSetup(game_map, game.n_agents, game.rules), device)
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
         self._shape = (n_envs, game.n_agents)
-        super().__init__(game, describe(game, "native", device, game_map.sites), tiles)
+        super().__init__(game, build_spec(game, "native", device, game_map.sites), tiles)
         self._root_seeds: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
         bytes_per_game = self.observer.bytes_per_game
@@ -111,7 +111,7 @@ class NativeEnv(SocietyEnv):
         )
         self._was_reset = True
         self._update_device_copies()
-        self._begin_mechanism(games)
+        self._reset_mechanism(games)
         # A reset uses no actions, and its rewards are not read.
         actions = to_loop_array(self._to_device(np.zeros(self._shape, dtype=np.int64)))
         return self._observation(
@@ -246,8 +246,9 @@ class NativeEnv(SocietyEnv):
         if "text" in self.spec.observation:
             alive = split_fields(self._batch.players, PLAYER_DTYPE)["alive"].cpu().numpy() == 1
             views, scalars, values = (on_host(x) for x in (observation["grid"], observation["vector"], self._values))
-            observation["text"] = self._texts(views, scalars, alive & self._episode_clock.live[:, None], values)
-        if self._game.shows_mechanism:
+            present = alive & self._episode_clock.live[:, None]
+            observation["text"] = self._describe_observations(views, scalars, present, values)
+        if self._settings.shows_mechanism:
             observation["mechanism"] = self._observed_values
         return {name: observation[name] for name in self.spec.observation}
 

@@ -14,7 +14,7 @@ from llmrl.envs import mechanism_text
 from llmrl.envs.mechanisms import Mechanism
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, SubstrateName, action_names
 
-_AGENT_POSITION = (9, 5)
+_VIEWER_POSITION = (9, 5)
 """Row and column of the player's own cell in `substrate_rules.GRID_SHAPE`."""
 CONTENTS = ("outside", "floor", "grass", "river", "dirt", "wall", "apple")
 """Contents of a cell. If several lie on each other, the last one in this order counts."""
@@ -24,18 +24,18 @@ BEAMS = ("no beam", "clean", "zap")
 """Beams over a cell; if both are there, the last one is shown."""
 _CONTENT_SYMBOLS = " .,~x#a"
 _DIRT, _APPLE = CONTENTS.index("dirt"), CONTENTS.index("apple")
-_HEADINGS = "NESW"
-_CONTENT_OF_SPRITE = {"sand": 1, "floor": 1, "grass": 2, "grassedge": 2, "dirt": 4, "wall": 5, "apple": 6}
-_BEAMS = {"BeamClean": 1, "BeamZap": 2}
+_HEADING_LETTERS = "NESW"
+_CONTENT_BY_SPRITE = {"sand": 1, "floor": 1, "grass": 2, "grassedge": 2, "dirt": 4, "wall": 5, "apple": 6}
+_BEAM_BY_SPRITE = {"BeamClean": 1, "BeamZap": 2}
 
 
-def sprite_content(sprite: str) -> int:
+def find_content(sprite: str) -> int:
     """Return the index into `CONTENTS` of a sprite, e.g. `GrassEdge` or `grass_edge`; 0 for shadows and avatars."""
     name = sprite.replace("_", "").lower()
-    return CONTENTS.index("river") if name.startswith("water") else _CONTENT_OF_SPRITE.get(name, 0)
+    return CONTENTS.index("river") if name.startswith("water") else _CONTENT_BY_SPRITE.get(name, 0)
 
 
-def grid_codes(n_agents: int) -> tuple[int, ...]:
+def count_grid_codes(n_agents: int) -> tuple[int, ...]:
     """Return the number of values of each of the four numbers of a cell in the channel `grid`.
 
     The numbers are the content (`CONTENTS`), the player on it (0 nobody, 1 the viewing player, 2 + slot another), its
@@ -44,7 +44,7 @@ def grid_codes(n_agents: int) -> tuple[int, ...]:
     return len(CONTENTS), 2 + n_agents, len(FACINGS), len(BEAMS)
 
 
-def grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tuple[int, int, int]]:
+def build_grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tuple[int, int, int]]:
     """Return binary features of a cell of the channel `grid` (`Channel.planes`).
 
     They are the content, whether another player stands there, and the beams.
@@ -63,13 +63,13 @@ class SpriteCodes:
     """
 
     def __init__(self, sprites: Sequence[str]) -> None:
-        codes = []
+        code_rows = []
         for sprite in sprites:
             name, _, heading = sprite.partition(".")
             slot = int(name[6:]) if name.startswith("Avatar") and name[6:].isdigit() else 0
-            facing = 1 + _HEADINGS.index(heading or "N") if slot else 0
-            codes.append((sprite_content(name), slot, facing, _BEAMS.get(name, 0)))
-        self._codes = np.array(codes, dtype=np.uint8).T
+            facing_code = 1 + _HEADING_LETTERS.index(heading or "N") if slot else 0
+            code_rows.append((find_content(name), slot, facing_code, _BEAM_BY_SPRITE.get(name, 0)))
+        self._codes = np.array(code_rows, dtype=np.uint8).T
 
     def __call__(self, layers: NDArray[np.int32], player: int) -> NDArray[np.uint8]:
         """Return the codes [11, 11, 4] of sprite numbers [11, 11, layers] in the view of `player` (from 0)."""
@@ -92,45 +92,45 @@ _ACTION_TEXTS = {
 }
 
 
-def game_text(
-    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None = None, shown: bool = True
+def describe_game(
+    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None = None, shows_values: bool = True
 ) -> EnvDescription:
     """Return the description of the game that players read before it begins.
 
-    `shown`: whether players see the values of the mechanism.
+    `shows_values`: whether players see the values of the mechanism.
     """
     actions = action_names(substrate, rules)
-    facts, has_dirt = SUBSTRATES[substrate], SUBSTRATES[substrate].has_dirt
+    definition, has_dirt = SUBSTRATES[substrate], SUBSTRATES[substrate].has_dirt
     eating, cleaning = "is eaten and gives you a reward; nothing else does", "cleaning itself is not rewarded, and "
-    payment = zap = ""
+    payment_text = zap_text = ""
     if mechanism is not None:
         eating, cleaning = "is eaten", ""
-        payment = f" {mechanism_text.describe_rules(mechanism.spec, mechanism.base_reward_text, mechanism.rule_text, shown)}"
+        rules_texts = mechanism.base_reward_text, mechanism.rule_text
+        payment_text = f" {mechanism_text.describe_rules(mechanism.spec, *rules_texts, shows_values)}"
     if "zap" in actions:
-        zap = f" A player who is hit by a zap is out of the game for {facts.removal_steps} steps."
+        zap_text = f" A player who is hit by a zap is out of the game for {definition.removal_steps} steps."
     if substrate == "cleanup":
         goal = (
             f"{n_agents} players live on a map with an orchard on one side and a river on the other. An apple that you "
-            f"walk onto {eating}. Apples grow in the orchard, the faster the cleaner the river is, and not at all once "
-            "40 % of it is dirty. The river gets dirtier by itself, by about a cell every two steps. Players "
-            "can clean it where they stand close to dirt "
-            f"and face it; {cleaning}everybody profits from it.{zap}{payment} "
-            "Only your own reward counts for you, over the whole episode."
+            f"walk onto {eating}. Apples grow in the orchard, the faster the cleaner the river is, and not at all "
+            "once 40 % of it is dirty. The river gets dirtier by itself, by about a cell every two steps. Players can "
+            f"clean it where they stand close to dirt and face it; {cleaning}everybody profits from "
+            f"it.{zap_text}{payment_text} Only your own reward counts for you, over the whole episode."
         )
     else:
         goal = (
-            f"{n_agents} players live on a map with patches of apples. An apple that you walk onto {eating}. "
-            "An eaten apple grows again, the sooner the more apples there are close by, and never if there are none: a "
-            f"patch that is eaten bare stays bare.{zap}{payment} Only your own reward counts for you, over the whole "
-            "episode."
+            f"{n_agents} players live on a map with patches of apples. An apple that you walk onto {eating}. An "
+            "eaten apple grows again, the sooner the more apples there are close by, and never if there are none: a "
+            f"patch that is eaten bare stays bare.{zap_text}{payment_text} Only your own reward counts for you, over "
+            "the whole episode."
         )
-    river = ", ~ clean river, x dirty river" if has_dirt else ""
-    observation = [
+    river_symbols = ", ~ clean river, x dirty river" if has_dirt else ""
+    observation_fields = [
         (
             "map",
             "the cells around you, 11 rows of 11 signs; the way you face is up, you are @ in the tenth row, in the "
-            f"middle (9 rows ahead, 1 behind, 5 cells to either side). a apple, . floor, comma grass{river}, # wall, "
-            "blank outside the map, other players by their number (10 is A, 11 is B, ...)",
+            f"middle (9 rows ahead, 1 behind, 5 cells to either side). a apple, . floor, comma grass{river_symbols}, # "
+            "wall, blank outside the map, other players by their number (10 is A, 11 is B, ...)",
         ),
         (
             "apples",
@@ -138,16 +138,17 @@ def game_text(
         ),
     ]
     if has_dirt:
-        observation.append(("dirt", "dirty cells on the map; nearest_dirt: where, as for apples"))
-    observation.append(("players", "others on the map: cells ahead, cells to the right, and where they face"))
+        observation_fields.append(("dirt", "dirty cells on the map; nearest_dirt: where, as for apples"))
+    observation_fields.append(("players", "others on the map: cells ahead, cells to the right, and where they face"))
     if "zap" in actions:
-        observation.append(("can_zap", "whether your beam is ready"))
+        observation_fields.append(("can_zap", "whether your beam is ready"))
     if has_dirt:
-        observation.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
-    report: Mapping[str, Any] = {}
+        observation_fields.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
+    mechanism_report: Mapping[str, Any] = {}
     if mechanism is not None:
-        observation += mechanism_text.describe_report_fields(mechanism.spec, mechanism.player_facts, shown)
-        report = mechanism_text.build_example_report(mechanism.spec, mechanism.player_facts, shown)
+        arguments = mechanism.spec, mechanism.player_facts, shows_values
+        observation_fields += mechanism_text.describe_report_fields(*arguments)
+        mechanism_report = mechanism_text.build_example_report(*arguments)
     # The example is an observation among apples, with all other players in view and every payment made.
     view = np.zeros((11, 11, 4), dtype=np.uint8)
     view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
@@ -155,16 +156,16 @@ def game_text(
     view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
     return EnvDescription(
         goal,
-        tuple(observation),
+        tuple(observation_fields),
         tuple(
-            (name, _ACTION_TEXTS[name].format(away=facts.removal_steps, zap_cooldown=facts.zap_cooldown))
+            (name, _ACTION_TEXTS[name].format(away=definition.removal_steps, zap_cooldown=definition.zap_cooldown))
             for name in actions
         ),
-        example=observation_text(view, substrate, rules, (1.0, 0.0) if has_dirt else (1.0,), report),
+        example=describe_observation(view, substrate, rules, (1.0, 0.0) if has_dirt else (1.0,), mechanism_report),
     )
 
 
-def observation_text(
+def describe_observation(
     view: NDArray[np.uint8],
     substrate: SubstrateName,
     rules: Rules,
@@ -185,15 +186,15 @@ def observation_text(
     # Players are numbered from 1, without the viewing player, whose sign is set below.
     symbols = np.array([*_CONTENT_SYMBOLS, *"123456789ABCDEF"])
     rows = ["".join(row) for row in symbols[np.where(players > 1, players + len(_CONTENT_SYMBOLS) - 2, contents)]]
-    y, x = _AGENT_POSITION
+    y, x = _VIEWER_POSITION
     rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
     facts: dict[str, object] = {"map": rows}
-    count_codes = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].has_dirt else {})}
-    for name, code in count_codes.items():
+    counted_contents = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].has_dirt else {})}
+    for name, code in counted_contents.items():
         cells = np.argwhere(contents == code)
         facts[name] = len(cells)
         if len(cells):
-            row, column = cells[np.abs(cells - _AGENT_POSITION).sum(1).argmin()].tolist()
+            row, column = cells[np.abs(cells - _VIEWER_POSITION).sum(1).argmin()].tolist()
             facts[f"nearest_{name.rstrip('s')}"] = {"ahead": y - row, "right": column - x}
     other_players = [(int(players[r, c]) - 1, r, c) for r, c in np.argwhere(players > 1).tolist()]
     facts["players"] = [

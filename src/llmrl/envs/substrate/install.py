@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 MELTINGPOT = "dm-meltingpot==2.4.1"
 DMLAB2D = "dmlab2d==1.0.2"
 ASSETS = "meltingpot-assets-2.3.0.tar.gz"
-PYTHONS = ((3, 11), (3, 12), (3, 13))
-GLIBC = (2, 35)
-HINT = "run `llmrl-install-meltingpot`"
+PYTHON_VERSIONS = ((3, 11), (3, 12), (3, 13))
+MIN_GLIBC_VERSION = (2, 35)
+INSTALL_HINT = "run `llmrl-install-meltingpot`"
 _UNAFFECTED = (
     "Everything that does not play cleanup or harvest on this engine works without it, e.g. `env=escape_room`."
 )
@@ -54,15 +54,15 @@ REQUIREMENTS = {
 """Import name -> pip requirement. dm-meltingpot itself is installed after them, without its own requirements."""
 
 
-def unsupported() -> str | None:
+def find_incompatibility() -> str | None:
     """Return why the engine cannot run on this machine; None if it can."""
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in {"x86_64", "AMD64"}:
         return f"dmlab2d has wheels for Linux on x86-64 only; this is {system} on {machine}"
-    if sys.version_info[:2] not in PYTHONS:
+    if sys.version_info[:2] not in PYTHON_VERSIONS:
         return f"dmlab2d has wheels for Python 3.11, 3.12 and 3.13; this is Python {platform.python_version()}"
     library, version = platform.libc_ver()
-    if library != "glibc" or tuple(int(n) for n in version.split(".")[:2]) < GLIBC:
+    if library != "glibc" or tuple(int(n) for n in version.split(".")[:2]) < MIN_GLIBC_VERSION:
         found_library = f"{library or 'another C library'} {version}".strip()
         return (
             f"dmlab2d needs glibc 2.35 or newer (Ubuntu 22.04, Debian 12), and this machine has {found_library}; use a "
@@ -71,34 +71,34 @@ def unsupported() -> str | None:
     return None
 
 
-def missing() -> list[str]:
+def list_missing_packages() -> list[str]:
     """Return the missing packages of the engine and its requirements, as pip requirements."""
     absent = [requirement for module, requirement in REQUIREMENTS.items() if importlib.util.find_spec(module) is None]
     return absent if importlib.util.find_spec("meltingpot") is not None else [*absent, MELTINGPOT]
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Return whether the engine is installed on a supported machine, with its maps and images."""
-    return not (unsupported() or missing())
+    return not (find_incompatibility() or list_missing_packages())
 
 
-def check() -> None:
+def check_installed() -> None:
     """Raise EngineError if the engine cannot be started, with the cause and a remedy."""
-    reason = unsupported()
+    reason = find_incompatibility()
     if reason is not None:
         raise EngineError(f"Melting Pot cannot run here: {reason}. {_UNAFFECTED}")
-    absent = missing()
+    absent = list_missing_packages()
     if absent:
-        raise EngineError(f"Melting Pot is not installed ({', '.join(absent)} missing): {HINT}. {_UNAFFECTED}")
+        raise EngineError(f"Melting Pot is not installed ({', '.join(absent)} missing): {INSTALL_HINT}. {_UNAFFECTED}")
 
 
-def load(substrate: str) -> tuple[Any, Any]:
+def import_substrate(substrate: str) -> tuple[Any, Any]:
     """Return the `dmlab2d` module and the configuration module of a substrate, without TensorFlow or JAX.
 
     Raises:
         EngineError: the engine is not installed or cannot be imported.
     """
-    check()
+    check_installed()
     if "meltingpot" not in sys.modules:
         spec = importlib.util.find_spec("meltingpot")
         assert spec is not None and spec.submodule_search_locations is not None
@@ -111,11 +111,11 @@ def load(substrate: str) -> tuple[Any, Any]:
         return dmlab2d, importlib.import_module(f"meltingpot.configs.substrates.{substrate}")
     except ImportError as error:
         raise EngineError(
-            f"Melting Pot is installed but cannot be imported ({error}): {HINT}. {_UNAFFECTED}"
+            f"Melting Pot is installed but cannot be imported ({error}): {INSTALL_HINT}. {_UNAFFECTED}"
         ) from error
 
 
-def root() -> Path:
+def find_package_root() -> Path:
     """Return the folder of the `meltingpot` package, where the engine looks for its Lua modules."""
     return Path(sys.modules["meltingpot"].__path__[0]).parent
 
@@ -126,10 +126,10 @@ def install(constraint: Path | None = None) -> bool:
     Raises:
         EngineError: the machine is not supported, pip failed, or the result cannot be imported.
     """
-    reason = unsupported()
+    reason = find_incompatibility()
     if reason is not None:
         raise EngineError(f"Melting Pot cannot be installed here: {reason}. {_UNAFFECTED}")
-    absent = missing()
+    absent = list_missing_packages()
     requirements = [requirement for requirement in absent if requirement != MELTINGPOT]
     if requirements:
         _pip(requirements, constraint)
@@ -143,7 +143,7 @@ def install(constraint: Path | None = None) -> bool:
             # it.
             _pip(["--no-deps", "--no-cache-dir", MELTINGPOT], constraint, TMPDIR=folder)
     importlib.invalidate_caches()
-    _verify()
+    _verify_import()
     return bool(absent)
 
 
@@ -165,9 +165,10 @@ def _pip(arguments: Sequence[str], constraint: Path | None, **environment: str) 
         raise EngineError(f"`{' '.join(command)}` failed; the cause is in its output above. {_UNAFFECTED}")
 
 
-def _verify() -> None:
+def _verify_import() -> None:
     """Import the engine in a separate process, so that a broken library cannot crash this one."""
-    program = f"from {load.__module__} import load; [load(s) for s in ('clean_up', 'commons_harvest__open')]"
+    module, name = import_substrate.__module__, import_substrate.__name__
+    program = f"from {module} import {name}; [{name}(s) for s in ('clean_up', 'commons_harvest__open')]"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         reason = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
@@ -185,16 +186,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    if arguments.optional and (reason := unsupported()):
+    if arguments.optional and (reason := find_incompatibility()):
         log.warning("Melting Pot is left out: %s. %s", reason, _UNAFFECTED)
         return 0
     try:
-        done = install(arguments.constraint)
+        was_incomplete = install(arguments.constraint)
     except LlmrlError as error:
         log.error("%s", error)
         return 1
     version = importlib.metadata.version("dm-meltingpot")
-    log.info("Melting Pot %s is %s and loads.", version, "installed" if done else "already installed")
+    log.info("Melting Pot %s is %s and loads.", version, "installed" if was_incomplete else "already installed")
     return 0
 
 

@@ -61,7 +61,7 @@ class GameMap:
         width, height: size without the margin, cells.
         wall: whether a cell is impassable, [n_cells] bool; true of the margin.
         spawn: cells marked `P`.
-        inside: cells marked `Q`, where the first two players begin.
+        inner_spawn: cells marked `Q`, where the first two players begin.
         apples: cells where apples grow.
         dirt: river cells that can be dirty.
         dirty: whether each cell of `dirt` is dirty at the start, [n_dirt] bool.
@@ -76,7 +76,7 @@ class GameMap:
     height: int
     wall: NDArray[np.bool_]
     spawn: NDArray[np.int64]
-    inside: NDArray[np.int64]
+    inner_spawn: NDArray[np.int64]
     apples: NDArray[np.int64]
     dirt: NDArray[np.int64]
     dirty: NDArray[np.bool_]
@@ -97,31 +97,32 @@ class GameMap:
     def sites(self) -> Sites:
         return Sites(len(self.apples), len(self.dirt), int(self.dirty.sum()))
 
-    def cell(self, x: int, y: int) -> int:
+    def index_of(self, x: int, y: int) -> int:
         """Return the number of the cell in column `x` and row `y` of the map, both from 0."""
         return (y + MARGIN) * self.stride + x + MARGIN
 
-    def place(self, cell: int) -> tuple[int, int]:
+    def position_of(self, index: int) -> tuple[int, int]:
         """Return column and row of the cell with a number."""
-        return cell % self.stride - MARGIN, cell // self.stride - MARGIN
+        return index % self.stride - MARGIN, index // self.stride - MARGIN
 
-    def starts(self, n_agents: int) -> list[NDArray[np.int64]]:
+    def start_cells(self, n_agents: int) -> list[NDArray[np.int64]]:
         """Return the possible start cells of each player. Players with the same array get distinct cells of it.
 
         Raises:
             ConfigError: there are fewer spawn cells than players.
         """
-        n_inner = min(2, n_agents) if len(self.inside) else 0
-        if n_inner > len(self.inside) or n_agents - n_inner > len(self.spawn):
-            inner_text = f" and {len(self.inside)} marked Q for the first two players" if len(self.inside) else ""
+        n_inner = min(2, n_agents) if len(self.inner_spawn) else 0
+        if n_inner > len(self.inner_spawn) or n_agents - n_inner > len(self.spawn):
+            n_marked = len(self.inner_spawn)
+            inner_text = f" and {n_marked} marked Q for the first two players" if n_marked else ""
             raise ConfigError(
                 f"env.n_agents={n_agents} is too large for the map, which has {len(self.spawn)} spawn cells marked "
                 f"P{inner_text}; use fewer players, or mark more cells"
             )
-        return [self.inside] * n_inner + [self.spawn] * (n_agents - n_inner)
+        return [self.inner_spawn] * n_inner + [self.spawn] * (n_agents - n_inner)
 
 
-def parse(substrate: SubstrateName, text: str) -> GameMap:
+def parse_map(substrate: SubstrateName, text: str) -> GameMap:
     """Return the map that `text` draws, one symbol per cell. Empty lines before and after it are ignored.
 
     Raises:
@@ -142,28 +143,28 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
             if symbol not in symbols:
                 raise ConfigError(
                     f"env.map: unknown symbol {symbol!r} in row {y + 1}, column {x + 1}; symbols of {substrate} are "
-                    f"{' '.join(repr(mark) for mark in symbols)}"
+                    f"{' '.join(repr(map_symbol) for map_symbol in symbols)}"
                 )
     height, width = len(rows), len(rows[0])
     grid = np.full((height + 2 * MARGIN, width + 2 * MARGIN), "", dtype="<U1")
     grid[MARGIN : MARGIN + height, MARGIN : MARGIN + width] = [list(row) for row in rows]
-    flat = grid.reshape(-1)
+    symbol_by_cell = grid.reshape(-1)
 
     def cells_of(marks: str) -> NDArray[np.int64]:
-        return np.flatnonzero(np.isin(flat, [mark for mark in marks if mark in symbols]))
+        return np.flatnonzero(np.isin(symbol_by_cell, [mark for mark in marks if mark in symbols]))
 
     stacks: list[tuple[str, ...]] = [(), *dict.fromkeys(symbols.values())]
-    stack_indices = np.zeros(flat.size, np.int64)
+    stack_indices = np.zeros(symbol_by_cell.size, np.int64)
     for symbol, stack in symbols.items():
-        stack_indices[flat == symbol] = stacks.index(stack)
+        stack_indices[symbol_by_cell == symbol] = stacks.index(stack)
     spawn, apples, dirt = cells_of("P"), cells_of(APPLES[substrate]), cells_of(DIRT)
     if not len(spawn):
         raise ConfigError(
             "env.map has no spawn cell; mark with P at least one cell in which players begin and return after a zap"
         )
     if not len(apples):
-        marks = " or ".join(APPLES[substrate])
-        raise ConfigError(f"env.map has no cell where apples grow; mark at least one with {marks}")
+        symbols_text = " or ".join(APPLES[substrate])
+        raise ConfigError(f"env.map has no cell where apples grow; mark at least one with {symbols_text}")
     if SUBSTRATES[substrate].has_dirt and not len(dirt):
         raise ConfigError(
             "env.map has no river cell that can get dirty, on which the growth of apples depends; mark cells with H "
@@ -174,42 +175,42 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
         text="\n".join(rows),
         width=width,
         height=height,
-        wall=np.isin(flat, ["", "W"]),
+        wall=np.isin(symbol_by_cell, ["", "W"]),
         spawn=spawn,
-        inside=cells_of("Q"),
+        inner_spawn=cells_of("Q"),
         apples=apples,
         dirt=dirt,
-        dirty=flat[dirt] == DIRT[1],
+        dirty=symbol_by_cell[dirt] == DIRT[1],
         river=cells_of("~S"),
         stack_indices=stack_indices,
         stacks=tuple(stacks),
     )
 
 
-def find(substrate: SubstrateName, choice: str) -> GameMap:
+def load_map(substrate: SubstrateName, choice: str) -> GameMap:
     """Return the map for a value of `env.map`: `auto`, `melting_pot`, `own`, the path of a text file, or a map as text.
 
     `auto` is Melting Pot's map if Melting Pot is installed, else the map of this package (with a warning).
 
     Raises:
-        ConfigError: the file cannot be read, or does not contain a map (see `parse`).
+        ConfigError: the file cannot be read, or does not contain a map (see `parse_map`).
         EngineError: `melting_pot`, and Melting Pot is not installed.
     """
-    if choice == "melting_pot" or (choice == "auto" and install.available()):
-        return parse(substrate, _melting_pot(substrate))
+    if choice == "melting_pot" or (choice == "auto" and install.is_available()):
+        return parse_map(substrate, _load_melting_pot_map(substrate))
     if choice == "auto":
         logger.warning(
             "Melting Pot is not installed: %s uses this package's map (env.map=own), and its results cannot be "
             "compared with those on Melting Pot's map; %s",
             substrate,
-            install.HINT,
+            install.INSTALL_HINT,
         )
     if choice in ("auto", "own"):
-        return parse(substrate, OWN_MAPS[substrate])
+        return parse_map(substrate, OWN_MAPS[substrate])
     if "\n" in choice:
-        return parse(substrate, choice)
+        return parse_map(substrate, choice)
     try:
-        return parse(substrate, Path(choice).expanduser().read_text())
+        return parse_map(substrate, Path(choice).expanduser().read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
@@ -219,8 +220,8 @@ def find(substrate: SubstrateName, choice: str) -> GameMap:
 
 
 @functools.cache
-def _melting_pot(substrate: SubstrateName) -> str:
-    text: str = install.load(SUBSTRATES[substrate].module)[1].ASCII_MAP
+def _load_melting_pot_map(substrate: SubstrateName) -> str:
+    text: str = install.import_substrate(SUBSTRATES[substrate].module)[1].ASCII_MAP
     return text
 
 

@@ -16,8 +16,8 @@ from llmrl.core.records import Array
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import RAW_REWARD_TEXT, Mechanism, Settlement, SocietyEvents
-from llmrl.envs.substrate.grid_text import game_text, grid_codes, grid_planes, observation_text
-from llmrl.envs.substrate.sprites import Source, agent_colors
+from llmrl.envs.substrate.grid_text import build_grid_planes, count_grid_codes, describe_game, describe_observation
+from llmrl.envs.substrate.sprites import TileSource, find_agent_colors
 from llmrl.envs.substrate.substrate_rules import (
     FIRST_END,
     GRID_SHAPE,
@@ -28,7 +28,7 @@ from llmrl.envs.substrate.substrate_rules import (
     Sites,
     SubstrateName,
     action_names,
-    changes,
+    find_changes,
 )
 
 ChannelName = Literal["pixels", "grid", "vector", "text"]
@@ -48,7 +48,7 @@ class SubstrateSettings:
         n_agents: players per game.
         horizon: steps per episode, at most 5000; None: 5000. Upstream rules may end an episode at random from step 1099
             on.
-        rules: `upstream`, or `legislative` (see `substrate_rules.CHANGES`).
+        rules: `upstream`, or `legislative` (see `substrate_rules.RULE_CHANGES`).
         observe: channels that every player observes; None: pixels.
         mechanism: mechanism whose values a principal sets; None for plain rewards.
         show_mechanism: whether players observe the mechanism's values.
@@ -101,8 +101,8 @@ class SubstrateSettings:
         return self.mechanism is not None and self.show_mechanism
 
 
-def describe(
-    game: SubstrateSettings,
+def build_spec(
+    settings: SubstrateSettings,
     engine: Literal["meltingpot", "native"],
     device: str | None = None,
     sites: Sites | None = None,
@@ -111,35 +111,37 @@ def describe(
 
     `device`: as in `EnvSpec`. `sites`: counts of the map's cells; None: those of Melting Pot's map.
     """
-    substrate, rules, mechanism, horizon = game.substrate, game.rules, game.mechanism, game.horizon
-    grid, planes = grid_codes(game.n_agents), grid_planes(substrate, game.n_agents)
-    shows_text = "text" in game.channels
+    substrate, rules, mechanism, horizon = settings.substrate, settings.rules, settings.mechanism, settings.horizon
+    code_counts, planes = count_grid_codes(settings.n_agents), build_grid_planes(substrate, settings.n_agents)
+    n_numbers, text = len(SUBSTRATES[substrate].vector_observations), None
+    if "text" in settings.channels:
+        text = describe_game(substrate, rules, settings.n_agents, mechanism, settings.show_mechanism)
     available = {
         "pixels": Channel(PIXELS_SHAPE, "uint8", 0, 255),
-        "grid": Channel(GRID_SHAPE, "uint8", 0, max(grid) - 1, codes=grid, planes=planes),
-        "vector": Channel((len(SUBSTRATES[substrate].vector_observations),), "float32", 0, max(1, game.n_agents - 1)),
+        "grid": Channel(GRID_SHAPE, "uint8", 0, max(code_counts) - 1, codes=code_counts, planes=planes),
+        "vector": Channel((n_numbers,), "float32", 0, max(1, settings.n_agents - 1)),
         "text": Channel((), "object"),
     }
-    observation = {name: channel for name, channel in available.items() if name in game.channels}
-    if mechanism is not None and game.show_mechanism:
+    observation = {name: channel for name, channel in available.items() if name in settings.channels}
+    if mechanism is not None and settings.show_mechanism:
         low, high = float(mechanism.spec.low.min()), float(mechanism.spec.high.max())
         observation["mechanism"] = Channel((mechanism.spec.dim,), "float32", low, high)
     names = action_names(substrate, rules)
     return EnvSpec(
         name=substrate,
-        n_envs=game.n_envs,
-        n_agents=game.n_agents,
+        n_envs=settings.n_envs,
+        n_agents=settings.n_agents,
         observation=observation,
         n_actions=len(names),
         action_names=names,
         horizon=horizon,
         mechanism=None if mechanism is None else mechanism.spec,
-        metrics=_metrics(substrate, mechanism, horizon),
+        metrics=_collect_metrics(substrate, mechanism, horizon),
         details=() if mechanism is None else mechanism.details,
         has_reward_jacobian=mechanism is not None,
         deterministic=engine == "native",
-        text=game_text(substrate, rules, game.n_agents, mechanism, game.show_mechanism) if shows_text else None,
-        facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
+        text=text,
+        facts=_collect_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
         about=(
             ("engine", f"{engine}, {rules} rules"),
             ("reward", RAW_REWARD_TEXT if mechanism is None else mechanism.base_reward_text),
@@ -148,7 +150,7 @@ def describe(
     )
 
 
-def _metrics(
+def _collect_metrics(
     substrate: SubstrateName, mechanism: Mechanism | None, horizon: int | None
 ) -> dict[str, Aggregate | Derived]:
     """Return the metrics of an episode; those of its quarters only if there is a horizon."""
@@ -163,11 +165,11 @@ def _metrics(
     return metrics
 
 
-def _facts(
+def _collect_facts(
     substrate: SubstrateName, rules: Rules, mechanism: Mechanism | None, horizon: int | None, sites: Sites
 ) -> dict[str, float | bool]:
     """Return the facts that prompts state about the game under these rules, on this map, with this mechanism."""
-    change_names = {change.name for change in changes(substrate, rules)}
+    change_names = {change.name for change in find_changes(substrate, rules)}
     facts: dict[str, float | bool] = {"apple_sites": sites.apples, "away": SUBSTRATES[substrate].removal_steps}
     if sites.dirt:
         facts |= {
@@ -198,15 +200,15 @@ class SocietyEnv:
 
     settlement: Settlement | None = None
 
-    def __init__(self, game: SubstrateSettings, spec: EnvSpec, tiles: Source = "melting_pot") -> None:
-        self.spec, self._game, self._tiles = spec, game, tiles
-        self._mechanism = mechanism = game.mechanism
+    def __init__(self, settings: SubstrateSettings, spec: EnvSpec, tiles: TileSource = "melting_pot") -> None:
+        self.spec, self._settings, self._tiles = spec, settings, tiles
+        self._mechanism = mechanism = settings.mechanism
         # Number of games with different random numbers; the following groups draw the same numbers.
         self._group_size = spec.n_envs
         self._report: MechanismReport | None = None
-        if mechanism is not None and "text" in game.channels:
+        if mechanism is not None and "text" in settings.channels:
             shape = spec.n_envs, spec.n_agents
-            self._report = MechanismReport(mechanism.spec, *shape, game.show_mechanism, mechanism.player_facts)
+            self._report = MechanismReport(mechanism.spec, *shape, settings.show_mechanism, mechanism.player_facts)
         low = np.zeros(0) if mechanism is None else mechanism.spec.low
         self._set_values(np.tile(low.astype(np.float32), (spec.n_envs, 1)))
 
@@ -222,7 +224,7 @@ class SocietyEnv:
 
     def agent_colors(self) -> NDArray[np.uint8]:
         """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
-        return agent_colors(self._game.substrate, self._game.n_agents, self._tiles)
+        return find_agent_colors(self._settings.substrate, self._settings.n_agents, self._tiles)
 
     def set_context(self, context: int | np.ndarray) -> None:
         raise ConfigError(f"{self.spec.name} has no contexts")
@@ -231,7 +233,7 @@ class SocietyEnv:
         """Give game i of each of `groups` equal groups the same random numbers from the next reset on."""
         self._group_size = self.spec.games_per_group(groups)
 
-    def _begin_mechanism(self, games: NDArray[np.bool_]) -> None:
+    def _reset_mechanism(self, games: NDArray[np.bool_]) -> None:
         """Begin new episodes of the mechanism in the games where `games` [n_envs] is true."""
         if self._mechanism is not None:
             self._mechanism.reset(games)
@@ -257,7 +259,7 @@ class SocietyEnv:
             self._report.settle(settlement.base_reward, jacobian, values, live, facts)
         return settlement
 
-    def _texts(
+    def _describe_observations(
         self, grids: NDArray[np.uint8], vectors: NDArray[np.float32], present: NDArray[np.bool_], values: NDArray[Any]
     ) -> NDArray[Any]:
         """Return the text observation of each player, [n_envs, n_agents] object; "" for players who are not `present`.
@@ -271,6 +273,6 @@ class SocietyEnv:
         texts = np.full(present.shape, "", dtype=object)
         for game, player in np.argwhere(present).tolist():
             report = None if self._report is None else self._report.observation_entries(game, player, values[game])
-            scalars, substrate, rules = vectors[game, player], self._game.substrate, self._game.rules
-            texts[game, player] = observation_text(grids[game, player], substrate, rules, scalars, report)
+            scalars, substrate, rules = vectors[game, player], self._settings.substrate, self._settings.rules
+            texts[game, player] = describe_observation(grids[game, player], substrate, rules, scalars, report)
         return texts

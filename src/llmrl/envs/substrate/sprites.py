@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName, component
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName, find_component
 
-Source = Literal["auto", "melting_pot", "plain"]
-SIZE = 8
+TileSource = Literal["auto", "melting_pot", "plain"]
+TILE_SIZE = 8
 """Width and height of a sprite and of a cell, pixels."""
 Sprite = NDArray[np.uint8]
 
@@ -41,7 +41,7 @@ class SpriteSet:
     beams: Sprite
 
 
-def load(substrate: SubstrateName, n_agents: int, source: Source) -> SpriteSet:
+def load_sprites(substrate: SubstrateName, n_agents: int, source: TileSource) -> SpriteSet:
     """Return the sprites of a substrate for `n_agents` players.
 
     `auto` takes Melting Pot's if it is installed, else `plain`.
@@ -53,38 +53,38 @@ def load(substrate: SubstrateName, n_agents: int, source: Source) -> SpriteSet:
     if source not in ("auto", "melting_pot", "plain"):
         raise ConfigError(f"env.tiles={source} does not exist; use auto, melting_pot or plain")
     if resolve_source(source) == "plain":
-        return _plain_sprites(n_agents)
-    return _melting_pot_sprites(substrate, n_agents)
+        return _build_plain_sprites(n_agents)
+    return _load_melting_pot_sprites(substrate, n_agents)
 
 
-def agent_colors(substrate: SubstrateName, n_agents: int, source: Source) -> Sprite:
+def find_agent_colors(substrate: SubstrateName, n_agents: int, source: TileSource) -> Sprite:
     """Return the color of each player in frames of the world, [n_agents, 3]: the most frequent color of its sprite.
 
     Raises:
-        ConfigError, EngineError: see `load`.
+        ConfigError, EngineError: see `load_sprites`.
     """
-    dominant = []
-    for sprite in load(substrate, n_agents, source).avatars[:, 2].reshape(n_agents, -1, 4):
+    dominant_colors = []
+    for sprite in load_sprites(substrate, n_agents, source).avatars[:, 2].reshape(n_agents, -1, 4):
         colors, counts = np.unique(sprite[sprite[:, 3] == 255, :3], axis=0, return_counts=True)
-        dominant.append(colors[counts.argmax()])
-    return np.array(dominant, np.uint8)
+        dominant_colors.append(colors[counts.argmax()])
+    return np.array(dominant_colors, np.uint8)
 
 
-def resolve_source(source: Source) -> Source:
+def resolve_source(source: TileSource) -> TileSource:
     """Return the source that `auto` stands for on this machine; any other source unchanged."""
     if source != "auto":
         return source
-    return "melting_pot" if install.available() else "plain"
+    return "melting_pot" if install.is_available() else "plain"
 
 
-def _melting_pot_sprites(substrate: SubstrateName, n_agents: int) -> SpriteSet:
-    _, module = install.load(SUBSTRATES[substrate].module)
+def _load_melting_pot_sprites(substrate: SubstrateName, n_agents: int) -> SpriteSet:
+    _, module = install.import_substrate(SUBSTRATES[substrate].module)
     shapes = importlib.import_module("meltingpot.utils.substrates.shapes")
     colors = importlib.import_module("meltingpot.utils.substrates.colors")
     sprites: dict[str, Sprite] = {}
     for prefab in module.create_prefabs().values():
         if any(entry["component"] == "Appearance" for entry in prefab["components"]):
-            sprites.update(_appearance(component(prefab, "Appearance")))
+            sprites.update(_load_appearance(find_component(prefab, "Appearance")))
     # Clean Up removes the first color from this list and uses it for the viewing player.
     palette = [*getattr(module, "human_readable_colors", colors.human_readable), *colors.palette]
     if n_agents > len(palette):
@@ -94,33 +94,35 @@ def _melting_pot_sprites(substrate: SubstrateName, n_agents: int) -> SpriteSet:
         )
     viewer = module.TARGET_SPRITE_SELF
     avatars = [
-        [_paint(text, shapes.get_palette(palette_name)) for text in viewer["shape"]]
+        [_parse_sprite(text, shapes.get_palette(palette_name)) for text in viewer["shape"]]
         for palette_name in palette[:n_agents]
     ]
     return SpriteSet(
-        sprites, np.array(avatars), _paint(viewer["shape"][0], viewer["palette"]), _engine_beams(substrate)
+        sprites, np.array(avatars), _parse_sprite(viewer["shape"][0], viewer["palette"]), _read_beam_colors(substrate)
     )
 
 
-def _appearance(kwargs: Mapping[str, Any]) -> dict[str, Sprite]:
+def _load_appearance(kwargs: Mapping[str, Any]) -> dict[str, Sprite]:
     """Return the sprites of one Appearance component for each heading of a viewer; `GrassEdge` becomes `grass_edge`."""
     names: Sequence[str] = kwargs["spriteNames"]
-    views = {}
+    views_by_name = {}
     for index, name in enumerate(names):
         if "spriteShapes" in kwargs:
-            image = _paint(kwargs["spriteShapes"][index], kwargs["palettes"][index])
+            image = _parse_sprite(kwargs["spriteShapes"][index], kwargs["palettes"][index])
         else:
-            image = _color_sprite(kwargs["spriteRGBColors"][index])
-        is_fixed = kwargs.get("noRotates", [False] * len(names))[index]
-        views[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = _rotated_views(image, turns=not is_fixed)
-    return views
+            image = _build_color_sprite(kwargs["spriteRGBColors"][index])
+        has_fixed_orientation = kwargs.get("noRotates", [False] * len(names))[index]
+        sprite_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        views_by_name[sprite_name] = _rotated_views(image, turns=not has_fixed_orientation)
+    return views_by_name
 
 
-def _paint(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
+def _parse_sprite(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
     """Return a sprite drawn with letters as an image, [8, 8, 4]. Larger ones are reduced as the engine does."""
     image = np.array([[palette[letter] for letter in row] for row in text.strip("\n").splitlines()], np.int32)
-    factor = image.shape[0] // SIZE
-    mean: Sprite = (image.reshape(SIZE, factor, SIZE, factor, 4).sum((1, 3)) // factor**2).astype(np.uint8)
+    factor = image.shape[0] // TILE_SIZE
+    blocks = image.reshape(TILE_SIZE, factor, TILE_SIZE, factor, 4)
+    mean: Sprite = (blocks.sum((1, 3)) // factor**2).astype(np.uint8)
     return mean
 
 
@@ -129,27 +131,27 @@ def _rotated_views(image: Sprite, turns: bool) -> Sprite:
     return np.stack([np.rot90(image, heading if turns else 0) for heading in range(4)])
 
 
-def _engine_beams(substrate: SubstrateName) -> Sprite:
+def _read_beam_colors(substrate: SubstrateName) -> Sprite:
     """Return the colors of the beams, which are defined in the engine's Lua modules."""
-    lua = install.root() / "meltingpot" / "lua"
-    zap = _lua_color(lua / "modules" / "avatar_library.lua", r"'beamColor',\s*args\.default\(\{([\d,\s]+)\}")
+    lua = install.find_package_root() / "meltingpot" / "lua"
+    zap = _read_lua_color(lua / "modules" / "avatar_library.lua", r"'beamColor',\s*args\.default\(\{([\d,\s]+)\}")
     if not SUBSTRATES[substrate].has_dirt:
         return np.stack([np.zeros(4, np.uint8), zap])
     level = lua / "levels" / SUBSTRATES[substrate].module / "components.lua"
-    return np.stack([_lua_color(level, r"addColor\('BeamClean',\s*\{([\d,\s]+)\}"), zap])
+    return np.stack([_read_lua_color(level, r"addColor\('BeamClean',\s*\{([\d,\s]+)\}"), zap])
 
 
-def _lua_color(file: Any, pattern: str) -> Sprite:
+def _read_lua_color(file: Any, pattern: str) -> Sprite:
     match = re.search(pattern, file.read_text())
     if match is None:
         raise EngineError(
-            f"{file} does not define the color of a beam as in {install.MELTINGPOT}; {install.HINT}, or use "
+            f"{file} does not define the color of a beam as in {install.MELTINGPOT}; {install.INSTALL_HINT}, or use "
             "env.tiles=plain"
         )
     return np.array([*(int(part) for part in match[1].split(",")), 255][:4], np.uint8)
 
 
-_GROUNDS = {
+_GROUND_COLORS = {
     "sand": (214, 200, 160),
     "floor": (205, 190, 165),
     "grass": (150, 190, 90),
@@ -159,44 +161,44 @@ _GROUNDS = {
     "water_3": (50, 136, 189),
     "water_4": (45, 128, 182),
 }
-_SHADOW = (0, 0, 0, 45)
+_SHADOW_COLOR = (0, 0, 0, 45)
 
 
-def _plain_sprites(n_agents: int) -> SpriteSet:
+def _build_plain_sprites(n_agents: int) -> SpriteSet:
     """Return sprites of flat colors, for machines without Melting Pot. Players have a white mark in front."""
-    undirected = {name: _color_sprite(color) for name, color in _GROUNDS.items()}
-    undirected["dirt"] = _color_sprite((105, 75, 25, 150))
-    undirected["apple"] = _color_sprite((205, 45, 45), rows=slice(2, 6), columns=slice(2, 6))
+    undirected = {name: _build_color_sprite(color) for name, color in _GROUND_COLORS.items()}
+    undirected["dirt"] = _build_color_sprite((105, 75, 25, 150))
+    undirected["apple"] = _build_color_sprite((205, 45, 45), rows=slice(2, 6), columns=slice(2, 6))
     directed = {
-        "grass_edge": _color_sprite(_GROUNDS["grass"], rows=slice(4, 8)),
-        "shadow_n": _color_sprite(_SHADOW, rows=slice(0, 3)),
-        "shadow_w": _color_sprite(_SHADOW, columns=slice(0, 3)),
-        "shadow_e": _color_sprite(_SHADOW, columns=slice(5, 8)),
+        "grass_edge": _build_color_sprite(_GROUND_COLORS["grass"], rows=slice(4, 8)),
+        "shadow_n": _build_color_sprite(_SHADOW_COLOR, rows=slice(0, 3)),
+        "shadow_w": _build_color_sprite(_SHADOW_COLOR, columns=slice(0, 3)),
+        "shadow_e": _build_color_sprite(_SHADOW_COLOR, columns=slice(5, 8)),
     }
     sprites = {name: _rotated_views(image, turns=False) for name, image in undirected.items()}
     sprites |= {name: _rotated_views(image, turns=True) for name, image in directed.items()}
     # To a viewer who turns right, others seem to turn left: facing right is the image rotated clockwise.
-    players = [_player_sprite(_player_color(slot)) for slot in range(n_agents)]
+    players = [_build_player_sprite(_find_player_color(slot)) for slot in range(n_agents)]
     avatars = np.stack([np.stack([np.rot90(player, -k) for k in range(4)]) for player in players])
     beams = np.array([(120, 225, 245, 170), (255, 245, 90, 255)], np.uint8)
-    return SpriteSet(sprites, avatars, _player_sprite((40, 90, 230)), beams)
+    return SpriteSet(sprites, avatars, _build_player_sprite((40, 90, 230)), beams)
 
 
-def _color_sprite(color: Sequence[int], rows: slice = slice(None), columns: slice = slice(None)) -> Sprite:
+def _build_color_sprite(color: Sequence[int], rows: slice = slice(None), columns: slice = slice(None)) -> Sprite:
     """Return an image [8, 8, 4] that has an RGB or RGBA color in some rows and columns and is transparent elsewhere."""
-    image = np.zeros((SIZE, SIZE, 4), np.uint8)
+    image = np.zeros((TILE_SIZE, TILE_SIZE, 4), np.uint8)
     image[rows, columns] = [*color, 255][:4]
     return image
 
 
-def _player_sprite(color: Sequence[int]) -> Sprite:
+def _build_player_sprite(color: Sequence[int]) -> Sprite:
     """Return the sprite of a player who faces up."""
-    image = _color_sprite(color, rows=slice(1, 8), columns=slice(1, 7))
+    image = _build_color_sprite(color, rows=slice(1, 8), columns=slice(1, 7))
     image[1:3, 3:5] = 255
     return image
 
 
-def _player_color(slot: int) -> tuple[int, ...]:
+def _find_player_color(slot: int) -> tuple[int, ...]:
     """Return the color of a player.
 
     Hues a golden section apart differ for any number of players; every nine slots get darker.

@@ -1,6 +1,6 @@
 """The two substrates, and the named changes of rules for the published tax and incentive experiments.
 
-`upstream` are the unchanged rules of dm-meltingpot 2.4.1. `legislative` applies every change in `CHANGES` for the
+`upstream` are the unchanged rules of dm-meltingpot 2.4.1. `legislative` applies every change in `RULE_CHANGES` for the
 substrate, which gives the rules in the code of "Large Legislative Models" (arXiv 2410.08345), a fork of Melting Pot.
 """
 
@@ -23,7 +23,7 @@ MAX_AGENTS = 15
 
 GRID_SHAPE = (11, 11, 4)
 """Shape of a player's view in cells: 9 ahead, 1 behind, 5 to either side, rows from far to near, with four codes per
-cell (`grid_text.grid_codes`)."""
+cell (`grid_text.count_grid_codes`)."""
 PIXELS_SHAPE = (88, 88, 3)
 """Shape of a player's view in pixels, 8 x 8 per cell."""
 
@@ -115,7 +115,7 @@ SUBSTRATES: Mapping[SubstrateName, Substrate] = {
 
 
 @dataclass(frozen=True)
-class Change:
+class RuleChange:
     """One named difference from the upstream rules."""
 
     name: str
@@ -123,7 +123,7 @@ class Change:
     apply: Callable[[Definition, Substrate], None]
 
 
-def component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
+def find_component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the keyword arguments of a component of a game object; changes of them apply to the object.
 
     Raises:
@@ -136,7 +136,7 @@ def component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
     raise KeyError(f"{game_object['name']} has no component {name}")
 
 
-def avatars(definition: Definition) -> list[dict[str, Any]]:
+def find_avatars(definition: Definition) -> list[dict[str, Any]]:
     """Return the players' game objects, in the order of the players' indices."""
     return [
         o for o in definition["simulation"]["gameObjects"] if any(c["component"] == "Avatar" for c in o["components"])
@@ -149,26 +149,28 @@ def _own_spawn_cells(definition: Definition, substrate: Substrate) -> None:
     rows = [list(row) for row in simulation["map"].strip("\n").split("\n")]
     for row in rows:
         row[:] = [" " if char in "PQ" else char for char in row]
-    for index, (avatar, (x, y)) in enumerate(zip(avatars(definition), substrate.spawn_cells, strict=False), start=1):
+    for index, (avatar, (x, y)) in enumerate(
+        zip(find_avatars(definition), substrate.spawn_cells, strict=False), start=1
+    ):
         char, prefab, group = "tuvwxyz"[index - 1], f"spawn_point_{index}", f"spawnPoint{index}"
         point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
-        component(point, "StateManager")["stateConfigs"][0]["groups"] = [group]
+        find_component(point, "StateManager")["stateConfigs"][0]["groups"] = [group]
         simulation["prefabs"][prefab] = point
         simulation["charPrefabMap"][char] = {"type": "all", "list": [substrate.floor, prefab]}
         rows[y][x] = char
-        component(avatar, "Avatar").update(spawnGroup=group, postInitialSpawnGroup=group)
+        find_component(avatar, "Avatar").update(spawnGroup=group, postInitialSpawnGroup=group)
     simulation["map"] = "\n" + "\n".join("".join(row) for row in rows) + "\n"
 
 
 def _start_heading_north(definition: Definition, substrate: Substrate) -> None:
     """Let all players start the episode heading north; the heading after a removal stays random."""
-    for avatar in avatars(definition):
-        component(avatar, "Avatar")["randomizeInitialOrientation"] = False
+    for avatar in find_avatars(definition):
+        find_component(avatar, "Avatar")["randomizeInitialOrientation"] = False
 
 
 def _fixed_move_order(definition: Definition, substrate: Substrate) -> None:
     """Carry out moves in the order of the players, highest index first, instead of a random order."""
-    for avatar in avatars(definition):
+    for avatar in find_avatars(definition):
         avatar["components"].append({"component": "MoveOrder", "kwargs": {}})
 
 
@@ -178,7 +180,7 @@ def _no_zap(definition: Definition, substrate: Substrate) -> None:
 
 def _apples_at_start(definition: Definition, substrate: Substrate) -> None:
     """Start with an apple on every apple site."""
-    component(definition["simulation"]["prefabs"]["potential_apple"], "StateManager")["initialState"] = "apple"
+    find_component(definition["simulation"]["prefabs"]["potential_apple"], "StateManager")["initialState"] = "apple"
 
 
 def _no_random_end(definition: Definition, substrate: Substrate) -> None:
@@ -187,24 +189,24 @@ def _no_random_end(definition: Definition, substrate: Substrate) -> None:
     scene["components"] = [c for c in scene["components"] if c["component"] != "StochasticIntervalEpisodeEnding"]
 
 
-CHANGES: tuple[Change, ...] = (
-    Change("own_spawn_cells", ("cleanup", "harvest"), _own_spawn_cells),
-    Change("start_heading_north", ("cleanup", "harvest"), _start_heading_north),
-    Change("fixed_move_order", ("cleanup", "harvest"), _fixed_move_order),
-    Change("no_zap", ("harvest",), _no_zap),
-    Change("apples_at_start", ("cleanup",), _apples_at_start),
-    Change("no_random_end", ("cleanup", "harvest"), _no_random_end),
+RULE_CHANGES: tuple[RuleChange, ...] = (
+    RuleChange("own_spawn_cells", ("cleanup", "harvest"), _own_spawn_cells),
+    RuleChange("start_heading_north", ("cleanup", "harvest"), _start_heading_north),
+    RuleChange("fixed_move_order", ("cleanup", "harvest"), _fixed_move_order),
+    RuleChange("no_zap", ("harvest",), _no_zap),
+    RuleChange("apples_at_start", ("cleanup",), _apples_at_start),
+    RuleChange("no_random_end", ("cleanup", "harvest"), _no_random_end),
 )
 
 
-def changes(name: SubstrateName, rules: Rules) -> tuple[Change, ...]:
+def find_changes(name: SubstrateName, rules: Rules) -> tuple[RuleChange, ...]:
     """Return the changes that `rules` make to a substrate; none for `upstream`."""
-    return tuple(c for c in CHANGES if name in c.substrates) if rules == "legislative" else ()
+    return tuple(c for c in RULE_CHANGES if name in c.substrates) if rules == "legislative" else ()
 
 
 def action_names(name: SubstrateName, rules: Rules) -> tuple[str, ...]:
     """Return the names of a player's actions under `rules`, in the order of their indices."""
-    excluded = {"zap"} if any(c.name == "no_zap" for c in changes(name, rules)) else set()
+    excluded = {"zap"} if any(c.name == "no_zap" for c in find_changes(name, rules)) else set()
     return tuple(action for action in SUBSTRATES[name].actions if action not in excluded)
 
 
@@ -220,19 +222,19 @@ def substrate_definition(
     if map_text is not None:
         definition["simulation"]["map"] = f"\n{map_text}\n"
         if "Q" not in map_text:
-            for avatar in avatars(definition):
-                component(avatar, "Avatar")["spawnGroup"] = "spawnPoints"
+            for avatar in find_avatars(definition):
+                find_component(avatar, "Avatar")["spawnGroup"] = "spawnPoints"
     prefabs = definition["simulation"]["prefabs"]
     if name == "cleanup":
         _add_to_group(prefabs["potential_apple"], "apple", "apples")
         for prefab in ("potential_dirt", "actual_dirt"):
             _add_to_group(prefabs[prefab], "dirt", "dirt")
-    for change in changes(name, rules):
+    for change in find_changes(name, rules):
         change.apply(definition, substrate)
     return definition
 
 
 def _add_to_group(prefab: Mapping[str, Any], state: str, group: str) -> None:
-    for config in component(prefab, "StateManager")["stateConfigs"]:
+    for config in find_component(prefab, "StateManager")["stateConfigs"]:
         if config["state"] == state:
             config["groups"] = [*config.get("groups", ()), group]
