@@ -15,18 +15,67 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 
 
-class ArrayGames(StateFields, ABC):
+class GroupedGames:
+    """Base class of environments with equal groups of games that may draw the same random numbers.
+
+    A subclass sets `spec`.
+    """
+
+    spec: EnvSpec
+    _groups = 1
+
+    def pair_games(self, groups: int) -> None:
+        """Draw the same random numbers in each of `groups` equal groups of games, from the next reset on."""
+        self.spec.games_per_group(groups)
+        self._groups = groups
+
+    def set_context(self, context: int | np.ndarray) -> None:
+        """Raise ConfigError: there are no contexts."""
+        raise ConfigError(f"{self.spec.name} has no contexts, and context {context} was set. Do not set a context.")
+
+    def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+    def _check_actions(self, action: Array) -> np.ndarray:
+        """Return discrete actions [n_envs, n_agents].
+
+        Raises:
+            ValueError: wrong shape, or an action that does not exist.
+        """
+        spec, actions = self.spec, np.asarray(action)
+        if actions.shape != (spec.n_envs, spec.n_agents):
+            shape = [spec.n_envs, spec.n_agents]
+            raise ValueError(f"actions of {spec.name} are {shape} integers, got shape {list(actions.shape)}")
+        if actions.min() < 0 or actions.max() >= spec.n_actions:
+            raise ValueError(
+                f"actions of {spec.name} are 0 to {spec.n_actions - 1}, got {actions.min()} to {actions.max()}"
+            )
+        return actions
+
+    def _broadcast_values(self, values: Array) -> np.ndarray:
+        """Return the mechanism's values of all games, [d], or of each game, [n_envs, d], as [n_envs, d] float64.
+
+        Raises:
+            ConfigError: a value is out of bounds, or there is no mechanism.
+        """
+        space = self.spec.mechanism
+        if space is None:
+            raise ConfigError(f"{self.spec.name} has no mechanism to set, as with env.mechanism=false; remove the call")
+        return np.broadcast_to(space.check(values), (self.spec.n_envs, space.dim)).copy()
+
+
+class ArrayGames(GroupedGames, StateFields, ABC):
     """Games in lock step whose states can be continued with other random numbers (`llmrl.core.protocols.Forkable`).
 
     All random numbers come from the generators in `_rngs`, which draw for all games of a group, or from the seeds in
-    `_roots`, each of a group. A subclass lists one of the two in `_state_fields`, and sets `spec`.
+    `_roots`, each of a group. A subclass lists one of the two in `_state_fields`.
     """
 
     _stream_name: ClassVar[str]
     """Name of the stream of random numbers in the seed tree."""
+    _mechanism_field: ClassVar[str] = ""
+    """Name of the attribute with the mechanism's values, [n_envs, d]; "" without a mechanism."""
 
-    spec: EnvSpec
-    _groups = 1
     _rngs: list[np.random.Generator]
     _roots: list[int]
 
@@ -55,31 +104,19 @@ class ArrayGames(StateFields, ABC):
         self._begin_episodes(np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))
         return self._observe()
 
-    def pair_games(self, groups: int) -> None:
-        """Draw the same random numbers in each of `groups` equal groups of games, from the next reset on."""
-        self.spec.games_per_group(groups)
-        self._groups = groups
-
     def set_mechanism(self, values: Array) -> None:
         """Set the mechanism's values of all games, [d], or of each game, [n_envs, d], from the next step on.
 
         Raises:
             ConfigError: a value is out of bounds, or there is no mechanism.
         """
-        self._broadcast_values(values)
-
-    def set_context(self, context: int | np.ndarray) -> None:
-        """Raise ConfigError: there are no contexts."""
-        raise ConfigError(f"{self.spec.name} has no contexts, and context {context} was set. Do not set a context.")
+        setattr(self, self._mechanism_field, self._broadcast_values(values))
 
     def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
         seeds = Seeds(seed).child("fork")
         n_streams = len(self._rngs if "_rngs" in self._state_fields else self._roots)
         self._reseed([(seeds, i) for i in range(n_streams)])
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
 
     def _reseed(self, streams: Sequence[tuple[Seeds, str | int]]) -> None:
         """Seed each of equal groups of games by a stream, a node of a seed tree and a name in it."""
@@ -111,19 +148,7 @@ class ArrayGames(StateFields, ABC):
         Raises:
             ValueError: wrong shape, an action that does not exist, or a game was never reset.
         """
-        spec, actions = self.spec, np.asarray(action)
-        shape = (spec.n_envs, spec.n_agents)
-        if actions.shape != shape:
-            raise ValueError(f"actions must be {list(shape)}, got an array of shape {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= spec.n_actions:
-            raise ValueError(f"actions must be 0 to {spec.n_actions - 1}, got {actions.min()} to {actions.max()}")
+        actions = super()._check_actions(action)
         if not self._started_mask.all():
             raise ValueError("reset() must be called before step()")
         return actions
-
-    def _broadcast_values(self, values: Array) -> np.ndarray:
-        """Return checked values of the mechanism, [n_envs, d]."""
-        space = self.spec.mechanism
-        if space is None:
-            raise ConfigError(f"{self.spec.name} has no mechanism to set, as with env.mechanism=false; remove the call")
-        return np.broadcast_to(space.check(values), (self.spec.n_envs, space.dim)).copy()

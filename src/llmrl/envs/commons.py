@@ -86,15 +86,13 @@ class Commons(ArrayGames):
         "_report",
     )
     _stream_name = "shares"
+    _mechanism_field = "_taxes_set"
 
     @staticmethod
-    def plays_in_rows(options: Mapping[str, Any]) -> bool:
-        """Return whether, under these options, the games of several runs can be played as one batch."""
-        return "text" not in options["observe"]
-
-    @staticmethod
-    def observation_bytes(options: Mapping[str, Any]) -> int:
-        """Return the size of one agent's observation of a step under these options, bytes."""
+    def observation_bytes(options: Mapping[str, Any]) -> int | None:
+        """Return the size of one agent's observation of a step, bytes; None if runs cannot share a batch of games."""
+        if "text" in options["observe"]:
+            return None
         n_actions = options["max_catch"] + 1
         n_mechanism_values = 2 if options["show_mechanism"] else 0
         return int(4 * (options["n_agents"] + 3 + n_mechanism_values) + n_actions)
@@ -222,14 +220,6 @@ class Commons(ArrayGames):
         super().pair_games(groups)
         if groups != previous_n_groups:
             self._episode[:] = self._episode.max()
-
-    def set_mechanism(self, values: Array) -> None:
-        """Set the taxes of all games, [2], or of each game, [n_envs, 2], from the next step on.
-
-        Raises:
-            ConfigError: a number is out of bounds, or the environment was built with mechanism=false.
-        """
-        self._taxes_set = self._broadcast_values(values)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [136, 84 + 28 * n_agents, 3] uint8.

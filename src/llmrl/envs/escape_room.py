@@ -176,11 +176,7 @@ class EscapeRoom(ArrayGames):
 
     _state_fields = ("_rngs", "_next_context", "_incentives", "_place", "_lever", "_time", "_ended", "_report")
     _stream_name = "contexts"
-
-    @staticmethod
-    def plays_in_rows(options: Mapping[str, Any]) -> bool:
-        """Return whether, under these options, the games of several runs can be played as one batch."""
-        return True
+    _mechanism_field = "_incentives"
 
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
@@ -303,14 +299,6 @@ class EscapeRoom(ArrayGames):
             info={name: value.astype(np.float32) for name, value in info.items()},
             reward_jacobian=reward_jacobian,
         )
-
-    def set_mechanism(self, values: Array) -> None:
-        """Set the incentives of all games, [n_places], or of each game, [n_envs, n_places], from the next step on.
-
-        Raises:
-            ConfigError: a number is out of bounds, or the environment was built with mechanism=false.
-        """
-        self._incentives = self._broadcast_values(values)
 
     def set_context(self, context: int | np.ndarray) -> None:
         """Set the context (index into `spec.contexts`) of all games, or of each, [n_envs], from the next reset on.

@@ -122,11 +122,7 @@ class TaxEconomy(ArrayGames):
 
     _state_fields = ("_rngs", "_rates", "_wage", "_time", "_ended", "_earned", "_effort", "_hours", "_last")
     _stream_name = "wages"
-
-    @staticmethod
-    def plays_in_rows(options: Mapping[str, Any]) -> bool:
-        """Return whether, under these options, the games of several runs can be played as one batch."""
-        return True
+    _mechanism_field = "_rates"
 
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
@@ -279,10 +275,6 @@ class TaxEconomy(ArrayGames):
         for name, amount in zip(_BRACKET_METRICS, bracket_amounts, strict=True):
             metrics |= {f"{name}_{k + 1}": amount[..., k].mean(1) for k in range(bracket_income.shape[-1])}
         return metrics
-
-    def set_mechanism(self, values: Array) -> None:
-        """Set the marginal rates of all games, [K], or of each game, [n_envs, K], for years that end from now on."""
-        self._rates = self._broadcast_values(values)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [176, 16 + n_agents * 36, 3] uint8.

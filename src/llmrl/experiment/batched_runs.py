@@ -213,8 +213,8 @@ def reason_to_run_alone(config: Config) -> UnsharedReason | None:
         return UnsharedReason.TEACHER
     if kind != "search" and (reason := _agent_reason(config, builder, is_batch=kind == "design")) is not None:
         return reason
-    can_batch = getattr(builder.locate(config["env"]["_target_"], "env"), "plays_in_rows", None)
-    if (kind == "design" and can_batch is None) or (can_batch is not None and not can_batch(config["env"])):
+    size = getattr(builder.locate(config["env"]["_target_"], "env"), "observation_bytes", None)
+    if (kind == "design" and size is None) or (size is not None and size(config["env"]) is None):
         return UnsharedReason.GAMES
     asks = groups_using_model(config)
     if asks and builder.needs(config["llm"], "device", "llm"):

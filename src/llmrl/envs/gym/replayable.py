@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import EnvSpec
 from llmrl.core.trust import Trust
+from llmrl.envs.array_games import GroupedGames
 
 
-class ReplayableEnv(ABC):
+class ReplayableEnv(GroupedGames, ABC):
     """Games in lock step whose episodes are functions of a seed, of actions, and of the mechanism's values.
 
     **Seeds.** The k-th episode of a game is seeded with a function of the seed, the game's index and k, so the games
@@ -32,14 +31,12 @@ class ReplayableEnv(ABC):
         trust: modules that options may name.
     """
 
-    spec: EnvSpec
     settings: Any
 
     def __init__(self, settings: Any, seeds: Seeds, trust: Trust) -> None:
         self.settings, self._seed_tree, self._trust = settings, seeds, trust
         n_envs: int = settings.n_envs
         self._root_seeds = [seeds.integer("games")]  # one for each equal group of games
-        self._n_groups = 1
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._episode_seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress
         self._next_seeds: np.ndarray | None = None  # seeds of the next episodes
@@ -73,8 +70,8 @@ class ReplayableEnv(ABC):
     def _build_step(self, reward: np.ndarray, active: np.ndarray) -> Step:
         """Return the `Step` of the games that were `active` [n_envs], given their rewards [n_envs]."""
 
-    def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:  # noqa: B027 (needed only by subclasses that record forks)
-        """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds` [n_envs]."""
+    def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
+        """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds` [n_envs]; by default, do nothing."""
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of episodes.
@@ -89,7 +86,7 @@ class ReplayableEnv(ABC):
             self._episode_counts[:] = 0
         reset_mask = np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         seed_trees, games_per_root = [Seeds(root_seed) for root_seed in self._root_seeds], n // len(self._root_seeds)
-        games_per_group = n // self._n_groups if len(seed_trees) == 1 else games_per_root
+        games_per_group = n // self._groups if len(seed_trees) == 1 else games_per_root
         for i in np.flatnonzero(reset_mask).tolist():
             index = i % games_per_root % games_per_group
             self._episode_seeds[i] = seed_trees[i // games_per_root].child(index).integer(int(self._episode_counts[i]))
@@ -133,25 +130,16 @@ class ReplayableEnv(ABC):
         self._episode_lengths += active
         return self._build_step(self._advance(action, active), active)
 
-    def pair_games(self, groups: int) -> None:
-        self.spec.games_per_group(groups)
-        self._n_groups = groups
-
     def set_mechanism(self, values: Array) -> None:
         """Set the mechanism's values of all games, [d], or of each game, [n_envs, d], from the next step on.
 
         Raises:
             ConfigError: there is no mechanism, or a number is out of bounds.
         """
-        if self.spec.mechanism is None:
-            raise ConfigError(f"env={self.spec.name} has no mechanism, so no values can be set")
-        self._mechanism_values = np.broadcast_to(self.spec.mechanism.check(values), self._mechanism_values.shape).copy()
-
-    def set_context(self, context: int) -> None:
-        raise ConfigError(f"env={self.spec.name} has no contexts")
+        self._mechanism_values = self._broadcast_values(values)
 
     def state_dict(self) -> State:
-        state: State = {"streams": list(self._root_seeds), "groups": self._n_groups}
+        state: State = {"streams": list(self._root_seeds), "groups": self._groups}
         state["begun"] = self._episode_counts.copy()
         if self.spec.mechanism is not None:
             state["values"] = self._mechanism_values.copy()
@@ -172,7 +160,7 @@ class ReplayableEnv(ABC):
 
     def load_state_dict(self, state: State) -> None:
         self._root_seeds = list(state["streams"])
-        self._n_groups, self._episode_counts = state["groups"], np.array(state["begun"])
+        self._groups, self._episode_counts = state["groups"], np.array(state["begun"])
         self._terminated[:] = True
         if "acted" in state:
             self._replay(state)

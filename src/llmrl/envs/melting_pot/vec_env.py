@@ -225,17 +225,8 @@ class MeltingPotEnv(SocietyEnv):
     def step(self, action: Array) -> Step:
         if self._pool is None:
             raise ValueError("reset() must be called before step()")
-        actions = np.asarray(action)
-        if actions.shape != (self.spec.n_envs, self.spec.n_agents):
-            shape = [self.spec.n_envs, self.spec.n_agents]
-            raise ValueError(f"actions of {self.spec.name} are {shape} integers, got shape {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= self.spec.n_actions:
-            raise ValueError(
-                f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
-                f"got {actions.min()} to {actions.max()}"
-            )
         active = ~self._ended
-        self._arrays["action"][:] = actions
+        self._arrays["action"][:] = self._check_actions(action)
         self._episode_lengths[active] += 1
         horizon = self._settings.horizon
         is_last_step = np.zeros_like(active) if horizon is None else self._episode_lengths >= horizon

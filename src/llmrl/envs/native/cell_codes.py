@@ -186,12 +186,6 @@ def _paint_codes(codes: CellCodes, sprite_set: SpriteSet, heading: int) -> NDArr
 
 def _find_distinct(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """Return the distinct rows of an array in order of first occurrence, and the index of each row among them."""
-    index_by_row: dict[bytes, int] = {}
-    width = rows.shape[1]
-    buffer = rows.tobytes()
-    indices = [
-        index_by_row.setdefault(buffer[offset : offset + width], len(index_by_row))
-        for offset in range(0, len(buffer), width)
-    ]
-    bank = np.frombuffer(b"".join(index_by_row), np.uint8).reshape(-1, width)
-    return bank, np.array(indices, np.int32)
+    _, first_indices, sorted_indices = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first_indices)
+    return rows[first_indices[order]], np.argsort(order)[sorted_indices.ravel()].astype(np.int32)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from llmrl.envs.substrate.maps import GameMap
 
-Int8: TypeAlias = NDArray[np.int8]
 Int32: TypeAlias = NDArray[np.int32]
 Float32: TypeAlias = NDArray[np.float32]
 Records: TypeAlias = "np.recarray[Any, np.dtype[np.record]]"

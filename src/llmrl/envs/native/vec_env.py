@@ -202,9 +202,6 @@ class NativeEnv(SocietyEnv):
         if self._report is not None:
             self._report.load_state_dict(state["report"])
 
-    def close(self) -> None:
-        """Do nothing: there are no processes to end."""
-
     @property
     def threads(self) -> int:
         """Number of threads that play the next step on a CPU: that of torch, or fewer if the games cannot use all."""

@@ -9,7 +9,7 @@ from annotated_types import Ge, Interval
 
 from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.physics import MOVES, Bodies, LandmarkSpec, ParticleWorld
+from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario, build_slices, concatenate_features, length
 
 GOAL_DISTANCE = 0.15  # distance at which a landmark counts as reached, units
@@ -51,7 +51,7 @@ class SimpleSpread(Scenario):
         names = tuple(f"agent_{i}" for i in range(n_agents))
         partner_width = 2 * (n_agents - 1)
         layout = build_slices(velocity=2, position=2, landmarks=2 * n_agents, agents=partner_width, heard=partner_width)
-        super().__init__(Bodies.create(names, 0.15, LandmarkSpec(n_agents, 0.05), solid=True), (layout,) * n_agents)
+        super().__init__(Bodies.create(names, 0.15, n_agents, 0.05, solid=True), (layout,) * n_agents)
         self._first_agents, self._second_agents = np.triu_indices(n_agents, k=1)
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
@@ -119,8 +119,10 @@ class SimpleTag(Scenario):
         bodies = Bodies.create(
             names,
             np.repeat([0.075, 0.05], group_sizes),
-            LandmarkSpec(n_obstacles, 0.2, solid=True),
+            n_obstacles,
+            0.2,
             solid=True,
+            solid_landmarks=True,
             acceleration=np.repeat([3.0, 4.0], group_sizes),
             max_speed=np.repeat([1.0, 1.3], group_sizes),
         )
@@ -239,7 +241,7 @@ class SimpleReference(GuidedScenario):
         self.guides = tuple((i, (i + 1) % n_agents) for i in range(n_agents))
         names = tuple(f"agent_{i}" for i in range(n_agents))
         layout = build_slices(velocity=2, landmarks=6, told_goal=3, heard=REFERENCE_WORDS * (n_agents - 1))
-        super().__init__(Bodies.create(names, 0.05, LandmarkSpec(len(REFERENCE_COLORS), 0.05)), (layout,) * n_agents)
+        super().__init__(Bodies.create(names, 0.05, len(REFERENCE_COLORS), 0.05), (layout,) * n_agents)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return action % len(MOVES), np.eye(REFERENCE_WORDS)[action // len(MOVES)]
@@ -297,7 +299,7 @@ class SimpleSpeakerListener(GuidedScenario):
             *(build_slices(velocity=2, landmarks=6, heard=SPEAKER_WORDS) for _ in listeners),
         )
         movable = np.arange(n_agents) > 0
-        super().__init__(Bodies.create(names, 0.075, LandmarkSpec(len(SPEAKER_COLORS), 0.04), movable=movable), layouts)
+        super().__init__(Bodies.create(names, 0.075, len(SPEAKER_COLORS), 0.04, movable=movable), layouts)
         self._messages_by_action = np.eye(SPEAKER_WORDS)[sentences].reshape(len(sentences), self.message_dim)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

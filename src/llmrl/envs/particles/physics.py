@@ -25,21 +25,6 @@ DIRECTIONS = np.array([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1
 
 
 @dataclass(frozen=True)
-class LandmarkSpec:
-    """Identical discs that never move.
-
-    Attributes:
-        count: number of discs.
-        radius: radius, units.
-        solid: whether they take part in contacts.
-    """
-
-    count: int
-    radius: float
-    solid: bool = False
-
-
-@dataclass(frozen=True)
 class Bodies:
     """Constant properties of the E entities (discs) of an environment.
 
@@ -66,16 +51,19 @@ class Bodies:
         cls,
         agent_names: tuple[str, ...],
         radius: float | np.ndarray,
-        landmarks: LandmarkSpec,
+        n_landmarks: int,
+        landmark_radius: float,
+        *,
         solid: bool = False,
+        solid_landmarks: bool = False,
         movable: np.ndarray | None = None,
         acceleration: float | np.ndarray = ACCELERATION,
         max_speed: float | np.ndarray = np.inf,
     ) -> Bodies:
         """Return the bodies of agents and of landmarks or obstacles.
 
-        `radius`, `acceleration` and `max_speed` are per agent [A], or one number for all. `movable` None: all agents
-        can move.
+        `solid` and `solid_landmarks` are whether they take part in contacts. `radius`, `acceleration` and `max_speed`
+        are per agent [A], or one number for all. `movable` None: all agents can move.
         """
         n_agents = len(agent_names)
 
@@ -84,8 +72,8 @@ class Bodies:
 
         return cls(
             agent_names=agent_names,
-            radius=np.concatenate([per_agent(radius), np.full(landmarks.count, landmarks.radius)]),
-            solid=np.repeat([solid, landmarks.solid], [n_agents, landmarks.count]),
+            radius=np.concatenate([per_agent(radius), np.full(n_landmarks, landmark_radius)]),
+            solid=np.repeat([solid, solid_landmarks], [n_agents, n_landmarks]),
             movable=np.ones(n_agents, dtype=bool) if movable is None else movable,
             acceleration=per_agent(acceleration),
             max_speed=per_agent(max_speed),

@@ -45,17 +45,14 @@ def _game_processes(options: Mapping[str, Any]) -> int:
     return int(options["n_envs"]) if options.get("engine") == "meltingpot" else 0
 
 
-def _can_batch_runs(options: Mapping[str, Any]) -> bool:
-    return bool(options.get("engine", "native") == "native")
-
-
-def _observation_bytes(options: Mapping[str, Any]) -> int:
+def _observation_bytes(options: Mapping[str, Any]) -> int | None:
+    if options.get("engine", "native") != "native":
+        return None
     channels = {"pixels": math.prod(PIXELS_SHAPE), "grid": math.prod(GRID_SHAPE), "vector": 8}
     return sum(channels.get(name, 0) for name in options.get("observe") or ["pixels"])
 
 
-# A launcher asks these before anything is built: the number of processes that the games use beside that of the run,
-# whether the games of several runs can be played as one batch, and the bytes that one player observes in a step.
+# A launcher calls these before anything is built. They return the number of processes that the games use in addition to
+# that of the run, and the bytes that a player observes in a step (None: runs cannot share a batch of games).
 substrate_env.game_processes = _game_processes  # type: ignore[attr-defined]
-substrate_env.plays_in_rows = _can_batch_runs  # type: ignore[attr-defined]
 substrate_env.observation_bytes = _observation_bytes  # type: ignore[attr-defined]

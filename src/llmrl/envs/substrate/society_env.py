@@ -14,6 +14,7 @@ from llmrl.core.metrics import Derived, MeanStep, Ratio, quarters
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
+from llmrl.envs.array_games import GroupedGames
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import RAW_REWARD_TEXT, Mechanism, Settlement, SocietyEvents
 from llmrl.envs.substrate.grid_text import build_grid_planes, count_grid_codes, describe_game, describe_observation
@@ -186,7 +187,7 @@ def _collect_facts(
     return facts if mechanism is None else {**facts, **mechanism.facts}
 
 
-class SocietyEnv:
+class SocietyEnv(GroupedGames):
     """Base class of Clean Up and Harvest on either engine.
 
     Args:
@@ -217,17 +218,11 @@ class SocietyEnv:
         self._values: Any = values
 
     def set_mechanism(self, values: Array) -> None:
-        if self._mechanism is None:
-            raise ConfigError(f"{self.spec.name} has no mechanism; set one, e.g. with env.mechanism in its option file")
-        parameters = self._mechanism.spec.check(values).astype(np.float32)
-        self._set_values(np.broadcast_to(parameters, (self.spec.n_envs, self._mechanism.spec.dim)).copy())
+        self._set_values(self._broadcast_values(values).astype(np.float32))
 
     def agent_colors(self) -> NDArray[np.uint8]:
         """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
         return find_agent_colors(self._settings.substrate, self._settings.n_agents, self._tiles)
-
-    def set_context(self, context: int | np.ndarray) -> None:
-        raise ConfigError(f"{self.spec.name} has no contexts")
 
     def pair_games(self, groups: int) -> None:
         """Give game i of each of `groups` equal groups the same random numbers from the next reset on."""
