@@ -186,12 +186,6 @@ def test_removed_players_are_paid_optionally():
     assert settlement.reward(PAY)[0, 0] == pytest.approx(3.0)
 
 
-def test_incentives_need_dirt():
-    raw = np.zeros((1, 2), np.float32)
-    with pytest.raises(ConfigError, match="requires an environment with dirt"):
-        Incentives().settle(SocietyEvents(raw, None, np.ones((1, 2), bool)), PAY)
-
-
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])))
 def test_step_is_paid_once(raw, cleaned):
     incentives = Incentives()
@@ -367,12 +361,6 @@ class TestWords:
         explanation = {"pays_cleaning": True, "exactly_one": exact, "reward_removed": removed, "budget_balanced": False}
         assert incentives.facts == explanation
         assert incentives.base_reward_text == f"an apple {apple}, a step of cleaning -1"
-
-    def test_no_dirt(self):
-        raw = np.zeros((1, 2), np.float32)
-        message = "^Incentives requires an environment with dirt, because it pays for cleaning; use BracketedTax$"
-        with pytest.raises(ConfigError, match=message):
-            Incentives().settle(SocietyEvents(raw, None, np.ones((1, 2), bool)), PAY)
 
 
 def test_facts_include_player_earnings():

@@ -353,10 +353,7 @@ class Incentives(Mechanism):
         )
 
     def settle(self, events: SocietyEvents, values: Array) -> Settlement:
-        if events.n_cleaned is None:
-            raise ConfigError(
-                "Incentives requires an environment with dirt, because it pays for cleaning; use BracketedTax"
-            )
+        assert events.n_cleaned is not None  # see `needs_dirt`
         raw_reward, n_cleaned = events.raw_reward, events.n_cleaned
         has_eaten = (raw_reward == 1) if self.exactly_one else (raw_reward > 0)
         has_cleaned = ~has_eaten & (raw_reward == 0) & ((n_cleaned == 1) if self.exactly_one else (n_cleaned >= 1))

@@ -228,11 +228,12 @@ class TaxEconomy(ArrayGames):
         base_reward = np.where(year_ends_column, self.citizens.income_utility(income), 0.0) - effort
         reward = np.where(year_ends_column, self.citizens.income_utility(net_income), 0.0) - effort
         utility = self.citizens.income_utility(net_income) - self._effort
-        year_metrics = self._compute_year_metrics(bracket_income, income, tax, net_income, utility)
+        amounts = np.stack([income, tax, transfer, net_income, utility])
+        year_metrics = self._compute_year_metrics(bracket_income, amounts)
         info = {name: x * year_ends * steps_per_year for name, x in year_metrics.items()}
         info["hours"] = hours.mean(-1) * active
         jacobian = (bracket_income.mean(1, keepdims=True) - bracket_income) * year_ends[:, None, None]
-        self._last = np.where(year_ends_column, np.stack([income, tax, transfer, net_income, utility]), self._last)
+        self._last = np.where(year_ends_column, amounts, self._last)
         self._earned, self._effort = (np.where(year_ends_column, 0.0, x) for x in (self._earned, self._effort))
         return Step(
             observation=self._observe(),
@@ -244,21 +245,19 @@ class TaxEconomy(ArrayGames):
             reward_jacobian=jacobian.astype(np.float32) if self.spec.has_reward_jacobian else None,
         )
 
-    def _compute_year_metrics(
-        self,
-        bracket_income: np.ndarray,
-        income: np.ndarray,
-        tax: np.ndarray,
-        net_income: np.ndarray,
-        utility: np.ndarray,
-    ) -> dict[str, np.ndarray]:
+    def _compute_year_metrics(self, bracket_income: np.ndarray, amounts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the metrics of a year except the hours, each [n_envs].
 
         The metrics of a bracket k are the share of workers whose income ends in it, their income, the income taxed at
         its rate, and this weighted by the value of a dollar for each worker (`social_welfare`), per worker.
+
+        Args:
+            bracket_income: the part of each income in each bracket, [n_envs, n_agents, K].
+            amounts: income, tax, transfer, net income and utility, [5, n_envs, n_agents].
         """
-        amounts = self._wage, income, net_income, utility
-        welfare, dollar_values = social_welfare(self.settings.welfare, self.citizens, *amounts)
+        income, tax, _, net_income, utility = amounts
+        workers = self.citizens, self._wage
+        welfare, dollar_values = social_welfare(self.settings.welfare, *workers, income, net_income, utility)
         net_gini = gini(net_income)
         metrics = {
             SOCIAL_WELFARE: welfare,

@@ -162,8 +162,11 @@ class GymnasiumGames:
         try:
             for _ in range(n):
                 self.envs.append(make_gymnasium_env(env_factory, render))
-            if render:
-                check_mujoco_rendering(env_factory.id, self.envs[0])
+            if render and "envs.mujoco" in type(self.envs[0].unwrapped).__module__:
+                # A simulation that fails to draw is found before anything is played.
+                self.envs[0].reset(seed=0)
+                with _mujoco_errors(env_factory.id):
+                    self.envs[0].render()
         except BaseException:
             self.close()
             raise
@@ -349,14 +352,6 @@ def find_rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
         )
     # Without this camera, robots that walk or swim leave the frame.
     return {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
-
-
-def check_mujoco_rendering(name: str, env: gymnasium.Env[Any, Any]) -> None:
-    """Raise ConfigError, before anything is played, if a simulation of MuJoCo fails to draw."""
-    if "envs.mujoco" in type(env.unwrapped).__module__:
-        env.reset(seed=0)
-        with _mujoco_errors(name):
-            env.render()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -95,13 +95,9 @@ class EpisodeRunner:
         self._channels = observation_channels(self.games.observation_space)
 
     def play(
-        self,
-        controller: Controller,
-        parameter_vectors: NDArray[np.float64],
-        seeds: NDArray[np.int64],
-        indices: Sequence[int],
+        self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64], indices: Sequence[int]
     ) -> NDArray[Any]:
-        """Play the episodes `indices`: i * k + j is vector i of `parameter_vectors` [q, d] under seed j of `seeds` [k].
+        """Play the episodes `indices`: i * k + j is vector i of `candidates` [q, d] under seed j of `seeds` [k].
 
         Each begins as `env.reset(seed=seeds[j])` does. So results do not depend on the other episodes or on the number
         of games, provided that an action of `controller` depends only on its own observation and parameters.
@@ -127,13 +123,13 @@ class EpisodeRunner:
         games, n = self.games, self.games.n
         results, remaining_episodes = np.zeros(len(indices), dtype=_EPISODE_DTYPE), iter(enumerate(indices))
         result_indices, game_seeds, lengths = np.zeros((3, n), dtype=np.int64)
-        parameters, returns, max_rewards = np.zeros((n, parameter_vectors.shape[1])), np.zeros(n), np.zeros(n)
+        parameters, returns, max_rewards = np.zeros((n, candidates.shape[1])), np.zeros(n), np.zeros(n)
         # All games are started once, because before that they have no observations.
         active, start_mask = np.zeros(n, dtype=bool), np.ones(n, dtype=bool)
         while True:
             for game, (result_index, index) in zip(np.flatnonzero(~active).tolist(), remaining_episodes, strict=False):
                 result_indices[game] = result_index
-                game_seeds[game], parameters[game] = seeds[index % len(seeds)], parameter_vectors[index // len(seeds)]
+                game_seeds[game], parameters[game] = seeds[index % len(seeds)], candidates[index // len(seeds)]
                 active[game] = start_mask[game] = True
             if not active.any():
                 return results
@@ -166,7 +162,7 @@ class EpisodeRunner:
         self.games.close()
 
 
-class GymEvaluator:
+class GymEvaluator(AbstractContextManager["GymEvaluator"]):
     """Evaluates controllers: batched games in this process, Gymnasium's own games in worker processes.
 
     Use it as a context manager, or call `close`.
@@ -188,7 +184,7 @@ class GymEvaluator:
         self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
 
     def evaluate(
-        self, controller: Controller, parameter_vectors: NDArray[np.float64], seeds: NDArray[np.int64]
+        self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64]
     ) -> EpisodeBatch:
         """Play one episode of each parameter vector [q, d] under each seed [k]; return the results.
 
@@ -198,23 +194,23 @@ class GymEvaluator:
             ConfigError: the game lacks the channel that the controller reads, or the controller cannot be pickled.
             EngineError: a worker process died, or the game raised an error.
         """
-        parameter_vectors, seeds = np.asarray(parameter_vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
-        n_episodes = len(parameter_vectors) * len(seeds)
+        candidates, seeds = np.asarray(candidates, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
+        n_episodes = len(candidates) * len(seeds)
         if self._rules.env_factory.engine == "batched":
             n_games = min(n_episodes, _MAX_BATCHED_GAMES)
         else:  # each process plays at least two rounds of episodes
             n_games = max(1, min(-(-n_episodes // (2 * self.workers)), _MAX_GYMNASIUM_GAMES))
         try:
             if self._pool is not None:
-                results = self._pool.play(controller, parameter_vectors, seeds, n_games)
+                results = self._pool.play(controller, candidates, seeds, n_games)
             else:
                 self._runner = self._runner.resized(n_games)
-                results = self._runner.play(controller, parameter_vectors, seeds, range(n_episodes))
+                results = self._runner.play(controller, candidates, seeds, range(n_episodes))
         except LlmrlError:
             raise
         except Exception as error:
             raise build_engine_error(self._rules.env_factory.id, "an episode", error) from error
-        results = results.reshape(len(parameter_vectors), len(seeds))
+        results = results.reshape(len(candidates), len(seeds))
         returns, success = results["episode_return"], self._rules.success
         successes = None if success is None else success.is_met(returns, results["max_reward"], results["terminated"])
         return EpisodeBatch(returns, results["length"], successes)
@@ -224,9 +220,6 @@ class GymEvaluator:
         self._runner.close()
         if self._pool is not None:
             self._pool.close()
-
-    def __enter__(self) -> GymEvaluator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -252,10 +245,8 @@ class WorkerPool:
         self._rules, self._n_workers = rules, n
         self._workers: list[_Worker] = []
 
-    def play(
-        self, controller: Controller, parameter_vectors: np.ndarray, seeds: np.ndarray, n_games: int
-    ) -> np.ndarray:
-        """Return the results of all episodes of `parameter_vectors` under `seeds` (see `EpisodeRunner.play`).
+    def play(self, controller: Controller, candidates: np.ndarray, seeds: np.ndarray, n_games: int) -> np.ndarray:
+        """Return the results of all episodes of `candidates` under `seeds` (see `EpisodeRunner.play`).
 
         Each process plays every n-th episode, in `n_games` games in lock step.
 
@@ -264,7 +255,7 @@ class WorkerPool:
             EngineError: a worker died, or its game failed.
         """
         try:
-            pickled_evaluation = pickle.dumps((controller, parameter_vectors, seeds, n_games))
+            pickled_evaluation = pickle.dumps((controller, candidates, seeds, n_games))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(f"the policy cannot be sent to worker processes ({error}); use workers=1") from error
         if type(controller).__module__ == "__main__":
@@ -272,7 +263,7 @@ class WorkerPool:
                 f"{type(controller).__name__} is defined in the main script, from which worker processes cannot import "
                 "it; move it into a module, or use workers=1"
             )
-        results = np.zeros(len(parameter_vectors) * len(seeds), dtype=_EPISODE_DTYPE)
+        results = np.zeros(len(candidates) * len(seeds), dtype=_EPISODE_DTYPE)
         try:
             while len(self._workers) < self._n_workers:
                 self._workers.append(worker := _start_worker())
@@ -340,9 +331,9 @@ def _serve_evaluations(connection: Connection) -> None:
         pickled_evaluation, indices = connection.recv_bytes(), connection.recv()
         reply: Any
         try:
-            controller, parameter_vectors, seeds, n_games = pickle.loads(pickled_evaluation)  # noqa: S301
+            controller, candidates, seeds, n_games = pickle.loads(pickled_evaluation)  # noqa: S301
             runner = EpisodeRunner(rules, n_games) if runner is None else runner.resized(n_games)
-            reply = runner.play(controller, parameter_vectors, seeds, indices)
+            reply = runner.play(controller, candidates, seeds, indices)
         except (ConfigError, EngineError) as error:
             reply = error
         except Exception as error:  # noqa: BLE001 (the parent process raises any error of a third party's game)

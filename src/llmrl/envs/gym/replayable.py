@@ -71,7 +71,7 @@ class ReplayableEnv(GroupedGames, ABC):
         """Return the `Step` of the games that were `active` [n_envs], given their rewards [n_envs]."""
 
     def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
-        """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds` [n_envs]; by default, do nothing."""
+        """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds`, for `fork`."""
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of episodes.

@@ -216,12 +216,11 @@ def _merge_channels(channels: Sequence[Channel | None]) -> Channel:
     parts: tuple[Mapping[str, slice], ...] = ()
     has_parts = any(channel.parts for channel in existing)
     if len(shape) == 1 and (has_parts or any(channel is None or channel.shape != shape for channel in channels)):
-        parts = tuple({} if channel is None else _find_slices(channel) for channel in channels)
+        parts = tuple(
+            {} if channel is None else channel.parts[0] if channel.parts else {"observation": slice(0, *channel.shape)}
+            for channel in channels
+        )
     return replace(first_channel, shape=shape, low=bounds[0], high=bounds[1], parts=parts)
-
-
-def _find_slices(channel: Channel) -> Mapping[str, slice]:
-    return channel.parts[0] if channel.parts else {"observation": slice(0, channel.shape[0])}
 
 
 def _merge_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions | None:

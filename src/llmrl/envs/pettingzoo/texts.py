@@ -28,7 +28,7 @@ from llmrl.envs.texts.describers import (
 )
 from llmrl.envs.texts.env_arguments import EnvKwargs
 from llmrl.envs.texts.observation_format import Formatter, build_formatter
-from llmrl.envs.texts.schema import DECIMALS, Field, describe_fields
+from llmrl.envs.texts.schema import DECIMALS, Field, list_fields
 
 if TYPE_CHECKING:
     from llmrl.envs.texts.describers import Describer
@@ -63,7 +63,7 @@ class DraftDescriber:
             describe_changed_settings(EnvKwargs(agent_env)),
             describe_step_limit(agent_env),
         )
-        observation_fields = (("state", "what you know of the game"),) if has_text else describe_fields(fields)
+        observation_fields = (("state", "what you know of the game"),) if has_text else list_fields(fields)
         move_texts = getattr(agent_env.env, "action_names", None)
         actions = (
             draft_actions(agent_env.action_space)

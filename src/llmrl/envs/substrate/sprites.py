@@ -47,11 +47,9 @@ def load_sprites(substrate: SubstrateName, n_agents: int, source: TileSource) ->
     `auto` takes Melting Pot's if it is installed, else `plain`.
 
     Raises:
-        ConfigError: no such source, or Melting Pot has no more colors for so many players.
+        ConfigError: Melting Pot has no more colors for so many players.
         EngineError: `melting_pot` is not installed, or is a version that cannot be read.
     """
-    if source not in ("auto", "melting_pot", "plain"):
-        raise ConfigError(f"env.tiles={source} does not exist; use auto, melting_pot or plain")
     if resolve_source(source) == "plain":
         return _build_plain_sprites(n_agents)
     return _load_melting_pot_sprites(substrate, n_agents)

@@ -19,14 +19,7 @@ from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.env_arguments import EnvKwargs, Placeholders, format_value
 from llmrl.envs.texts.observation_format import Formatter, build_formatter, check_action_count, describe_state_rule
-from llmrl.envs.texts.schema import (
-    DECIMALS,
-    DescriptionFile,
-    Field,
-    describe_fields,
-    parse_description,
-    read_description,
-)
+from llmrl.envs.texts.schema import DECIMALS, DescriptionFile, Field, list_fields, parse_description, read_description
 
 if TYPE_CHECKING:
     import gymnasium
@@ -129,7 +122,10 @@ class EnvDescriber(JsonDescriber):
         name = _find_env_name(env)
         goal, observation, actions = (_call_method(env, method, name) for method in DESCRIPTION_METHODS)
         # `type` is a common key; here, the other keys describe the values.
-        fields = {str(n): _remove_type(entry) for n, entry in dict(observation).items()}
+        fields = {
+            str(name): {k: x for k, x in entry.items() if k != "type"} if isinstance(entry, Mapping) else entry
+            for name, entry in dict(observation).items()
+        }
         keys = sorted(actions) if all(isinstance(key, int) for key in actions) else list(actions)
         source = f"{name} (its own words)"
         text = parse_description(
@@ -139,7 +135,7 @@ class EnvDescriber(JsonDescriber):
         check_action_count(text.actions, env.action_space, source)
         states = describe_state_rule(env.observation_space, text.observation)
         goal = join_paragraphs(text.goal, describe_step_limit(env), describe_success(criterion))
-        self.game = EnvDescription(goal, describe_fields(text.observation), text.actions, states=states)
+        self.game = EnvDescription(goal, list_fields(text.observation), text.actions, states=states)
 
 
 class AutoDescriber(JsonDescriber):
@@ -157,7 +153,7 @@ class AutoDescriber(JsonDescriber):
             describe_step_limit(env),
             describe_success(criterion),
         )
-        self.game = EnvDescription(goal, describe_fields(fields), draft_actions(env.action_space))
+        self.game = EnvDescription(goal, list_fields(fields), draft_actions(env.action_space))
 
 
 def draft_fields(space: Any) -> tuple[Field, ...]:
@@ -222,18 +218,13 @@ def _call_method(env: Any, method: str, env_name: str) -> Any:
         if hasattr(type(layer), method):
             return getattr(layer, method)()
         if not hasattr(layer, "env"):
-            raise ConfigError(
-                f"{env_name} has no method {method}; env.text=own requires the methods {', '.join(DESCRIPTION_METHODS)}"
-            )
+            methods = ", ".join(DESCRIPTION_METHODS)
+            raise ConfigError(f"{env_name} has no method {method}; env.text=own requires the methods {methods}")
         layer = layer.env
 
 
 def _find_env_name(env: Any) -> str:
     return str(env.spec.id) if env.spec is not None else type(env.unwrapped).__name__
-
-
-def _remove_type(entry: Any) -> Any:
-    return {k: v for k, v in entry.items() if k != "type"} if isinstance(entry, Mapping) else entry
 
 
 def describe_step_limit(env: gymnasium.Env[Any, Any]) -> str:
@@ -308,7 +299,7 @@ class FileDescriber(JsonDescriber):
             describe_step_limit(env),
             describe_success(criterion, text.success),
         )
-        self.game = EnvDescription(goal, describe_fields(text.observation), text.actions, states=states)
+        self.game = EnvDescription(goal, list_fields(text.observation), text.actions, states=states)
 
 
 def _build_decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:

@@ -218,10 +218,10 @@ def _format_answer(value: object) -> str:
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
-def describe_fields(fields: Sequence[Field], prefix: str = "") -> tuple[tuple[str, str], ...]:
+def list_fields(fields: Sequence[Field], prefix: str = "") -> tuple[tuple[str, str], ...]:
     """Return (name, description) of fields and of their parts; a part is named `field.part`."""
     descriptions: list[tuple[str, str]] = []
     for field in fields:
         descriptions.append((prefix + field.name, field.full_description))
-        descriptions += describe_fields(field.fields, f"{prefix}{field.name}.")
+        descriptions += list_fields(field.fields, f"{prefix}{field.name}.")
     return tuple(descriptions)
