@@ -154,7 +154,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"goal": "Gravity is {gravity}."}, "{gravity} stands for nothing"),
+            ({"goal": "Gravity is {gravity}."}, "{gravity} is unknown"),
             ({"goal": "Gravity is {g[0]}."}, "there is no {g[0]}, as g is 10"),
             ({"arguments": {"gravity": {10: "As on Earth."}}}, "arguments.gravity"),
         ],

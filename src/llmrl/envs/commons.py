@@ -42,9 +42,9 @@ _BACKGROUND_COLOR, _FRAME_COLOR, _STOCK_COLOR, _LIMIT_COLOR = (
 class Commons(ArrayGames):
     """A vectorized environment of `n_envs` common-pool resource games.
 
-    **Month.** A step. All players choose how much to take, at once. If they want more than the stock, it is shared out
-    unit by unit: each unit goes to a player drawn uniformly from those who still want more (appendix B.1). The rest
-    is multiplied by `growth`, up to `capacity`. Amounts are whole numbers. A game begins with a stock of `capacity`.
+    **Month.** A step. All players simultaneously choose how much to take. If they request more than the stock, it is
+    distributed unit by unit: each unit goes to a player drawn uniformly from those who still want more (appendix B.1).
+    The rest is multiplied by `growth`, up to `capacity`. Amounts are integers. The initial stock is `capacity`.
 
     **Sustainable amount.** f = max {x: growth * (stock - x) >= stock}: the most that all players together can take
     without a smaller stock next month (section 2.3). A player's share is f // n_agents.
@@ -56,8 +56,8 @@ class Commons(ArrayGames):
 
     **Observation.** `vector` [n_envs, n_agents, n_agents + 2 or 3] float32: stock / capacity; months played / horizon,
     if `show_horizon`; the last harvest of every player / capacity; the agent's own last harvest / capacity. `text`: a
-    JSON object (`commons_text`). `action_mask` [n_envs, n_agents, n_actions] bool: amounts that the stock has, if it
-    can be smaller than the largest one; more can be wanted, and then counts as the whole stock. `mechanism` [n_envs,
+    JSON object (`commons_text`). `action_mask` [n_envs, n_agents, n_actions] bool: amounts of at most the stock, if it
+    can be smaller than `max_catch`; a larger request counts as a request of the whole stock. `mechanism` [n_envs,
     n_agents, 2] float32 if it is shown.
 
     **End.** Terminated when fewer than `collapse_threshold` units are left after a harvest: the stock has collapsed.

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 Env = TypeVar("Env")
 
 _CREATION_ERROR_TYPES = (KeyError, IndexError, ValueError, AssertionError, ImportError)
-"""Errors that constructors raise for invalid arguments; an ImportError is raised for versions that another package
-now contains."""
+"""Errors that constructors raise for invalid arguments; an ImportError is raised for an environment that has moved to
+another package."""
 READING_ERROR_TYPES = (KeyError, IndexError, ValueError, TypeError)
 """Errors that reading an observation raises if it is not in its space."""
 

@@ -166,7 +166,6 @@ def test_mechanism_payments_match_reference() -> None:
         ({"n_envs": 10**9}, "use fewer games"),
         ({"mechanism": Incentives()}, "no dirt"),
         ({"observe": []}, "observe is empty"),
-        ({"observe": []}, "the channels are pixels, grid"),
         ({"observe": ["text"], "n_agents": 16}, "distinguishes at most 15 players"),
         ({"horizon": 6000}, "must be at most 5000"),
         ({"map": "x" * 5000}, "cannot be read"),

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 NO_ADVICE = -1
 _MAX_PATH_SEARCHES = 500
-"""Maximum number of path searches of a bot for one action; a bot that makes more is caught in a loop."""
+"""Maximum number of path searches of a bot for one action; a bot that makes more is in an endless loop."""
 
 
 class BotExperts:
     """One bot for each of several games of BabyAI, asked once in every step.
 
-    A bot that meets a situation that it cannot handle gives up for the rest of the episode. This is known to happen
-    with boxes that somebody has opened, and in a few levels. Such a bot raises errors of many kinds: failed assertions,
-    indices of objects that no longer exist, None in place of a cell.
+    In a situation that a bot cannot handle, it gives no more advice in the episode. This happens with opened boxes and
+    in a few levels. The bot then raises errors of many types: failed assertions, indices of objects that no longer
+    exist, None in place of a cell.
 
     Args:
         envs: the games.
@@ -65,5 +65,5 @@ class _BoundedBot(BabyAIBot):
     def _shortest_path(self, *args: Any, **kwargs: Any) -> Any:
         self.remaining_path_searches -= 1
         if self.remaining_path_searches < 0:
-            raise RuntimeError("the bot plans in circles")
+            raise RuntimeError("the bot exceeded the maximum number of path searches")
         return super()._shortest_path(*args, **kwargs)

@@ -295,7 +295,7 @@ def translate_to_french(mission: str) -> str:
     """Return a mission of BabyAI in French: `go to the red ball` becomes `aller à la balle rouge`.
 
     Raises:
-        ConfigError: it is not made as BabyAI's missions are.
+        ConfigError: the mission does not follow BabyAI's grammar.
     """
     first_clauses, separator, later_clauses = mission.partition(", then ")
     if separator:
@@ -344,7 +344,7 @@ def _translate_object(text: str, preposition: str = "") -> str:
 
 def _build_translation_error(text: str) -> ConfigError:
     return ConfigError(
-        f"{text!r} in a mission cannot be translated into French, because it is not made as BabyAI's missions are; use "
+        f"{text!r} in a mission cannot be translated into French, because it does not follow BabyAI's grammar; use "
         "env.language=en, or a level of BabyAI"
     )
 

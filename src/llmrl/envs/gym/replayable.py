@@ -21,7 +21,7 @@ class ReplayableEnv(GroupedGames, ABC):
     after a seeded reset have the same starts whatever the agents do.
 
     **Mechanism.** Values are recorded with the actions, because an episode may depend on them. A subclass with a
-    mechanism sets `_mechanism_values` to those that hold first.
+    mechanism sets `_mechanism_values` to the initial values.
 
     A subclass sets `spec`, and implements `_begin_episodes`, `_advance`, `_observe` and `_build_step`.
 

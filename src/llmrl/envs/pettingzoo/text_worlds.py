@@ -97,8 +97,8 @@ class TextArenaWorld(MoveListWorld):
 
     A turn is one text of one player: a move in brackets. The observation is the game's text, in the entry `text` of the
     player's info. Moves are legal if the latest line of the text that lists legal moves contains them; all moves are
-    legal if there is no such line. Rewards are paid at the end. An illegal move is the game's matter: most games
-    request another move once, and end with a loss at the second one.
+    legal if there is no such line. Rewards are paid at the end. The game itself handles illegal moves: most games
+    request another move after the first one, and end with a loss after the second one.
 
     TextArena draws from Python's and NumPy's global generators. Each game has states of its own, which are exchanged
     with the global ones during a call, so a game depends on its seed and moves only.

@@ -1,4 +1,4 @@
-"""The arguments of an environment, as far as they can be inferred from it, and placeholders for them in texts."""
+"""Arguments of an environment, inferred from its object, and placeholders for them in texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_VALUE_LENGTH = 100
 """Maximum length of a value as text, characters."""
 _PLACEHOLDER_PATTERN = re.compile(r"( ?)\{([A-Za-z_]\w*)(?:\[(\d+)\])?\}")
 OTHER_VALUES = "other"
-"""Case for all values that have no case of their own."""
+"""Key of the sentence for all values that have no sentence of their own."""
 
 ArgumentSentences = Mapping[str, Mapping[str, str]]
 """Argument -> value (as `format_value` writes it) -> its meaning in a sentence, which may be empty."""
@@ -132,7 +132,7 @@ class Placeholders:
         """Return `text` with all placeholders filled in; `argument` is the argument that the text is a sentence about.
 
         Raises:
-            ConfigError: a name that stands for nothing.
+            ConfigError: a placeholder with an unknown name.
         """
         return _PLACEHOLDER_PATTERN.sub(lambda match: self._replace_placeholder(match, argument), text)
 
@@ -164,7 +164,7 @@ class Placeholders:
         if name in self._facts and index is None:
             return prefix + self._facts[name]
         if not self._arguments.has_value(name):
-            raise ConfigError(f"{self._source}: {{{name}}} stands for nothing: the environment has no such argument")
+            raise ConfigError(f"{self._source}: {{{name}}} is unknown; use an argument of the environment or a fact")
         if name in self._sentences and name != sentence_argument and index is None:
             sentence = self._fill_sentence(name)
             return prefix + sentence if sentence else ""

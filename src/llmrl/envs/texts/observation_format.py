@@ -79,7 +79,7 @@ def _build_dict_formatter(
     if missing := [key for key in member_spaces if key not in fields_by_name]:
         raise ConfigError(f"{source} lacks {missing[0]!r}, which is part of the observation")
     if unknown := [key for key in fields_by_name if key not in member_spaces]:
-        raise ConfigError(f"{source} has {unknown[0]!r}, and the observation has: {', '.join(member_spaces)}")
+        raise ConfigError(f"{source} has the unknown field {unknown[0]!r}; fields are {', '.join(member_spaces)}")
     format_by_name = {
         field.name: _build_member_formatter(member_spaces[field.name], field, decimals, source) for field in fields
     }
@@ -111,7 +111,7 @@ def _build_discrete_formatter(space: Any, fields: Sequence[Field], source: str) 
     sizes = [field.n_states for field in fields]
     if (n_described := int(np.prod(sizes))) != n:
         factors = " x ".join(f"{field.name} {size}" for field, size in zip(fields, sizes, strict=True))
-        raise ConfigError(f"{source} tells {factors} = {n_described} states apart, and there are {n}")
+        raise ConfigError(f"{source} distinguishes {factors} = {n_described} states, and the observation has {n}")
 
     def format_observation(observation: Any) -> dict[str, Any]:
         digits = np.unravel_index(int(observation) - start, sizes)
@@ -167,15 +167,14 @@ def _build_array_formatter(space: Any, fields: Sequence[Field], decimals: int, s
 
 
 def _check_values(space: Any, fields: Sequence[Field], source: str) -> None:
-    """Raise ConfigError if values name a number that may be other than 0, 1, ...: the names would hide it."""
+    """Raise ConfigError if a field with `values` may be another number than 0, 1, ..., which has no name."""
     bounds, position = list(zip(np.ravel(space.low).tolist(), np.ravel(space.high).tolist(), strict=True)), 0
     for field in _iterate_leaf_fields(fields):
         low, high = bounds[position]
         if field.values and (low, high) != (0, len(field.values) - 1):
             raise ConfigError(
-                f"{source}: {field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, "
-                f"and it is a real number from {low:g} to {high:g}: leave values out, and say what it means in its "
-                "description"
+                f"{source}: {field.name} has `values`, names of the integers 0 to {len(field.values) - 1}, but is a "
+                f"real number from {low:g} to {high:g}; remove `values` and explain the number in its description"
             )
         position += field.n_numbers
 
@@ -208,8 +207,8 @@ def _build_field_formatter(field: Field, decimals: int) -> Callable[[list[float]
 def _find_value_name(field: Field, number: float) -> str:
     if not (float(number).is_integer() and 0 <= number < len(field.values)):
         raise ConfigError(
-            f"{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and it is "
-            f"{number:g}: leave values out of the text, and say what it means in its description"
+            f"{field.name} has `values`, names of the integers 0 to {len(field.values) - 1}, but is {number:g}; remove "
+            "`values` from the text and explain the number in its description"
         )
     return field.values[int(number)]
 
@@ -224,4 +223,4 @@ def check_action_count(actions: tuple[tuple[str, str], ...], space: Any, source:
         n_actions = int(space.shape[0]) if len(space.shape) == 1 else -1
     if n_actions >= 0 and len(actions) != n_actions:
         unit = "choices" if is_discrete else "numbers of an action"
-        raise ConfigError(f"{source} describes {len(actions)} actions, and there are {n_actions} {unit}")
+        raise ConfigError(f"{source} describes {len(actions)} actions, but the environment has {n_actions} {unit}")

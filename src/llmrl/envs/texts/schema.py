@@ -119,7 +119,7 @@ def parse_description(content: Any, source: str) -> DescriptionFile:
     """
     content = _check_mapping(content, source, "a text", _FILE_KEYS)
     if missing := [key for key in ("observation", "actions") if content.get(key) is None]:
-        raise ConfigError(f"{source} has no {missing[0]!r}; a text has goal, observation and actions")
+        raise ConfigError(f"{source} has no {missing[0]!r}; a text must have goal, observation and actions")
     decimals = checked(content.get("decimals", DECIMALS), Annotated[int, Ge(0), Le(12)], f"{source}: decimals")
     return DescriptionFile(
         source,
@@ -189,7 +189,9 @@ def _parse_success_meanings(content: Any, source: str) -> dict[str, str]:
     for name in _check_mapping(content, source):
         criterion = _CRITERION_PATTERN.fullmatch(str(name))
         if criterion is None:
-            raise ConfigError(f"{source}.{name}: there are: terminated, return >= <number>, reward >= <number>")
+            raise ConfigError(
+                f"{source}.{name} is not a criterion; use terminated, return >= <number> or reward >= <number>"
+            )
         quantity, threshold = criterion.groups()
         meaning = _parse_text(content, name, source)
         meanings[f"{quantity} >= {float(threshold):g}" if threshold else str(name)] = meaning
@@ -199,7 +201,7 @@ def _parse_success_meanings(content: Any, source: str) -> dict[str, str]:
 def _parse_text(content: Mapping[str, Any], key: str, source: str) -> str:
     text = content.get(key)
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{source} has no {key!r}, or not in words")
+        raise ConfigError(f"{source} has no {key!r}, or one that is empty or not a text")
     # Paragraphs are kept and line breaks inside them removed; lines that begin with blanks or a bar are a drawing.
     return text.strip("\n").rstrip() if "\n" in text else " ".join(text.split())
 
@@ -207,9 +209,9 @@ def _parse_text(content: Mapping[str, Any], key: str, source: str) -> str:
 def _check_mapping(content: Any, source: str, owner: str = "", allowed_keys: Sequence[str] = ()) -> Mapping[str, Any]:
     """Return `content` if it is a mapping and contains only `allowed_keys` (none given: any keys), those of `owner`."""
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{source}: a mapping of names to entries is needed, got {type(content).__name__}")
+        raise ConfigError(f"{source} must be a mapping, got {type(content).__name__}")
     if allowed_keys and (unknown := [key for key in content if key not in allowed_keys]):
-        raise ConfigError(f"{source} has {unknown[0]!r}, and {owner} has: {', '.join(allowed_keys)}")
+        raise ConfigError(f"{source} has the unknown key {unknown[0]!r}; keys of {owner} are {', '.join(allowed_keys)}")
     return content
 
 
