@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import Array, Observation, State
+from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
@@ -152,3 +152,26 @@ class ArrayGames(GroupedGames, StateFields, ABC):
         if not self._started_mask.all():
             raise ValueError("reset() must be called before step()")
         return actions
+
+    def _build_step(
+        self,
+        reward: Any,
+        base_reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Mapping[str, Any],
+        jacobian: Any = None,
+    ) -> Step:
+        """Return a step with the observation after it and copies of the other arrays, numbers as float32.
+
+        Args:
+            reward, base_reward: [n_envs, n_agents].
+            terminated, truncated: [n_envs] bool.
+            info: metrics (`EnvSpec.per_step`), [n_envs] each.
+            jacobian: derivative of rewards by the mechanism's values, [n_envs, n_agents, d], which is left out unless
+                `EnvSpec.has_reward_jacobian`.
+        """
+        metrics = {name: np.array(info[name], dtype=np.float32) for name in self.spec.per_step}
+        arrays = [np.array(x, dtype=np.float32) for x in (reward, base_reward)]
+        reward_jacobian = np.array(jacobian, dtype=np.float32) if self.spec.has_reward_jacobian else None
+        return Step(self._observe(), *arrays, np.array(terminated), np.array(truncated), metrics, reward_jacobian)

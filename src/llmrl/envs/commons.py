@@ -205,15 +205,9 @@ class Commons(ArrayGames):
             "efficiency": np.minimum(1.0, self._total.sum(axis=1) / self._max_sustainable_harvest),
             **settlement.metrics,
         }
-        return Step(
-            observation=self._observe(),
-            reward=settlement.reward(self._taxes_set).astype(np.float32),
-            base_reward=settlement.base_reward.copy(),
-            terminated=self._collapsed.copy(),
-            truncated=self._ended & ~self._collapsed,
-            info={name: np.asarray(info[name], dtype=np.float32) for name in self.spec.per_step},
-            reward_jacobian=settlement.reward_jacobian.copy() if self.spec.has_reward_jacobian else None,
-        )
+        base_reward, jacobian = settlement.base_reward, settlement.reward_jacobian
+        reward, truncated = settlement.reward(self._taxes_set), self._ended & ~self._collapsed
+        return self._build_step(reward, base_reward, self._collapsed, truncated, info, jacobian)
 
     def pair_games(self, groups: int) -> None:
         previous_n_groups = self._groups

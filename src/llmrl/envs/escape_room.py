@@ -290,15 +290,8 @@ class EscapeRoom(ArrayGames):
             reward_jacobian = charge_equally(reward_jacobian) if self.settings.budget_balanced else reward_jacobian
         if self._report is not None:
             self._report.settle(base_reward, reward_jacobian, self._incentives, active, {})
-        return Step(
-            observation=self._observe(),
-            reward=(base_reward + net_incentives).astype(np.float32),
-            base_reward=base_reward.astype(np.float32),
-            terminated=np.zeros(len(active), dtype=bool),
-            truncated=self._ended.copy(),
-            info={name: value.astype(np.float32) for name, value in info.items()},
-            reward_jacobian=reward_jacobian,
-        )
+        reward, terminated = base_reward + net_incentives, np.zeros(len(active), dtype=bool)
+        return self._build_step(reward, base_reward, terminated, self._ended, info, reward_jacobian)
 
     def set_context(self, context: int | np.ndarray) -> None:
         """Set the context (index into `spec.contexts`) of all games, or of each, [n_envs], from the next reset on.

@@ -235,15 +235,8 @@ class TaxEconomy(ArrayGames):
         jacobian = (bracket_income.mean(1, keepdims=True) - bracket_income) * year_ends[:, None, None]
         self._last = np.where(year_ends_column, amounts, self._last)
         self._earned, self._effort = (np.where(year_ends_column, 0.0, x) for x in (self._earned, self._effort))
-        return Step(
-            observation=self._observe(),
-            reward=reward.astype(np.float32),
-            base_reward=base_reward.astype(np.float32),
-            terminated=np.zeros(len(year_ends), dtype=bool),
-            truncated=self._ended.copy(),
-            info={name: info[name].astype(np.float32) for name in self.spec.metrics},
-            reward_jacobian=jacobian.astype(np.float32) if self.spec.has_reward_jacobian else None,
-        )
+        terminated = np.zeros(len(year_ends), dtype=bool)
+        return self._build_step(reward, base_reward, terminated, self._ended, info, jacobian)
 
     def _compute_year_metrics(self, bracket_income: np.ndarray, amounts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the metrics of a year except the hours, each [n_envs].

@@ -97,16 +97,10 @@ class ParticlesEnv(ArrayGames):
         self._time += active
         self._ended |= self._time >= self._horizon
         self.world.step(*self._scenario.decode(actions), active)
-        reward = (self._scenario.reward(self.world) * active[:, None]).astype(np.float32)
-        info = self._scenario.measure(self.world)
-        return Step(
-            observation=self._observe(),
-            reward=reward,
-            base_reward=reward.copy(),
-            terminated=np.zeros(self.spec.n_envs, dtype=bool),
-            truncated=self._ended.copy(),
-            info={name: (value * active).astype(np.float32) for name, value in info.items()},
-        )
+        reward = self._scenario.reward(self.world) * active[:, None]
+        info = {name: metric * active for name, metric in self._scenario.measure(self.world).items()}
+        terminated = np.zeros(self.spec.n_envs, dtype=bool)
+        return self._build_step(reward, reward, terminated, self._ended, info)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [320, 320, 3] uint8.

@@ -144,18 +144,9 @@ class RoomsEnv(ArrayGames):
         self._terminated |= success | events.entered_lava
         self._truncated |= active & (self._world.time >= self._horizon)
 
-        reward = np.where(success, 1 - 0.9 * (self._world.time / self._horizon), 0.0).astype(np.float32)[:, None]
-        info = {"success": success.astype(np.float32)}
-        if self._task.has_lava:
-            info["lava"] = events.entered_lava.astype(np.float32)
-        return Step(
-            observation=self._observe(),
-            reward=reward,
-            base_reward=reward.copy(),
-            terminated=self._terminated.copy(),
-            truncated=self._truncated.copy(),
-            info=info,
-        )
+        reward = np.where(success, 1 - 0.9 * (self._world.time / self._horizon), 0.0)[:, None]
+        info = {"success": success, "lava": events.entered_lava}
+        return self._build_step(reward, reward, self._terminated, self._truncated, info)
 
     def pair_games(self, groups: int) -> None:
         previous_groups = self._groups
