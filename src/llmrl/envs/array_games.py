@@ -172,6 +172,7 @@ class ArrayGames(GroupedGames, StateFields, ABC):
                 `EnvSpec.has_reward_jacobian`.
         """
         metrics = {name: np.array(info[name], dtype=np.float32) for name in self.spec.per_step}
-        arrays = [np.array(x, dtype=np.float32) for x in (reward, base_reward)]
+        rewards, base_rewards = (np.array(x, dtype=np.float32) for x in (reward, base_reward))
         reward_jacobian = np.array(jacobian, dtype=np.float32) if self.spec.has_reward_jacobian else None
-        return Step(self._observe(), *arrays, np.array(terminated), np.array(truncated), metrics, reward_jacobian)
+        ends = np.array(terminated), np.array(truncated)
+        return Step(self._observe(), rewards, base_rewards, *ends, metrics, reward_jacobian)

@@ -138,7 +138,7 @@ class Commons(ArrayGames):
         self._reseed([(seeds, self._stream_name)])
         self._episode = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._taxes_set = np.zeros((n_envs, 2))
-        self._stock = np.sustainable_harvest(n_envs, -1)  # -1: the game was never reset
+        self._stock = np.full(n_envs, -1)  # -1: the game was never reset
         self._month = np.zeros(n_envs, dtype=np.int64)
         self._wanted = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._taken = np.zeros((n_envs, n_agents), dtype=np.int64)
@@ -304,7 +304,7 @@ class Commons(ArrayGames):
                     sustainable_share=int(sustainable_shares[game]),
                     harvests=self._taken[game].tolist(),
                     request=int(self._wanted[game, agent]),
-                    total=int(self._total[game, agent]),
+                    total_harvest=int(self._total[game, agent]),
                 )
             observation["text"] = texts
         if "action_mask" in self.spec.observation:

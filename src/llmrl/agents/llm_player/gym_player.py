@@ -188,7 +188,7 @@ def _make_spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
         n_actions=n_actions,
         action_names=tuple(str(i) for i in range(n_actions)),
         horizon=None,
-        find_continuous_actions=find_continuous_actions(actions, name),
+        continuous_actions=find_continuous_actions(actions, name),
         text=text,
     )
     # Only the first info shows whether an environment reports legal actions; without a mask, all are legal.

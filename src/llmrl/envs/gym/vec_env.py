@@ -130,7 +130,7 @@ class GymnasiumEnv(ReplayableEnv):
             action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
             metrics={score: "last" for score, definition in scores.items() if definition is not None},
-            find_continuous_actions=numbers,
+            continuous_actions=numbers,
             text=text,
             max_return=self._return_scale.best
             if self._return_scale is not None and self._return_scale.is_maximum

@@ -175,8 +175,8 @@ class WorldTexts:
         report: dict[str, Any] = {}
         if values is not None and self._mechanism_space is not None:
             if self._shows_mechanism:
-                values = _round_numbers(*values.tolist())
-                report["mechanism"] = dict(zip(self._mechanism_space.names, values, strict=True))
+                numbers = _round_numbers(*values.tolist())
+                report["mechanism"] = dict(zip(self._mechanism_space.names, numbers, strict=True))
             if rewards is not None:
                 before_payments, payments = _round_numbers(rewards[0], rewards[1] - rewards[0])
                 report["last_reward"] = {"before_payments": before_payments, "payments": payments}
