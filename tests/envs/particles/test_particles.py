@@ -264,7 +264,7 @@ def test_error_names_invalid_calls() -> None:
         env.step(np.zeros((2, 3), dtype=int))
     env.reset()
     for bad in (np.full((2, 3), 5), np.full((2, 3), -1), np.zeros((2, 2), dtype=int)):
-        with pytest.raises(ValueError, match="actions must"):
+        with pytest.raises(ValueError, match="actions of"):
             env.step(bad)
     with pytest.raises(ConfigError, match="no mechanism"):
         env.set_mechanism(np.zeros(1))

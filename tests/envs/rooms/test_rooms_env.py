@@ -100,7 +100,7 @@ def test_invalid_actions_and_calls() -> None:
         env.render(1)
     env.reset()
     for bad in (np.full((4, 1), 7), np.full((4, 1), -1), np.zeros((4, 2), dtype=int), np.zeros(4, dtype=int)):
-        with pytest.raises(ValueError, match="actions must"):
+        with pytest.raises(ValueError, match="actions of"):
             env.step(bad)
     with pytest.raises(ConfigError, match="no mechanism"):
         env.set_mechanism(np.zeros(1))
