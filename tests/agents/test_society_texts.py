@@ -8,7 +8,7 @@ import pytest
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate import install
-from llmrl.envs.substrate.grid_text import SpriteCodes, observation_text
+from llmrl.envs.substrate.grid_text import SpriteCodes, describe_observation
 from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES
 from some import some
@@ -140,7 +140,7 @@ def test_shows_topmost_object():
     layers[0, 0] = (1, 2, 5)
     layers[2, 7] = (1, 2, 3)
     layers[3, 3] = (4, 6, 0)
-    view = json.loads(observation_text(codes(layers, 0), "cleanup", "upstream", (1.0, 2.0)))
+    view = json.loads(describe_observation(codes(layers, 0), "cleanup", "upstream", (1.0, 2.0)))
     assert view["map"][0] == "a.........." and view["map"][3][3] == "~"
     assert view["players"] == [{"player": 2, "ahead": 7, "right": 2, "facing": "to your right"}]
     assert view["nearest_apple"] == {"ahead": 9, "right": -5} and view["others_who_cleaned"] == 2

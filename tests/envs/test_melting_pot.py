@@ -319,10 +319,10 @@ def test_legislative_harvest_has_no_zap():
 @pytest.mark.slow
 def test_upstream_moves_are_in_random_order(make, monkeypatch):
     """Repeat the contest without the fixed order until both have won (a run of sixteen has probability 1 in 32,768)."""
-    changes = tuple(change for change in substrate_rules.CHANGES if change.name != "fixed_move_order")
+    changes = tuple(change for change in substrate_rules.RULE_CHANGES if change.name != "fixed_move_order")
     program = (
         "import llmrl.envs.substrate.substrate_rules as r;"
-        f"r.CHANGES = tuple(c for c in r.CHANGES if c.name in {[c.name for c in changes]!r});"
+        f"r.RULE_CHANGES = tuple(c for c in r.RULE_CHANGES if c.name in {[c.name for c in changes]!r});"
         "import runpy; runpy.run_module('llmrl.envs.melting_pot.worker', run_name='__main__')"
     )
     spawn = subprocess.Popen

@@ -195,7 +195,7 @@ class RealGame:
 def _level_folder() -> Path:
     """Our levels and those of the tests side by side: the engine looks for a level's modules in one folder."""
     folder = Path(tempfile.mkdtemp(prefix="levels"))
-    for path in worker.LUA_FOLDER.glob("*.lua"):
+    for path in worker.LUA_DIR.glob("*.lua"):
         name = f"watched_{path.name}" if (LUA / path.name).exists() else path.name
         (folder / name).symlink_to(path)
     for path in LUA.glob("*.lua"):

@@ -301,7 +301,7 @@ def test_sensors_measure_wall_distance():
     games = navigation.NavigationGames(3)
     # Middle of the left straight, looking north; the same looking east; the lower right corner of the upper straight.
     pose = np.array([(1.5, 1.0, 18.5), (10.0, 10.0, 10.0), (0.0, math.pi / 2, math.pi)])
-    distances = games._measure(pose, np.zeros((3, 5)))
+    distances = games._measure_distances(pose, np.zeros((3, 5)))
     slant = math.sqrt(2)
     assert distances[0] == pytest.approx([1.5, 1.5 * slant, 10.0, 1.5 * slant, 1.5])
     assert distances[1] == pytest.approx([10.0, 2.0 * slant, 2.0, 2.0 * slant, 10.0])
@@ -312,12 +312,12 @@ def test_robot_moves():
     games = navigation.NavigationGames(2000, horizon=1000)
     games.reset(np.arange(2000), np.ones(2000, dtype=bool))
     for action, distance, turn, reward in ((0, 0.2, 0.0, 5.0), (1, 0.04, 0.2, -0.5), (2, 0.04, -0.2, -0.5)):
-        games._pose[:] = np.array([1.5, 10.0, 0.0])[:, None]
+        games._poses[:] = np.array([1.5, 10.0, 0.0])[:, None]
         _, rewards, terminated, _ = games.step(np.full(2000, action), np.ones(2000, dtype=bool))
         assert set(rewards) == {reward}
         assert not terminated.any()
         # North is along y: 0.02 m and 0.02 rad of noise, so 0.0004 of their means.
-        _, y, heading = games._pose
+        _, y, heading = games._poses
         assert (y - 10.0).mean() == pytest.approx(distance, abs=0.002)
         assert (y - 10.0).std() == pytest.approx(0.02, abs=0.002)
         assert heading.mean() == pytest.approx(turn, abs=0.002)
@@ -328,7 +328,7 @@ def test_robot_crashes_near_walls():
     games = navigation.NavigationGames(500)
     inputs = games.reset(np.arange(500), np.ones(500, dtype=bool))
     assert (inputs > 1.0).all()
-    games._pose[:] = np.array([0.5, 10.0, -math.pi / 2])[:, None]
+    games._poses[:] = np.array([0.5, 10.0, -math.pi / 2])[:, None]
     _, reward, terminated, _ = games.step(np.zeros(500, dtype=np.int64), np.ones(500, dtype=bool))
     assert set(reward) == {-200.0}
     assert terminated.all()

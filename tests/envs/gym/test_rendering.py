@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 
-from llmrl.envs.gym.env_factory import EnvFactory, make
+from llmrl.envs.gym.env_factory import EnvFactory, make_gymnasium_env
 
 
 @pytest.mark.parametrize("id", ["Swimmer-v5", "Hopper-v5"])
 def test_camera_follows_robot(id):
     pytest.importorskip("mujoco")
-    env = make(EnvFactory(id), render=True)
+    env = make_gymnasium_env(EnvFactory(id), render=True)
     pictures = []
     for x in (0.0, 40.0):  # a whole number of the floor's squares further
         env.reset(seed=0)

@@ -53,7 +53,7 @@ def test_rejects_oversized_rollouts() -> None:
 
 def test_respawn_conflict_is_random() -> None:
     """Let two of three players respawn on one free cell; the third stands at its start."""
-    engine = SteppedEngine(GameSetup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
+    engine = SteppedEngine(GameSetup(maps.parse_map("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
     draws = HashedRandom(
         torch.from_numpy(derive_game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64)))
     )
@@ -71,10 +71,10 @@ def test_default_map_and_tiles_need_no_melting_pot(monkeypatch: Any, caplog: Any
     monkeypatch.setattr(maps.install, "list_missing_packages", lambda: ["dmlab2d"])
     env = native("harvest", 1, observe=["pixels"])
     assert "env.map=own" in caplog.text
-    assert env.engine.setup.game_map.text == maps.find("harvest", "own").text
+    assert env.engine.setup.game_map.text == maps.load_map("harvest", "own").text
     picture = env.reset(seed=1)["pixels"]
     assert picture.shape == (1, 7, 88, 88, 3) and len(picture.unique()) > 5
-    maps._melting_pot.cache_clear()
+    maps._load_melting_pot_map.cache_clear()
     with pytest.raises(EngineError, match="not installed"):
         native("harvest", 1, map="melting_pot")
 

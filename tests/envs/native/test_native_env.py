@@ -113,7 +113,7 @@ def test_completed_games_wait_with_zero_rewards() -> None:
 
 @pytest.mark.parametrize(("substrate", "chance"), [("cleanup", 0.2), ("harvest", 0.15)])
 def test_episodes_end_at_random_as_upstream(substrate: Any, chance: float) -> None:
-    setup = GameSetup(maps.find(substrate, "own"), 2)
+    setup = GameSetup(maps.load_map(substrate, "own"), 2)
     keys = derive_game_keys(np.full(20_000, 3), np.arange(20_000), np.zeros(20_000, np.int64))
     assert not has_ended(np.full(20_000, 1098), None, keys, setup).any()
     assert not has_ended(np.full(20_000, 1100), None, keys, setup).any()

@@ -82,7 +82,7 @@ class Reader:
 )
 def test_player_view_matches_engine(substrate, rules):
     n_agents = 7
-    game_map = maps.find(substrate, "melting_pot")
+    game_map = maps.load_map(substrate, "melting_pot")
     codes = assign_codes(game_map, n_agents)
     tile_bank = load_tiles(substrate, game_map.text, n_agents, "melting_pot")
 
@@ -158,7 +158,7 @@ def test_player_view_matches_engine(substrate, rules):
 @pytest.mark.parametrize("substrate", some(["harvest"], ["cleanup", "harvest"]))
 def test_world_view_matches_engine(substrate):
     rig = Rig(substrate)
-    game_map = maps.parse(substrate, rig.map)
+    game_map = maps.parse_map(substrate, rig.map)
     codes = assign_codes(game_map, rig.n_agents)
     tile_bank = load_tiles(substrate, rig.map, rig.n_agents, "melting_pot")
     # No beams: what the engine tells of its state leaves them out.
@@ -230,7 +230,7 @@ def test_plain_tiles_need_no_package(substrate, monkeypatch):
 
     monkeypatch.setattr(install, "import_substrate", load)
     monkeypatch.setattr(install, "list_missing_packages", lambda: ["dm-meltingpot"])
-    game_map = maps.parse(substrate, OWN_MAPS[substrate])
+    game_map = maps.parse_map(substrate, OWN_MAPS[substrate])
     codes = assign_codes(game_map, 15)
     tile_bank = load_tiles(substrate, game_map.text, 15, "auto")
     assert tile_bank is load_tiles(substrate, game_map.text, 15, "plain")
@@ -260,7 +260,7 @@ def test_tiles_are_cached(substrate, source):
 
 def test_players_rotate_against_view():
     """Check a player who faces east: it faces right for a viewer who looks north, and away for one who looks east."""
-    codes = assign_codes(maps.parse("harvest", OWN_MAPS["harvest"]), 2)
+    codes = assign_codes(maps.parse_map("harvest", OWN_MAPS["harvest"]), 2)
     tile_bank = load_tiles("harvest", OWN_MAPS["harvest"], 2, "plain")
     floor = codes.grounds.index(("floor",))
 
@@ -291,5 +291,3 @@ def test_rejects_excess_players():
     assert len(sprites.load_sprites("harvest", 200, "plain").avatars) == 200
     with pytest.raises(ConfigError, match=r"n_agents=200.*env\.tiles=plain"):
         sprites.load_sprites("cleanup", 200, "melting_pot")
-    with pytest.raises(ConfigError, match=r"env\.tiles=pretty"):
-        sprites.load_sprites("cleanup", 7, "pretty")
