@@ -5,8 +5,7 @@
 Returns are means over valid proposals. Those of searches are of the first iteration, and of the last `LAST`; those of
 fine-tuning are of the proposals for held-out prompts, before and after training. `best` is the mean return of the best
 policy in unseen episodes; fine-tuning selects none. `proposals` counts those that were played to train, without the
-trials in the prompts of fine-tuning. Seconds are elapsed ones, with the training on the format of replies, and
-comparable only between runs on equally loaded machines.
+trials in the prompts of fine-tuning.
 """
 
 from __future__ import annotations
@@ -28,11 +27,8 @@ LAST = 10
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Return the values of a run by column."""
-    config, metrics_path = read_config(folder, ()), folder / "metrics.jsonl"
-    read = _read_finetuning if "method" in config else _read_search
-    values = read(folder, config)
-    seconds = round(read_metrics(metrics_path)[-1]["time/elapsed_s"])
-    return {"group": values.pop("group"), "seed": config["seed"], **values, "seconds": seconds}
+    config = read_config(folder, ())
+    return _read_finetuning(folder, config) if "method" in config else _read_search(folder, config)
 
 
 def _read_search(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,8 +42,10 @@ def _read_search(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     def invalid(rows: list[dict[str, Any]]) -> float:
         return round(float(np.mean([row.get("learn/invalid", 0.0) for row in rows])), 4)
 
+    learner = (config.get("llm") or {}).get("learn") or {}
     return {
-        "group": "llm/learn" if "learn/invalid" in updates[0] else "random search",
+        "group": {"full": "llm/learn", "lora": "llm/learn, adapter"}.get(learner.get("tune"), "random search"),
+        "seed": config["seed"],
         "proposals": len(proposals),
         "return_before": mean_return(proposals[:n]),
         "return_after": mean_return(proposals[-n * LAST :]),
@@ -62,6 +60,7 @@ def _read_finetuning(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     method = config["method"]
     return {
         "group": "llmrl-finetune",
+        "seed": config["seed"],
         "proposals": method["optimizer"]["steps"] * method["prompts"] * method["samples"] // method["updates"],
         "return_before": round(results["before"]["return"]["mean"], 2),
         "return_after": round(results["after"]["return"]["mean"], 2),

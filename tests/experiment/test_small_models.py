@@ -55,6 +55,14 @@ def test_seeds_share_vocabulary(tmp_path):
     assert tokenizers[0] == tokenizers[1] == tokenizers[2]
 
 
+def test_folder_of_proposer_depends_on_size_of_search(tmp_path):
+    """Prompts state the numbers of iterations and proposals."""
+    proposer = ("env=cartpole", "agent=linear", "principal=llm", "llm=small_chat", f"output_root={tmp_path}")
+    sizes = ("search.iterations=10", "search.candidates=2", "search.evaluate_episodes=7")
+    folders = [build_llm(compose(*proposer, *size), None).provider.model for size in ((), *((size,) for size in sizes))]
+    assert len(set(folders)) == 3 and folders[0] == folders[3]
+
+
 def test_reports_training_texts(tmp_path):
     assert scorer(tmp_path).label == "a small model that has read nothing (local scorer)"
     assert "meaningless stories" in scorer(tmp_path, "llm.make.reads=meaningless").label
