@@ -183,9 +183,6 @@ class OptunaSweeper(LlmrlSweeper):
         rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.importances().items()]
         if rows and len(ranking) < _RELIABLE:
             rows.append(("reliability", f"importances of {len(ranking)} trials are mostly noise"))
-        figure = study.draw_importances()
-        if figure is not None:
-            rows.append(("figure of importances", str(figure)))
         print_rows(
             f"Search '{study.settings.study}'",
             [

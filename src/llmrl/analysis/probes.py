@@ -4,69 +4,60 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmrl.analysis.figures import COLORS, Drawing, check_installed, render_figure
-from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.analysis.figures import COLORS, new_figure, render_figure, use_unit_prefixes
+from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.run.artifacts import PROBES_NAME
 from llmrl.run.files import write_bytes
 from llmrl.run.metrics import FILE_NAME, read_metrics
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 log = logging.getLogger(__name__)
 
 FIGURE = "probes.png"
-_COLUMNS = 3
+_MAX_COLUMNS = 3
 
 
 def draw_probes(folder: Path) -> Path | None:
     """Write `probes.png` into a run folder; return None if the run has no probes, or matplotlib is not installed.
+
+    The figure has a panel for each probe, in which the line of the intended action is thick.
 
     Raises:
         RunFolderError: the files of the run cannot be read, or the figure cannot be written.
     """
     if not (folder / PROBES_NAME).is_file():
         return None
-    try:
-        check_installed()
-    except ConfigError:
+    if find_spec("matplotlib") is None:
         log.warning("%s is not drawn: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE)
         return None
-    path = folder / FIGURE
-    write_bytes(path, render_probes(folder).png)
-    return path
-
-
-def render_probes(folder: Path) -> Drawing:
-    """Return the figure of the probes of a run, with one panel for each.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-        RunFolderError: the files of the run cannot be read.
-    """
     try:
-        questions = read_object(folder / PROBES_NAME)
+        content = read_object(folder / PROBES_NAME)
     except (FileNotFoundError, ValueError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
     rows = read_metrics(folder / FILE_NAME, "probe")
-    caption = "Probability of each action in the probes' situations; the thick line is the intended action."
     try:
-        return render_figure("probes", caption, lambda: _figure(questions, rows))
+        drawing = render_figure("probes", "", lambda: _draw_panels(content["probes"], content["actions"], rows))
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} or the probes' metrics are damaged: {error!r}") from error
+    write_bytes(folder / FIGURE, drawing.png)
+    return folder / FIGURE
 
 
-def _figure(questions: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
-    from matplotlib.figure import Figure
+def _draw_panels(probes: Sequence[dict[str, Any]], actions: Sequence[str], rows: Sequence[dict[str, Any]]) -> Figure:
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter
 
-    probes, actions = questions["probes"], questions["actions"]
-    columns = min(_COLUMNS, len(probes))
-    lines = math.ceil(len(probes) / columns)
-    figure = Figure(figsize=(4.2 * columns, 2.5 * lines + 0.9), layout="constrained")
-    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    n_columns = min(_MAX_COLUMNS, len(probes))
+    n_rows = math.ceil(len(probes) / n_columns)
+    figure = new_figure(4.2 * n_columns, 2.5 * n_rows + 0.9)
+    panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
     styles: list[dict[str, Any]] = [
         {"color": COLORS[k % len(COLORS)], "linestyle": "solid" if k < len(COLORS) else "dashed"}
         for k in range(len(actions))
@@ -85,11 +76,11 @@ def _figure(questions: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
         title = probe["name"].replace("_", " ")
         panel.set_title(title + (f"\nintended: {probe['intended']}" if probe["intended"] else ""), fontsize=10)
         panel.set_ylim(-0.02, 1.02)
-        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        if i + columns >= len(probes):  # nothing below it
+        use_unit_prefixes(panel)
+        if i + n_columns >= len(probes):  # nothing below it
             panel.set_xlabel("environment steps")
             panel.tick_params(labelbottom=True)
-        if i % columns == 0:
+        if i % n_columns == 0:
             panel.set_ylabel("probability")
     for panel in panels[len(probes) :]:
         panel.set_visible(False)

@@ -148,7 +148,7 @@ def find_runs(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}; give a folder of runs, such as outputs or outputs/<name>")
-    return sorted(_walk(folder), key=lambda run: (str(run.parent), _seed(run)))
+    return sorted(_walk(folder), key=lambda run: (str(run.parent), seed_of(run) or 0))
 
 
 def only_run(folder: Path) -> Path:
@@ -227,9 +227,9 @@ def _job_state(queue: QueueSnapshot | None, job_id: str) -> str | None:
     return queue.states.get(job_id, "") if queue is not None and job_id else None
 
 
-def read_runs(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> list[RunRecord]:
+def read_runs(folder: Path) -> list[RunRecord]:
     """Return a record of every run in `folder` (`read_run`)."""
-    return [read_run(run, queues) for run in find_runs(folder)]
+    return [read_run(run) for run in find_runs(folder)]
 
 
 def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
@@ -243,7 +243,7 @@ def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
             queue.
     """
     folder = folder.absolute()
-    record = RunRecord(folder, folder.parent.parent.name, folder.parent.name, _seed(folder), state="unreadable")
+    record = RunRecord(folder, folder.parent.parent.name, folder.parent.name, seed_of(folder) or 0, state="unreadable")
     try:
         status, launch_record = read_status(folder), read_launch_record(folder)
         if launch_record is not None:
@@ -335,7 +335,3 @@ def _started_state(folder: Path, status: Status, queue: QueueSnapshot | None) ->
         "a node failure)"
     )
     return "lost", message
-
-
-def _seed(folder: Path) -> int:
-    return seed_of(folder) or 0

@@ -24,7 +24,7 @@ import numpy as np
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
-from llmrl.run.files import write_atomic, write_bytes
+from llmrl.run.files import write_atomic
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.ownership import Ownership
 from llmrl.statistics.estimators import interquartile_mean, mean
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY_NAME, BEST_NAME, TRIALS_NAME = "study.db", "best.yaml", "trials.csv"
-IMPORTANCES_NAME = "importances.png"
 AGGREGATES: dict[str, Callable[[np.ndarray], Any]] = {
     "mean": mean,
     "median": np.median,
@@ -240,25 +239,6 @@ class Study:
             return {}
         shares = optuna.importance.get_param_importances(self._study)
         return shares if math.isfinite(sum(shares.values())) else {}
-
-    def draw_importances(self) -> Path | None:
-        """Draw the importances as bars in `importances.png`; return None if they are unknown, or without matplotlib."""
-        from importlib.util import find_spec
-
-        shares = self.importances()
-        if not shares or find_spec("matplotlib") is None:
-            return None
-        from llmrl.analysis.figures import new_figure
-
-        figure = new_figure(6.0, 1.0 + 0.35 * len(shares))
-        panel = figure.subplots()
-        names = list(shares)[::-1]
-        panel.barh(names, [shares[name] for name in names], color="#0072B2")
-        panel.set_xlabel("importance (PED-ANOVA), sum 1")
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=150)
-        write_bytes(self.folder / IMPORTANCES_NAME, picture.getvalue())
-        return self.folder / IMPORTANCES_NAME
 
     def write(self, command: str) -> None:
         """Write `trials.csv`, and `best.yaml` if there is a best trial; `command` runs that one again."""
