@@ -13,12 +13,14 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.core.metrics import Kind
 from llmrl.core.plain_data import read_object
-from llmrl.results.groups import Group, replication_units
+from llmrl.results.groups import replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
 from llmrl.run.metrics import FILE_NAME, read_metrics
 from llmrl.statistics.estimators import standard_error, unit_means
 
+NamedRuns = Sequence[tuple[str, Sequence[RunRecord]]]
+"""Name of each group of a task, and its finished runs."""
 Estimate = tuple[float, float]
 """A mean and its standard error; NaN if they are unknown."""
 UNKNOWN: Estimate = (float("nan"), float("nan"))
@@ -110,18 +112,15 @@ def informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:
     return selected
 
 
-def society_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> ReportTable | None:
+def society_table(groups: NamedRuns) -> ReportTable | None:
     """Return a table with the objective, welfare and behavior metrics of each group, means over its runs.
 
     The result is None if no group has several agents, or nothing was measured.
-
-    Args:
-        groups: short name, group and finished runs of each.
     """
-    measures = {name: [_tail(run) for run in runs] for name, _, runs in groups}
+    measures = {name: [_tail(run) for run in runs] for name, runs in groups}
     if not any(_has_several_agents(row) for rows in measures.values() for row in rows):
         return None
-    runs_by_name = {name: list(runs) for name, _, runs in groups if any(measures[name])}
+    runs_by_name = {name: list(runs) for name, runs in groups if any(measures[name])}
     metrics = dict.fromkeys(key for rows in measures.values() for row in rows for key in row)
     means: dict[str, dict[str, Estimate]] = {
         key: {
@@ -200,17 +199,14 @@ _TEACHER_METRICS = {
 _IN_PERCENT = ("llm/invalid_share", "teacher/agreement")
 
 
-def teacher_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> ReportTable | None:
+def teacher_table(groups: NamedRuns) -> ReportTable | None:
     """Return a table with the requests to each group's teacher and the agreement of its student.
 
     The result is None without teachers.
-
-    Args:
-        groups: short name, group and finished runs of each.
     """
     estimates_by_group: dict[str, dict[str, Estimate]] = {}
-    counts = {name: len(runs) for name, _, runs in groups}
-    for name, _, runs in groups:
+    counts = {name: len(runs) for name, runs in groups}
+    for name, runs in groups:
         last = [_last_teacher_metrics(run) for run in runs]
         if any(last):
             estimates_by_group[name] = {
@@ -249,17 +245,14 @@ def teacher_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> R
     )
 
 
-def plans_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> ReportTable | None:
+def plans_table(groups: NamedRuns) -> ReportTable | None:
     """Return a table of the plans of language models by the student's situation, shares averaged over runs.
 
     The result is None if no run has plans.
-
-    Args:
-        groups: short name, group and finished runs of each.
     """
     data: list[list[object]] = [["group", "sentence", "plan", "share", "runs"]]
     rows = []
-    for name, _, runs in groups:
+    for name, runs in groups:
         plans, run_counts = _mean_plan_shares(runs)
         for place, (sentence, shared) in enumerate(plans.items()):
             ordered = sorted(shared.items(), key=lambda item: (-item[1], item[0]))

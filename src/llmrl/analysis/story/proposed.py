@@ -10,6 +10,7 @@ import numpy as np
 
 from llmrl.analysis.story.group_tables import (
     Estimate,
+    NamedRuns,
     estimate_format,
     estimate_text,
     informative_metrics,
@@ -17,7 +18,6 @@ from llmrl.analysis.story.group_tables import (
     read_rows,
 )
 from llmrl.core.errors import CheckpointError, RunFolderError
-from llmrl.results.groups import Group
 from llmrl.results.principal_scores import RECOMMENDATION, principal_scores
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
@@ -76,15 +76,11 @@ class Best:
     is_recommendation: bool
 
 
-def read_group_proposals(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[GroupProposals, ...]:
-    """Return the proposals of each group that has any.
-
-    Args:
-        groups: short name, group and finished runs of each.
-    """
+def read_group_proposals(groups: NamedRuns) -> tuple[GroupProposals, ...]:
+    """Return the proposals of each group that has any."""
     named_pairs = (
         (name, [(run, tuple(proposals)) for run in runs if (proposals := _read_proposals(run))])
-        for name, _, runs in groups
+        for name, runs in groups
     )
     return tuple(GroupProposals(name, *zip(*pairs, strict=True)) for name, pairs in named_pairs if pairs)
 

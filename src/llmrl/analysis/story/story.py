@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 from llmrl.analysis.explorer.episodes import read_episodes
-from llmrl.analysis.story.group_tables import plans_table, society_table, teacher_table
+from llmrl.analysis.story.group_tables import NamedRuns, plans_table, society_table, teacher_table
 from llmrl.analysis.story.proposed import GroupProposals, best_table, read_group_proposals
 from llmrl.core.errors import RunFolderError
 from llmrl.core.frames import SIDE_BY_SIDE
 from llmrl.llms.call_log import FILE_NAME, read_calls
-from llmrl.results.groups import FinishedGroups, Group, ReportTask
+from llmrl.results.groups import FinishedGroups, ReportTask
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import short_group_names
 from llmrl.results.table_format import ReportTable
@@ -79,30 +79,23 @@ class StoryVideo:
         return self.path.read_bytes() if is_small else pictures(self.path, VIDEO_BYTES)[0]
 
 
-def find_exchanges(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[Exchange, ...]:
+def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
     """Return one exchange of each group whose players or principal asked a language model.
 
     Players need recorded steps.
-
-    Args:
-        groups: short name, group and finished runs of each.
     """
     first_exchanges = (
         next(filter(None, (_find_player_exchange(name, run) or _principal_exchange(name, run) for run in runs)), None)
-        for name, _, runs in groups
+        for name, runs in groups
     )
     return tuple(exchange for exchange in first_exchanges if exchange is not None)
 
 
-def find_videos(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[StoryVideo, ...]:
-    """Return a video of each group that has one, of at most `MAX_VIDEOS` groups.
-
-    Args:
-        groups: short name, group and finished runs of each.
-    """
+def find_videos(groups: NamedRuns) -> tuple[StoryVideo, ...]:
+    """Return a video of each group that has one, of at most `MAX_VIDEOS` groups."""
     first_videos = (
         next((StoryVideo(name, run.reference, path) for run in runs for path in _video_files(run.folder)), None)
-        for name, _, runs in groups
+        for name, runs in groups
     )
     return tuple(islice((video for video in first_videos if video is not None), MAX_VIDEOS))
 
@@ -190,7 +183,7 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
         RunFolderError: the metrics of a run cannot be read.
     """
     names = short_names(task)
-    groups = [(group.display_name(names[group.label]), group, runs) for group, runs in finished]
+    groups = [(group.display_name(names[group.label]), runs) for group, runs in finished]
     proposals = read_group_proposals(groups)
     tables = [best_table(proposals)] if proposals else []
     tables += [
