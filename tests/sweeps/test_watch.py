@@ -39,7 +39,9 @@ def test_summary_omits_finished_runs(running) -> None:
 def test_lines_are_rate_limited(running, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     monkeypatch.setattr("llmrl.sweeps.watch.read_run", lambda folder: running[0])
     with caplog.at_level(logging.INFO), ProgressBar(5, "runs", "sweep", terminal=False) as progress:
-        rare, frequent = SweepWatch(progress), SweepWatch(progress, every_s=1e-9)
+        rare = SweepWatch(progress)
+        monkeypatch.setattr("llmrl.sweeps.watch._LOG_INTERVAL_S", 0.0)
+        frequent = SweepWatch(progress)
         for _ in range(3):
             rare.update_if_due([running[0].folder])
         assert not [line for line in caplog.messages if "running" in line]

@@ -110,29 +110,21 @@ def write_results(
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
     spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
-    mechanism_columns = [
-        {
+    entries, columns_by_player = [], {}
+    for mechanism, player_episodes in zip(evaluation.mechanisms, mechanism_episodes, strict=True):
+        columns = {
             player: compute_columns(episodes, spec, objective, spending_cost)
             for player, episodes in player_episodes.items()
         }
-        for player_episodes in mechanism_episodes
-    ]
-    entries = [
-        _summarize_mechanism(evaluation, mechanism, player_columns, videos)
-        for mechanism, player_columns in zip(evaluation.mechanisms, mechanism_columns, strict=True)
-    ]
-    episodes = len(next(iter(mechanism_episodes[0].values())))
+        entries.append(_summarize_mechanism(evaluation, mechanism, columns, videos))
+        columns_by_player |= {(*([mechanism.name] * is_comparison), *player): x for player, x in columns.items()}
+    n_episodes = len(next(iter(mechanism_episodes[0].values())))
     mechanism_results = (
         {"mechanisms": entries, **_summarize_comparison(evaluation, entries, videos)} if is_comparison else entries[0]
     )
-    results = {**description, "episodes": episodes, **mechanism_results}
+    results = {**description, "episodes": n_episodes, **mechanism_results}
     write_json(out / "results.json", results)
-    rows = {
-        (*([mechanism.name] * is_comparison), *player): values
-        for mechanism, player_columns in zip(evaluation.mechanisms, mechanism_columns, strict=True)
-        for player, values in player_columns.items()
-    }
-    write_episodes(out / "episodes.csv", [*["mechanism"] * is_comparison, "policy", "mode"], rows)
+    write_episodes(out / "episodes.csv", [*["mechanism"] * is_comparison, "policy", "mode"], columns_by_player)
     for mechanism, player_episodes in zip(evaluation.mechanisms, mechanism_episodes, strict=True):
         first = next(iter(player_episodes.values()))
         folder = evaluation.folder(mechanism)

@@ -16,9 +16,8 @@ from llmrl.run.status import RunStage, read_progress, read_status
 if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import Job
 
-LOG_INTERVAL_S = 60.0
-"""Seconds between two lines if there is no terminal."""
-_BAR_INTERVAL_S = 5.0
+_LOG_INTERVAL_S, _BAR_INTERVAL_S = 60.0, 5.0
+"""Seconds between two updates without a terminal, and with a progress bar on a terminal."""
 _COST = "usage/llm_cost"
 _RESULTS = ("principal/objective", "search/best_return", "evaluation/return", "episode/return")
 
@@ -27,18 +26,17 @@ class SweepWatch:
     """A display that reads the running runs at intervals and shows a summary next to the progress bar of the sweep.
 
     Args:
-        progress: progress bar of the sweep.
-        every_s: seconds between two updates; None: a minute, or less if a bar is drawn.
+        progress: progress bar of the sweep. Updates are more frequent if it is drawn on a terminal.
     """
 
-    def __init__(self, progress: ProgressBar, every_s: float | None = None) -> None:
+    def __init__(self, progress: ProgressBar) -> None:
         self._progress = progress
-        self._every_s = every_s or (_BAR_INTERVAL_S if progress.has_bar else LOG_INTERVAL_S)
+        self._interval_s = _BAR_INTERVAL_S if progress.has_bar else _LOG_INTERVAL_S
         self._last_update = time.monotonic()
 
     def update_if_due(self, folders: Sequence[Path]) -> None:
         """Show a summary of the runs in `folders` if an update is due; runs without a folder are left out."""
-        if (now := time.monotonic()) - self._last_update < self._every_s or not folders:
+        if (now := time.monotonic()) - self._last_update < self._interval_s or not folders:
             return
         self._last_update = now
         records = [read_run(folder) for folder in folders if folder.is_dir()]
