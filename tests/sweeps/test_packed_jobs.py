@@ -16,8 +16,7 @@ from llmrl.run.queued import read_launch_record
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_submission
 from llmrl.sweeps.backends.protocol import Hardware, Job
-from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.backends.slurm_work import SlurmPayload
+from llmrl.sweeps.backends.slurm_submission import Slurm, SlurmPayload
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import BatchableRunFunction
 from llmrl.sweeps.payload import ProcessPayload, RunExit, RunPayload

@@ -27,12 +27,12 @@ from llmrl.sweeps.jobs import (
     has_ended,
     outcome_from_exit,
     record_batch_launch,
+    redirect_output,
     write_log_header,
 )
 from llmrl.sweeps.machine import THREAD_VARIABLES
 from llmrl.sweeps.packing import build_payload
 from llmrl.sweeps.payload import RunExit, RunFunction
-from llmrl.sweeps.process import redirect_output
 
 log = logging.getLogger(__name__)
 

@@ -235,6 +235,14 @@ def write_log_header(log: Path, batch: JobBatch) -> None:
     write_atomic(log, "".join([*lines, "\n"]))
 
 
+def redirect_output(log_file: str) -> None:
+    """Append standard output and standard error of this process to a file from now on."""
+    output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+
+
 def describe_outcome(outcome: JobOutcome) -> str:
     """Return one line of text on the outcome of a run."""
     result = f", result {outcome.result:.5g}" if outcome.result is not None else ""

@@ -24,6 +24,7 @@ for name in (
     "llmrl.loops.learn",
     "llmrl.run.run",
     "llmrl.run.sinks.tensorboard",
+    "llmrl.sweeps.backends.local",
     "numpy.random",
     "pydantic.types",
     "rich._emoji_codes",

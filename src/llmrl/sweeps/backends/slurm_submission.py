@@ -1,4 +1,7 @@
-"""`hardware/backend=slurm`: jobs of a cluster, submitted by submitit, and queries to its queue and accounts."""
+"""`hardware/backend=slurm`: jobs of a cluster, queries to its queue and accounts, submission by submitit, and payload.
+
+A job computes its runs, and is requeued after a time limit or a preemption.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,12 +26,12 @@ from llmrl.results.run_records import JobEnd, QueueSnapshot
 from llmrl.run.ownership import JOB_ID
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.signals import StopFlag
+from llmrl.run.status import read_status
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome, Scheduler, SchedulerError
-from llmrl.sweeps.backends.slurm_work import PEER_EXIT_TIMEOUT_S, SlurmPayload
 from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, find_prerequisite_job_ids, record_batch_launch
 from llmrl.sweeps.machine import THREAD_VARIABLES, preserve_environment
 from llmrl.sweeps.packing import batch_for_n_processes, build_payload, group_by_key
-from llmrl.sweeps.payload import RunFunction
+from llmrl.sweeps.payload import ProcessPayload, RunFunction, is_main_process
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +47,6 @@ ENDED_STATES = {
     "TIMEOUT",
 }
 """SLURM's states of jobs that have ended."""
-_CANCELLED_STATE = "CANCELLED"
-"""SLURM's state of a canceled job; in accounts the user who canceled it follows."""
 
 
 class SlurmQueue:
@@ -94,7 +97,7 @@ class SlurmQueue:
 
 
 def _to_job_end(state: str) -> JobEnd:
-    return JobEnd(f"SLURM: {state}", state.startswith(_CANCELLED_STATE))
+    return JobEnd(f"SLURM: {state}", state.startswith("CANCELLED"))  # in accounts, the name of the user follows
 
 
 def _read_queue(users: Iterable[str]) -> dict[str, tuple[str, str]] | None:
@@ -143,6 +146,11 @@ _SBATCH_OPTION_NAME = re.compile(r"[A-Za-z][\w-]*")
 _REQUIRED_COMMANDS = ("sbatch", "srun", "squeue")
 _SUBMITIT_PARAMETERS = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
 """Parameters of submitit that are not options of sbatch."""
+
+
+PEER_EXIT_TIMEOUT_S = 60
+"""Seconds after the end of one of a run's processes at which a job ends the others, so that the error can be
+recorded."""
 
 
 @dataclass(frozen=True)
@@ -371,3 +379,75 @@ def _remove_job_environment() -> None:
     prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID)
     for name in [name for name in os.environ if name.startswith(prefixes) and name != "SLURM_CONF"]:
         del os.environ[name]
+
+
+@dataclass(frozen=True)
+class SlurmPayload:
+    """`ProcessPayload` as submitit runs them in a SLURM job."""
+
+    payload: ProcessPayload
+
+    def __call__(self) -> None:
+        """Compute the runs; requeue the job if a run was signaled to save before a time limit or a preemption.
+
+        Runs that are finished by then are not started again.
+
+        Raises:
+            SystemExit: a run did not finish; with the exit code of `llmrl-train`, of several the lowest.
+        """
+        _export_torchrun_variables()
+        # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
+        requeue = signal.getsignal(signal.SIGUSR2)
+        codes = [run_exit.exit_code for run_exit in self.payload() if run_exit.exit_code]
+        if not codes:
+            return
+        is_warned = 128 + signal.SIGUSR2 in codes or (
+            128 + signal.SIGTERM in codes and is_main_process() and _is_job_running()
+        )
+        if is_main_process() and is_warned and callable(requeue):
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore further warnings
+            try:
+                requeue(signal.SIGUSR2, None)
+            except Exception as error:
+                self._record_requeue_error(f"{type(error).__name__}: {error}")
+                raise
+        raise SystemExit(min(codes))
+
+    def checkpoint(self) -> Any:
+        """Return the payload that submitit submits again: the same."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _record_requeue_error(self, text: str) -> None:
+        """Record in the status of unfinished runs why they are not continued."""
+        for run in self.payload.payloads:
+            try:
+                status = read_status(run.folder)
+                if status is not None and status.state != "finished":
+                    status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to resume."
+                    status.write(run.folder)
+            except RunFolderError as error:
+                log.error("%s; could not record it in %s: %s", text, run.folder, error)
+
+
+def _export_torchrun_variables() -> None:
+    """Set the environment variables of torchrun for this task, if its job has several."""
+    from submitit.helpers import TorchDistributedEnvironment
+
+    if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+
+
+def _is_job_running(n_queries: int = 5, interval_s: float = 2.0) -> bool:
+    """Return whether SLURM still counts this job as running after it has sent SIGTERM.
+
+    A job that is canceled or requeued soon has another state, and SLURM ends it. A job whose preemption begins with a
+    grace period stays RUNNING, and would be FAILED if it ended within this period.
+    """
+    for _ in range(n_queries):
+        command = ["squeue", "--noheader", f"--jobs={os.environ.get('SLURM_JOB_ID', '')}", "--format=%T"]
+        if (run_slurm_command(command) or "").strip() != "RUNNING":
+            return False
+        time.sleep(interval_s)
+    return True
