@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.results.table_format import with_interval
+from llmrl.results.table_format import format_estimate
 from llmrl.statistics.estimators import standard_error
 from llmrl.statistics.intervals import mean_interval
 
@@ -82,13 +82,13 @@ LANDSCAPE: dict[str, list[float]] = {
 def run_and_read(folder: Path, words: Sequence[str], seeds: int) -> list[dict[str, Any]]:
     """Return summaries of the preset under `words`, by seed, from runs in `folder`."""
     command = [sys.executable, "-m", "llmrl.cli.train", "--config-dir", str(TESTS / "reading_conf"), "--multirun"]
-    seed_list = ",".join(map(str, range(seeds)))
+    format_seeds = ",".join(map(str, range(seeds)))
     words = [
         "experiment=regimes/escape_room",
         *words,
         "design.confirm_steps=0",
         "design.evaluations=0",
-        f"seed={seed_list}",
+        f"seed={format_seeds}",
         f"output_root={folder}",
     ]
     environment = {
@@ -188,7 +188,7 @@ def compare_principals(folder: Path, seeds: int) -> None:
 
 
 def format_interval(scores: np.ndarray) -> str:
-    return with_interval(mean_interval(scores), "{:.0f}".format)
+    return format_estimate(mean_interval(scores), "{:.0f}".format)
 
 
 PARTS = {"landscape": print_landscape, "contexts": compare_contexts, "principals": compare_principals}

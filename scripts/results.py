@@ -31,7 +31,7 @@ from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, compare_ta
 from llmrl.display.sweeps import create_report
 from llmrl.experiment.composition import plain
 from llmrl.results.run_records import read_runs
-from llmrl.results.study_settings import StudySettings, parse_settings
+from llmrl.results.study_settings import StudySettings, parse_study_settings
 from llmrl.results.table_format import ReportTable
 from llmrl.run import metrics, status
 from llmrl.run.artifacts import CONFIG_NAME
@@ -97,8 +97,8 @@ def store_study(folder: Path, results: Path) -> str:
     assert shown is not None
     texts = [f"## {settings.question}", f"![](figures/{folder.name}.png)", shown.caption]
     for name, table in study_tables(report):
-        (data / f"{folder.name}_{name}.csv").write_text(table.csv())
-        texts += [table.caption, table.markdown()] if table.columns else []
+        (data / f"{folder.name}_{name}.csv").write_text(table.to_csv())
+        texts += [table.caption, table.to_markdown()] if table.columns else []
     return "\n\n".join([*texts, *shown.sentences]) + "\n"
 
 
@@ -130,7 +130,7 @@ def computed_tables(data: Path) -> Iterator[tuple[Path, str]]:
             restore_runs(*_run_files(data, study), folder)
             report = summarize(folder, ReportSettings(study=study_settings(folder)))
         for name, table in study_tables(report):
-            yield data / f"{study}_{name}.csv", table.csv()
+            yield data / f"{study}_{name}.csv", table.to_csv()
 
 
 def table_problems(data: Path) -> list[str]:
@@ -154,7 +154,7 @@ def study_tables(report: Report) -> Iterator[tuple[str, ReportTable]]:
         assert section.study is not None
         tables = list(section.study.tables)
     for table in tables:
-        if len(table.data) > 1:
+        if len(table.csv_rows) > 1:
             yield "scores" if table.name == STUDY_TASKS else table.name.removeprefix("study_"), table
 
 
@@ -165,7 +165,7 @@ def study_settings(folder: Path) -> StudySettings:
         ValueError: the runs belong to several studies with different settings, or to none.
     """
     names = sorted({run.overrides.get("experiment", "none") for run in read_runs(folder)})
-    first, *others = [parse_settings(plain("train", f"experiment={name}")["report"], name) for name in names]
+    first, *others = [parse_study_settings(plain("train", f"experiment={name}")["report"], name) for name in names]
     if first is None or any(other != first for other in others):
         raise ValueError(f"{folder} has runs of {', '.join(names)}; they must be one study with one section `report`")
     return first
@@ -178,8 +178,8 @@ def _joined(comparison: TaskComparison) -> Iterator[ReportTable]:
         for title, study in zip(comparison.titles, comparison.studies, strict=True):
             for table in study.tables:
                 if table.name == name:
-                    data = data or [["task", *table.data[0]]]
-                    data += [[title, *line] for line in table.data[1:]]
+                    data = data or [["task", *table.csv_rows[0]]]
+                    data += [[title, *line] for line in table.csv_rows[1:]]
         if data:
             yield ReportTable(name, "", data)
 

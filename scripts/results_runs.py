@@ -15,9 +15,9 @@ from typing import Any
 
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, read_series
 from llmrl.analysis.training_curves import common_frames, is_training_metric
-from llmrl.results.groups import tasks_of
+from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord, read_runs
-from llmrl.results.study_settings import StudySettings, short_group_names
+from llmrl.results.study_settings import StudySettings, shorten_group_names
 from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.metrics import FILE_NAME, KIND, X
 from llmrl.run.status import SUMMARY_NAME, Status
@@ -45,14 +45,14 @@ def write_runs(folder: Path, settings: StudySettings, runs: Path, curves: Path) 
     """
     lines: list[dict[str, object]] = []
     points: list[dict[str, object]] = []
-    for task in tasks_of(read_runs(folder), folder):
-        names = short_group_names(task)
+    for task in group_into_tasks(read_runs(folder), folder):
+        names = shorten_group_names(task)
         finished = [run for group in task.groups for run in group.runs if run.state == "finished"]
         common = common_frames([run.folder for run in finished], None, None)
         for group in task.groups:
             for run in group.runs:
                 if run.state == "finished":
-                    lines.append(_line(run, task.title, group.display_name(names[group.label]), settings))
+                    lines.append(_line(run, task.title, group.format_name(names[group.label]), settings))
                     rows = _curve_rows(run, settings, None if common is None else common.width)
                     points += [{"run": _name(run), **row} for row in rows]
     _write(runs, lines)

@@ -6,7 +6,7 @@ import pytest
 
 from llmrl.analysis.report_tables import _drop_absent_parts, config_differences
 from llmrl.cli.sweep_report import main
-from llmrl.results.groups import tasks_of
+from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import read_runs
 from run_folders import write_run
 
@@ -23,15 +23,15 @@ def outputs(tmp_path: Path) -> Path:
 
 def test_folders_form_single_task(outputs: Path) -> None:
     records = read_runs(outputs)
-    assert [task.title for task in tasks_of(records, outputs)] == ["fast", "slow"]
-    [task] = tasks_of(records, outputs, by_name=False)
+    assert [task.title for task in group_into_tasks(records, outputs)] == ["fast", "slow"]
+    [task] = group_into_tasks(records, outputs, by_name=False)
     labels = {group.label for group in task.groups}
     assert len(labels) == 4
     assert all(any(f"{part}" in label for label in labels) for part in ("fast", "slow", "ucb", "gp"))
 
 
 def test_common_name_is_omitted_from_labels(outputs: Path) -> None:
-    [task] = tasks_of(read_runs(outputs / "slow"), outputs, by_name=False)
+    [task] = group_into_tasks(read_runs(outputs / "slow"), outputs, by_name=False)
     assert {group.label for group in task.groups} == {"principal=gp", "principal=ucb"}
 
 
@@ -45,14 +45,14 @@ def test_command_prints_comparison(outputs: Path, capsys: pytest.CaptureFixture[
 
 
 def test_difference_layout_depends_on_group_count(outputs: Path) -> None:
-    [joint_task] = tasks_of(read_runs(outputs / "slow"), outputs)
+    [joint_task] = group_into_tasks(read_runs(outputs / "slow"), outputs)
     table = config_differences(joint_task)
-    assert table.columns == ["option", *(group.shown for group in joint_task.groups)]
+    assert table.columns == ["option", *(group.display_name for group in joint_task.groups)]
     assert [row[0] for row in table.rows] == ["of"]
     write_run(outputs, "slow", ["principal=cmaes", "agent.rate=0.1"], 0)
     write_run(outputs, "slow", ["principal=scan", "agent.rate=0.1"], 0)
     write_run(outputs, "slow", ["principal=sobol", "agent.rate=0.1"], 0)
-    [five] = tasks_of(read_runs(outputs / "slow"), outputs)
+    [five] = group_into_tasks(read_runs(outputs / "slow"), outputs)
     table = config_differences(five)
     assert table.columns == ["option", "value", "groups"] and len(table.rows) == 5
 
@@ -75,7 +75,7 @@ def test_optional_part_has_single_row() -> None:
 def test_equal_options_give_no_rows(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "slow", ["principal=ucb"], seed)
-    [task] = tasks_of(read_runs(tmp_path), tmp_path)
+    [task] = group_into_tasks(read_runs(tmp_path), tmp_path)
     assert not config_differences(task).rows
 
 

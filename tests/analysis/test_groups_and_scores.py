@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmrl.analysis.curves import align_curves
 from llmrl.analysis.scores import ScoreRule, metric_names, read_series
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.results.groups import Group, scripted_notes, tasks_of
+from llmrl.results.groups import Group, explain_scripted_groups, group_into_tasks
 from llmrl.results.run_records import RunRecord, read_runs
 from run_folders import write_run
 
@@ -27,7 +27,7 @@ def test_labels_contain_differences(tmp_path: Path) -> None:
     runs = [record(tmp_path, "game/a-1", s, env="game", principal="ucb", env__n="8") for s in (2, 0, 10)]
     runs += [record(tmp_path, "game/b-2", s, env="game", principal="llm", llm__x="1", env__n="8") for s in (0, 1)]
     runs += [record(tmp_path, "game/c-3", 0, env="game", env__n="8")]
-    [task] = tasks_of(runs, tmp_path)
+    [task] = group_into_tasks(runs, tmp_path)
     assert task.title == "game"
     assert task.common == {"env": "game", "env.n": "8"}
     assert [group.label for group in task.groups] == ["default", "principal=llm, x=1", "principal=ucb"]
@@ -37,35 +37,35 @@ def test_labels_contain_differences(tmp_path: Path) -> None:
 
 
 def test_single_group_has_common_overrides(tmp_path: Path) -> None:
-    [task] = tasks_of([record(tmp_path, "game/a-1", s, principal="ucb") for s in range(2)], tmp_path)
+    [task] = group_into_tasks([record(tmp_path, "game/a-1", s, principal="ucb") for s in range(2)], tmp_path)
     assert (task.common, [group.label for group in task.groups]) == ({"principal": "ucb"}, ["all runs"])
 
 
 def test_folders_separate_equal_overrides(tmp_path: Path) -> None:
     """Change a default between the runs: equal overrides belong to different experiments."""
     runs = [record(tmp_path, f"game/p-{code}", 0, principal="ucb") for code in ("aa", "bb")]
-    [task] = tasks_of(runs, tmp_path)
+    [task] = group_into_tasks(runs, tmp_path)
     assert [group.label for group in task.groups] == ["default (aa)", "default (bb)"]
 
 
 def test_equal_environment_names_are_separate_tasks(tmp_path: Path) -> None:
     runs = [record(tmp_path, f"mine/{e}{p}-1", 0, env=e, principal=p) for e in ("x", "y") for p in ("ucb", "llm")]
-    tasks = tasks_of(runs, tmp_path)
+    tasks = group_into_tasks(runs, tmp_path)
     assert [task.title for task in tasks] == ["mine, env=x", "mine, env=y"]
     assert {group.label for task in tasks for group in task.groups} == {"principal=ucb", "principal=llm"}
 
 
 def test_equal_run_names_get_folder(tmp_path: Path) -> None:
-    tasks = tasks_of([record(tmp_path, f"{place}/game/a-1", 0) for place in ("mon", "tue")], tmp_path)
+    tasks = group_into_tasks([record(tmp_path, f"{place}/game/a-1", 0) for place in ("mon", "tue")], tmp_path)
     assert [task.title for task in tasks] == ["mon/game", "tue/game"]
 
 
 def test_model_substitute_is_labeled(tmp_path: Path) -> None:
     runs = [record(tmp_path, "g/a-1", 0, "scripted rule (not a language model)", llm="scripted")]
     runs += [record(tmp_path, "g/b-2", 0, "openai/gpt-4o", llm="gpt4o")]
-    groups = tasks_of(runs, tmp_path)[0].groups
-    assert [group.shown for group in groups] == ["llm=gpt4o", "llm=scripted rule"]
-    assert len(scripted_notes(groups)) == 1 and scripted_notes(groups[:1]) == []
+    groups = group_into_tasks(runs, tmp_path)[0].groups
+    assert [group.display_name for group in groups] == ["llm=gpt4o", "llm=scripted rule"]
+    assert len(explain_scripted_groups(groups)) == 1 and explain_scripted_groups(groups[:1]) == []
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_model_substitute_is_labeled(tmp_path: Path) -> None:
     ],
 )
 def test_fixed_rules_are_not_language_models(label: str, model_label: str) -> None:
-    assert Group(label, (), "scripted rule (not a language model)").shown == model_label
-    assert Group(label, (), "gpt-4o (litellm)").shown == label
+    assert Group(label, (), "scripted rule (not a language model)").display_name == model_label
+    assert Group(label, (), "gpt-4o (litellm)").display_name == label
 
 
 def test_scores(tmp_path: Path) -> None:

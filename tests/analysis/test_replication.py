@@ -13,7 +13,7 @@ from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import GroupSummary, ReportSettings
 from llmrl.cli.sweep_report import main
 from llmrl.evaluation.suite_results import experiments, merge_suite_results
-from llmrl.results.groups import tasks_of
+from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import read_run, read_runs
 from llmrl.run.shared_factors import shared_factors
 from run_folders import write_run
@@ -66,7 +66,7 @@ def test_unknown_differences_separate_groups(tmp_path: Path) -> None:
     write_pretrained_run(tmp_path, 0, 0, 1.0)
     other_overrides = ["principal=ucb", "agent.init_from=outputs/pre/other-2/s0"]
     write_run(tmp_path, "harvest", other_overrides, 0, [1.0], shared={"pre-training": ["pre/other-2/s0"]})
-    [task] = tasks_of(read_runs(tmp_path), tmp_path)
+    [task] = group_into_tasks(read_runs(tmp_path), tmp_path)
     assert [group.label for group in task.groups] == [
         "init_from=defaults-1",
         "init_from=other-2",
@@ -77,7 +77,7 @@ def test_unknown_differences_separate_groups(tmp_path: Path) -> None:
     content["overrides"] = ["principal=ucb", "agent.init_from=outputs/pre/defaults-1/s0"]
     content["shared"] = {"pre-training": ["pre/defaults-1/s0"]}
     status.write_text(json.dumps(content))
-    [task] = tasks_of(read_runs(tmp_path), tmp_path)
+    [task] = group_into_tasks(read_runs(tmp_path), tmp_path)
     assert len(task.groups) == 2
 
 

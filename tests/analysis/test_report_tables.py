@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.report_tables import slug
-from llmrl.results.table_format import NumberFormat, ReportTable, latex_text, seed_list
+from llmrl.results.table_format import NumberFormat, ReportTable, escape_latex, format_seeds
 
 TEXT_CHARACTERS = st.characters(exclude_characters="\r", codec="utf-8")
 SPECIAL = r"\&%$#_{}~^<>|\"" + "-[]*`"
@@ -21,7 +21,7 @@ SPECIAL = r"\&%$#_{}~^<>|\"" + "-[]*`"
 @given(st.text(alphabet=st.sampled_from(SPECIAL + "a1 ="), max_size=20))
 def test_latex_keeps_no_special_character(text: str) -> None:
     escapes = r"\\(?:textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|textquotedbl|dag)\{\}"
-    rest = re.sub(escapes + r"|\\[&%$#_{}]|\$-\$", "", latex_text(text))
+    rest = re.sub(escapes + r"|\\[&%$#_{}]|\$-\$", "", escape_latex(text))
     assert not set(rest) & set(r'\&%$#_{}~^<>|"')
 
 
@@ -30,25 +30,25 @@ def test_latex_keeps_no_special_character(text: str) -> None:
     [("-1.50 [-2, 3]", "$-$1.50 [$-$2, 3]"), ("-", "--"), ("a-b_1", r"a-b\_1"), ("x=-.5", "x=$-$.5"), ("50%", r"50\%")],
 )
 def test_latex_text(text: str, rendering: str) -> None:
-    assert latex_text(text) == rendering
+    assert escape_latex(text) == rendering
 
 
 @given(st.lists(st.lists(st.text(TEXT_CHARACTERS, max_size=8), min_size=2, max_size=2), max_size=4))
 def test_csv_round_trip(rows: list[list[str]]) -> None:
-    text = ReportTable("t", "c", [["a", "b"], *rows]).csv()
+    text = ReportTable("t", "c", [["a", "b"], *rows]).to_csv()
     assert list(csv.reader(io.StringIO(text, newline="")))[1:] == rows
 
 
 def test_csv_has_full_precision() -> None:
     line = [np.float64(0.1) + 0.2, np.array(1.5), 3, None, float("nan"), "x"]
-    assert ReportTable("t", "c", [line]).csv() == "0.30000000000000004,1.5,3,,,x\n"
+    assert ReportTable("t", "c", [line]).to_csv() == "0.30000000000000004,1.5,3,,,x\n"
 
 
 def test_markdown_and_latex_tables() -> None:
     table = ReportTable(
         "t_1", "A & B", [], ["g", "n", "why"], [["a|b", "-1", "[x](y)"], ["[c]", "2", ""]], 1, True, ["† so"]
     )
-    assert table.markdown().splitlines() == [
+    assert table.to_markdown().splitlines() == [
         "| g | n | why |",
         "| --- | ---: | --- |",
         r"| a\|b | -1 | [x\](y) |",
@@ -56,7 +56,7 @@ def test_markdown_and_latex_tables() -> None:
         "",
         "† so",
     ]
-    lines = table.latex().splitlines()
+    lines = table.to_latex().splitlines()
     assert r"\begin{tabular}{lrl}" in lines
     assert r"\caption{A \& B}" in lines
     assert r"\label{tab:t-1}" in lines
@@ -99,7 +99,7 @@ def test_decimals_follow_errors() -> None:
     ("seeds", "rendering"), [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, 3, 4, 9], "0, 2-4, 9")]
 )
 def test_seed_list(seeds: list[int], rendering: str) -> None:
-    assert seed_list(seeds) == rendering
+    assert format_seeds(seeds) == rendering
 
 
 @given(st.text())

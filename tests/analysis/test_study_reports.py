@@ -17,9 +17,9 @@ from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
-from llmrl.results.principal_scores import read_references
+from llmrl.results.principal_scores import read_reference_lines
 from llmrl.results.run_records import read_runs
-from llmrl.results.study_settings import parse_settings, short_group_names
+from llmrl.results.study_settings import parse_study_settings, shorten_group_names
 from llmrl.run.shared_factors import PRETRAINING
 from run_folders import SCRIPTED, write_run
 
@@ -70,7 +70,7 @@ def result(study: Path) -> GroupComparison:
 
 def test_groups_are_labeled_by_sweep(result: GroupComparison) -> None:
     assert [trace.name for trace in result.traces] == ["llm", "ucb", "gp", "random", "fixed"]
-    assert result.traces[0].shown == "scripted rule"
+    assert result.traces[0].display_name == "scripted rule"
     assert SCRIPTED_NOTE in result.sentences and "llm" not in result.sentences[0]
 
 
@@ -138,11 +138,11 @@ def test_files(study: Path, tmp_path: Path) -> None:
 
 
 def test_settings_may_differ_from_stored_runs(study: Path) -> None:
-    changed = parse_settings({**REPORT, "unit": "pears", "baselines": ["ucb"]}, "the study")
+    changed = parse_study_settings({**REPORT, "unit": "pears", "baselines": ["ucb"]}, "the study")
     [section] = summarize(study, ReportSettings(study=changed)).sections
     assert section.study is not None and section.study.settings.unit == "pears"
     assert all("ucb (pears)" in sentence for sentence in section.study.sentences if sentence != SCRIPTED_NOTE)
-    assert parse_settings({"question": None}, "") is None and parse_settings(None, "") is None
+    assert parse_study_settings({"question": None}, "") is None and parse_study_settings(None, "") is None
 
 
 def test_reference_lines_average_pretraining_runs(tmp_path: Path) -> None:
@@ -158,14 +158,14 @@ def test_reference_lines_average_pretraining_runs(tmp_path: Path) -> None:
     first = section.references[0]
     assert (first.label, first.value, first.standard_error) == ("untrained agents", 15, 5)
     assert section.study is None
-    assert read_references([]) == ((), ())
+    assert read_reference_lines([]) == ((), ())
 
 
 def test_group_names_are_unique() -> None:
     from llmrl.results.groups import Group, ReportTask
 
     labels = ("principal=llm, llm=scripted", "principal=llm, llm=gpt4o", "principal=ucb", "taught")
-    names = short_group_names(ReportTask("t", {}, tuple(Group(label, ()) for label in labels)))
+    names = shorten_group_names(ReportTask("t", {}, tuple(Group(label, ()) for label in labels)))
     assert list(names.values()) == ["llm, scripted", "llm, gpt4o", "ucb", "taught"]
 
 

@@ -159,7 +159,7 @@ def test_run_logs(tmp_path, capsys):
 
 def test_tables_titles_and_lines(capsys):
     console.print_table(FAKE, [FAKE, "b"], [[FAKE, "[link=x]y[/link]"]])
-    console.print_rows(FAKE, [(FAKE, FAKE)])
+    console.print_fields(FAKE, [(FAKE, FAKE)])
     console.Terminal().print(FAKE, soft_wrap=True)
     terminal_text = capsys.readouterr().out
     assert (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl.display.results import describe_loggers, evaluate_command, print_recommendations, print_summary
+from llmrl.display.results import describe_loggers, format_evaluate_command, print_recommendations, print_summary
 from llmrl.llms.budget import LATENCY_METRIC
 
 
@@ -83,8 +83,8 @@ def test_objective_values_have_distinct_text(capsys, tmp_path, evaluations):
 
 def test_video_command_keeps_trust_option():
     config = {"trusted_modules": ["my_package", "KEY@https://host", "http://localhost:8000"]}
-    assert evaluate_command(config, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video --trust my_package"
-    assert evaluate_command({}, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video"
+    assert format_evaluate_command(config, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video --trust my_package"
+    assert format_evaluate_command({}, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video"
 
 
 @pytest.mark.parametrize(

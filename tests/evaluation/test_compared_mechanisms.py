@@ -35,8 +35,8 @@ from llmrl.results.mechanism_comparison import (
     build_table_rows,
     choose_reference,
     compare_with_reference,
-    comparison_sentences,
-    select_columns,
+    describe_differences,
+    select_table_columns,
 )
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import episode_welfare
@@ -390,7 +390,7 @@ def entry(name: str, objective: list[float], **columns: list[float]) -> dict:
 
 def compare(*entries: dict, paired_table: bool = True, independent: bool = True) -> tuple[list[dict], list[str]]:
     table_rows = compare_with_reference(entries, paired_table, independent)
-    return table_rows, comparison_sentences(entries, table_rows, "objective (mean)")
+    return table_rows, describe_differences(entries, table_rows, "objective (mean)")
 
 
 def test_difference_has_interval():
@@ -450,7 +450,7 @@ def test_table_rows_match_game_metrics(cleanup):
             **metric_values | {"welfare/gini": [0.0, 1, 0, 1, 0], "dirt": [4.0, 7, 4, 7, 5.5]},
         ),
     ]
-    mechanism_labels = select_columns(entries, spec)
+    mechanism_labels = select_table_columns(entries, spec)
     assert mechanism_labels["apples_eaten"] == "apples eaten" and "incentives_paid" in mechanism_labels
     assert mechanism_labels["dirt"] == "dirt, at the end"
     assert "welfare/spending" not in mechanism_labels, "what the mechanism pays is there already"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments import comparable_metrics, compose, run
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.display.results import reference_sentences
+from llmrl.display.results import describe_references
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.reference_line_runs import (
@@ -252,7 +252,7 @@ def test_no_mechanism_has_no_noise_estimate():
     [context] = summary["contexts"]
     assert context["scan_best"] is None and context["untrained"] is None and summary["spread"] is None
     assert context["gain"] == {"value": 1.5, "standard_error": None, "beyond_noise": None}
-    assert any("1.5 above no mechanism" in sentence for sentence in reference_sentences(summary))
+    assert any("1.5 above no mechanism" in sentence for sentence in describe_references(summary))
 
 
 def test_response_in_single_context_suffices():
@@ -287,7 +287,7 @@ def make_value(value, error=None, evaluations=1):
 )  # fmt: skip
 def test_best_proposal_is_compared_with_no_mechanism(best, sentence_part):
     references = References.from_histories(history([[0.0, 1.0], [5.0, 6.0]]), history([[0.0]]))
-    sentence = reference_sentences(references.summary(best, history([[1.0], [9.0]]), 1))[0]
+    sentence = describe_references(references.summary(best, history([[1.0], [9.0]]), 1))[0]
     assert sentence_part in sentence and ("below the best of the coarse scan" in sentence) == (
         best[0]["objective"] < 5.5
     )
@@ -307,7 +307,7 @@ def test_learning_detection(objectives, has_learned):
     rows = history([[x] for x in objectives])
     summary = references.summary(make_value(3.0), rows, 2)
     assert summary["learned"] is has_learned
-    assert any("nothing shows that the principal learned" in sentence for sentence in reference_sentences(summary)) == (
+    assert any("nothing shows that the principal learned" in sentence for sentence in describe_references(summary)) == (
         has_learned is False
     )
     repeated_rows = [{**row, "mechanism": {"a": 1, "b": 1}} for row in rows]

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmrl.core.errors import RunFolderError
-from llmrl.results.run_records import find_runs, only_run
+from llmrl.results.run_records import find_runs, find_only_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import EXCLUDED, config_hash
 from llmrl.run.folder import (
@@ -140,14 +140,14 @@ def test_tables_use_short_keys() -> None:
 def test_parent_folder_resolves_to_single_run(tmp_path: Path) -> None:
     first = run_folder(tmp_path, "study", "0a1b2c3d", [], 0)
     for folder in (tmp_path, tmp_path / "study", first.parent, first):
-        assert only_run(folder) == first
+        assert find_only_run(folder) == first
     second = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
     with pytest.raises(RunFolderError, match="has 2 runs") as error:
-        only_run(tmp_path)
+        find_only_run(tmp_path)
     assert str(first) in str(error.value) and str(second) in str(error.value)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunFolderError, match="no run"):
-        only_run(tmp_path / "empty")
+        find_only_run(tmp_path / "empty")
     # A study may be called like a seed.
     second_run_folder = run_folder(tmp_path / "other", "s1", "0a1b2c3d", [], 0)
     assert find_runs(tmp_path / "other") == [second_run_folder]

@@ -21,7 +21,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import comment_lines, content, existing_source, is_choosable, is_global, option_paths, root
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
-from llmrl.results.groups import tasks_of
+from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord
 from llmrl.run.folder import run_label, split_overrides
 from llmrl.sweeps.jobs import find_differing_keys, select_label_overrides
@@ -238,7 +238,7 @@ def swept(tmp_path, *runs):
         folder = tmp_path / "harvest_pixels" / f"{label}-{i:08x}" / "s0"
         record = {"folder": folder, "name": "harvest_pixels", "group": folder.parent.name, "seed": 0}
         records.append(RunRecord(**record, state="finished", overrides=split_overrides(overrides)))
-    [task] = tasks_of(records, tmp_path)
+    [task] = group_into_tasks(records, tmp_path)
     return {group.label for group in task.groups}, [record.group.rpartition("-")[0] for record in records]
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from hydra_plugins.llmrl_optuna._grammar import read
+from hydra_plugins.llmrl_optuna._grammar import parse_search_request
 from llmrl.core.errors import ConfigError
 from llmrl.core.hydra_composition import hide_bases
-from llmrl.tuning.space import overrides, value_text
+from llmrl.tuning.space import overrides, format_value
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def loader():
     ],
 )
 def test_sweep_types_become_dimensions(loader, sweep, dimension):
-    sought = read([f"agent.x={sweep}", "env=escape_room"], loader)
+    sought = parse_search_request([f"agent.x={sweep}", "env=escape_room"], loader)
     assert sought.space == {"agent.x": dimension}
     assert (sought.fixed, sought.seeds) == (["env=escape_room"], None)
     assert overrides(
@@ -59,12 +59,12 @@ def test_seeds_are_excluded_from_space(loader):
         "principal=glob(*ing)",
         "seed=2,0,2",
     ]
-    sought = read([*arguments, "principal=ucb,egreedy"], loader)
+    sought = parse_search_request([*arguments, "principal=ucb,egreedy"], loader)
     assert sought.seeds == ["2", "0"]
     assert sought.fixed == arguments[:4]
     assert sought.space == {"principal": CategoricalDistribution(("ucb", "egreedy"))}  # the last of several counts
-    assert read(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
-    assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].choices[:2] == ("cem", "cmaes")
+    assert parse_search_request(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
+    assert parse_search_request(["principal=glob(*)", "seed=4"], loader).space["principal"].choices[:2] == ("cem", "cmaes")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_seeds_are_excluded_from_space(loader):
 )
 def test_unsupported_sweeps_raise(loader, arguments, message):
     with pytest.raises(ConfigError) as refusal:
-        read(arguments, loader)
+        parse_search_request(arguments, loader)
     assert message in str(refusal.value)
 
 
@@ -96,7 +96,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 def test_bounds_survive_hydra_parsing(bounds, share):
     low, high = min(bounds), max(bounds)
     value = min(max(low * (1 - share) + high * share, low), high)
-    text = value_text(FloatDistribution(low, high), value)
+    text = format_value(FloatDistribution(low, high), value)
     parsed = OverridesParser.create().parse_override(f"agent.x={text}").value()
     assert isinstance(parsed, int | float) and low <= parsed <= high
     assert parsed == pytest.approx(value, rel=1e-5)
@@ -117,7 +117,7 @@ def to_override(value):
 
 @given(values=st.lists(plain | st.lists(plain, max_size=3), min_size=2, max_size=4))
 def test_choices_round_trip(values):
-    space = read([f"agent.x={','.join(to_override(value) for value in values)}"], None).space
+    space = parse_search_request([f"agent.x={','.join(to_override(value) for value in values)}"], None).space
     options = space["agent.x"].choices
     jobs = [overrides(space, {"agent.x": option}) for option in options]
     parsed = [OverridesParser.create().parse_override(override) for (override,) in jobs]

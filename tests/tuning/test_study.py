@@ -110,7 +110,7 @@ def test_trials_below_median_are_pruned(tmp_path):
         assert (trial.value is None) == unpromising
         completed_trials += [] if unpromising else [first]
     with open_study(tmp_path, seeds=("0", "1", "2"), pruner="median", parallel_trials=1, sampler="random") as study:
-        assert [trial.state for trial in study.ranking()] == ["finished"] * len(completed_trials)
+        assert [trial.state for trial in study.rank_trials()] == ["finished"] * len(completed_trials)
 
 
 @pytest.mark.parametrize("stops", some([(2, 15)], [(2, 15), (1, 8)]))
@@ -204,7 +204,7 @@ def test_failing_seed_fails_trial(tmp_path):
         assert study.next_batch() == []
         assert [trial.state for trial in study.trials()] == ["failed", "finished", "finished"]
         assert study.trials()[0].results == {"0": 1.0, "1": "ValueError: no"}
-        assert [trial.number for trial in study.ranking()] == [1, 2]
+        assert [trial.number for trial in study.rank_trials()] == [1, 2]
 
 
 def test_best_respects_direction(tmp_path):
@@ -212,7 +212,7 @@ def test_best_respects_direction(tmp_path):
         with open_study(tmp_path / direction, direction=direction) as study:
             for trial, value in zip(study.next_batch(), (2.0, 3.0, -1.0), strict=True):
                 study.tell(trial, [value, value])
-            assert study.ranking()[0].value == best
+            assert study.rank_trials()[0].value == best
 
 
 def test_files_for_people(tmp_path):
@@ -233,11 +233,11 @@ def test_files_for_people(tmp_path):
 def test_importances_identify_relevant_parameters(tmp_path):
     search(tmp_path, trials=30, sampler="random")
     with open_study(tmp_path, trials=30, sampler="random") as study:
-        shares = study.importances()
+        shares = study.compute_importances()
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["agent.rate"] == max(shares.values())
     with open_study(tmp_path / "few") as study:
-        assert study.importances() == {}
+        assert study.compute_importances() == {}
 
 
 @pytest.mark.parametrize(

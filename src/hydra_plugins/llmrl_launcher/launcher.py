@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REPORT_S = 5.0
+_MESSAGE_INTERVAL_S = 5.0
 """Seconds between two messages about the composition of a sweep."""
-_SEED = re.compile(r"seed=(0|[1-9][0-9]*)")
+_SEED_PATTERN = re.compile(r"seed=(0|[1-9][0-9]*)")
 EXIT_INTERRUPTED = 130  # also if only the wait for submitted runs was interrupted
 
 
@@ -78,18 +78,18 @@ class LlmrlLauncher(Launcher):
             if len(dry := {run.config["dry_run"] for run in runs}) > 1:
                 raise ConfigError("dry_run must have the same value in all runs of a sweep")
             if dry == {True}:
-                self._plan(runs)
+                self._print_plan(runs)
                 return [_build_job_return(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = redacted_folder(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
             outcomes, code = compute_sweep(runs, sweep_folder, self.wait, self.swept)
             print_sweep(outcomes, commands=not self.in_batches)
-            self._show(runs, outcomes)
+            self._print_study_results(runs, outcomes)
         run_outcomes = outcomes[-len(runs) :] if runs else []
         return [
             _build_job_return(list(o), outcome, code) for o, outcome in zip(job_overrides, run_outcomes, strict=True)
         ]
 
-    def _show(self, runs: Sequence[Experiment], outcomes: Sequence[JobOutcome]) -> None:
+    def _print_study_results(self, runs: Sequence[Experiment], outcomes: Sequence[JobOutcome]) -> None:
         """Show the results of a study if this sweep was one and is finished."""
         from llmrl.display.sweeps import show_study
 
@@ -100,7 +100,7 @@ class LlmrlLauncher(Launcher):
             }.items():
                 show_study(folder, report)
 
-    def _plan(self, runs: Sequence[Experiment]) -> None:
+    def _print_plan(self, runs: Sequence[Experiment]) -> None:
         """Print the plan of the runs: all of it for one run, as without --multirun, and a table for several.
 
         Raises:
@@ -137,11 +137,11 @@ class LlmrlLauncher(Launcher):
         try:
             with cache_compositions():
                 for i, overrides in enumerate(job_overrides):
-                    if time.monotonic() - report_time > REPORT_S:
+                    if time.monotonic() - report_time > _MESSAGE_INTERVAL_S:
                         report_time = time.monotonic()
                         log.info("composed %s of %s runs", f"{i:,}", f"{len(job_overrides):,}")
-                    seeds = [match[1] for override in overrides if (match := _SEED.fullmatch(override))]
-                    setting = tuple(override for override in overrides if not _SEED.fullmatch(override))
+                    seeds = [match[1] for override in overrides if (match := _SEED_PATTERN.fullmatch(override))]
+                    setting = tuple(override for override in overrides if not _SEED_PATTERN.fullmatch(override))
                     if seeds and setting in composed:
                         runs.append(composed[setting].with_seed(int(seeds[-1])))
                         continue
@@ -181,8 +181,8 @@ def _build_job_return(overrides: list[str], outcome: JobOutcome | None, code: in
     job = FinishedJob(overrides=overrides, status=JobStatus.COMPLETED)
     job.return_value = None if outcome is None else outcome.result
     job.outcome = outcome
-    well = ("finished", "elsewhere") if code == EXIT_INTERRUPTED else ("finished", "elsewhere", "submitted")
-    if outcome is not None and outcome.state not in well:
+    ok_states = ("finished", "elsewhere") if code == EXIT_INTERRUPTED else ("finished", "elsewhere", "submitted")
+    if outcome is not None and outcome.state not in ok_states:
         job.status = JobStatus.FAILED
         job.return_value = SystemExit(code)
     return job

@@ -41,7 +41,7 @@ class LlmrlSweeper(Sweeper):
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
-    def typed(self, arguments: list[str]) -> list[str]:
+    def all_overrides(self, arguments: list[str]) -> list[str]:
         """Return all overrides, those of the command line last."""
         return [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
 
@@ -52,7 +52,7 @@ class LlmrlSweeper(Sweeper):
         from llmrl.run.command_exit import exit_on_error
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        overrides = parser.parse_overrides(self.typed(arguments))
+        overrides = parser.parse_overrides(self.all_overrides(arguments))
         with exit_on_error(application_of(self.config).command):
             runs = combinations(overrides)
         if isinstance(self.launcher, LlmrlLauncher):
@@ -60,12 +60,12 @@ class LlmrlSweeper(Sweeper):
 
             self.launcher.swept = find_differing_keys(runs)
         returns = self.launcher.launch(runs, initial_job_idx=0)
-        if codes := [code for job in returns if (code := _code(job))]:
+        if codes := [code for job in returns if (code := _get_exit_code(job))]:
             raise SystemExit(min(codes))  # a failure first, then a used-up budget, then a stop
         return [returns]
 
 
-def _code(job: JobReturn) -> int:
+def _get_exit_code(job: JobReturn) -> int:
     """Return the exit code of a run."""
     if job.status == JobStatus.COMPLETED:
         return 0

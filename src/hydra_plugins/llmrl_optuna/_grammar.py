@@ -39,7 +39,7 @@ class SearchRequest:
     seeds: list[str] | None
 
 
-def read(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
+def parse_search_request(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
     """Return the search that a command line describes; of several overrides of one key the last counts.
 
     Raises:
@@ -48,8 +48,8 @@ def read(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
     check_optuna()
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(arguments))
     last = {override.get_key_element(): override for override in parsed}
-    seeds = _seeds(last.pop(SEED, None))
-    space = {key: _distribution(key, o, loader) for key, o in last.items() if o.is_sweep_override()}
+    seeds = _parse_seeds(last.pop(SEED, None))
+    space = {key: _parse_distribution(key, o, loader) for key, o in last.items() if o.is_sweep_override()}
     if not space:
         raise ConfigError(
             f"hydra/sweeper=optuna has nothing to search; sweep a key other than {SEED}, such as {_EXAMPLE}, or leave "
@@ -59,7 +59,7 @@ def read(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
     return SearchRequest(space, [str(o.input_line) for o in last.values() if not o.is_sweep_override()], seeds)
 
 
-def _seeds(override: Override | None) -> list[str] | None:
+def _parse_seeds(override: Override | None) -> list[str] | None:
     if override is None:
         return None
     if override.is_interval_sweep():
@@ -69,7 +69,7 @@ def _seeds(override: Override | None) -> list[str] | None:
     return list(dict.fromkeys(override.sweep_string_iterator()))
 
 
-def _distribution(key: str, override: Override, loader: ConfigLoader) -> BaseDistribution:
+def _parse_distribution(key: str, override: Override, loader: ConfigLoader) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
@@ -89,7 +89,7 @@ def _distribution(key: str, override: Override, loader: ConfigLoader) -> BaseDis
         return CategoricalDistribution(tuple(dict.fromkeys(options)))
     if parts := loader.get_group_options(override.key_or_group):
         raise ConfigError(f"{key} chooses a part, not a number; name the options: {key}={','.join(parts)}")
-    low, high, step = _bounds(key, value)
+    low, high, step = _parse_bounds(key, value)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ConfigError(f"{key} is searched from {low:g} to {high:g}; give two finite numbers")
     try:
@@ -100,7 +100,7 @@ def _distribution(key: str, override: Override, loader: ConfigLoader) -> BaseDis
         raise ConfigError(f"{key} cannot be searched from {low:g} to {high:g}: {error}") from error
 
 
-def _bounds(key: str, sweep: IntervalSweep | RangeSweep) -> tuple[float, float, float | None]:
+def _parse_bounds(key: str, sweep: IntervalSweep | RangeSweep) -> tuple[float, float, float | None]:
     """Return the lowest and highest number of a sweep, and their distance. Hydra's range excludes its end."""
     if isinstance(sweep, IntervalSweep):
         assert sweep.start is not None and sweep.end is not None

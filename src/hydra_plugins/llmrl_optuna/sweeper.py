@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hydra_plugins.llmrl_optuna._grammar import SearchRequest
     from llmrl.tuning.study import Result, Study, TuningSettings, TuningTrial
 
-_SETTINGS = "llmrl.tuning.study.TuningSettings"
+_SETTINGS_CLASS = "llmrl.tuning.study.TuningSettings"
 FAILED_STATES = ("failed", "lost", "unreadable")
 """States of runs that end a trial. A run in any other unfinished state is resumed when the command is repeated."""
 _MAX_ROWS = 10
-_RELIABLE = 30
+_MIN_RELIABLE_TRIALS = 30
 """Trials below which importances carry a warning."""
 
 
@@ -42,10 +42,10 @@ class OptunaSweeper(LlmrlSweeper):
     def sweep(self, arguments: list[str]) -> None:
         from llmrl.run.command_exit import exit_on_error
 
-        with exit_on_error(self._app()):
-            self._search(self.typed(arguments))
+        with exit_on_error(self._get_command_name()):
+            self._search(self.all_overrides(arguments))
 
-    def _app(self) -> str:
+    def _get_command_name(self) -> str:
         """Return the name of the command."""
         from llmrl.experiment.experiment import application_of
 
@@ -53,52 +53,52 @@ class OptunaSweeper(LlmrlSweeper):
         return application_of(self.config).command
 
     def _search(self, arguments: list[str]) -> None:
-        from hydra_plugins.llmrl_optuna._grammar import read
+        from hydra_plugins.llmrl_optuna._grammar import parse_search_request
         from llmrl.config.builder import Builder
         from llmrl.core.errors import ConfigError
         from llmrl.tuning.study import Study
 
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
-        settings: TuningSettings = Builder().build(self.settings, "hydra.sweeper", _SETTINGS)
-        sought = read(arguments, self.hydra_context.config_loader)
-        first = self._compose_all(sought)
+        settings: TuningSettings = Builder().build(self.settings, "hydra.sweeper", _SETTINGS_CLASS)
+        search_request = parse_search_request(arguments, self.hydra_context.config_loader)
+        first = self._compose_all(search_request)
         folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)
-        seeds = sought.seeds or [str(first[SEED])]
+        seeds = search_request.seeds or [str(first[SEED])]
         if hasattr(self.launcher, "swept") and hasattr(self.launcher, "in_batches"):
-            self.launcher.swept = set(sought.space)  # the names of runs say what was tried
+            self.launcher.swept = set(search_request.space)  # the names of runs say what was tried
             self.launcher.in_batches = True
         failures = 0
         if first["dry_run"]:
-            self._plan(sought, settings, seeds)
+            self._print_plan(search_request, settings, seeds)
             return
-        with Study(folder, settings, sought.space, seeds, sought.fixed) as study:
+        with Study(folder, settings, search_request.space, seeds, search_request.fixed) as study:
             while batch := study.next_batch():
-                trials = self._evaluate(sought, study, batch)
-                study.write(self._command(sought, study))
-                _show(f"Search '{settings.study}'", study, trials)
+                trials = self._evaluate(search_request, study, batch)
+                study.write(self._format_best_command(search_request, study))
+                _print_trials(f"Search '{settings.study}'", study, trials)
                 for trial in trials:
                     failures = failures + 1 if trial.state == "failed" else 0
                     if failures == settings.max_failures:
                         raise ConfigError(
-                            f"{failures} trials in a row failed, the last with {_error(trial)}. Tracebacks are in the "
+                            f"{failures} trials in a row failed, the last with {_find_error(trial)}. Tracebacks are in the "
                             f"run folders, all trials in {study.folder}. Repeat the command to go on with other "
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
-            self._report(sought, study, Path(first["output_root"]) / first["name"])
+            self._print_report(search_request, study, Path(first["output_root"]) / first["name"])
 
-    def _plan(self, sought: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
+    def _print_plan(self, search_request: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
         """Print the plan of a trial, with the first option of every choice and the lowest numbers."""
-        from llmrl.tuning.space import options
+        from llmrl.tuning.space import list_options
 
         assert self.launcher is not None
-        lowest = [f"{key}={options(distribution)[0]}" for key, distribution in sought.space.items()]
-        self.launcher.launch([[*sought.fixed, *lowest, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
+        lowest = [f"{key}={list_options(distribution)[0]}" for key, distribution in search_request.space.items()]
+        self.launcher.launch([[*search_request.fixed, *lowest, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
         sys.stdout.write(
             f"Above: one trial, {shlex.join(lowest)}. The search '{settings.study}' has {settings.trials} trials of "
             f"{len(seeds)} runs, {settings.parallel_trials} at a time.\n"
         )
 
-    def _evaluate(self, sought: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
+    def _evaluate(self, search_request: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
         """Compute the runs of some trials, and record their results.
 
         Seeds run together without a pruner. With one they run one after the other, each for the trials that are left.
@@ -111,8 +111,8 @@ class OptunaSweeper(LlmrlSweeper):
             running = [trial for trial in batch if trial.number not in final_trials]
             if not running:
                 break
-            jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
-            run_results = [_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._launched)]
+            jobs = [[*search_request.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
+            run_results = [_get_run_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._launched)]
             self._launched += len(jobs)
             for i, trial in enumerate(running):
                 trial_results = results[trial.number]
@@ -125,7 +125,7 @@ class OptunaSweeper(LlmrlSweeper):
                     final_trials[trial.number] = pruned
         return [final_trials[trial.number] for trial in batch]
 
-    def _compose_all(self, sought: SearchRequest) -> dict[str, Any]:
+    def _compose_all(self, search_request: SearchRequest) -> dict[str, Any]:
         """Compose a trial with every option of every choice, so that typing errors are found before anything runs.
 
         Returns:
@@ -137,17 +137,17 @@ class OptunaSweeper(LlmrlSweeper):
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.core.errors import ConfigError
-        from llmrl.tuning.space import options
+        from llmrl.tuning.space import list_options
 
         assert self.hydra_context is not None and self.config is not None
-        first = {key: options(distribution)[0] for key, distribution in sought.space.items()}
+        first = {key: list_options(distribution)[0] for key, distribution in search_request.space.items()}
         settings = [first]
-        for key, distribution in sought.space.items():
-            settings += [{**first, key: option} for option in options(distribution)[1:]]
+        for key, distribution in search_request.space.items():
+            settings += [{**first, key: option} for option in list_options(distribution)[1:]]
         previous_config, configs = HydraConfig.instance().cfg, []
         try:
             for setting in settings:
-                overrides = [*sought.fixed, *(f"{key}={text}" for key, text in setting.items())]
+                overrides = [*search_request.fixed, *(f"{key}={text}" for key, text in setting.items())]
                 config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
                 HydraConfig.instance().set_config(config)  # a user's own name may ask it for the chosen options
                 configs.append({key: config[key] for key in ("output_root", "name", "dry_run", SEED)})
@@ -158,32 +158,32 @@ class OptunaSweeper(LlmrlSweeper):
             raise ConfigError(f"runs of this search would go to several folders, {names}; choose one with name=<name>")
         return configs[0]
 
-    def _command(self, sought: SearchRequest, study: Study) -> str:
+    def _format_best_command(self, search_request: SearchRequest, study: Study) -> str:
         """Return the command that runs (or finds) the best trial so far; empty if there is none."""
-        if not (ranking := study.ranking()):
+        if not (ranking := study.rank_trials()):
             return ""
         assert self.config is not None
         sources = self.config.hydra.runtime.config_sources
         folders = [source.path for source in sources if source.provider == "command-line"]
-        words = [self._app(), *(word for folder in folders for word in ("--config-dir", folder))]
+        words = [self._get_command_name(), *(word for folder in folders for word in ("--config-dir", folder))]
         words += ["--multirun"] if len(study.seeds) > 1 else []
-        return shlex.join([*words, *sought.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
+        return shlex.join([*words, *search_request.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
 
-    def _report(self, sought: SearchRequest, study: Study, runs: Path) -> None:
-        from llmrl.display.console import print_rows
+    def _print_report(self, search_request: SearchRequest, study: Study, runs: Path) -> None:
+        from llmrl.display.console import print_fields
         from llmrl.display.sweeps import print_next_commands
         from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
 
-        ranking = study.ranking()
+        ranking = study.rank_trials()
         failed = [trial for trial in study.trials() if trial.state == "failed"]
         pruned = [trial for trial in study.trials() if trial.state == "pruned"]
-        _show(f"Search '{study.settings.study}', best trials", study, ranking[:_MAX_ROWS])
+        _print_trials(f"Search '{study.settings.study}', best trials", study, ranking[:_MAX_ROWS])
         if failed:
-            _show("Failed trials", study, failed[-_MAX_ROWS:])
-        rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.importances().items()]
-        if rows and len(ranking) < _RELIABLE:
+            _print_trials("Failed trials", study, failed[-_MAX_ROWS:])
+        rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.compute_importances().items()]
+        if rows and len(ranking) < _MIN_RELIABLE_TRIALS:
             rows.append(("reliability", f"importances of {len(ranking)} trials are mostly noise"))
-        print_rows(
+        print_fields(
             f"Search '{study.settings.study}'",
             [
                 ("trials", f"{len(ranking)} finished, {len(pruned)} pruned, {len(failed)} failed"),
@@ -193,7 +193,7 @@ class OptunaSweeper(LlmrlSweeper):
             ],
         )
         # Not in the table, whose lines cannot be copied.
-        sys.stdout.write(f"The best trial again: {self._command(sought, study)}\n")
+        sys.stdout.write(f"The best trial again: {self._format_best_command(search_request, study)}\n")
         if ranking and all(seed.isdigit() for seed in study.seeds):
             first = max(map(int, study.seeds)) + 1
             fresh = ",".join(str(first + i) for i in range(3))
@@ -202,13 +202,13 @@ class OptunaSweeper(LlmrlSweeper):
         print_next_commands(runs)
 
 
-def _state(job: JobReturn) -> str | None:
+def _get_run_state(job: JobReturn) -> str | None:
     """Return the state of a run, as llmrl's own launcher reports it; None with another launcher."""
     outcome = getattr(job, "outcome", None)
     return None if outcome is None else str(outcome.state)
 
 
-def _result(job: JobReturn) -> Result:
+def _get_run_result(job: JobReturn) -> Result:
     """Return the result of a run.
 
     Raises:
@@ -231,7 +231,7 @@ def _result(job: JobReturn) -> Result:
             "dry_run=true and hydra.launcher.wait=false, or repeat the command when the process that computes it ends"
         )
     error = job._return_value  # the property would raise it, with a message of its own
-    if (state := _state(job)) in FAILED_STATES:
+    if (state := _get_run_state(job)) in FAILED_STATES:
         return str(job.outcome.error)  # type: ignore[attr-defined]
     interrupted = isinstance(error, Stopped | BudgetExhausted | KeyboardInterrupt | SystemExit)
     if state is not None or (interrupted and getattr(error, "code", None) != EXIT_FAILED):
@@ -239,11 +239,11 @@ def _result(job: JobReturn) -> Result:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _error(trial: TuningTrial) -> str:
+def _find_error(trial: TuningTrial) -> str:
     return next((f"seed {seed}: {r}" for seed, r in trial.results.items() if isinstance(r, str)), "")
 
 
-def _show(title: str, study: Study, trials: Sequence[TuningTrial]) -> None:
+def _print_trials(title: str, study: Study, trials: Sequence[TuningTrial]) -> None:
     from llmrl.display.console import print_table
 
     columns = ["trial", "settings", study.settings.aggregate, *(f"seed {seed}" for seed in study.seeds)]

@@ -17,10 +17,10 @@ from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
 from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, common_frames, is_training_metric, training_note
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.results.groups import FinishedGroups, Group, ReportTask, replication_remarks, replication_units, tasks_of
-from llmrl.results.principal_scores import ReferenceLine, read_references
+from llmrl.results.groups import FinishedGroups, Group, ReportTask, find_interval_caveats, find_replication_units, group_into_tasks
+from llmrl.results.principal_scores import ReferenceLine, read_reference_lines
 from llmrl.results.run_records import RunRecord, read_runs
-from llmrl.results.study_settings import StudyResult, StudySettings, read_study_settings, short_group_names
+from llmrl.results.study_settings import StudyResult, StudySettings, read_study_settings, shorten_group_names
 from llmrl.statistics.estimators import standard_error
 from llmrl.statistics.intervals import estimates, improvement_matrix
 
@@ -57,7 +57,7 @@ def summarize(
     excluded: list[ExcludedRuns] = []
     scored_runs: list[tuple[str, Group, RunRecord, float | None]] = []
     sections, players = [], []
-    tasks = tasks_of(runs, folder, settings.by_name)
+    tasks = group_into_tasks(runs, folder, settings.by_name)
     for number, task in enumerate(tasks, start=1):
         report(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
         finished = [(group, [run for run in group.runs if run.state == "finished"]) for group in task.groups]
@@ -82,8 +82,8 @@ def _scores(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[Excl
             scores[run.folder] = score
         else:
             reasons.setdefault((run.state, score), []).append(run.seed)
-    if group.missing:
-        reasons["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing)
+    if group.missing_seeds:
+        reasons["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing_seeds)
     excluded += [ExcludedRuns(task.title, group, tuple(seeds), *reason) for reason, seeds in reasons.items()]
     return scores
 
@@ -113,7 +113,7 @@ def _section(
     ]
     width = None if frames is None else frames.width
     curves, notes = build_curves(groups, settings.curves, settings.x_axis, width)
-    references, warnings = read_references(groups)
+    references, warnings = read_reference_lines(groups)
     study = _study(task, groups, references, settings.study, width) if settings.by_name else None
     if not isinstance(study, Landscape):  # whose proposals are identical by design
         warnings = (*warnings, *identical_proposals(groups))
@@ -121,11 +121,11 @@ def _section(
     compared = [groups[i] for i in best_group_indices([summary for summary in summaries if summary.estimates])]
     return Section(
         task.title,
-        task.common,
+        task.common_overrides,
         summaries,
         improvement_matrix(
             [np.array(list(scores[group.label].values())) for group, _ in compared],
-            [replication_units(runs) for _, runs in compared],
+            [find_replication_units(runs) for _, runs in compared],
         ),
         curves,
         notes if frames is None else (*notes, training_note(frames)),
@@ -142,9 +142,9 @@ def _summary(group: Group, scores: Mapping[Path, float]) -> GroupSummary:
     if not scores:
         return GroupSummary(group, values, remark="no finished run")
     runs = [run for run in group.runs if run.folder in scores]
-    units = replication_units(runs)
+    units = find_replication_units(runs)
     error = float(standard_error(values, units))
-    return GroupSummary(group, values, estimates(values, units), error, "; ".join(replication_remarks(runs)))
+    return GroupSummary(group, values, estimates(values, units), error, "; ".join(find_interval_caveats(runs)))
 
 
 def _efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupSummary, ...]:
@@ -182,7 +182,7 @@ def _study(
         return None
     if settings.map is not None:
         return build_landscape(settings, runs)
-    return compare_groups(settings, short_group_names(task), groups, references, width)
+    return compare_groups(settings, shorten_group_names(task), groups, references, width)
 
 
 def _calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:
@@ -203,7 +203,7 @@ _OBJECTIVE_OPTIONS = ("design.objective", "design.spending_cost")
 
 def task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
     """Return warnings about runs of a debug preset, and about groups with different objectives."""
-    debug_groups = "; ".join(group.shown for group, runs in finished if any("debug" in run.overrides for run in runs))
+    debug_groups = "; ".join(group.display_name for group, runs in finished if any("debug" in run.overrides for run in runs))
     warnings = [f"{debug_groups}: runs of a debug preset have minimal sizes, so their scores are not meaningful."]
     return (
         *(warnings if debug_groups else []),
@@ -224,7 +224,7 @@ def identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
         finished: groups and their finished runs.
     """
     return tuple(
-        f"{group.shown}: all {len({run.seed for run in runs})} seeds proposed the same vectors in the same order. A "
+        f"{group.display_name}: all {len({run.seed for run in runs})} seeds proposed the same vectors in the same order. A "
         "principal with random proposals must draw them from its argument `seeds` (docs/extending.md)."
         for group, runs in finished
         if _are_identical(runs)

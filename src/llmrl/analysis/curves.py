@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import Group, replication_units
+from llmrl.results.groups import Group, find_replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.statistics.intervals import Band, mean_interval
 
@@ -78,7 +78,7 @@ def build_curves(
         metric_notes = []
         for group, runs in groups:
             line, reasons = _read_curve(runs, metric, x_axis, width)
-            metric_notes += [f"Curve of {metric}, {group.shown}: {reason}." for reason in reasons]
+            metric_notes += [f"Curve of {metric}, {group.display_name}: {reason}." for reason in reasons]
             if line is not None:
                 lines[group.label] = line
         if lines:
@@ -146,7 +146,7 @@ def _read_curve(
             missing_seeds.append(run.seed)
     if missing_seeds:
         reasons.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
-    line = group_curve(curves, replication_units(runs_with_metric)) if curves else None
+    line = group_curve(curves, find_replication_units(runs_with_metric)) if curves else None
     if curves and line is None:
         reasons.append(f"its runs have no common range of {AXES[x_axis][1]}")
     return line, reasons

@@ -91,7 +91,7 @@ def render_figure(name: str, caption: str, figure: Callable[[], Figure]) -> Draw
 
 def draw_reference(panel: Axes, line: ReferenceLine) -> None:
     """Draw a reference line across the axes."""
-    panel.axhline(line.value, label=line.label, **_REFERENCE_STYLES[line.line])
+    panel.axhline(line.value, label=line.label, **_REFERENCE_STYLES[line.key])
 
 
 def draw_curve(panel: Axes, curve: GroupCurve, label: str, style: dict[str, Any]) -> Any:

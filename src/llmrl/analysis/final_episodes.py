@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.plain_data import convert, parse_record, read_object
-from llmrl.results.groups import SINGLE_GROUP, Group, ReportTask, replication_units
+from llmrl.results.groups import SINGLE_GROUP_LABEL, Group, ReportTask, find_replication_units
 from llmrl.results.run_records import RunRecord
-from llmrl.results.table_format import NOTHING, ReportTable
+from llmrl.results.table_format import EMPTY_CELL, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.statistics.estimators import standard_error
 
@@ -72,7 +72,7 @@ class FinalEpisodes:
     @property
     def name(self) -> str:
         """Label of the group; for the only group of a task `only_group_name`, if that is set."""
-        return self.only_group_name if self.group.label == SINGLE_GROUP and self.only_group_name else self.group.label
+        return self.only_group_name if self.group.label == SINGLE_GROUP_LABEL and self.only_group_name else self.group.label
 
 
 def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunRecord]) -> FinalEpisodes | None:
@@ -91,9 +91,9 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
             continue
         is_per_run = learned or carried
         scores = np.array([part.mean() for part in parts]) if is_per_run else np.concatenate(parts)
-        error = standard_error(scores, replication_units(runs_with_episodes) if is_per_run else None)
+        error = standard_error(scores, find_replication_units(runs_with_episodes) if is_per_run else None)
         means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
-    parts_of_label = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
+    parts_of_label = [f"{key}={task.common_overrides[key]}" for key in ("agent", "principal", "teacher") if key in task.common_overrides]
     agent = results[0].get("agent")
     only_group_name = ", ".join(parts_of_label) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
     episodes = sum(int(r["episodes"]) for r in results)
@@ -110,7 +110,7 @@ def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
     names = _names(players)
     for player, name in zip(players, names, strict=True):
         group = player.group
-        cells = [player.task, name, *([group.llm or NOTHING] if models else []), str(player.runs)]
+        cells = [player.task, name, *([group.llm or EMPTY_CELL] if models else []), str(player.runs)]
         rows.append([*cells, f"{player.episodes:,}", *(_cell(name, player) for name in measures)])
         line: list[object] = [player.task, player.name, group.llm, player.runs, player.episodes, player.learned]
         line.append(" ".join(player.carried))
@@ -150,17 +150,17 @@ def _names(players: Sequence[FinalEpisodes]) -> list[str]:
     for player in players:
         fields = [part.partition("=") for part in player.name.split(", ")]
         parts = [f"{key}{sign}{value}" for key, sign, value in fields if not sign or key in _GROUPS]
-        short.append(player.group.display_name(", ".join(parts)) if parts else player.group.shown)
+        short.append(player.group.format_name(", ".join(parts)) if parts else player.group.display_name)
     counts = Counter((player.task, name) for player, name in zip(players, short, strict=True))
     return [
-        name if counts[player.task, name] == 1 else player.group.shown
+        name if counts[player.task, name] == 1 else player.group.display_name
         for player, name in zip(players, short, strict=True)
     ]
 
 
 def _cell(name: str, player: FinalEpisodes) -> str:
     if name not in player.means:
-        return NOTHING
+        return EMPTY_CELL
     mean, error = player.means[name], player.errors[name]
     if name in ("success", "invalid_rate"):
         deviation = "" if math.isnan(error) else f" ± {100 * error:.1f}"

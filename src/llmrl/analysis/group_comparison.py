@@ -10,10 +10,10 @@ import numpy as np
 from llmrl.analysis.curves import GroupCurve
 from llmrl.analysis.group_traces import GroupTrace, read_group_traces, solution_table
 from llmrl.analysis.scores import AXES
-from llmrl.results.groups import FinishedGroups, scripted_notes
-from llmrl.results.principal_scores import MEASUREMENTS, OBJECTIVE, ReferenceLine, score_notes
+from llmrl.results.groups import FinishedGroups, explain_scripted_groups
+from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, ReferenceLine, explain_scores
 from llmrl.results.study_settings import StudyResult, StudySettings
-from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, interval_cells, with_interval
+from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable, interval_to_cells, format_estimate
 from llmrl.statistics.estimators import Interval
 from llmrl.statistics.intervals import SIGNIFICANCE, Band, difference_interval, holm, improvement, is_paired, p_value
 
@@ -111,15 +111,15 @@ def compare_groups(
     planned_pairs = [(by_name[one], by_name[two]) for one, two in settings.pairs if one in by_name and two in by_name]
     comparisons = [*_compare(baseline_pairs), *_compare(planned_pairs)]
     missing_pairs = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
-    references = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
+    references = tuple(references) if settings.metric in (None, OBJECTIVE_METRIC) else ()
     anytime = any(trace.anytime is not None for trace in traces)
-    recommended = {trace.shown: float(trace.score.estimate) for trace in traces if trace.online_score is not None}
-    online = {trace.shown: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
+    recommended = {trace.display_name: float(trace.score.estimate) for trace in traces if trace.online_score is not None}
+    online = {trace.display_name: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
     sentences = (
         *_sentences(comparisons, settings.score_name),
         *([f"Not compared, because one has no finished run: {'; '.join(missing_pairs)}."] if missing_pairs else []),
-        *score_notes(recommended, online),
-        *scripted_notes(trace.group for trace in traces),
+        *explain_scores(recommended, online),
+        *explain_scripted_groups(trace.group for trace in traces),
     )
     return GroupComparison(
         settings,
@@ -184,12 +184,12 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
         "unclear": "No difference shown from",
         "untested": "Too few units to compare with",
     }
-    for baseline in dict.fromkeys(comparison.baseline.shown for comparison in comparisons):
-        group_comparisons = [comparison for comparison in comparisons if comparison.baseline.shown == baseline]
-        form = _difference_format(group_comparisons)
+    for baseline in dict.fromkeys(comparison.baseline.display_name for comparison in comparisons):
+        group_comparisons = [comparison for comparison in comparisons if comparison.baseline.display_name == baseline]
+        format_number = _difference_format(group_comparisons)
         for verdict, text in verdict_texts.items():
             differences = ", ".join(
-                f"{comparison.group.shown} ({form.signed(float(comparison.difference.estimate))})"
+                f"{comparison.group.display_name} ({format_number.signed(float(comparison.difference.estimate))})"
                 for comparison in group_comparisons
                 if comparison.verdict == verdict
             )
@@ -232,7 +232,7 @@ def _online_caption(settings: StudySettings, traces: Sequence[GroupTrace]) -> st
 def _runs_text(traces: Sequence[GroupTrace]) -> str:
     counts = sorted({len(trace.scores) for trace in traces})
     runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
-    pretrained = max((trace.pretrainings for trace in traces), default=0)
+    pretrained = max((trace.n_pretrainings for trace in traces), default=0)
     return f"mean over {runs} runs a group" + (f" on {pretrained} pre-training runs" if pretrained else "")
 
 
@@ -255,10 +255,10 @@ def _tables(
         yield times
     anytime = [trace for trace in traces if trace.anytime is not None]
     if comparisons:
-        yield _comparisons_table(comparisons, AXES[MEASUREMENTS if anytime else settings.x_axis][1])
-    yield _curves_table("study_curves", {trace.shown: trace.curve for trace in traces}, settings.x_axis)
+        yield _comparisons_table(comparisons, AXES[MEASUREMENTS_COUNTER if anytime else settings.x_axis][1])
+    yield _curves_table("study_curves", {trace.display_name: trace.curve for trace in traces}, settings.x_axis)
     if anytime:
-        yield _curves_table("study_anytime", {trace.shown: trace.anytime for trace in traces}, MEASUREMENTS)
+        yield _curves_table("study_anytime", {trace.display_name: trace.anytime for trace in traces}, MEASUREMENTS_COUNTER)
         yield _recommendations_table(anytime)
 
 
@@ -266,19 +266,19 @@ def _scores_table(
     settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine]
 ) -> ReportTable:
     online = any(trace.online is not None for trace in traces)
-    form = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
+    format_number = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
     columns = ["group", "runs", *(["recommendation", "online performance"] if online else [settings.score_name])]
     header: list[object] = ["group", "runs", "pretrainings", "score", "low", "high"]
     data = [[*header, *(["online_performance", "online_low", "online_high"] if online else [])]]
     rows = []
     for trace in traces:
-        runs = f"{len(trace.scores)}" + (f" ({trace.pretrainings} pre-trained)" if trace.pretrainings else "")
+        runs = f"{len(trace.scores)}" + (f" ({trace.n_pretrainings} pre-trained)" if trace.n_pretrainings else "")
         bands = [trace.score, *([trace.online_score] if online else [])]
-        rows.append([trace.shown, runs, *(with_interval(band, form) for band in bands)])
-        cells = [cell for band in bands for cell in interval_cells(band)]
-        data.append([trace.shown, len(trace.scores), trace.pretrainings, *cells])
+        rows.append([trace.display_name, runs, *(format_estimate(band, format_number) for band in bands)])
+        cells = [cell for band in bands for cell in interval_to_cells(band)]
+        data.append([trace.display_name, len(trace.scores), trace.n_pretrainings, *cells])
     for line in references:
-        rows.append([line.label, NOTHING, form(line.value), *([NOTHING] if online else [])])
+        rows.append([line.label, EMPTY_CELL, format_number(line.value), *([EMPTY_CELL] if online else [])])
         data.append([line.label, None, None, line.value, *([None] * (len(data[0]) - 4))])
     if online:
         caption = f"{settings.score_name}: means over the runs of a group, with 95% intervals"
@@ -301,7 +301,7 @@ def _published_table(settings: StudySettings) -> ReportTable:
 
 
 def _comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
-    form = _difference_format(comparisons)
+    format_number = _difference_format(comparisons)
     has_onset = any(comparison.onset is not None for comparison in comparisons)
     columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
     columns += [f"above from ({axis})"] if has_onset else []
@@ -309,23 +309,23 @@ def _comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTa
     header += ["probability", "probability_low", "probability_high", "since", "paired", "p", "p_adjusted"]
     data, rows = [header], []
     for comparison in comparisons:
-        names = [comparison.group.shown, comparison.baseline.shown]
-        sign = "+" if form.signed(float(comparison.difference.estimate)).startswith("+") else ""
-        cells = [sign + with_interval(comparison.difference, form), _p(comparison.p), _p(comparison.p_adjusted)]
-        cells += [with_interval(comparison.probability, "{:.2f}".format)]
-        cells += [NOTHING if comparison.onset is None else f"{comparison.onset:,.0f}"] if has_onset else []
+        names = [comparison.group.display_name, comparison.baseline.display_name]
+        sign = "+" if format_number.signed(float(comparison.difference.estimate)).startswith("+") else ""
+        cells = [sign + format_estimate(comparison.difference, format_number), _p(comparison.p), _p(comparison.p_adjusted)]
+        cells += [format_estimate(comparison.probability, "{:.2f}".format)]
+        cells += [EMPTY_CELL if comparison.onset is None else f"{comparison.onset:,.0f}"] if has_onset else []
         rows.append([*names, *cells])
-        numbers = [*interval_cells(comparison.difference), *interval_cells(comparison.probability)]
+        numbers = [*interval_to_cells(comparison.difference), *interval_to_cells(comparison.probability)]
         data.append([*names, *numbers, comparison.onset, comparison.is_paired, comparison.p, comparison.p_adjusted])
     is_any_paired = any(comparison.is_paired for comparison in comparisons)
     design = "paired by pre-training run" if is_any_paired else "of independent runs"
     caption = f"Planned comparisons, {design}: 95% intervals, p-values, and p-values adjusted by Holm's method"
-    return ReportTable("study_comparisons", caption, data, columns, rows, texts=2)
+    return ReportTable("study_comparisons", caption, data, columns, rows, n_text_columns=2)
 
 
 def _p(p: float) -> str:
     """Return a p-value as text; `-` if there is none."""
-    return NOTHING if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+    return EMPTY_CELL if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
 def _curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: str) -> ReportTable:
@@ -338,10 +338,10 @@ def _curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: st
 
 def _recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
     """Return the table of the recommendations of each run, which is written as a file only."""
-    data: list[list[object]] = [["group", "run", "seed", MEASUREMENTS, "objective"]]
+    data: list[list[object]] = [["group", "run", "seed", MEASUREMENTS_COUNTER, "objective"]]
     for trace in traces:
         assert trace.anytime is not None
         for i, run in enumerate(trace.runs):
             points = zip(trace.anytime.x, trace.anytime.values[:, i], strict=True)
-            data += [[trace.shown, i, run.seed, *point] for point in points]
+            data += [[trace.display_name, i, run.seed, *point] for point in points]
     return ReportTable("study_recommendations", "Recommendations of each run", data)

@@ -16,14 +16,14 @@ import numpy as np
 from llmrl.analysis.curves import GroupCurve, group_curve
 from llmrl.analysis.scores import DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import Group, n_pretrainings, replication_units
+from llmrl.results.groups import Group, count_pretrainings, find_replication_units
 from llmrl.results.principal_scores import (
-    ANYTIME,
-    MEASUREMENTS,
+    ANYTIME_METRIC,
+    MEASUREMENTS_COUNTER,
     ONLINE_PERFORMANCE,
     RECOMMENDATION,
     ReferenceLine,
-    principal_scores,
+    read_principal_scores,
 )
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudySettings
@@ -55,19 +55,19 @@ class GroupTrace:
     anytime: GroupCurve | None = None
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Display name of the group."""
-        return self.group.display_name(self.name)
+        return self.group.format_name(self.name)
 
     @property
     def units(self) -> list[object]:
         """Label of the top-level unit of each run."""
-        return replication_units(self.runs)
+        return find_replication_units(self.runs)
 
     @property
-    def pretrainings(self) -> int:
+    def n_pretrainings(self) -> int:
         """Number of different pre-training runs that its runs start from."""
-        return n_pretrainings(self.runs)
+        return count_pretrainings(self.runs)
 
     @property
     def score(self) -> Band:
@@ -122,15 +122,15 @@ def _trace(
         if len(scores) < len(runs):
             return None
     trace = GroupTrace(name, group, runs, scores)
-    if settings.tail_fraction is None and principal_scores(runs, RECOMMENDATION) is not None:
-        trace = replace(trace, online=principal_scores(runs, ONLINE_PERFORMANCE))
+    if settings.tail_fraction is None and read_principal_scores(runs, RECOMMENDATION) is not None:
+        trace = replace(trace, online=read_principal_scores(runs, ONLINE_PERFORMANCE))
     if name in settings.levels:
         return trace
     if curves is not None:
         smoothed = [(x, _smoothed(values, settings.smooth)) for x, values in curves]
         trace = replace(trace, curve=group_curve(smoothed, trace.units))
     if trace.online is not None:
-        anytime = [read_series(run.folder, ANYTIME, MEASUREMENTS) for run in runs]
+        anytime = [read_series(run.folder, ANYTIME_METRIC, MEASUREMENTS_COUNTER) for run in runs]
         if all(len(x) > 1 for x, _ in anytime):
             trace = replace(trace, anytime=group_curve(anytime, trace.units))
     return trace
@@ -200,7 +200,7 @@ def solution_table(
     Raises:
         RunFolderError: `best_known` is not above the objective without a mechanism.
     """
-    levels = [line.value for line in references if line.line == "no_mechanism"]
+    levels = [line.value for line in references if line.key == "no_mechanism"]
     # If there are several values, they belong to different groups.
     levels = levels if len(levels) == 1 else []
     levels += [float(trace.score.estimate) for name in settings.levels for trace in traces if trace.name == name]
@@ -217,7 +217,7 @@ def solution_table(
         if trace.anytime is not None:
             times, reached = solution_times(trace.anytime.x, trace.anytime.values, level)
             median, budget = kaplan_meier_median(times, reached), float(trace.anytime.x[-1])
-            lines.append((trace.shown, len(times), int(reached.sum()), median, budget))
+            lines.append((trace.display_name, len(times), int(reached.sum()), median, budget))
     lines.sort(key=lambda line: (math.inf if line[3] is None else line[3], -line[2] / line[1]))
     rows = []
     for name, n_runs, n_reached, median, budget in lines:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import n_pretrainings, replication_units
+from llmrl.results.groups import count_pretrainings, find_replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
-from llmrl.results.table_format import NumberFormat, ReportTable, interval_cells, with_interval
+from llmrl.results.table_format import NumberFormat, ReportTable, interval_to_cells, format_estimate
 from llmrl.statistics.intervals import Band, mean_interval
 
 _N_BEST, _N_WORST = 10, 5
@@ -79,7 +79,7 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
     if lacking:
         raise RunFolderError(f"report.map={settings.map}: {lacking[0]} is unknown; use {', '.join(names)}")
     vectors = np.array([[value for _, value in setting] for setting in settings_of_first])
-    units = replication_units(runs)
+    units = find_replication_units(runs)
 
     def to_array(means_by_run: Sequence[Mapping[_Setting, float]]) -> np.ndarray:
         return np.array([[means[setting] for means in means_by_run] for setting in settings_of_first])
@@ -91,21 +91,21 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
         n: mean_interval(to_array([_mean_by_setting(history, n) for history in histories]), units)
         for n in sorted(set.intersection(*validated_rounds))
     }
-    pretrainings = n_pretrainings(runs)
-    basis = f"{len(runs)} runs" + (f" of {pretrainings} pre-trained societies" if pretrainings else "")
+    n_pretrainings = count_pretrainings(runs)
+    basis = f"{len(runs)} runs" + (f" of {n_pretrainings} pre-trained societies" if n_pretrainings else "")
     unit = settings.unit or "objective"
     tables = [_table(names, vectors, band, unit, basis)]
     tables += [_rounds_table(names, vectors, rounds, unit, basis)] if rounds else []
     best = int(band.estimate.argmax())
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
-    form = NumberFormat(band.estimate)
+    format_number = NumberFormat(band.estimate)
     setting = _setting_text(names, vectors[best])
-    sentence = f"The best of {len(vectors)} settings, {setting}, brings {with_interval(band[best], form)} {unit}"
+    sentence = f"The best of {len(vectors)} settings, {setting}, brings {format_estimate(band[best], format_number)} {unit}"
     unbiased_best = _cross_validated_best(values)
     if unbiased_best is not None:
-        sentence += f" (the best by one half of the runs, measured by the other half: {form(unbiased_best)})"
+        sentence += f" (the best by one half of the runs, measured by the other half: {format_number(unbiased_best)})"
     if len(zero_settings):
-        sentence += f"; no mechanism brings {with_interval(band[int(zero_settings[0])], form)}"
+        sentence += f"; no mechanism brings {format_estimate(band[int(zero_settings[0])], format_number)}"
     if len(zero_settings) and np.isfinite(band.low).all():
         better = int((band.low > band.high[zero_settings[0]]).sum())
         worse = int((band.high < band.low[zero_settings[0]]).sum())
@@ -172,14 +172,14 @@ def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, b
     order = [int(i) for i in np.argsort(-band.estimate, kind="stable")]
     zero_settings = [int(i) for i in np.flatnonzero((vectors == 0).all(axis=1))]
     listed_settings = list(dict.fromkeys([*order[:_N_BEST], *zero_settings, *order[-_N_WORST:]]))
-    form = NumberFormat(band.estimate)
+    format_number = NumberFormat(band.estimate)
     varying = [k for k in range(len(names)) if len(np.unique(vectors[:, k])) > 1]
     rows = [
-        [*(f"{vectors[i, k]:g}" for k in varying), with_interval(band[i], form), str(order.index(i) + 1)]
+        [*(f"{vectors[i, k]:g}" for k in varying), format_estimate(band[i], format_number), str(order.index(i) + 1)]
         for i in sorted(listed_settings, key=order.index)
     ]
     data: list[list[object]] = [[*names, "mean", "low", "high"]]
-    data += [[*vectors[i], *interval_cells(band[i])] for i in range(len(vectors))]
+    data += [[*vectors[i], *interval_to_cells(band[i])] for i in range(len(vectors))]
     return ReportTable(
         "study_landscape",
         f"{unit} under {len(vectors)} settings, mean over {basis} with 95% intervals",
@@ -196,12 +196,12 @@ def _rounds_table(
     """Return a table of all settings with their objective after each number of adaptation rounds, best first."""
     last = max(rounds)
     order = [int(i) for i in np.argsort(-rounds[last].estimate, kind="stable")]
-    form = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
+    format_number = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
     rows = [
-        [*(f"{x:g}" for x in vectors[i]), *(with_interval(band[i], form) for band in rounds.values())] for i in order
+        [*(f"{x:g}" for x in vectors[i]), *(format_estimate(band[i], format_number) for band in rounds.values())] for i in order
     ]
     data: list[list[object]] = [[*names, "rounds", "mean", "low", "high"]]
-    data += [[*vectors[i], n, *interval_cells(band[i])] for n, band in rounds.items() for i in range(len(vectors))]
+    data += [[*vectors[i], n, *interval_to_cells(band[i])] for n, band in rounds.items() for i in range(len(vectors))]
     return ReportTable(
         "study_adaptation",
         f"{unit} after adaptation, mean over {basis} with 95% intervals",

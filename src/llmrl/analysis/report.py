@@ -85,7 +85,7 @@ class Section:
 
     Attributes:
         title: title of the section.
-        common: overrides that all its groups share.
+        common_overrides: overrides that all its groups share.
         summaries: numbers of each group, in the order of their labels.
         improvement: probability that the row's group beats the column's group, of `best_group_indices`.
         curves: curves of metrics over `ReportSettings.x_axis`.
@@ -98,7 +98,7 @@ class Section:
     """
 
     title: str
-    common: Mapping[str, str]
+    common_overrides: Mapping[str, str]
     summaries: tuple[GroupSummary, ...]
     improvement: Band
     curves: tuple[Curve, ...] = ()

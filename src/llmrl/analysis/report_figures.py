@@ -32,7 +32,7 @@ from llmrl.analysis.report import MAX_GROUPS_IN_FIGURE, Report, Section
 from llmrl.analysis.report_tables import TaskComparison, online_performance, slug
 from llmrl.analysis.scores import AXES
 from llmrl.analysis.story.proposed import GroupProposals, mean_score, shared_parameters
-from llmrl.results.principal_scores import LINES, MEASUREMENTS, OBJECTIVE, ReferenceLine
+from llmrl.results.principal_scores import REFERENCE_LEVELS, MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, ReferenceLine
 from llmrl.results.study_settings import StudyResult
 
 if TYPE_CHECKING:
@@ -154,16 +154,16 @@ def _groups(study: GroupComparison, online: bool) -> Figure:
         draw_scores(right, x, scores, band, styles[trace.name])
         curve = curves[trace.name]
         if curve is not None:
-            draw_curve(left, curve, trace.shown, styles[trace.name])
+            draw_curve(left, curve, trace.display_name, styles[trace.name])
         elif has_curves:
-            left.axhline(float(band.estimate), label=f"{trace.shown} (level)", **level_style(styles[trace.name]))
+            left.axhline(float(band.estimate), label=f"{trace.display_name} (level)", **level_style(styles[trace.name]))
     for line in complete_references(study.references):
         for panel in panels:
             draw_reference(panel, line)
-    label_groups(right, [trace.shown for trace in traces])
+    label_groups(right, [trace.display_name for trace in traces])
     left.set_ylabel(study.settings.score_name)
     if has_curves:
-        left.set_xlabel(AXES[MEASUREMENTS if is_anytime else study.settings.x_axis][1])
+        left.set_xlabel(AXES[MEASUREMENTS_COUNTER if is_anytime else study.settings.x_axis][1])
         if is_anytime:
             left.set_xscale("log")
             left.xaxis.set_major_formatter("{x:g}")
@@ -194,9 +194,9 @@ def _tasks(tasks: TaskComparison) -> Figure:
         for trace in study.traces:
             level, style = float(trace.score.estimate), styles[trace.name]
             if trace.curve is None:
-                handles[trace.name] = panel.axhline(level, label=trace.shown, **level_style(style))
+                handles[trace.name] = panel.axhline(level, label=trace.display_name, **level_style(style))
                 continue
-            handles[trace.name] = draw_curve(panel, trace.curve, trace.shown, {**style, "markersize": 4})
+            handles[trace.name] = draw_curve(panel, trace.curve, trace.display_name, {**style, "markersize": 4})
             panel.plot([float(trace.curve.x[-1])], [level], marker="_", markersize=14, color=style["color"])
         panel.set_title(title, fontsize=11)
         panel.tick_params(labelsize=8)
@@ -240,8 +240,8 @@ def draw_section(section: Section, report: Report, name: str) -> list[Drawing]:
             f"{curve.metric} over {AXES[curve.x_axis][1]}: mean over the runs of a group with pointwise 95% bands, "
             "only where all of its runs have values."
         )
-        lines = complete_references(section.references) if curve.metric == OBJECTIVE else ()
-        if curve.metric == OBJECTIVE and online:
+        lines = complete_references(section.references) if curve.metric == OBJECTIVE_METRIC else ()
+        if curve.metric == OBJECTIVE_METRIC and online:
             caption += " It is the objective of the proposals (online performance), not of the recommendations."
         caption += " Level lines were measured before the runs." if lines else ""
         draw = functools.partial(_curve, section, curve, styles, lines)
@@ -251,7 +251,7 @@ def draw_section(section: Section, report: Report, name: str) -> list[Drawing]:
 
 def complete_references(lines: Collection[ReferenceLine]) -> Collection[ReferenceLine]:
     """Return the reference lines to draw; none if groups have different ones, which only the table shows."""
-    return lines if len(lines) == len(LINES) else ()
+    return lines if len(lines) == len(REFERENCE_LEVELS) else ()
 
 
 def _scores(section: Section, unit: str, styles: dict[str, dict[str, Any]]) -> Figure:
@@ -260,7 +260,7 @@ def _scores(section: Section, unit: str, styles: dict[str, dict[str, Any]]) -> F
     panel = figure.subplots()
     for x, summary in enumerate(groups):
         draw_scores(panel, x, summary.scores, summary.estimates["mean"], styles[summary.group.label])
-    label_groups(panel, [summary.group.shown for summary in groups])
+    label_groups(panel, [summary.group.display_name for summary in groups])
     panel.set_ylabel(unit)
     return figure
 
@@ -273,7 +273,7 @@ def _curve(
     for group in (section.compared[i].group for i in section.figure_indices):
         if group.label in curve.lines:
             n_runs = curve.lines[group.label].values.shape[1]
-            label = f"{group.shown} ({n_runs} {'run' if n_runs == 1 else 'runs'})"
+            label = f"{group.display_name} ({n_runs} {'run' if n_runs == 1 else 'runs'})"
             draw_curve(panel, curve.lines[group.label], label, styles[group.label])
     for line in references:
         draw_reference(panel, line)

@@ -24,8 +24,8 @@ from llmrl.analysis.report_tables import (
 from llmrl.analysis.story.story import Exchange, StoryVideo
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
-from llmrl.results.groups import scripted_notes
-from llmrl.results.principal_scores import OBJECTIVE, SCORES_NOTE
+from llmrl.results.groups import explain_scripted_groups
+from llmrl.results.principal_scores import OBJECTIVE_METRIC, SCORES_NOTE
 from llmrl.results.table_format import ReportTable
 from llmrl.run.files import write_atomic, write_bytes
 from llmrl.statistics.intervals import MINIMUM_UNITS
@@ -120,9 +120,9 @@ def write_report(
         reason = describe_write_error(out, error, "--out")
         raise RunFolderError(f"cannot write the report {out}: {reason}; choose another folder with --out") from error
     for table in tables:
-        write_atomic(out / "tables" / f"{table.name}.csv", table.csv())
+        write_atomic(out / "tables" / f"{table.name}.csv", table.to_csv())
         if table.columns:
-            write_atomic(out / "tables" / f"{table.name}.tex", table.latex())
+            write_atomic(out / "tables" / f"{table.name}.tex", table.to_latex())
     for drawing in (*overview, *(d for part in parts for chapter in part.chapters for d in chapter.drawings)):
         write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
         write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
@@ -138,7 +138,7 @@ def _drawings(section: Section, name: str, report: Report) -> list[Drawing]:
     """Return the figures of a section; curves and scores of a study are in its own figures, unless they are chosen."""
     drawings = [] if section.study is None else draw_study(section.study, f"{name}_study")
     if section.story.proposals:
-        is_objective = section.study is not None and section.study.settings.metric in (None, OBJECTIVE)
+        is_objective = section.study is not None and section.study.settings.metric in (None, OBJECTIVE_METRIC)
         unit = section.study.settings.unit if section.study is not None and is_objective else None
         drawings.append(draw_proposals(section.story.proposals, f"{name}_proposals", unit or "objective"))
     if section.study is None or report.settings.curves:
@@ -209,7 +209,7 @@ def method_lines(report: Report) -> list[str]:
     if any(online_performance(section, settings) for section in report.sections):
         lines.append(SCORES_NOTE)
     if not any(section.study for section in report.sections):  # otherwise the sentences of the study have these notes
-        lines += scripted_notes(group for _, group, _, _ in report.runs)
+        lines += explain_scripted_groups(group for _, group, _, _ in report.runs)
     return lines
 
 

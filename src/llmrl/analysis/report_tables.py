@@ -17,21 +17,21 @@ from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, best_group_indices
 from llmrl.results.groups import Group, ReportTask
 from llmrl.results.principal_scores import (
-    OBJECTIVE,
+    OBJECTIVE_METRIC,
     ONLINE_PERFORMANCE,
     RECOMMENDATION,
     ReferenceLine,
-    principal_scores,
-    score_notes,
+    read_principal_scores,
+    explain_scores,
 )
 from llmrl.results.study_settings import StudySettings
 from llmrl.results.table_format import (
-    NOTHING,
+    EMPTY_CELL,
     NumberFormat,
     ReportTable,
-    interval_cells,
-    seed_list,
-    with_interval,
+    interval_to_cells,
+    format_seeds,
+    format_estimate,
 )
 from llmrl.run.artifacts import read_config
 from llmrl.run.config_hash import is_excluded
@@ -68,7 +68,7 @@ def slug(text: str) -> str:
 
 def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
     """Return the table of estimates of each group, with numbers of runs and remarks, and the reference levels."""
-    form = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
+    format_number = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
     models = any(summary.group.llm for summary in section.summaries)
     online = online_performance(section, settings)
     columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
@@ -77,25 +77,25 @@ def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
     header += ["standard_error", "min", "max", "online_performance", "remark"]
     data, rows = [header], []
     for summary in section.summaries:
-        name = summary.group.shown
+        name = summary.group.display_name
         extremes = [float(summary.scores.min()), float(summary.scores.max())] if summary.estimates else [np.nan] * 2
         points = [float(summary.estimates[key].estimate) if summary.estimates else np.nan for key in ("iqm", "median")]
         cells = [
             name,
-            *([summary.group.llm or NOTHING] if models else []),
-            f"{len(summary.scores)} of {summary.group.expected}",
+            *([summary.group.llm or EMPTY_CELL] if models else []),
+            f"{len(summary.scores)} of {summary.group.n_expected_runs}",
         ]
-        cells += [with_interval(summary.estimates.get(key), form) for key in ESTIMATES]
-        cells += [form(x) for x in (summary.standard_error, *extremes)]
-        rows.append([*cells, *([form(online.get(name, np.nan))] if online else []), summary.remark])
-        line: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.expected]
-        line += [*interval_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
+        cells += [format_estimate(summary.estimates.get(key), format_number) for key in ESTIMATES]
+        cells += [format_number(x) for x in (summary.standard_error, *extremes)]
+        rows.append([*cells, *([format_number(online.get(name, np.nan))] if online else []), summary.remark])
+        line: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.n_expected_runs]
+        line += [*interval_to_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
         data.append([*line, online.get(name), summary.remark])
-    means = {summary.group.shown: float(summary.estimates["mean"].estimate) for summary in section.compared}
+    means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.compared}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
     for level in _comparable_references(section, settings):
-        values = {"group": level.label, "mean": form(level.value), "s.e.": form(level.standard_error)}
-        rows.append([*(values.get(column, NOTHING) for column in columns), "measured before the runs"])
+        values = {"group": level.label, "mean": format_number(level.value), "s.e.": format_number(level.standard_error)}
+        rows.append([*(values.get(column, EMPTY_CELL) for column in columns), "measured before the runs"])
         estimates = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
         data.append([estimates.get(str(column)) for column in header])
     return ReportTable(
@@ -105,8 +105,8 @@ def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
         [*columns, "remark"],
         rows,
         2 if models else 1,
-        last_text=True,
-        notes=score_notes(means, online),
+        is_last_text=True,
+        notes=explain_scores(means, online),
     )
 
 
@@ -120,52 +120,52 @@ def online_performance(section: Section, settings: ReportSettings) -> dict[str, 
     performance = {}
     for summary in section.compared:
         finished_runs = [run for run in summary.group.runs if run.state == "finished"]
-        online = principal_scores(finished_runs, ONLINE_PERFORMANCE)
-        if online is not None and principal_scores(finished_runs, RECOMMENDATION) is not None:
-            performance[summary.group.shown] = float(online.mean())
+        online = read_principal_scores(finished_runs, ONLINE_PERFORMANCE)
+        if online is not None and read_principal_scores(finished_runs, RECOMMENDATION) is not None:
+            performance[summary.group.display_name] = float(online.mean())
     return performance
 
 
 def _comparable_references(section: Section, settings: ReportSettings) -> Sequence[ReferenceLine]:
     """Return the reference lines of a section; empty if its scores are not the objective of these lines."""
-    return section.references if settings.rule.metric in ("", OBJECTIVE) else ()
+    return section.references if settings.rule.metric in ("", OBJECTIVE_METRIC) else ()
 
 
 def efficiency_table(section: Section) -> ReportTable:
     """Return the table of the sample efficiency of each group."""
-    form = NumberFormat(np.concatenate([summary.scores for summary in section.efficiency]))
+    format_number = NumberFormat(np.concatenate([summary.scores for summary in section.efficiency]))
     data: list[list[object]] = [["group", "runs", "mean", "mean_low", "mean_high", "iqm"]]
     rows = []
     for summary in section.efficiency:
         mean, iqm = summary.estimates.get("mean"), summary.estimates.get("iqm")
-        cells = [summary.group.shown, f"{len(summary.scores)} of {summary.group.expected}", with_interval(mean, form)]
-        rows.append([*cells, with_interval(iqm, form), form(summary.standard_error), summary.remark])
-        data.append([summary.group.shown, len(summary.scores), *interval_cells(mean), interval_cells(iqm)[0]])
+        cells = [summary.group.display_name, f"{len(summary.scores)} of {summary.group.n_expected_runs}", format_estimate(mean, format_number)]
+        rows.append([*cells, format_estimate(iqm, format_number), format_number(summary.standard_error), summary.remark])
+        data.append([summary.group.display_name, len(summary.scores), *interval_to_cells(mean), interval_to_cells(iqm)[0]])
     return ReportTable(
         "efficiency",
         f"{section.title}: sample efficiency (mean success over the frames of training), with 95% intervals",
         data,
         ["group", "runs", ESTIMATES["mean"], ESTIMATES["iqm"], "s.e.", "remark"],
         rows,
-        last_text=True,
+        is_last_text=True,
     )
 
 
 def _improvement(section: Section) -> ReportTable:
     """Return the table of the probabilities that a run of the row's group beats one of the column's."""
     compared, band = best_group_indices(section.compared), section.improvement
-    names = [section.compared[i].group.shown for i in compared]
+    names = [section.compared[i].group.display_name for i in compared]
     indices = [compared.index(i) for i in section.figure_indices]
     rows = [
         [
             f"({k + 1}) {names[i]}",
-            *(NOTHING if i == j else with_interval(band[i, j], "{:.2f}".format) for j in indices),
+            *(EMPTY_CELL if i == j else format_estimate(band[i, j], "{:.2f}".format) for j in indices),
         ]
         for k, i in enumerate(indices)
     ]
     data: list[list[object]] = [["group", "over", "probability", "low", "high"]]
     data += [
-        [name, other, *interval_cells(band[i, j])]
+        [name, other, *interval_to_cells(band[i, j])]
         for i, name in enumerate(names)
         for j, other in enumerate(names)
         if i != j
@@ -190,14 +190,14 @@ def excluded_runs_table(report: Report) -> ReportTable:
     data: list[list[object]] = [["task", "group", "seed", "state", "reason"]]
     rows = []
     for runs in report.excluded:
-        rows.append([runs.task, runs.group.shown, seed_list(runs.seeds), runs.state, runs.reason])
-        data += [[runs.task, runs.group.shown, seed, runs.state, runs.reason] for seed in runs.seeds]
+        rows.append([runs.task, runs.group.display_name, format_seeds(runs.seeds), runs.state, runs.reason])
+        data += [[runs.task, runs.group.display_name, seed, runs.state, runs.reason] for seed in runs.seeds]
     return ReportTable("not_in_the_numbers", "Runs not in the numbers", data, columns, rows, len(columns))
 
 
 def _llm_calls(report: Report) -> ReportTable:
     """Return the table of calls to language models, with tokens and costs."""
-    lines = [(task, group.shown, group.llm, totals) for task, group, totals in report.calls]
+    lines = [(task, group.display_name, group.llm, totals) for task, group, totals in report.calls]
     total = sum((totals for *_, totals in report.calls), CallTotals())
     header: list[object] = ["task", "group", "models", "calls", "cached", "failed", "lost"]
     header += ["prompt_tokens", "completion_tokens", "usd", "lost_usd"]
@@ -218,7 +218,7 @@ def _llm_calls(report: Report) -> ReportTable:
 
 
 def _curves(section: Section) -> list[ReportTable]:
-    names = {summary.group.label: summary.group.shown for summary in section.summaries}
+    names = {summary.group.label: summary.group.display_name for summary in section.summaries}
     tables = []
     for curve in section.curves:
         data: list[list[object]] = [["group", "runs", curve.x_axis, "mean", "low", "high"]]
@@ -234,10 +234,10 @@ def _runs(report: Report) -> ReportTable:
         ["task", "group", "seed", "state", "score", "online_performance", "llm", "folder"],
     ]
     for task, group, run, score in report.runs:
-        online = principal_scores([run], ONLINE_PERFORMANCE) if run.state == "finished" else None
+        online = read_principal_scores([run], ONLINE_PERFORMANCE) if run.state == "finished" else None
         performance = None if online is None else float(online[0])
         folder = run.folder.relative_to(root).as_posix()
-        data.append([task, group.shown, run.seed, run.state, score, performance, run.llm, folder])
+        data.append([task, group.display_name, run.seed, run.state, score, performance, run.llm, folder])
     return ReportTable("runs", "Every run", data)
 
 
@@ -265,9 +265,9 @@ class TaskComparison:
         names = sorted({trace.name for study in self.studies for trace in study.traces})
         return sorted(names, key=lambda name: name in self.settings.baselines)
 
-    def display_name(self, name: str) -> str:
+    def get_display_name(self, name: str) -> str:
         """Return the display name of a group."""
-        return next(trace.shown for study in self.studies for trace in study.traces if trace.name == name)
+        return next(trace.display_name for study in self.studies for trace in study.traces if trace.name == name)
 
     @property
     def caption(self) -> str:
@@ -290,12 +290,12 @@ class TaskComparison:
                     verdicts[comparison.group.name][comparison.verdict] += 1
             if verdicts:
                 group_texts = "; ".join(
-                    f"{self.display_name(name)} above in {counts['above']}, below in {counts['below']}, "
+                    f"{self.get_display_name(name)} above in {counts['above']}, below in {counts['below']}, "
                     f"no difference shown in {counts['unclear']}"
                     + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
                     for name, counts in verdicts.items()
                 )
-                sentences.append(f"Against {self.display_name(baseline)}, of {len(self.titles)} tasks: {group_texts}.")
+                sentences.append(f"Against {self.get_display_name(baseline)}, of {len(self.titles)} tasks: {group_texts}.")
         return tuple(sentences)
 
     @property
@@ -305,12 +305,12 @@ class TaskComparison:
         rows = []
         for title, study in zip(self.titles, self.studies, strict=True):
             traces = {trace.name: trace for trace in study.traces}
-            form = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
+            format_number = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
             scores = {name: trace.score for name, trace in traces.items()}
-            rows.append([title, *(with_interval(scores.get(name), form) for name in self.names)])
+            rows.append([title, *(format_estimate(scores.get(name), format_number) for name in self.names)])
             for name, trace in traces.items():
-                data.append([title, trace.shown, len(trace.scores), *interval_cells(scores[name])])
-        columns = ["task", *(self.display_name(name) for name in self.names)]
+                data.append([title, trace.display_name, len(trace.scores), *interval_to_cells(scores[name])])
+        columns = ["task", *(self.get_display_name(name) for name in self.names)]
         return ReportTable(
             STUDY_TASKS, f"{self.settings.score_name} in each task, with 95% intervals", data, columns, rows
         )
@@ -353,10 +353,10 @@ def config_differences(task: ReportTask) -> ReportTable:
     """
     configs = [_config(group) for group in task.groups]
     keys = sorted({key for config in configs for key in config})
-    values = {key: [config.get(key, NOTHING) for config in configs] for key in keys}
+    values = {key: [config.get(key, EMPTY_CELL) for config in configs] for key in keys}
     differences = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
     differences = _drop_absent_parts(differences, configs)
-    names = [group.shown for group in task.groups]
+    names = [group.display_name for group in task.groups]
     columns, rows = ["option", *names], [[key, *cells] for key, cells in differences.items()]
     if len(names) > _MAX_GROUP_COLUMNS:
         columns = ["option", "value", "groups"]
@@ -387,7 +387,7 @@ def _drop_absent_parts(
             rows[key] = cells
             continue
         classes = [config.get(f"{part}._target_", "set").rpartition(".")[2] for config in configs]
-        rows[part] = [name if is_present else NOTHING for name, is_present in zip(classes, present[part], strict=True)]
+        rows[part] = [name if is_present else EMPTY_CELL for name, is_present in zip(classes, present[part], strict=True)]
         within = {cell for cell, is_present in zip(cells, present[part], strict=True) if is_present}
         if len(within) > 1 and not key.endswith("._target_"):
             rows[key] = cells

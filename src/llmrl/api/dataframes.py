@@ -19,7 +19,7 @@ from llmrl.core.plain_data import read_object
 from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME as CALLS
 from llmrl.llms.call_log import read_calls
-from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, principal_scores
+from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, read_principal_scores
 from llmrl.results.run_records import RunRecord
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.episode_files import EPISODES
@@ -200,7 +200,7 @@ def runs_frame(runs: NamedRuns) -> pd.DataFrame:
 
 
 def _score(run: RunRecord, key: str) -> float:
-    scores = principal_scores([run], key) if run.state == "finished" else None
+    scores = read_principal_scores([run], key) if run.state == "finished" else None
     return math.nan if scores is None else float(scores[0])
 
 

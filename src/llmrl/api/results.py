@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.api import dataframes
 from llmrl.api.dataframes import NamedRuns
 from llmrl.core.errors import ConfigError
-from llmrl.results.groups import tasks_of
+from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord, find_runs, read_run
 from llmrl.run.shared_factors import run_name
 
@@ -159,8 +159,8 @@ class Results:
     def _named(self) -> NamedRuns:
         """The runs with the columns that identify them in tables."""
         labels = {
-            run.folder: group.shown
-            for task in tasks_of(self.records, self.root)
+            run.folder: group.display_name
+            for task in group_into_tasks(self.records, self.root)
             for group in task.groups
             for run in group.runs
         }

@@ -111,10 +111,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
     """Print a message of a running evaluation: tables to standard output, lines to standard error."""
-    from llmrl.display.console import print_rows
+    from llmrl.display.console import print_fields
 
     if rows:
-        print_rows(text, rows)
+        print_fields(text, rows)
     else:
         sys.stderr.write(f"llmrl-evaluate: {text}\n")
 

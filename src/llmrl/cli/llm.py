@@ -227,11 +227,11 @@ def _format_count(number: int | None) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
     args = parser().parse_args(argv)
-    from llmrl.display.console import print_rows, print_table
+    from llmrl.display.console import print_fields, print_table
 
     if args.command == "check":
         checked = check(args.overrides, args.config_dir)
-        print_rows("One request", checked)
+        print_fields("One request", checked)
         if dict(checked).get("form", VALID_FORM) != VALID_FORM:
             raise SystemExit(1)
     elif args.command == "trial":

@@ -108,9 +108,9 @@ def print_status(found: Sequence[RunRecord], folder: Path) -> None:
     rows = [_row(record, common, prefix[record.folder.parent.parent]) for record in found]
     # Empty columns are omitted.
     used = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
-    sides = "".join("r" if COLUMNS[i] in _NUMERIC else "l" for i in used)
+    alignments = "".join("r" if COLUMNS[i] in _NUMERIC else "l" for i in used)
     cells = [[row[i] for i in used] for row in rows]
-    print_table(title, [COLUMNS[i] for i in used], cells, sides, [STYLES.get(record.state) for record in found])
+    print_table(title, [COLUMNS[i] for i in used], cells, alignments, [STYLES.get(record.state) for record in found])
     if shared:
         print_line(shared)
 
@@ -225,10 +225,10 @@ def logs(args: argparse.Namespace) -> int:
     """Print the last lines of a run's log files."""
     from llmrl.core.folder_files import open_file
     from llmrl.display.console import print_line
-    from llmrl.results.run_records import only_run
+    from llmrl.results.run_records import find_only_run
     from llmrl.sweeps.run_control import query_run_records
 
-    folder = only_run(args.folder)
+    folder = find_only_run(args.folder)
     (record,) = query_run_records(folder)
     print_line(f"{record.state}{f': {record.error}' if record.error else ''}")
     files = [Path(record.log)] if record.log else []

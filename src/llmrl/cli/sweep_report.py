@@ -118,9 +118,9 @@ def print_differences(numbers: Report) -> None:
     """
     from llmrl.analysis.report_tables import config_differences
     from llmrl.display.console import print_line, print_report_table
-    from llmrl.results.groups import tasks_of
+    from llmrl.results.groups import group_into_tasks
 
-    for task in tasks_of([run for _, _, run, _ in numbers.runs], numbers.folder, numbers.settings.by_name):
+    for task in group_into_tasks([run for _, _, run, _ in numbers.runs], numbers.folder, numbers.settings.by_name):
         table = config_differences(task)
         if table.rows:
             print_report_table(table)
@@ -148,12 +148,12 @@ def print_numbers(numbers: Report, page: Path) -> None:
     from llmrl.analysis.report_files import count_sentence
     from llmrl.analysis.report_tables import compare_tasks, efficiency_table, excluded_runs_table, scores_table
     from llmrl.display.console import print_line, print_report_table
-    from llmrl.display.sweeps import print_study, print_tasks
+    from llmrl.display.sweeps import print_study, print_task_comparison
 
     if numbers.players:
         print_report_table(players_table(numbers.players))
     if (comparison := compare_tasks(numbers)) is not None:
-        print_tasks(comparison)
+        print_task_comparison(comparison)
     for section in numbers.sections:
         print_study(section)
         for warning in section.warnings:
@@ -162,7 +162,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
         for table in [*tables, efficiency_table(section)] if section.efficiency else tables:
             columns = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
             rows = [[row[i] for i in columns] for row in table.rows]
-            print_report_table(replace(table, columns=[table.columns[i] for i in columns], rows=rows, texts=1))
+            print_report_table(replace(table, columns=[table.columns[i] for i in columns], rows=rows, n_text_columns=1))
     if numbers.excluded:
         print_report_table(excluded_runs_table(numbers))
     print_line(count_sentence(numbers))

@@ -41,7 +41,7 @@ def print_line(text: object, style: str | None = None) -> None:
         Terminal().print(str(text), style=style, soft_wrap=True)
 
 
-def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
+def print_fields(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a table of names and values."""
     table = Table(title=title, show_header=False, min_width=70)
     for name, value in rows:
@@ -53,7 +53,7 @@ def print_table(
     title: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
-    sides: str = "ll",
+    alignments: str = "ll",
     styles: Sequence[str | None] = (),
 ) -> None:
     """Print a table, up to 200 columns wide in a file, because names of runs are long.
@@ -64,13 +64,13 @@ def print_table(
         title: title of the table.
         columns: names of the columns.
         rows: cells of each row.
-        sides: alignment of each column: `l` is flush left; other letters and missing ones are flush right.
+        alignments: alignment of each column: `l` is flush left; other letters and missing ones are flush right.
         styles: style of each row, of rich; empty: none.
     """
     print_line(f"\n{title}")
     table = Table()
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
+        table.add_column(column, justify="left" if alignments[i : i + 1] == "l" else "right", overflow="fold")
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
         table.add_row(*row, style=style)
     Terminal(200).print(table)
@@ -79,7 +79,7 @@ def print_table(
 def print_report_table(table: ReportTable) -> None:
     """Print a table of a report with its notes; nothing if it is only written to a file."""
     if table.columns:
-        print_table(table.caption, table.columns, table.rows, table.sides)
+        print_table(table.caption, table.columns, table.rows, table.alignments)
         for note in table.notes:
             print_line(note)
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.trust import SHELL
-from llmrl.display.console import print_line, print_report_table, print_rows, print_table, relative_to_cwd
+from llmrl.display.console import print_line, print_report_table, print_fields, print_table, relative_to_cwd
 from llmrl.llms.budget import LATENCY_METRIC
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
-from llmrl.results.principal_scores import LINES, ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR
+from llmrl.results.principal_scores import REFERENCE_LEVELS, ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR
 from llmrl.results.table_format import ReportTable
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY, read_config
 from llmrl.run.files import read_json_or_empty
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from llmrl.run.run import Run
 
 
-SCORE_KEYS = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
+_SCORE_KEYS = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
 """Keys of a summary that `build_objective_rows` shows in words."""
-_LEVEL_NAMES = {**LINES, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
+_LEVEL_NAMES = {**REFERENCE_LEVELS, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
 """Levels of each context in a summary's `references`, in the order of the table, and their display names."""
 
 
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
     """Print the plan of a dry run."""
-    print_rows("Plan (dry_run=true: all parts were built; only a few steps were run to measure their time)", rows)
+    print_fields("Plan (dry_run=true: all parts were built; only a few steps were run to measure their time)", rows)
 
 
 def print_skipped(run: Run) -> None:
@@ -55,7 +55,7 @@ def print_skipped(run: Run) -> None:
         print_line(
             f"It was run with play.videos={previous_videos}, not {target_videos}. rerun=true plays the same episodes "
             "again, with videos (replies in llm.cache are not paid again); "
-            f"{evaluate_command(run.config, relative_to_cwd(run.folder))} records an episode of another seed."
+            f"{format_evaluate_command(run.config, relative_to_cwd(run.folder))} records an episode of another seed."
         )
 
 
@@ -73,19 +73,19 @@ def print_summary(run: Run) -> None:
         print_dependence_note(final_results["carried"])
     rows = build_objective_rows(run.summary) if history else []
     for name, value in run.summary.items():
-        is_repeated = (history and name in SCORE_KEYS) or (
+        is_repeated = (history and name in _SCORE_KEYS) or (
             final_results and name.startswith(("evaluation/", "welfare/"))
         )
         if isinstance(value, int | float | str) and not is_repeated:
             rows.append((name.replace("_", " "), _format_value(value)))
     if "llm" in run.summary and (seconds := _read_reply_seconds(run.folder)) is not None:
         rows.append(("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)"))
-    print_rows(f"{run.folder.parent.parent.name}, {run.folder.name}", rows)
+    print_fields(f"{run.folder.parent.parent.name}, {run.folder.name}", rows)
     print_line(f"Run folder: {relative_to_cwd(run.folder)}")
     print_validity_warning(run.summary)
     for line in describe_loggers(run.config["loggers"], run.folder):
         print_line(line)
-    print_line(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}")
+    print_line(f"Video and table of episodes: {format_evaluate_command(run.config, run.folder)}")
     if "principal_steps" in run.summary:
         print_line("Comparison of the recommended mechanism with none: the same command with --mechanism none,best")
 
@@ -104,7 +104,7 @@ def _read_reply_seconds(folder: Path) -> float | None:
     return next((row[LATENCY_METRIC] for row in reversed(rows) if LATENCY_METRIC in row), None)
 
 
-def evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
+def format_evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
     """Return the command that films a run, with the modules outside llmrl that it needs.
 
     Args:
@@ -150,7 +150,7 @@ def _mlflow_server_command(uri: str) -> str:
     return f"{shlex.join(['mlflow', 'server', '--backend-store-uri', uri])} (after pip install mlflow)"
 
 
-def validity_warning_of(summary: Mapping[str, Any]) -> str:
+def find_validity_warning(summary: Mapping[str, Any]) -> str:
     """Return a warning that the replies of a language model could not be used; empty if they could."""
     if summary.get(UNANSWERED):
         return f"THE MODEL NEVER ANSWERED: all of its {summary[UNANSWERED]:,.0f} calls failed"
@@ -160,7 +160,7 @@ def validity_warning_of(summary: Mapping[str, Any]) -> str:
 
 def print_validity_warning(summary: Mapping[str, Any]) -> None:
     """Print a warning if results rest on fallbacks, because a language model was not understood."""
-    if warning := validity_warning_of(summary):
+    if warning := find_validity_warning(summary):
         print_line(
             f"WARNING: {warning}. These results rest on fallbacks; the replies are in {FILE_NAME}.", style="bold red"
         )
@@ -180,21 +180,21 @@ def print_principal_steps(summary: Mapping[str, Any]) -> None:
     """Print the first and newest proposals of a principal, those that it recommends in bold."""
     history = summary["history"]
     names = list(history[0]["mechanism"])
-    contextual = [] if history[0]["context"] is None else ["context"]
+    context_columns = [] if history[0]["context"] is None else ["context"]
     rows = history if len(history) <= 30 else [*history[:5], *history[-25:]]
     recommendations = [(row["mechanism"], row["context"]) for row in summary["recommendations"]]
     cells = [
         [
             str(row["step"]),
             *(f"{row['mechanism'][n]:.3g}" for n in names),
-            *(row[key] for key in contextual),
+            *(row[key] for key in context_columns),
             f"{row['objective']:.3f}",
             _format_error(row["standard_error"]),
         ]
         for row in rows
     ]
     styles = ["bold" if (row["mechanism"], row["context"]) in recommendations else None for row in rows]
-    print_table("Principal steps", ["step", *names, *contextual, "objective", "± s.e."], cells, "", styles)
+    print_table("Principal steps", ["step", *names, *context_columns, "objective", "± s.e."], cells, "", styles)
 
 
 def _format_error(error: float | None) -> str:
@@ -204,13 +204,13 @@ def _format_error(error: float | None) -> str:
 def print_recommendations(summary: Mapping[str, Any]) -> None:
     """Print the recommendation of each context."""
     rows = summary["recommendations"]
-    contextual = [] if rows[0]["context"] is None else ["context"]
-    columns = [*rows[0]["mechanism"], *contextual, "objective", "± s.e.", "evaluations"]
+    context_columns = [] if rows[0]["context"] is None else ["context"]
+    columns = [*rows[0]["mechanism"], *context_columns, "objective", "± s.e.", "evaluations"]
     table_rows = []
     for row in rows:
         # A principal that made no proposal in a context recommends no mechanism there.
         mark = "" if row["measurements"] else " (not tried)"
-        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(f"{row[key]}{mark}" for key in contextual)]
+        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(f"{row[key]}{mark}" for key in context_columns)]
         cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("objective", "standard_error")]
         table_rows.append([*cells, str(row["evaluations"])])
     print_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, table_rows, "")
@@ -234,8 +234,8 @@ def build_objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         value = f"{summary[RECOMMENDATION]:,.4g}" + ("" if error is None else f" ± {error:.3g} (s.e.)")
         rows.append(("recommendation, evaluation on fresh seeds", f"{value}: the result"))
     online = f"{summary[ONLINE_PERFORMANCE]:,.4g} (mean of the last fifth of the proposals)"
-    unevaluated = "" if RECOMMENDATION in summary else ": the result, because design.evaluations=0"
-    return [*rows, ("online performance", online + unevaluated)]
+    result_note = "" if RECOMMENDATION in summary else ": the result, because design.evaluations=0"
+    return [*rows, ("online performance", online + result_note)]
 
 
 def print_dependence_note(carried: Sequence[str]) -> None:
@@ -256,29 +256,29 @@ def format_interval(row: Mapping[str, float | None]) -> str:
 def print_reference_levels(references: Mapping[str, Any]) -> None:
     """Print the table of a summary's `references`, and sentences about it."""
     contexts = references["contexts"]
-    is_contextual = contexts[0]["context"] is not None
-    columns = [*(["context"] if is_contextual else []), "", "objective", "± s.e.", "mechanism"]
+    has_contexts = contexts[0]["context"] is not None
+    columns = [*(["context"] if has_contexts else []), "", "objective", "± s.e.", "mechanism"]
     rows, styles = [], []
     for context in contexts:
-        for i, (line, words) in enumerate(_LEVEL_NAMES.items()):
+        for i, (line, display_name) in enumerate(_LEVEL_NAMES.items()):
             row = context[line]
             if row is None:
                 continue
-            cells = [*([context["context"] if i == 0 else ""] if is_contextual else []), words, f"{row['value']:,.3f}"]
+            cells = [*([context["context"] if i == 0 else ""] if has_contexts else []), display_name, f"{row['value']:,.3f}"]
             cells.append(_format_error(row["standard_error"]))
             has_mechanism = line in ("scan_best", "recommendation")
             cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if has_mechanism else "")
             rows.append(cells)
             styles.append("bold" if line == "recommendation" else None)
-    print_table("Reference levels", columns, rows, "llrrl"[not is_contextual :], styles)
-    for sentence in reference_sentences(references):
+    print_table("Reference levels", columns, rows, "llrrl"[not has_contexts :], styles)
+    for sentence in describe_references(references):
         print_line(sentence)
 
 
-def reference_sentences(references: Mapping[str, Any]) -> list[str]:
+def describe_references(references: Mapping[str, Any]) -> list[str]:
     """Return sentences about a summary's `references`."""
     texts = [
-        f"{_gain_sentence(context)}{_scan_sentence(context)}"
+        f"{_describe_gain(context)}{_describe_shortfall(context)}"
         for context in references["contexts"]
         if context["gain"] is not None
     ]
@@ -292,7 +292,7 @@ def reference_sentences(references: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _gain_sentence(context: Mapping[str, Any]) -> str:
+def _describe_gain(context: Mapping[str, Any]) -> str:
     """Return a sentence with the gain of a context's recommendation over no mechanism."""
     value, error = context["gain"]["value"], context["gain"]["standard_error"]
     location = "" if context["context"] is None else f" in context {context['context']}"
@@ -303,7 +303,7 @@ def _gain_sentence(context: Mapping[str, Any]) -> str:
     return f"{text}." if context["gain"]["beyond_noise"] else f"{text}: within noise (three standard errors)."
 
 
-def _scan_sentence(context: Mapping[str, Any]) -> str:
+def _describe_shortfall(context: Mapping[str, Any]) -> str:
     """Return a sentence if the recommendation is not better than the best of the coarse scan; else empty."""
     if context["scan_best"] is None:
         return ""
@@ -328,7 +328,7 @@ def print_evaluation(results: dict[str, Any]) -> None:
         _print_comparison(title, results)
         return
     if len(results["players"]) > 1:
-        _print_players(title, results["players"])
+        _print_player_table(title, results["players"])
     else:
         print_estimates(title, results["table"])
     print_dependence_note(results["carried"])
@@ -337,7 +337,7 @@ def print_evaluation(results: dict[str, Any]) -> None:
 
 def _print_comparison(title: str, results: dict[str, Any]) -> None:
     """Print a comparison of mechanisms: table, method, files and conclusions."""
-    from llmrl.results.mechanism_comparison import build_table_rows, method_sentences
+    from llmrl.results.mechanism_comparison import build_table_rows, describe_method
 
     entries, differences = results["mechanisms"], results["differences"]
     columns = ["means of an episode", *(f"{mechanism['name']}\n{mechanism['words']}" for mechanism in entries)]
@@ -349,7 +349,7 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
         f"{objective['column']}: {objective['formula']}{cost}; x_i is the reward of agent i from the game in an "
         "episode, before the mechanism."
     )
-    for line in method_sentences(results):
+    for line in describe_method(results):
         print_line(line)
     print_dependence_note(results["carried"])
     out = Path(results["out"])
@@ -367,7 +367,7 @@ def print_suite(table: ReportTable, folder: str) -> None:
     print_line(f"Saved in {folder}: results.json, table.csv, table.md")
 
 
-def _print_players(title: str, players: Sequence[dict[str, Any]]) -> None:
+def _print_player_table(title: str, players: Sequence[dict[str, Any]]) -> None:
     """Print a table with a column for each player and a row for each measurement except welfare.
 
     A `-` marks measurements without a value.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.display.console import print_line, print_report_table, print_table, relative_to_cwd
-from llmrl.display.results import validity_warning_of
+from llmrl.display.results import find_validity_warning
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.status import SUMMARY_NAME
 
@@ -29,17 +29,17 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     """
     from llmrl.run.folder import format_overrides, split_overrides
 
-    all_outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
-    outcomes = [outcome for outcome in all_outcomes if not outcome.job.purpose]
-    print_prerequisites(all_outcomes)
+    unique_outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
+    outcomes = [outcome for outcome in unique_outcomes if not outcome.job.purpose]
+    print_prerequisites(unique_outcomes)
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
     for i, outcome in enumerate(outcomes):
         if outcome.state == "finished" and (
-            warning := validity_warning_of(read_json_or_empty(outcome.folder / SUMMARY_NAME))
+            warning := find_validity_warning(read_json_or_empty(outcome.folder / SUMMARY_NAME))
         ):
             notes[i] = warning
-    title_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
+    counts_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
     rows, styles = [], []
     for outcome, note in zip(outcomes, notes, strict=True):
         name = format_overrides(split_overrides(outcome.job.label_overrides)) or outcome.folder.parent.name
@@ -47,8 +47,8 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         styles.append({"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold"))
         seed = str(outcome.job.config["seed"])
         rows.append([name, seed, outcome.state, result, *([note] if any(notes) else [])])
-    print_table(title_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], rows, "lrlrl", styles)
-    incomplete = [o for o in all_outcomes if o.state not in ("finished", "elsewhere", "submitted")]
+    print_table(counts_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], rows, "lrlrl", styles)
+    incomplete = [o for o in unique_outcomes if o.state not in ("finished", "elsewhere", "submitted")]
     if incomplete:
         print_line(
             f"Log of the first: {shlex.join(['llmrl-sweep', 'logs', str(relative_to_cwd(incomplete[0].folder))])}"
@@ -56,7 +56,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         print_line("The same command continues the unfinished runs.")
     if not commands:
         return
-    print_next_commands(common_folder([outcome.folder for outcome in outcomes]))
+    print_next_commands(find_common_folder([outcome.folder for outcome in outcomes]))
 
 
 def print_next_commands(folder: Path) -> None:
@@ -109,7 +109,7 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
     print_table("Prerequisite runs", columns, rows, "lllrl", styles)
 
 
-def common_folder(folders: Sequence[Path]) -> Path:
+def find_common_folder(folders: Sequence[Path]) -> Path:
     """Return the deepest folder that contains the groups of all run folders of a sweep."""
     parents = [str(folder.parent.parent) for folder in folders]
     return Path(os.path.commonpath(parents))
@@ -156,14 +156,14 @@ def create_report(
     return numbers, write_report(numbers, out or folder / "report", figures, report)
 
 
-def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
+def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
     """Write the report of a study whose sweep has ended, and print its results, figures and page.
 
     Without matplotlib there are no figures, and a line tells how to get them.
 
     Args:
         folder: folder of the study's runs.
-        report_section: current section `report` of the study, which may have changed since the runs started.
+        settings_node: current section `report` of the study, which may have changed since the runs started.
 
     Raises:
         LlmrlError: a run cannot be read, or the report cannot be written.
@@ -172,17 +172,17 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
 
     from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_tables import STUDY_TASKS, compare_tasks, slugs
-    from llmrl.results.study_settings import parse_settings
+    from llmrl.results.study_settings import parse_study_settings
 
     has_matplotlib = find_spec("matplotlib") is not None
     numbers, page = create_report(
-        folder, ReportSettings(study=parse_settings(report_section, "the study")), figures=has_matplotlib
+        folder, ReportSettings(study=parse_study_settings(settings_node, "the study")), figures=has_matplotlib
     )
     comparison = compare_tasks(numbers)
     for section in numbers.sections if comparison is None else ():
         print_study(section)
     if comparison is not None:
-        print_tasks(comparison)
+        print_task_comparison(comparison)
     if not has_matplotlib:
         print_line("Figures need matplotlib: pip install 'llmrl[plots]', then run llmrl-report.")
     drawings = [
@@ -204,7 +204,7 @@ def print_study(section: Section) -> None:
         print_line(sentence)
 
 
-def print_tasks(comparison: TaskComparison) -> None:
+def print_task_comparison(comparison: TaskComparison) -> None:
     """Print the question and the results of a study of several tasks; the report has each single task."""
     print_line(comparison.settings.question or "")
     print_report_table(comparison.table)

@@ -43,7 +43,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.llms.client import ChatClient
 from llmrl.llms.usage import UNDERSTOOD, llm_summary
-from llmrl.results.mechanism_comparison import compare_with_reference, comparison_sentences, count_text, select_columns
+from llmrl.results.mechanism_comparison import compare_with_reference, describe_differences, format_count, select_table_columns
 from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures, summarize_evaluation
 from llmrl.run.artifacts import RUN_KEY
 from llmrl.run.files import check_no_links, path_inside, write_json
@@ -180,9 +180,9 @@ def _summarize_comparison(
     return {
         "paired": spec.deterministic,
         "objective": {"column": column, "formula": objective.formula, "spending_cost": cost},
-        "labels": select_columns(entries, spec),
+        "labels": select_table_columns(entries, spec),
         "differences": mean_differences,
-        "sentences": comparison_sentences(entries, mean_differences, column),
+        "sentences": describe_differences(entries, mean_differences, column),
         "videos": [str(file) for file in videos.side_by_side],
     }
 
@@ -317,7 +317,7 @@ def _report_adaptation(evaluation: PlannedEvaluation, plan: AdaptationPlan, full
     """Show how long the adaptation takes, and that a teacher may ask a language model in it."""
     llm, n = evaluation.parts.llm, len(evaluation.mechanisms)
     titles = ", ".join(mechanism.title for mechanism in evaluation.mechanisms)
-    duration = f"{count_text(plan.rounds, 'round')} of {count_text(plan.games, 'game')}"
+    duration = f"{format_count(plan.rounds, 'round')} of {format_count(plan.games, 'game')}"
     evaluation.report(f"adapting for {duration} to: {titles}")
     if isinstance(llm, ChatClient) and find_llm_players(["teacher"], full_config, llm):
         rows = [("model", llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]

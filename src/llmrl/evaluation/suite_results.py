@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.results.groups import replication_units, tasks_of
+from llmrl.results.groups import find_replication_units, group_into_tasks
 from llmrl.results.run_records import RunRecord, read_run
-from llmrl.results.table_format import NOTHING, ReportTable
+from llmrl.results.table_format import EMPTY_CELL, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.files import report_write_errors, write_atomic, write_json
 from llmrl.statistics.estimators import Interval, mean_proportion
@@ -58,7 +58,7 @@ def experiments(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
     Raises:
         ConfigError: a run is given twice, or two experiments have one label.
     """
-    tasks = tasks_of([read_run(run) for run in runs], Path(), by_name=False)
+    tasks = group_into_tasks([read_run(run) for run in runs], Path(), by_name=False)
     groups = [
         (group.label if len(tasks) == 1 else f"{task.title}, {group.label}", list(group.runs))
         for task in tasks
@@ -97,7 +97,7 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
                 refused[label] = refusals[0]
             else:
                 players[label] = _average_runs(
-                    [x["players"][STUDENT] for x in run_tests], replication_units(groups[label])
+                    [x["players"][STUDENT] for x in run_tests], find_replication_units(groups[label])
                 )
         for name in other_players:
             players[name] = test["players"][name]
@@ -160,9 +160,9 @@ def suite_table(results: Results) -> ReportTable:
         f"kind and test, seed {results['seed']}{runs_text}{' experiments' if experiments > 1 else ''}"
     )
     columns, rows = _build_player_rows(tests, names) if experiments > 1 else _build_kind_rows(tests, names)
-    texts = 1 if experiments > 1 else 1 + (len(names) > 1)
+    n_text_columns = 1 if experiments > 1 else 1 + (len(names) > 1)
     notes = [f"Intervals: {results['intervals']}.", *_incompleteness_notes(tests)]
-    return ReportTable("table", caption, data, columns, rows, texts=texts, notes=notes)
+    return ReportTable("table", caption, data, columns, rows, n_text_columns=n_text_columns, notes=notes)
 
 
 def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -173,12 +173,12 @@ def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[li
         for name in names:
             player, head = test["players"][name], [test["title"], *([name] if len(names) > 1 else [])]
             if player is None:
-                rows.append([*head, NOTHING, NOTHING, *[NOTHING] * len(kind_columns)])
+                rows.append([*head, EMPTY_CELL, EMPTY_CELL, *[EMPTY_CELL] * len(kind_columns)])
                 continue
             shares = [
                 _percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in kind_columns
             ]
-            shares = [NOTHING if kind in player["lacking"] else x for kind, x in zip(kind_columns, shares, strict=True)]
+            shares = [EMPTY_CELL if kind in player["lacking"] else x for kind, x in zip(kind_columns, shares, strict=True)]
             rows.append([*head, _format_success(player), _interval(player), *shares])
     return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kind_columns], rows
 
@@ -220,8 +220,8 @@ def write_suite(results: Results, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     table = suite_table(results)
     write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
-    write_atomic(folder / "table.csv", table.csv())
-    write_atomic(folder / "table.md", f"{table.caption}\n\n{table.markdown()}\n")
+    write_atomic(folder / "table.csv", table.to_csv())
+    write_atomic(folder / "table.md", f"{table.caption}\n\n{table.to_markdown()}\n")
 
 
 def _format_success(player: Results) -> str:
@@ -235,11 +235,11 @@ def _percent(share: float) -> str:
 
 def _with_interval(player: Results | None) -> str:
     if player is None:
-        return NOTHING
+        return EMPTY_CELL
     return _format_success(player) if player["low"] is None else f"{_format_success(player)} ({_interval(player)})"
 
 
 def _interval(player: Results) -> str:
     if player["low"] is None:
-        return NOTHING
+        return EMPTY_CELL
     return f"{_percent(player['low'])} … {_percent(player['high'])}"

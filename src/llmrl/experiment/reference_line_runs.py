@@ -23,7 +23,7 @@ from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.reference_measurements import ContextReferences, References
-from llmrl.results.principal_scores import LINES
+from llmrl.results.principal_scores import REFERENCE_LEVELS
 from llmrl.run.status import SUMMARY_NAME
 
 _SUFFIX = "_references"
@@ -205,7 +205,7 @@ def _describe_measurements(plan: ReferencePlan) -> str:
 def _situation_text(situation: ContextReferences) -> str:
     """Return the lines of a context as a short text."""
     prefix = "" if situation.context is None else f"{situation.context}: "
-    lines = zip(LINES.values(), (situation.untrained, situation.no_mechanism, situation.best), strict=True)
+    lines = zip(REFERENCE_LEVELS.values(), (situation.untrained, situation.no_mechanism, situation.best), strict=True)
     return prefix + ", ".join(f"{name} {line.value:.3g}" for name, line in lines if line is not None)
 
 

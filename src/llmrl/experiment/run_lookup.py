@@ -84,11 +84,11 @@ def run_folder_of(text: str | Path, root: Path) -> Path:
         ConfigError: an invalid reference, or a preset, which only runs can refer to.
         RunFolderError: there is no such run, or there are several, which are listed.
     """
-    from llmrl.results.run_records import only_run
+    from llmrl.results.run_records import find_only_run
 
     reference = parse_reference(str(text))
     if reference is None:
-        return only_run(Path(text))
+        return find_only_run(Path(text))
     runs = experiment_runs(reference, root)
     if reference.kind == "latest" and reference.seed is None:
         return max(runs, key=last_updated)

@@ -17,7 +17,7 @@ from llmrl.run.folder import TREATMENT, format_overrides
 from llmrl.run.shared_factors import PRETRAINING, REPLIES, SOCIETY
 from llmrl.statistics.intervals import MINIMUM_UNITS
 
-SCRIPTED = "scripted"
+SCRIPTED_LABEL = "scripted"
 """Word in the label of the fixed rules that reply in place of a language model (`llm=scripted`)."""
 SCRIPTED_RULE = "scripted rule"
 """Display name of a group whose replies are those of fixed rules."""
@@ -25,10 +25,10 @@ SCRIPTED_NOTE = (
     "The scripted rule is llm=scripted: fixed rules that read the same prompts as a language model. It is not a "
     "language model."
 )
-_MODEL = "llm"
+_LLM_KEY = "llm"
 
-_DEFAULT = "default"
-SINGLE_GROUP = "all runs"
+_DEFAULT_LABEL = "default"
+SINGLE_GROUP_LABEL = "all runs"
 """Label of the only group of a task."""
 
 
@@ -41,54 +41,54 @@ class Group:
             none, `all runs` for the only group of a task.
         runs: all runs that have a folder, in any state, sorted by seed.
         llm: labels of the language models behind the results, separated by commas; empty without one.
-        missing: seeds that another group of the task has, and for which this one has no run folder.
+        missing_seeds: seeds that another group of the task has, and for which this one has no run folder.
     """
 
     label: str
     runs: tuple[RunRecord, ...]
     llm: str = ""
-    missing: tuple[int, ...] = ()
+    missing_seeds: tuple[int, ...] = ()
 
     @property
-    def shown(self) -> str:
-        """Display name: the label, with `SCRIPTED_RULE` in place of a language model (`display_name`)."""
-        return self.display_name(self.label)
+    def display_name(self) -> str:
+        """Display name: the label, with `SCRIPTED_RULE` in place of a language model (`format_name`)."""
+        return self.format_name(self.label)
 
     @property
     def is_scripted(self) -> bool:
         """True if fixed rules replied in place of a language model."""
-        return SCRIPTED in self.llm
+        return SCRIPTED_LABEL in self.llm
 
-    def display_name(self, name: str) -> str:
+    def format_name(self, name: str) -> str:
         """Return the display name for a short name, or the label, of the group.
 
         Args:
             name: parts `key=value` or values, separated by `, `.
 
-        >>> Group("", (), "scripted rule (not a language model)").display_name("principal=llm, llm=scripted")
+        >>> Group("", (), "scripted rule (not a language model)").format_name("principal=llm, llm=scripted")
         'principal=scripted rule'
-        >>> Group("", (), "gpt-4o (litellm)").display_name("principal=llm, llm=gpt4o")
+        >>> Group("", (), "gpt-4o (litellm)").format_name("principal=llm, llm=gpt4o")
         'principal=llm, llm=gpt4o'
         """
         if not self.is_scripted:
             return name
         parts = [part.rpartition("=") for part in name.split(", ")]
-        if any(_names_model(value) for key, _, value in parts if key != _MODEL):
-            new_parts = [
-                (key, sign, SCRIPTED_RULE if _names_model(value) else value)
-                for key, sign, value in parts
-                if key != _MODEL and value != SCRIPTED
+        if any(_is_llm_option(value) for key, _, value in parts if key != _LLM_KEY):
+            renamed_parts = [
+                (key, separator, SCRIPTED_RULE if _is_llm_option(value) else value)
+                for key, separator, value in parts
+                if key != _LLM_KEY and value != SCRIPTED_LABEL
             ]
-        elif any(value == SCRIPTED for *_, value in parts):
-            new_parts = [(key, sign, SCRIPTED_RULE if value == SCRIPTED else value) for key, sign, value in parts]
+        elif any(value == SCRIPTED_LABEL for *_, value in parts):
+            renamed_parts = [(key, separator, SCRIPTED_RULE if value == SCRIPTED_LABEL else value) for key, separator, value in parts]
         else:
             return f"{name} ({SCRIPTED_RULE})"
-        return ", ".join(f"{key}{sign}{value}" for key, sign, value in new_parts)
+        return ", ".join(f"{key}{separator}{value}" for key, separator, value in renamed_parts)
 
     @property
-    def expected(self) -> int:
+    def n_expected_runs(self) -> int:
         """Expected number of runs: one for every seed that any group of the task has."""
-        return len(self.runs) + len(self.missing)
+        return len(self.runs) + len(self.missing_seeds)
 
 
 FinishedGroups = Sequence[tuple[Group, Sequence[RunRecord]]]
@@ -101,16 +101,16 @@ class ReportTask:
 
     Attributes:
         title: `name` of the runs, with the path or the environment if other tasks have the same name.
-        common: overrides that all groups share.
+        common_overrides: overrides that all groups share.
         groups: the groups, sorted by label.
     """
 
     title: str
-    common: dict[str, str]
+    common_overrides: dict[str, str]
     groups: tuple[Group, ...]
 
 
-def tasks_of(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> list[ReportTask]:
+def group_into_tasks(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> list[ReportTask]:
     """Divide runs into groups, and groups into tasks; return the tasks sorted by title.
 
     Runs in one folder of seeds are a group. Folders that differ only in the seed of the pre-training run that they
@@ -127,8 +127,8 @@ def tasks_of(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> 
     for record in records:
         seeds[record.folder.parent].append(record)
     if not by_name:
-        return _tasks_by_environment(list(seeds.values()))
-    env_by_folder = {folder: _environment(runs) for folder, runs in seeds.items()}
+        return _group_by_environment(list(seeds.values()))
+    env_by_folder = {folder: _find_environment(runs) for folder, runs in seeds.items()}
     environments: defaultdict[Path, set[str]] = defaultdict(set)
     for folder, env in env_by_folder.items():
         environments[folder.parent] |= {env} - {""}
@@ -146,73 +146,73 @@ def tasks_of(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> 
             title = parent.relative_to(base).as_posix() if parent.is_relative_to(base) else str(parent)
         if len(environments[parent]) > 1:
             title += f", env={env or 'unknown'}"
-        tasks.append(_task(title, _merge_pretrainings(groups)))
+        tasks.append(_build_task(title, _merge_groups_by_pretraining(groups)))
     return sorted(tasks, key=lambda task: task.title)
 
 
-def _tasks_by_environment(groups: Sequence[list[RunRecord]]) -> list[ReportTask]:
-    has_several_names = len({run.name for runs in groups for run in runs}) > 1
+def _group_by_environment(groups: Sequence[list[RunRecord]]) -> list[ReportTask]:
+    have_different_names = len({run.name for runs in groups for run in runs}) > 1
     environments: defaultdict[str, list[list[RunRecord]]] = defaultdict(list)
     for runs in groups:
-        if has_several_names:
+        if have_different_names:
             runs = [replace(run, overrides={"name": run.name, **run.overrides}) for run in runs]
-        environments[_environment(runs) or "unknown"].append(runs)
-    return [_task(env, _merge_pretrainings(task_groups)) for env, task_groups in sorted(environments.items())]
+        environments[_find_environment(runs) or "unknown"].append(runs)
+    return [_build_task(env, _merge_groups_by_pretraining(task_groups)) for env, task_groups in sorted(environments.items())]
 
 
-def _environment(runs: Sequence[RunRecord]) -> str:
+def _find_environment(runs: Sequence[RunRecord]) -> str:
     """Return the environment of a group, from its runs, or else from its overrides; empty if it is unknown."""
-    return next((run.env for run in runs if run.env), "") or _overrides(runs).get("env", "")
+    return next((run.env for run in runs if run.env), "") or _most_common_overrides(runs).get("env", "")
 
 
-def _names_model(value: str) -> bool:
+def _is_llm_option(value: str) -> bool:
     """Return whether a value of a label is an option for a language model: `llm`, or a treatment such as `tax_llm`."""
-    return value == _MODEL or value.endswith(f"_{_MODEL}")
+    return value == _LLM_KEY or value.endswith(f"_{_LLM_KEY}")
 
 
-def scripted_notes(groups: Iterable[Group]) -> list[str]:
+def explain_scripted_groups(groups: Iterable[Group]) -> list[str]:
     """Return the meaning of `SCRIPTED_RULE` as one sentence; empty if no group has that name."""
     return [SCRIPTED_NOTE] if any(group.is_scripted for group in groups) else []
 
 
-_SEED_FOLDER = re.compile(r"/s[0-9]+/?$")
+_SEED_FOLDER_PATTERN = re.compile(r"/s[0-9]+/?$")
 
 
-def _merge_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecord]]:
+def _merge_groups_by_pretraining(groups: Sequence[list[RunRecord]]) -> list[list[RunRecord]]:
     """Merge groups that start from different seeds of one pre-training experiment and differ in nothing else."""
     groups_by_overrides: defaultdict[tuple[tuple[str, str], ...], list[list[RunRecord]]] = defaultdict(list)
     for runs in groups:
-        groups_by_overrides[tuple(_overrides(runs).items())].append(runs)
+        groups_by_overrides[tuple(_most_common_overrides(runs).items())].append(runs)
     merged = []
     for candidates in groups_by_overrides.values():
-        initial_weights = [
+        weights_of_groups = [
             frozenset(name for run in runs for name in run.shared_factors.get(PRETRAINING, ())) for runs in candidates
         ]
         # Two groups with the same initial weights must differ in a setting that is not an override.
-        are_distinct = all(initial_weights) and sum(map(len, initial_weights)) == len(
-            frozenset().union(*initial_weights)
+        have_distinct_weights = all(weights_of_groups) and sum(map(len, weights_of_groups)) == len(
+            frozenset().union(*weights_of_groups)
         )
-        merged += [[run for runs in candidates for run in runs]] if are_distinct else candidates
+        merged += [[run for runs in candidates for run in runs]] if have_distinct_weights else candidates
     return merged
 
 
-def _task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
-    overrides = [_overrides(runs) for runs in groups]
+def _build_task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
+    overrides = [_most_common_overrides(runs) for runs in groups]
     # The language model comes last, because it often follows from other overrides.
     keys = sorted(dict.fromkeys(key for options in overrides for key in options), key=lambda key: key == "llm")
     differing = [key for key in keys if len({options.get(key) for options in overrides}) > 1]
-    default_label = SINGLE_GROUP if len(groups) == 1 else _DEFAULT
+    default_label = SINGLE_GROUP_LABEL if len(groups) == 1 else _DEFAULT_LABEL
     label_keys = _label_keys(differing, overrides)
     label_overrides = [{key: options[key] for key in label_keys if key in options} for options in overrides]
     labels = [format_overrides(options, label_keys) or default_label for options in label_overrides]
     # Equal overrides in different folders: another setting, such as a default value, has changed.
-    repeated = Counter(labels)
+    label_counts = Counter(labels)
     labels = [
-        f"{label} ({runs[0].config_hash})" if repeated[label] > 1 else label
+        f"{label} ({runs[0].config_hash})" if label_counts[label] > 1 else label
         for label, runs in zip(labels, groups, strict=True)
     ]
     seeds = {run.seed for runs in groups for run in runs}
-    built_groups = [
+    report_groups = [
         Group(
             label,
             tuple(sorted(runs, key=lambda run: (run.seed, run.folder))),
@@ -221,8 +221,8 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
         )
         for label, runs in zip(labels, groups, strict=True)
     ]
-    common = {key: value for key, value in overrides[0].items() if key not in differing}
-    return ReportTask(title, common, tuple(sorted(built_groups, key=lambda group: group.label)))
+    common_overrides = {key: value for key, value in overrides[0].items() if key not in differing}
+    return ReportTask(title, common_overrides, tuple(sorted(report_groups, key=lambda group: group.label)))
 
 
 def _label_keys(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
@@ -233,45 +233,45 @@ def _label_keys(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]
     """
     if TREATMENT not in differing:
         return list(differing)
-    models: defaultdict[str | None, set[str | None]] = defaultdict(set)
+    models_by_treatment: defaultdict[str | None, set[str | None]] = defaultdict(set)
     for options in overrides:
-        models[options.get(TREATMENT)].add(options.get("llm"))
-    model_follows = all(len(treatment_models) == 1 for treatment_models in models.values())
-    return [key for key in differing if key != "llm" or not model_follows]
+        models_by_treatment[options.get(TREATMENT)].add(options.get("llm"))
+    is_determined_by_treatment = all(len(models) == 1 for models in models_by_treatment.values())
+    return [key for key in differing if key != "llm" or not is_determined_by_treatment]
 
 
-def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
+def _most_common_overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
     """Return the overrides of a group; if its runs have different ones, the most common ones.
 
     The seed of the pre-training run is left out, like the run's own seed.
     """
-    spellings = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
-    overrides = dict(spellings.most_common(1)[0][0]) if spellings else {}
+    override_counts = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
+    overrides = dict(override_counts.most_common(1)[0][0]) if override_counts else {}
     overrides.pop("agent.init_from_seed", None)
     if "agent.init_from" in overrides:
-        overrides["agent.init_from"] = _SEED_FOLDER.sub("", overrides["agent.init_from"])
+        overrides["agent.init_from"] = _SEED_FOLDER_PATTERN.sub("", overrides["agent.init_from"])
     return overrides
 
 
-def replication_units(runs: Sequence[RunRecord]) -> list[object]:
+def find_replication_units(runs: Sequence[RunRecord]) -> list[object]:
     """Return the label of the top-level unit of each run, [n_runs]: its pre-training run, or else its own folder."""
     return [tuple(run.shared_factors.get(PRETRAINING, ())) or run.folder for run in runs]
 
 
-def n_pretrainings(runs: Sequence[RunRecord]) -> int:
+def count_pretrainings(runs: Sequence[RunRecord]) -> int:
     """Return the number of different pre-training runs that some runs started from."""
     return len({tuple(run.shared_factors[PRETRAINING]) for run in runs if PRETRAINING in run.shared_factors})
 
 
-def replication_remarks(runs: Sequence[RunRecord]) -> list[str]:
+def find_interval_caveats(runs: Sequence[RunRecord]) -> list[str]:
     """Return reasons why the score of a group has no interval, or one that does not cover all variation.
 
     Args:
         runs: finished runs of the group.
     """
-    n_units, remarks = len(set(replication_units(runs))), []
+    n_units, remarks = len(set(find_replication_units(runs))), []
     if n_units < MINIMUM_UNITS:
-        unit = "run" if n_units == len(runs) or not n_pretrainings(runs) else "pre-training run"
+        unit = "run" if n_units == len(runs) or not count_pretrainings(runs) else "pre-training run"
         remarks.append(f"{n_units} {unit}{'' if n_units == 1 else 's'}: no interval below {MINIMUM_UNITS}")
     replies = [name for run in runs for name in run.shared_factors.get(REPLIES, ())]
     if len(replies) > len(set(replies)):

@@ -10,8 +10,8 @@ import numpy as np
 from llmrl.core.spaces import EnvSpec
 from llmrl.statistics.intervals import describe_difference
 
-Row = Mapping[str, float | None]
-Entry = Mapping[str, Any]
+Statistics = Mapping[str, float | None]
+MechanismResult = Mapping[str, Any]
 """Results under a mechanism: `name`, `words`, `table`, `per_episode` and more."""
 
 AGGREGATION_SUFFIX: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
@@ -28,11 +28,11 @@ def choose_reference(names: Sequence[str]) -> str:
     return "none" if "none" in names else names[0]
 
 
-def compare_with_reference(entries: Sequence[Entry], is_paired: bool, independent: bool) -> list[dict[str, Any]]:
+def compare_with_reference(mechanisms: Sequence[MechanismResult], is_paired: bool, independent: bool) -> list[dict[str, Any]]:
     """Return the difference of each mechanism to the reference, for each column.
 
     Args:
-        entries: results under each mechanism.
+        mechanisms: results under each mechanism.
         is_paired: whether episodes of the same number had the same conditions.
         independent: whether episodes are independent; if not, differences have no standard errors.
 
@@ -40,31 +40,32 @@ def compare_with_reference(entries: Sequence[Entry], is_paired: bool, independen
         For each mechanism but the reference: its name, that of the reference, and `table` with a row
         (`describe_difference`) for each column that both have values of.
     """
-    [reference_entry] = [entry for entry in entries if entry["name"] == choose_reference([e["name"] for e in entries])]
+    reference_name = choose_reference([mechanism["name"] for mechanism in mechanisms])
+    [reference] = [mechanism for mechanism in mechanisms if mechanism["name"] == reference_name]
     results = []
-    for entry in entries:
-        if entry is reference_entry:
+    for mechanism in mechanisms:
+        if mechanism is reference:
             continue
         rows = {}
-        for name, values in entry["per_episode"].items():
-            x, y = np.array(values), np.array(reference_entry["per_episode"][name])
+        for name, values in mechanism["per_episode"].items():
+            x, y = np.array(values), np.array(reference["per_episode"][name])
             if is_paired:
-                both_finite = ~(np.isnan(x) | np.isnan(y))
-                x, y = x[both_finite], y[both_finite]
+                is_finite = ~(np.isnan(x) | np.isnan(y))
+                x, y = x[is_finite], y[is_finite]
             else:
                 x, y = x[~np.isnan(x)], y[~np.isnan(y)]
             if len(x) and len(y):
                 rows[name] = describe_difference(x, y, is_paired, independent)
-        results.append({"name": entry["name"], "reference": reference_entry["name"], "table": rows})
+        results.append({"name": mechanism["name"], "reference": reference["name"], "table": rows})
     return results
 
 
-def select_columns(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
+def select_table_columns(mechanisms: Sequence[MechanismResult], spec: EnvSpec) -> dict[str, str]:
     """Return the most important columns with their display names.
 
     These are the objective, the metrics of the environment, the payments of the mechanism, and the length if it varies.
     """
-    tables = [entry["table"] for entry in entries]
+    tables = [mechanism["table"] for mechanism in mechanisms]
     metrics = set().union(*tables)
     columns = {name: name for name in metrics if name.startswith("objective (")}
     columns |= {
@@ -76,31 +77,31 @@ def select_columns(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
     lengths = {row[end] for table in tables for row in [table["length"]] for end in ("min", "max")}
     if len(lengths) > 1:
         columns["length"] = "steps of an episode"
-    if any(_are_equal(entries, name, "welfare/spending") for name in spec.metrics):
+    if any(_are_columns_equal(mechanisms, name, "welfare/spending") for name in spec.metrics):
         columns.pop("welfare/spending", None)  # the environment has the same metric
     return columns
 
 
-def _are_equal(entries: Sequence[Entry], metric: str, other_metric: str) -> bool:
-    columns = [(entry["per_episode"].get(metric, []), entry["per_episode"].get(other_metric, [])) for entry in entries]
+def _are_columns_equal(mechanisms: Sequence[MechanismResult], metric: str, other_metric: str) -> bool:
+    columns = [(mechanism["per_episode"].get(metric, []), mechanism["per_episode"].get(other_metric, [])) for mechanism in mechanisms]
     return all(len(x) == len(y) and np.allclose(x, y, rtol=1e-4) for x, y in columns)
 
 
-def comparison_sentences(entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+def describe_differences(mechanisms: Sequence[MechanismResult], comparisons: Sequence[Mapping[str, Any]], column: str) -> list[str]:
     """Return a sentence about `column`, the objective, for each mechanism but the reference."""
-    by_name = {comparison["name"]: comparison for comparison in entries}
+    by_name = {mechanism["name"]: mechanism for mechanism in mechanisms}
     return [
-        _sentence(by_name[comparison["name"]], by_name[comparison["reference"]], comparison["table"][column], column)
+        _describe_difference(by_name[comparison["name"]], by_name[comparison["reference"]], comparison["table"][column], column)
         for comparison in comparisons
     ]
 
 
-def _sentence(entry: Entry, reference_entry: Entry, row: Row, column: str) -> str:
+def _describe_difference(mechanism: MechanismResult, reference: MechanismResult, row: Statistics, column: str) -> str:
     difference, error, low, high = (row[name] for name in ("mean", "standard_error", "low", "high"))
-    x, y = entry["table"][column]["mean"], reference_entry["table"][column]["mean"]
+    x, y = mechanism["table"][column]["mean"], reference["table"][column]["mean"]
     digits = choose_decimals([x, y, difference])
-    reference_text = "without" if reference_entry["name"] == "none" else f"with {_mechanism_text(reference_entry)}"
-    sentence = f"With {_mechanism_text(entry)} the objective is {x:,.{digits}f}, {reference_text} {y:,.{digits}f}: "
+    reference_text = "without" if reference["name"] == "none" else f"with {_describe_mechanism(reference)}"
+    sentence = f"With {_describe_mechanism(mechanism)} the objective is {x:,.{digits}f}, {reference_text} {y:,.{digits}f}: "
     assert difference is not None
     if error is None or low is None or high is None:
         return sentence + f"a difference of {difference:,.{digits}f}; its standard error is unknown."
@@ -110,10 +111,10 @@ def _sentence(entry: Entry, reference_entry: Entry, row: Row, column: str) -> st
     return sentence + f"a difference of {difference:,.{digits}f} ± {error:,.{digits}f} ({interval})."
 
 
-def _mechanism_text(entry: Entry) -> str:
-    if entry["name"] in ("best", "last"):
-        return f"the {entry['name']} mechanism"
-    return str(entry["words"])
+def _describe_mechanism(mechanism: MechanismResult) -> str:
+    if mechanism["name"] in ("best", "last"):
+        return f"the {mechanism['name']} mechanism"
+    return str(mechanism["words"])
 
 
 def choose_decimals(numbers: Sequence[float | None]) -> int:
@@ -122,7 +123,7 @@ def choose_decimals(numbers: Sequence[float | None]) -> int:
     return 0 if max_magnitude >= 1000 else 1 if max_magnitude >= 10 else 2
 
 
-def method_sentences(results: Mapping[str, Any]) -> list[str]:
+def describe_method(results: Mapping[str, Any]) -> list[str]:
     """Return sentences on the method of the comparison."""
     adapted = results["adapted"]
     if adapted is None:
@@ -132,36 +133,36 @@ def method_sentences(results: Mapping[str, Any]) -> list[str]:
     else:
         start = "the initial weights of the run" if adapted["initial"] else "the final weights of the run"
         players_text = (
-            f"A society adapted to each mechanism as in a principal's step: {count_text(adapted['rounds'], 'round')} "
-            f"of {count_text(adapted['games'], 'game')} from {start}. Intervals cover the variation of its episodes, "
+            f"A society adapted to each mechanism as in a principal's step: {format_count(adapted['rounds'], 'round')} "
+            f"of {format_count(adapted['games'], 'game')} from {start}. Intervals cover the variation of its episodes, "
             "not that of other societies."
         )
     seeding_text = ", with equal seeds: differences are paired by game."
     if not results["paired"]:
         seeding_text = "; the engine cannot repeat a game, so differences are not paired."
-    return [players_text, f"{count_text(results['episodes'], 'episode')} under each mechanism{seeding_text}"]
+    return [players_text, f"{format_count(results['episodes'], 'episode')} under each mechanism{seeding_text}"]
 
 
-def count_text(n: int, unit: str) -> str:
+def format_count(n: int, unit: str) -> str:
     """Return a number with its unit: `1 round`, `2 rounds`."""
     return f"{n:,} {unit}{'' if n == 1 else 's'}"
 
 
 def build_table_rows(
-    entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
+    mechanisms: Sequence[MechanismResult], comparisons: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
 ) -> list[list[str]]:
     """Return the rows of the table: a label, the mean of each mechanism, and each difference with its interval."""
     rows = []
     for name, label in columns.items():
-        means = [entry["table"].get(name, {}).get("mean") for entry in entries]
-        differences = [entry["table"].get(name) for entry in comparisons]
+        means = [mechanism["table"].get(name, {}).get("mean") for mechanism in mechanisms]
+        differences = [comparison["table"].get(name) for comparison in comparisons]
         digits = choose_decimals([*means, *(row["mean"] for row in differences if row)])
         means_text = ["-" if mean is None else f"{mean:,.{digits}f}" for mean in means]
-        rows.append([label, *means_text, *(_difference(row, digits) for row in differences)])
+        rows.append([label, *means_text, *(_format_difference(row, digits) for row in differences)])
     return rows
 
 
-def _difference(row: Row | None, digits: int) -> str:
+def _format_difference(row: Statistics | None, digits: int) -> str:
     if row is None:
         return "-"
     low, high = row["low"], row["high"]

@@ -25,9 +25,9 @@ RECOMMENDATION, ONLINE_PERFORMANCE = "recommendation", "online_performance"
 """Keys of the scores in `summary.json`, each the mean over contexts."""
 RECOMMENDATION_ERROR = "recommendation_standard_error"
 """Key of the standard error of the recommendation."""
-ANYTIME = "recommendation/objective"
+ANYTIME_METRIC = "recommendation/objective"
 """Metric of the recommendation from the first measurements of a run, over the counter `measurements`."""
-MEASUREMENTS = "measurements"
+MEASUREMENTS_COUNTER = "measurements"
 """Counter of these metrics."""
 SCORES_NOTE = (
     "The recommendation, the mechanism that a principal selects after its last measurement, is evaluated on fresh "
@@ -36,7 +36,7 @@ SCORES_NOTE = (
 )
 
 
-def principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | None:
+def read_principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | None:
     """Return one of the two scores of each run, [n_runs]; None without runs, or if a run does not have it.
 
     Args:
@@ -45,21 +45,21 @@ def principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | None:
     """
     scores = []
     for run in runs:
-        value = run.short_summary.get(key)
+        value = run.summary_without_lists.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         scores.append(float(value))
     return np.array(scores) if scores else None
 
 
-def score_notes(recommendation: Mapping[str, float], online: Mapping[str, float]) -> list[str]:
+def explain_scores(recommendation: Mapping[str, float], online: Mapping[str, float]) -> list[str]:
     """Return the sentences that explain the two scores, and name the best group of each if they differ.
 
     Args:
         recommendation: mean recommendation by display name of the group; empty if it is not shown.
         online: mean online performance by display name; empty if it is not shown.
 
-    >>> score_notes({"gp": 3.0, "ucb": 2.0}, {"gp": 1.0, "ucb": 2.0})[1]
+    >>> explain_scores({"gp": 3.0, "ucb": 2.0}, {"gp": 1.0, "ucb": 2.0})[1]
     'gp has the highest recommendation, ucb the highest online performance.'
     """
     if not recommendation or not online:
@@ -73,11 +73,11 @@ def score_notes(recommendation: Mapping[str, float], online: Mapping[str, float]
 log = logging.getLogger(__name__)
 
 Levels = tuple[tuple[float, float], ...]
-"""Value and standard error of each of `LINES`."""
-OBJECTIVE = "principal/objective"
+"""Value and standard error of each of `REFERENCE_LEVELS`."""
+OBJECTIVE_METRIC = "principal/objective"
 """Metric of the reference lines, and of the result of a run with a principal."""
 
-LINES = {
+REFERENCE_LEVELS = {
     "untrained": "untrained agents",
     "no_mechanism": "no mechanism",
     "scan_best": "best of the coarse scan",
@@ -90,7 +90,7 @@ class ReferenceLine:
     """A level of the objective that was measured before the runs.
 
     Attributes:
-        line: kind of the line, a key of `LINES`.
+        line: kind of the line, a key of `REFERENCE_LEVELS`.
         label: display name, with the groups it belongs to if other groups of the task have another level.
         value, standard_error: mean over contexts, and its standard error, NaN if unknown.
     """
@@ -101,7 +101,7 @@ class ReferenceLine:
     standard_error: float
 
 
-def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], tuple[str, ...]]:
+def read_reference_lines(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], tuple[str, ...]]:
     """Return the reference lines of a task, and the warnings of its runs.
 
     There are several sets of lines if groups have different ones. A warning tells that the coarse scan shows no
@@ -114,26 +114,26 @@ def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], 
     labels_by_levels: defaultdict[Levels, dict[str, None]] = defaultdict(dict)
     labels_by_warning: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for group, runs in groups:
-        run_levels: dict[Levels, None] = {}
+        levels_of_runs: dict[Levels, None] = {}
         for run in runs:
-            references = run.short_summary.get("references")
+            references = run.summary_without_lists.get("references")
             if references is None:
                 continue
             try:
-                level = tuple(_average_contexts(references["contexts"], line) for line in LINES)
+                level = tuple(_average_contexts(references["contexts"], line) for line in REFERENCE_LEVELS)
                 warning = str(references["warning"] or "")
             except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
                 log.warning("%s: its reference lines cannot be read (%r)", run.folder / SUMMARY_NAME, error)
                 continue
-            run_levels[level] = None
+            levels_of_runs[level] = None
             if warning:
-                labels_by_warning[warning][group.shown] = None
-        if run_levels:
-            labels_by_levels[_average_pretrainings(list(run_levels))][group.shown] = None
+                labels_by_warning[warning][group.display_name] = None
+        if levels_of_runs:
+            labels_by_levels[_average_levels(list(levels_of_runs))][group.display_name] = None
     lines = [
         ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(labels_by_levels) > 1 else name, *level)
-        for line_levels, labels in labels_by_levels.items()
-        for (line, name), level in zip(LINES.items(), line_levels, strict=True)
+        for group_levels, labels in labels_by_levels.items()
+        for (line, name), level in zip(REFERENCE_LEVELS.items(), group_levels, strict=True)
         if not math.isnan(level[0])
     ]
     warnings = []
@@ -143,7 +143,7 @@ def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], 
     return tuple(lines), tuple(warnings)
 
 
-def _average_pretrainings(levels: Sequence[Levels]) -> Levels:
+def _average_levels(levels: Sequence[Levels]) -> Levels:
     """Return the lines of a group.
 
     If its runs start from several pre-training runs, these have their own lines. The result then has their means with

@@ -38,12 +38,12 @@ RESUMABLE_STATES: tuple[RunState, ...] = ("failed", "stopped", "preempted", "bud
 """States of runs that are not active and that repeating the command would resume or start."""
 
 _SKIPPED_FOLDERS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
-_PROPOSAL_LISTS = ("history", "confirmations")
+_LONG_KEYS = ("history", "confirmations")
 """Keys of `summary.json` whose length grows with the run."""
 _TAIL_BYTES = 16_384
 _MAX_LISTED = 12
 """Maximum number of runs that an error message lists."""
-NOTHING_RECORDED = "neither a launcher nor a process has left a record of this run"
+NO_RECORD_ERROR = "neither a launcher nor a process has left a record of this run"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class RunRecord:
         return self.group.rpartition("-")[2]
 
     @property
-    def reference(self) -> str:
+    def run_reference(self) -> str:
         """Reference to the run for commands, `run:<hash>/s<seed>`."""
         return f"run:{self.config_hash}/s{self.seed}"
 
@@ -113,9 +113,9 @@ class RunRecord:
         return read_json_or_empty(self.folder / SUMMARY_NAME)
 
     @cached_property
-    def short_summary(self) -> dict[str, Any]:
+    def summary_without_lists(self) -> dict[str, Any]:
         """Content of `summary.json` without the per-proposal lists; cached after the first read."""
-        return {key: value for key, value in self.summary().items() if key not in _PROPOSAL_LISTS}
+        return {key: value for key, value in self.summary().items() if key not in _LONG_KEYS}
 
     def last_metrics(self) -> dict[str, Any]:
         """Return the newest value of each counter and metric in the last complete rows of `metrics.jsonl`.
@@ -148,10 +148,10 @@ def find_runs(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}; give a folder of runs, such as outputs or outputs/<name>")
-    return sorted(_walk(folder), key=lambda run: (str(run.parent), seed_of(run) or 0))
+    return sorted(_iterate_run_folders(folder), key=lambda run: (str(run.parent), seed_of(run) or 0))
 
 
-def only_run(folder: Path) -> Path:
+def find_only_run(folder: Path) -> Path:
     """Return the only run in `folder`, which may be the run folder.
 
     Raises:
@@ -169,14 +169,14 @@ def only_run(folder: Path) -> Path:
     return runs[0]
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _iterate_run_folders(folder: Path) -> Iterator[Path]:
     if is_run_folder(folder):
         yield folder
         return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir() and entry.name not in _SKIPPED_FOLDERS and not entry.name.startswith((".", "backup_")):
-                yield from _walk(Path(entry.path))
+                yield from _iterate_run_folders(Path(entry.path))
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class QueueSnapshot:
         return is_same_cluster and launch_record.user in self.users
 
 
-def _job_state(queue: QueueSnapshot | None, job_id: str) -> str | None:
+def _get_job_state(queue: QueueSnapshot | None, job_id: str) -> str | None:
     """Return the state of a run's job.
 
     Returns:
@@ -249,15 +249,15 @@ def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
         if launch_record is not None:
             record = replace(record, backend=launch_record.backend, log=launch_record.log)
         if status is None and launch_record is None:
-            return replace(record, state="lost", error=NOTHING_RECORDED)
+            return replace(record, state="lost", error=NO_RECORD_ERROR)
         queue = next((queue for queue in queues if launch_record is not None and queue.covers(launch_record)), None)
         if status is not None:
-            state, error_text = _started_state(folder, status, queue)
+            state, error_text = _judge_started_run(folder, status, queue)
             job_id = status.job_id
         if launch_record is not None and (
             status is None or (status.attempt <= launch_record.attempt and state != "running")
         ):
-            queued_state, queued_error = _queued_state(launch_record, queue)
+            queued_state, queued_error = _judge_queued_run(launch_record, queue)
             if status is None or queued_state == "queued":
                 state, error_text, job_id = queued_state, queued_error, launch_record.job_id
     except RunFolderError as error:
@@ -296,7 +296,7 @@ def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
     )
 
 
-def _queued_state(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> tuple[RunState, str]:
+def _judge_queued_run(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> tuple[RunState, str]:
     """Return the state of a run that has not started, and an error message."""
     if launch_record.cancelled:
         return "cancelled", f"canceled before it started: {launch_record.cancelled}"
@@ -309,7 +309,7 @@ def _queued_state(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> t
             "lost",
             f"the launcher (process {launch_record.pid} on {launch_record.host}) ended before it started this run",
         )
-    if queue is None or _job_state(queue, launch_record.job_id) != "":
+    if queue is None or _get_job_state(queue, launch_record.job_id) != "":
         return "queued", ""
     end = queue.job_ends.get(launch_record.job_id)
     if end is not None and end.cancelled:
@@ -317,9 +317,9 @@ def _queued_state(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> t
     return "lost", f"job {launch_record.job_id} left the queue before the run had started"
 
 
-def _started_state(folder: Path, status: Status, queue: QueueSnapshot | None) -> tuple[RunState, str]:
+def _judge_started_run(folder: Path, status: Status, queue: QueueSnapshot | None) -> tuple[RunState, str]:
     """Return state and error message of a started run, judged by its status file, owner process and scheduler job."""
-    job_state = _job_state(queue, status.job_id)
+    job_state = _get_job_state(queue, status.job_id)
     if status.state == "preempted" and job_state:
         return "queued", ""  # put back into the queue, or about to start again
     if status.state != "running":

@@ -16,9 +16,9 @@ from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import ReportTable
 from llmrl.run.artifacts import read_config
 
-KEY = "report"
+SECTION = "report"
 """Key of these settings in a config."""
-_MODEL = "llm"
+_LLM_KEY = "llm"
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ def read_study_settings(runs: Sequence[RunRecord]) -> StudySettings | None:
     """
     for run in sorted(runs, key=lambda run: -run.started):
         try:
-            node = read_config(run.folder, ()).get(KEY)
+            node = read_config(run.folder, ()).get(SECTION)
         except RunFolderError:
             continue  # a run that never started
-        return parse_settings(node, str(run.folder))
+        return parse_study_settings(node, str(run.folder))
     return None
 
 
-def parse_settings(node: object, source: str) -> StudySettings | None:
+def parse_study_settings(node: object, source: str) -> StudySettings | None:
     """Return the settings that a config has under `report`; None if it has no `question`.
 
     Args:
@@ -112,23 +112,23 @@ def parse_settings(node: object, source: str) -> StudySettings | None:
         return TypeAdapter(StudySettings).validate_python(options)
     except ValidationError as error:
         raise RunFolderError(
-            f"{source}: section {KEY} of its config is invalid ({error.errors()[0]['msg']})"
+            f"{source}: section {SECTION} of its config is invalid ({error.errors()[0]['msg']})"
         ) from error
 
 
-def short_group_names(task: ReportTask) -> dict[str, str]:
+def shorten_group_names(task: ReportTask) -> dict[str, str]:
     """Return the short name of each group of a study by its label: the value of the swept key.
 
     The language model is part of it only if the names would be equal without it.
 
-    >>> short_group_names(ReportTask("t", {}, (Group("principal=ucb", ()), Group("principal=llm, llm=scripted", ()))))
+    >>> shorten_group_names(ReportTask("t", {}, (Group("principal=ucb", ()), Group("principal=llm, llm=scripted", ()))))
     {'principal=ucb': 'ucb', 'principal=llm, llm=scripted': 'llm'}
     """
     names = {}
     for group in task.groups:
         pairs = [part.partition("=") for part in group.label.split(", ")]
-        values = {key: value if sign else key for key, sign, value in pairs}
-        short_name = ", ".join(value for key, value in values.items() if key != _MODEL)
+        values = {key: value if separator else key for key, separator, value in pairs}
+        short_name = ", ".join(value for key, value in values.items() if key != _LLM_KEY)
         names[group.label] = short_name, ", ".join(values.values())
     counts = Counter(short_name for short_name, _ in names.values())
     return {label: short if short and counts[short] == 1 else full for label, (short, full) in names.items()}

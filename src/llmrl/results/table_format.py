@@ -14,10 +14,10 @@ import numpy as np
 from llmrl.statistics.estimators import Interval
 from llmrl.statistics.intervals import Band
 
-NOTHING = "-"
+EMPTY_CELL = "-"
 """Text of a cell without a number."""
 
-_TEX = {
+_LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
     "%": r"\%",
@@ -42,58 +42,58 @@ class ReportTable:
     Attributes:
         name: name of its files.
         caption: description of the table.
-        data: lines of the CSV, header first, numbers in full precision; unknown values become empty cells.
+        csv_rows: lines of the CSV, header first, numbers in full precision; unknown values become empty cells.
         columns, rows: headings and cells as text; without columns the table is written as CSV only.
-        texts: number of leading columns with text; the others have numbers.
-        last_text: whether the last column has text.
+        n_text_columns: number of leading columns with text; the others have numbers.
+        is_last_text: whether the last column has text.
         notes: notes below the table.
     """
 
     name: str
     caption: str
-    data: Sequence[Sequence[object]]
+    csv_rows: Sequence[Sequence[object]]
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    texts: int = 1
-    last_text: bool = False
+    n_text_columns: int = 1
+    is_last_text: bool = False
     notes: Sequence[str] = ()
 
     @property
-    def sides(self) -> str:
+    def alignments(self) -> str:
         """Alignment of the columns, one letter each: `l` for text, `r` for numbers."""
-        numbers = len(self.columns) - self.texts - self.last_text
-        return "l" * self.texts + "r" * numbers + "l" * self.last_text
+        numbers = len(self.columns) - self.n_text_columns - self.is_last_text
+        return "l" * self.n_text_columns + "r" * numbers + "l" * self.is_last_text
 
-    def csv(self) -> str:
+    def to_csv(self) -> str:
         """Return the data as CSV (RFC 4180, but lines end in a line feed)."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([[_plain(cell) for cell in line] for line in self.data])
+        csv.writer(text, lineterminator="\n").writerows([[_to_csv_cell(cell) for cell in line] for line in self.csv_rows])
         return text.getvalue()
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return a Markdown pipe table with its notes."""
-        ruler = ["---" if side == "l" else "---:" for side in self.sides]
-        lines = [[_markdown(cell) for cell in line] for line in (self.columns, *self.rows)]
+        ruler = ["---" if side == "l" else "---:" for side in self.alignments]
+        lines = [[_escape_markdown(cell) for cell in line] for line in (self.columns, *self.rows)]
         lines.insert(1, ruler)
         text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return text + "".join(f"\n\n{_markdown(note)}" for note in self.notes)
+        return text + "".join(f"\n\n{_escape_markdown(note)}" for note in self.notes)
 
-    def latex(self) -> str:
+    def to_latex(self) -> str:
         """Return a LaTeX `table` environment for a document that loads booktabs."""
         # LaTeX would read a bracket at the start of a line as an argument of the `\\` before it.
         header, *lines = [
-            ("{}" if line[0].startswith(("[", "*")) else "") + " & ".join(latex_text(cell) for cell in line) + r" \\"
+            ("{}" if line[0].startswith(("[", "*")) else "") + " & ".join(escape_latex(cell) for cell in line) + r" \\"
             for line in (self.columns, *self.rows)
         ]
-        notes = [rf"\par\smallskip\footnotesize {latex_text(note)}" for note in self.notes]
+        notes = [rf"\par\smallskip\footnotesize {escape_latex(note)}" for note in self.notes]
         return "\n".join(
             [
                 "% \\usepackage{booktabs}",
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{latex_text(self.caption)}}}",
+                rf"\caption{{{escape_latex(self.caption)}}}",
                 rf"\label{{tab:{self.name.replace('_', '-')}}}",
-                rf"\begin{{tabular}}{{{self.sides}}}",
+                rf"\begin{{tabular}}{{{self.alignments}}}",
                 r"\toprule",
                 header,
                 r"\midrule",
@@ -107,13 +107,13 @@ class ReportTable:
         )
 
 
-def latex_text(text: str) -> str:
-    """Return `text` escaped for LaTeX; hyphens before numbers become minus signs, and `NOTHING` a dash."""
-    escaped = "".join(_TEX.get(character, character) for character in " ".join(text.split()))
-    return re.sub(r"(?<![\w}-])-(?=[\d.])", "$-$", escaped) if escaped != NOTHING else "--"
+def escape_latex(text: str) -> str:
+    """Return `text` escaped for LaTeX; hyphens before numbers become minus signs, and `EMPTY_CELL` a dash."""
+    escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in " ".join(text.split()))
+    return re.sub(r"(?<![\w}-])-(?=[\d.])", "$-$", escaped) if escaped != EMPTY_CELL else "--"
 
 
-def seed_list(seeds: Iterable[int]) -> str:
+def format_seeds(seeds: Iterable[int]) -> str:
     """Return a list of seeds as text; three or more consecutive seeds become a range: `0, 1, 4-9`."""
     parts: list[list[int]] = []
     for seed in sorted(seeds):
@@ -133,18 +133,18 @@ class NumberFormat:
     """
 
     def __init__(self, values: np.ndarray, errors: np.ndarray | None = None) -> None:
-        size = float(np.abs(values).max()) if len(values) else 1.0
+        max_magnitude = float(np.abs(values).max()) if len(values) else 1.0
         value_range = float(np.ptp(values)) if len(values) else 1.0
-        self._decimals = max(0, 2 - math.floor(math.log10(value_range or size or 1.0)))
+        self._decimals = max(0, 2 - math.floor(math.log10(value_range or max_magnitude or 1.0)))
         error = float(errors.max()) if errors is not None and len(errors) else 0.0
         if error:
             self._decimals = min(self._decimals, max(0, 1 - math.floor(math.log10(error))))
-        self._short = size >= 1e7 or self._decimals > 6
+        self._is_scientific = max_magnitude >= 1e7 or self._decimals > 6
 
     def __call__(self, value: float) -> str:
         if not math.isfinite(value):
-            return NOTHING
-        text = f"{value:.4g}" if self._short else f"{value:.{self._decimals}f}"
+            return EMPTY_CELL
+        text = f"{value:.4g}" if self._is_scientific else f"{value:.{self._decimals}f}"
         return text.lstrip("-") if not text.strip("-0.") else text
 
     def signed(self, value: float) -> str:
@@ -153,22 +153,22 @@ class NumberFormat:
         return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
-def with_interval(interval: Band | Interval | None, form: Callable[[float], str]) -> str:
+def format_estimate(interval: Band | Interval | None, format_number: Callable[[float], str]) -> str:
     """Return an estimate and its interval as text, `12.3 [11.8, 12.8]`; `12.3` without an interval, `-` for None."""
     if interval is None:
-        return NOTHING
+        return EMPTY_CELL
     estimate, low, high = (float(x) for x in (interval.estimate, interval.low, interval.high))
-    return form(estimate) + (f" [{form(low)}, {form(high)}]" if math.isfinite(low) else "")
+    return format_number(estimate) + (f" [{format_number(low)}, {format_number(high)}]" if math.isfinite(low) else "")
 
 
-def interval_cells(interval: Band | Interval | None) -> list[float | None]:
+def interval_to_cells(interval: Band | Interval | None) -> list[float | None]:
     """Return an estimate and the ends of its interval as cells of CSV data."""
     if interval is None:
         return [None] * 3
     return [float(x) for x in (interval.estimate, interval.low, interval.high)]
 
 
-def _plain(cell: object) -> object:
+def _to_csv_cell(cell: object) -> object:
     """Return a cell for CSV: numbers in full precision, an empty text for None, NaN and infinity."""
     if isinstance(cell, np.ndarray | np.generic):
         cell = cell.item()
@@ -179,5 +179,5 @@ def _plain(cell: object) -> object:
     return "" if cell is None else cell
 
 
-def _markdown(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*|<]|\](?=\())", r"\\\1", " ".join(text.split()))

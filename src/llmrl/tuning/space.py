@@ -28,10 +28,10 @@ def check_optuna() -> None:
 
 def overrides(space: Space, params: Mapping[str, Any]) -> list[str]:
     """Return the Hydra overrides that set `params`, in the order of the space."""
-    return [f"{key}={value_text(distribution, params[key])}" for key, distribution in space.items()]
+    return [f"{key}={format_value(distribution, params[key])}" for key, distribution in space.items()]
 
 
-def value_text(distribution: BaseDistribution, value: Any) -> str:
+def format_value(distribution: BaseDistribution, value: Any) -> str:
     """Return a value of a distribution as the right-hand side of an override, never outside the bounds."""
     if not isinstance(value, float):
         return str(value)
@@ -40,21 +40,21 @@ def value_text(distribution: BaseDistribution, value: Any) -> str:
     return text if low <= float(text) <= high else repr(float(value))
 
 
-def options(distribution: BaseDistribution) -> list[str]:
+def list_options(distribution: BaseDistribution) -> list[str]:
     """Return all options of a choice, or the lowest number of a range, as right-hand sides of overrides."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(distribution, CategoricalDistribution):
         return [str(option) for option in distribution.choices]
-    return [value_text(distribution, vars(distribution)["low"])]
+    return [format_value(distribution, vars(distribution)["low"])]
 
 
-def describe(distribution: BaseDistribution) -> str:
+def describe_distribution(distribution: BaseDistribution) -> str:
     """Return a distribution as text, such as `numbers from 0 to 0.1, log scale`."""
     from optuna.distributions import FloatDistribution, IntDistribution
 
     if not isinstance(distribution, FloatDistribution | IntDistribution):
-        return f"one of {', '.join(options(distribution))}"
+        return f"one of {', '.join(list_options(distribution))}"
     integer = isinstance(distribution, IntDistribution)
     step = "" if distribution.step is None or (integer and distribution.step == 1) else distribution.step
     steps = f" in steps of {step:g}" if step else ""

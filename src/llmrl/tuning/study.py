@@ -28,7 +28,7 @@ from llmrl.run.files import write_atomic
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.ownership import Ownership
 from llmrl.statistics.estimators import interquartile_mean, mean
-from llmrl.tuning.space import Space, check_optuna, describe, overrides
+from llmrl.tuning.space import Space, check_optuna, describe_distribution, overrides
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -120,7 +120,7 @@ class Study:
                     direction=settings.direction,
                     load_if_exists=True,
                 )
-                self._check_unchanged(self._comparable_properties(fixed))
+                self._check_unchanged(self._get_comparable_properties(fixed))
         except BaseException:
             self._owner.release()
             raise
@@ -145,7 +145,7 @@ class Study:
                 trial.value if trial.state.name == "COMPLETE" else None,
                 results.get(f"results of trial {trial.number}", {}),
             )
-            for trial in self._complete_trials()
+            for trial in self._get_drawn_trials()
         ]
 
     def next_batch(self) -> list[TuningTrial]:
@@ -163,11 +163,11 @@ class Study:
             return running
         batch = []
         with self._translate_errors():
-            for partial_trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if not self._is_complete(partial_trial):
-                    self._study.tell(partial_trial.number, state=TrialState.FAIL)
+            for incomplete_trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if not self._has_all_parameters(incomplete_trial):
+                    self._study.tell(incomplete_trial.number, state=TrialState.FAIL)
             for index in range(len(trials), len(trials) + size):
-                self._study.sampler = self._sampler(index)
+                self._study.sampler = self._build_sampler(index)
                 optuna_trial = self._study.ask(dict(self.space))
                 batch.append(TuningTrial(optuna_trial.number, overrides(self.space, optuna_trial.params)))
         return batch
@@ -179,16 +179,16 @@ class Study:
         """
         from optuna.trial import TrialState
 
-        seed_results = dict(zip(self.seeds, results, strict=True))
+        results_by_seed = dict(zip(self.seeds, results, strict=True))
         with self._translate_errors():
             # Before the state changes: after a kill in between, the trial continues, and its finished runs are skipped.
-            self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
+            self._study.set_user_attr(f"results of trial {trial.number}", results_by_seed)
             if any(isinstance(result, str) for result in results):
                 self._study.tell(trial.number, state=TrialState.FAIL)
-                return replace(trial, state="failed", results=seed_results)
+                return replace(trial, state="failed", results=results_by_seed)
             value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
             self._study.tell(trial.number, value)
-        return replace(trial, state="finished", value=value, results=seed_results)
+        return replace(trial, state="finished", value=value, results=results_by_seed)
 
     def prune(self, trial: TuningTrial, results: Sequence[float]) -> TuningTrial | None:
         """Record the results of a trial's first seeds, and end the trial if it is unpromising.
@@ -207,38 +207,38 @@ class Study:
         from optuna.trial import Trial, TrialState
 
         pruner = MedianPruner(n_startup_trials=self.settings.pruner_startup_trials, n_warmup_steps=0)
-        seed_results = dict(zip(self.seeds, results, strict=False))
+        results_by_seed = dict(zip(self.seeds, results, strict=False))
         with self._translate_errors():
-            [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
+            [stored] = [candidate for candidate in self._get_drawn_trials() if candidate.number == trial.number]
             if len(results) not in stored.intermediate_values:  # a resumed search repeats stored results
                 # The object that Study.ask returned may belong to an earlier process.
                 Trial(self._study, stored._trial_id).report(float(np.mean(results)), len(results))
-                [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
+                [stored] = [candidate for candidate in self._get_drawn_trials() if candidate.number == trial.number]
             if not pruner.prune(self._study, stored):
                 return None
-            self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
+            self._study.set_user_attr(f"results of trial {trial.number}", results_by_seed)
             self._study.tell(trial.number, state=TrialState.PRUNED)
-        return replace(trial, state="pruned", results=seed_results)
+        return replace(trial, state="pruned", results=results_by_seed)
 
-    def ranking(self) -> list[TuningTrial]:
+    def rank_trials(self) -> list[TuningTrial]:
         """Return the trials with a value, best first; of equal ones the earlier first."""
         sign = -1.0 if self.settings.direction == "maximize" else 1.0
         return sorted(
             (trial for trial in self.trials() if trial.value is not None), key=lambda trial: sign * (trial.value or 0.0)
         )
 
-    def importances(self) -> dict[str, float]:
+    def compute_importances(self) -> dict[str, float]:
         """Return the importance of each searched key for good results (PED-ANOVA, arXiv 2304.10255).
 
         The values are descending and sum to 1; empty with fewer than 4 trials, equal results, or a single key.
         """
         import optuna
 
-        values = [trial.value for trial in self.ranking()]
+        values = [trial.value for trial in self.rank_trials()]
         if len(values) < 4 or len(set(values)) == 1 or len(self.space) < 2:
             return {}
-        shares = optuna.importance.get_param_importances(self._study)
-        return shares if math.isfinite(sum(shares.values())) else {}
+        importances_by_key = optuna.importance.get_param_importances(self._study)
+        return importances_by_key if math.isfinite(sum(importances_by_key.values())) else {}
 
     def write(self, command: str) -> None:
         """Write `trials.csv`, and `best.yaml` if there is a best trial; `command` runs that one again."""
@@ -252,7 +252,7 @@ class Study:
             results = [trial.results.get(seed) for seed in self.seeds]
             writer.writerow([trial.number, trial.state, trial.value, *values, *results])
         write_atomic(self.folder / TRIALS_NAME, table.getvalue())
-        if ranking := self.ranking():
+        if ranking := self.rank_trials():
             best = ranking[0]
             content = {
                 "study": self.settings.study,
@@ -265,13 +265,13 @@ class Study:
             }
             write_atomic(self.folder / BEST_NAME, yaml.safe_dump(content, sort_keys=False, width=1000))
 
-    def _complete_trials(self) -> list[FrozenTrial]:
-        return [trial for trial in self._study.get_trials(deepcopy=False) if self._is_complete(trial)]
+    def _get_drawn_trials(self) -> list[FrozenTrial]:
+        return [trial for trial in self._study.get_trials(deepcopy=False) if self._has_all_parameters(trial)]
 
-    def _is_complete(self, trial: FrozenTrial) -> bool:
+    def _has_all_parameters(self, trial: FrozenTrial) -> bool:
         return set(trial.params) == set(self.space)
 
-    def _sampler(self, index: int) -> BaseSampler:
+    def _build_sampler(self, index: int) -> BaseSampler:
         """Return a sampler for one trial; a sampler with a state could not be continued by another process."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.samplers import RandomSampler, TPESampler
@@ -285,25 +285,25 @@ class Study:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
-    def _comparable_properties(self, fixed: Sequence[str]) -> dict[str, str]:
+    def _get_comparable_properties(self, fixed: Sequence[str]) -> dict[str, str]:
         """Return the properties that all trials of a study must share to be comparable."""
         objective = f"{self.settings.direction} the {self.settings.aggregate} over seeds {', '.join(self.seeds)}"
         return {
             "the objective": objective,
-            **{key: f"searched, {describe(distribution)}" for key, distribution in self.space.items()},
+            **{key: f"searched, {describe_distribution(distribution)}" for key, distribution in self.space.items()},
             **split_overrides(fixed),
         }
 
-    def _check_unchanged(self, purpose: dict[str, str]) -> None:
-        stored_purpose = self._study.user_attrs.get("purpose")
-        if stored_purpose is None:
-            self._study.set_user_attr("purpose", purpose)
+    def _check_unchanged(self, properties: dict[str, str]) -> None:
+        stored_properties = self._study.user_attrs.get("purpose")
+        if stored_properties is None:
+            self._study.set_user_attr("purpose", properties)
             return
         absent = "not given"
         changed = [
-            f"{key} was {stored_purpose.get(key, absent)} and is {purpose.get(key, absent)}"
-            for key in dict.fromkeys([*stored_purpose, *purpose])
-            if stored_purpose.get(key) != purpose.get(key)
+            f"{key} was {stored_properties.get(key, absent)} and is {properties.get(key, absent)}"
+            for key in dict.fromkeys([*stored_properties, *properties])
+            if stored_properties.get(key) != properties.get(key)
         ]
         if changed:
             raise ConfigError(

@@ -13,9 +13,9 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.core.metrics import Kind
 from llmrl.core.plain_data import read_object
-from llmrl.results.groups import replication_units
+from llmrl.results.groups import find_replication_units
 from llmrl.results.run_records import RunRecord
-from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
+from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable
 from llmrl.run.metrics import FILE_NAME, read_metrics
 from llmrl.statistics.estimators import standard_error, unit_means
 
@@ -52,7 +52,7 @@ def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estima
     if not finite:
         return UNKNOWN
     scores = np.array([value for value, _ in finite])
-    units = replication_units([run for _, run in finite])
+    units = find_replication_units([run for _, run in finite])
     return float(unit_means(scores, units).mean()), float(standard_error(scores, units))
 
 
@@ -67,7 +67,7 @@ def estimate_text(estimate: Estimate, form: NumberFormat) -> str:
     """Return a mean with its standard error as text, `12.3 ± 0.4`; without the error if it is unknown."""
     value, error = estimate
     if not np.isfinite(value):
-        return NOTHING
+        return EMPTY_CELL
     return form(value) + (f" ± {form(error)}" if np.isfinite(error) else "")
 
 
@@ -310,6 +310,6 @@ def _read_plans(run: RunRecord) -> Mapping[str, Mapping[str, float]]:
 def _teacher_cell(key: str, estimate: Estimate) -> str:
     value, error = estimate
     if not np.isfinite(value):
-        return NOTHING
+        return EMPTY_CELL
     scale, form, unit = (100, ".1f", " %") if key in _IN_PERCENT else (1, ",.0f", "")
     return f"{scale * value:{form}}" + (f" ± {scale * error:{form}}" if np.isfinite(error) else "") + unit

@@ -18,9 +18,9 @@ from llmrl.analysis.story.group_tables import (
     read_rows,
 )
 from llmrl.core.errors import CheckpointError, RunFolderError
-from llmrl.results.principal_scores import RECOMMENDATION, principal_scores
+from llmrl.results.principal_scores import RECOMMENDATION, read_principal_scores
 from llmrl.results.run_records import RunRecord
-from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
+from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable
 from llmrl.run.proposals import MeasuredProposal, read_proposed
 
 MAX_PARAMETERS = 6
@@ -105,7 +105,7 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     has_recommendations = all(best.is_recommendation for best in all_bests)
     responses = informative_metrics([best.response for best in all_bests])[:MAX_RESPONSES]
     contexts = any(best.context for best in all_bests)
-    form = estimate_format([(best.objective, best.standard_error) for best in all_bests])
+    format_number = estimate_format([(best.objective, best.standard_error) for best in all_bests])
     means = {group.name: _average_over_runs(group, has_recommendations) for group in groups}
     columns = ["group", "run", *(["context"] if contexts else []), *names, "objective"]
     columns += ["evaluations", "mean of the runs"] if has_recommendations else ["rounds", "highest of a run, mean"]
@@ -118,15 +118,15 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
         (group, best) for group in sorted(groups, key=lambda group: -means[group.name][0]) for best in bests[group.name]
     ]
     for group, best in ordered:
-        cells = [group.name, best.run.reference, *([best.context] if contexts else [])]
+        cells = [group.name, best.run.run_reference, *([best.context] if contexts else [])]
         cells += [f"{best.parameters[name]:.3g}" for name in names]
-        cells += [estimate_text((best.objective, best.standard_error), form), str(best.measurements)]
-        cells += [estimate_text(means[group.name], form)]
-        cells += [forms[name](best.response[name]) if name in best.response else NOTHING for name in responses]
+        cells += [estimate_text((best.objective, best.standard_error), format_number), str(best.measurements)]
+        cells += [estimate_text(means[group.name], format_number)]
+        cells += [forms[name](best.response[name]) if name in best.response else EMPTY_CELL for name in responses]
         rows.append(cells)
         numbers = [best.objective, best.standard_error, best.measurements, *means[group.name]]
         data.append(
-            [group.name, best.run.reference, best.context, *(best.parameters.get(name) for name in names), *numbers]
+            [group.name, best.run.run_reference, best.context, *(best.parameters.get(name) for name in names), *numbers]
             + [best.response.get(name) for name in responses]
         )
     header: list[object] = ["group", "run", "context", *names, "objective", "standard_error"]
@@ -162,13 +162,13 @@ def _read_proposals(run: RunRecord) -> Sequence[MeasuredProposal]:
 
 def mean_score(group: GroupProposals) -> float:
     """Return the mean recommendation of a group's runs; without recommendations, their highest objective."""
-    scores = principal_scores(group.runs, RECOMMENDATION)
+    scores = read_principal_scores(group.runs, RECOMMENDATION)
     return max(proposal.objective for _, proposal in group.numbered) if scores is None else float(scores.mean())
 
 
 def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Estimate:
     """Return the mean over runs of the recommendation, or of the highest objective of a proposal."""
-    values = principal_scores(group.runs, RECOMMENDATION) if use_recommendations else None
+    values = read_principal_scores(group.runs, RECOMMENDATION) if use_recommendations else None
     if values is None:
         values = np.array([max(proposal.objective for proposal in run_proposals) for run_proposals in group.proposals])
     return mean_over_runs(values.tolist(), group.runs)
@@ -202,7 +202,7 @@ def _recommendations(run: RunRecord) -> list[Best]:
                 {},
                 True,
             )
-            for row in run.short_summary.get("recommendations", [])
+            for row in run.summary_without_lists.get("recommendations", [])
             if row["evaluations"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -18,7 +18,7 @@ from llmrl.core.frames import SIDE_BY_SIDE
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.results.groups import FinishedGroups, ReportTask
 from llmrl.results.run_records import RunRecord
-from llmrl.results.study_settings import short_group_names
+from llmrl.results.study_settings import shorten_group_names
 from llmrl.results.table_format import ReportTable
 from llmrl.run.episode_files import FOLDER
 from llmrl.run.tensorboard_file import pictures
@@ -94,7 +94,7 @@ def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
 def find_videos(groups: NamedRuns) -> tuple[StoryVideo, ...]:
     """Return a video of each group that has one, of at most `MAX_VIDEOS` groups."""
     first_videos = (
-        next((StoryVideo(name, run.reference, path) for run in runs for path in _video_files(run.folder)), None)
+        next((StoryVideo(name, run.run_reference, path) for run in runs for path in _video_files(run.folder)), None)
         for name, runs in groups
     )
     return tuple(islice((video for video in first_videos if video is not None), MAX_VIDEOS))
@@ -183,7 +183,7 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
         RunFolderError: the metrics of a run cannot be read.
     """
     names = short_names(task)
-    groups = [(group.display_name(names[group.label]), runs) for group, runs in finished]
+    groups = [(group.format_name(names[group.label]), runs) for group, runs in finished]
     proposals = read_group_proposals(groups)
     tables = [best_table(proposals)] if proposals else []
     tables += [
@@ -196,5 +196,5 @@ def short_names(task: ReportTask) -> dict[str, str]:
     """Return a short name of each group by its label: only the value if one key is compared, such as `ucb`."""
     keys = {part.partition("=")[0] for group in task.groups for part in group.label.split(", ")} - {"llm"}
     if len(keys) == 1 and all("=" in group.label for group in task.groups):
-        return short_group_names(task)
+        return shorten_group_names(task)
     return {group.label: group.label for group in task.groups}
