@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.run.status import RunProgress, Status
 from llmrl.statistics.intervals import Band, difference_interval, improvement, mean_interval
@@ -134,7 +134,7 @@ def time_large_sweep(runs: int, groups: int, lines: int) -> None:
     with tempfile.TemporaryDirectory() as root:
         write_sweep(Path(root), runs, groups, lines)
         start = time.perf_counter()
-        report = summarize(Path(root), ReportSettings())
+        report = compute_report(Path(root), ReportSettings())
         seconds = time.perf_counter() - start
     assert report.n_scored == runs
     description = f"{runs:,} finished runs in {groups} groups, {lines} lines of metrics each"

@@ -25,9 +25,9 @@ from pathlib import Path
 from results_pages import ResultPages
 from results_runs import restore_runs, write_runs
 
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import Report, ReportSettings
-from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, compare_tasks, slugs
+from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, build_slugs, compare_tasks
 from llmrl.display.sweeps import create_report
 from llmrl.experiment.composition import plain
 from llmrl.results.run_records import read_runs
@@ -86,7 +86,7 @@ def store_study(folder: Path, results: Path) -> str:
     for part in ("figures", "data"):
         (results / part).mkdir(parents=True, exist_ok=True)
     comparison = compare_tasks(report)
-    figure = STUDY_TASKS if comparison is not None else f"{slugs(report)[0]}_study"
+    figure = STUDY_TASKS if comparison is not None else f"{build_slugs(report)[0]}_study"
     for suffix in ("", "_online"):
         source = page.parent / "figures" / f"{figure}{suffix}.png"
         if not suffix or source.exists():
@@ -128,7 +128,7 @@ def computed_tables(data: Path) -> Iterator[tuple[Path, str]]:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / study
             restore_runs(*_run_files(data, study), folder)
-            report = summarize(folder, ReportSettings(study=study_settings(folder)))
+            report = compute_report(folder, ReportSettings(study=study_settings(folder)))
         for name, table in study_tables(report):
             yield data / f"{study}_{name}.csv", table.to_csv()
 

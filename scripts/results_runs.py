@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.scores import AXES, DEFAULT_CURVES, read_series
-from llmrl.analysis.training_curves import common_frames, is_training_metric
+from llmrl.analysis.scores import DEFAULT_CURVES, X_AXES, read_series
+from llmrl.analysis.training_curves import find_common_frames, is_training_metric
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.results.study_settings import StudySettings, shorten_group_names
@@ -48,12 +48,12 @@ def write_runs(folder: Path, settings: StudySettings, runs: Path, curves: Path) 
     for task in group_into_tasks(read_runs(folder), folder):
         names = shorten_group_names(task)
         finished = [run for group in task.groups for run in group.runs if run.state == "finished"]
-        common = common_frames([run.folder for run in finished], None, None)
+        common = find_common_frames([run.folder for run in finished], None, None)
         for group in task.groups:
             for run in group.runs:
                 if run.state == "finished":
                     lines.append(_line(run, task.title, group.format_name(names[group.label]), settings))
-                    rows = _curve_rows(run, settings, None if common is None else common.width)
+                    rows = _curve_rows(run, settings, None if common is None else common.bin_width)
                     points += [{"run": _name(run), **row} for row in rows]
     _write(runs, lines)
     if points:
@@ -130,7 +130,7 @@ def _curve_rows(run: RunRecord, settings: StudySettings, width: int | None) -> l
     metrics = [settings.metric] if settings.metric else list(DEFAULT_CURVES)
     if settings.metric is None:  # only the first one that was logged is drawn
         metrics = [name for name in metrics if name in logged or is_training_metric(run.folder, name)][:1]
-    axis = AXES[settings.x_axis][0]
+    axis = X_AXES[settings.x_axis][0]
     rows = []
     for metric in metrics:
         if is_training_metric(run.folder, metric):  # binned episodes of training, which have a file of their own

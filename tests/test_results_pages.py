@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from results_pages import ResultPages, interval, negated, number, numbers_in, signed
 from results_runs import read_rows, restore_runs, write_runs
 
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.results.study_settings import StudySettings
 from llmrl.run.training_episodes import TrainingEpisodes
@@ -254,7 +254,10 @@ def round_trip(tmp_path: Path, settings: StudySettings) -> tuple[Path, set[str]]
     write_runs(original, settings, *files)
     restore_runs(*files, unpacked)
     tables = [
-        {name: table.csv() for name, table in results.study_tables(summarize(folder, ReportSettings(study=settings)))}
+        {
+            name: table.to_csv()
+            for name, table in results.study_tables(compute_report(folder, ReportSettings(study=settings)))
+        }
         for folder in (original, unpacked)
     ]
     assert tables[0] == tables[1]

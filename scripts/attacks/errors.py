@@ -649,12 +649,12 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("a log of calls with costs below zero and texts for counts", "totals unknown, never lower")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.analysis.llm_calls import run_totals
+    from llmrl.analysis.llm_calls import read_run_totals
 
     lines = [{"model": "m", "cost": 1.0, "prompt_tokens": 5, "completion_tokens": 5}, {"model": "m", "cost": -50}]
     lines.append({"model": "m", "cost": "x", "prompt_tokens": "5", "completion_tokens": True})
     (folder / "llm_calls.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    total = run_totals(folder)
+    total = read_run_totals(folder)
     return (total.cost, total.prompt_tokens, total.completion_tokens) == (None, None, None), str(total)
 
 

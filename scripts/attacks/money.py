@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from attack import attack, main
 
 from full_disk import no_file_larger_than
-from llmrl.analysis.llm_calls import run_totals
+from llmrl.analysis.llm_calls import read_run_totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError, RunFolderError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
@@ -245,7 +245,7 @@ def _killed(folder: Path, kills: int, in_flight: int, allowed: int) -> tuple[int
 @attack("kill -9 three times with 4 requests in flight; 20 calls allowed", "20 generated, 12 lost on record")
 def _(folder: Path) -> tuple[bool, str]:
     generated, lost, paid = _killed(folder, 3, 4, 20)
-    totals = run_totals(folder)
+    totals = read_run_totals(folder)
     held = (generated, lost, paid, totals.lost, totals.calls) == (20, 12, 8, 12, 8)
     return held, f"{generated} generated, {lost} lost on record, {paid} paid; totals {totals.lost} and {totals.calls}"
 

@@ -384,14 +384,14 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("a log with lines of no JSON, verdicts of no call, and 6,000 digits", "read as far as it can be")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.analysis.llm_calls import run_totals
+    from llmrl.analysis.llm_calls import read_run_totals
 
     tried(folder, *GAME, "llm=scripted", "design.steps=2")
     log = run_folder(folder) / "llm_calls.jsonl"
     rubbish = f'{{"hash": {HUGE}}}\n{"[" * 50_000}\n{{"judged": 1}}\n{{"judged": "x", "time": {HUGE}}}\nnull\n'
     log.write_text(rubbish + log.read_text() + '{"judged": "cut sh')
     logging.disable(logging.CRITICAL)
-    total = run_totals(run_folder(folder))
+    total = read_run_totals(run_folder(folder))
     end, _ = tried(folder, *GAME, "llm=scripted", "design.steps=2", "llm.max_invalid=null")
     logging.disable(logging.NOTSET)
     return (total.calls, total.validated, total.invalid, end) == (2, 2, 0, "finished"), f"{total.calls} calls, {end}"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiments import compose, only_run_folder, run
-from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.final_episodes import players_table
+from llmrl.analysis.aggregate import compute_report
+from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.report import ReportSettings
 from llmrl.cli.evaluate import evaluate, main, parser
 from llmrl.experiment.models import build_llm
@@ -93,11 +93,11 @@ def test_reports_count_runs(tmp_path):
             "env.n_envs=2",
             "llm=scripted",
         )
-    [player] = summarize(tmp_path, ReportSettings()).players
+    [player] = compute_report(tmp_path, ReportSettings()).players
     means = [np.mean(results(path.parent)["per_episode"]["return"]) for path in sorted(tmp_path.rglob("results.json"))]
     assert player.carried == ("last_episode",) and not player.learned
     assert player.errors["return"] == pytest.approx(np.std(means, ddof=1) / 3**0.5)
-    table = players_table([player])
+    table = build_players_table([player])
     assert any("the player carries last_episode to the next episode" in note for note in table.notes)
     header, row = table.data
     assert row[header.index("carried")] == "last_episode"

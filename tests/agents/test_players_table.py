@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiments import only_run_folder, run
-from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.final_episodes import players_table
+from llmrl.analysis.aggregate import compute_report
+from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.report import ReportSettings
 from llmrl.cli.sweep_report import main
 
@@ -32,7 +32,7 @@ def sweep(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def players(sweep):
-    return summarize(sweep, ReportSettings()).players
+    return compute_report(sweep, ReportSettings()).players
 
 
 def find_player(players, task, name):
@@ -92,7 +92,7 @@ def test_table_is_printed(sweep, capsys):
 
 
 def test_numbers_have_standard_errors(players):
-    table = players_table(players)
+    table = build_players_table(players)
     [row] = [row for row in table.rows if row[0] == "blackjack" and "llm_player" in row[1]]
     cells = dict(zip(table.columns, row, strict=True))
     player = find_player(players, "blackjack", "llm_player")
@@ -103,11 +103,11 @@ def test_numbers_have_standard_errors(players):
 
 def test_player_names_are_unique(players):
     """Omit fields from a name only if the rest identifies one player."""
-    rows = players_table(players).rows
+    rows = build_players_table(players).rows
     assert len({tuple(row[:2]) for row in rows}) == len(rows)
     assert not any("episodes=" in row[1] for row in rows)
     duplicates = [find_player(players, "cartpole", "ppo")] * 2
-    assert all("env_steps=100" in row[1] for row in players_table(duplicates).rows)
+    assert all("env_steps=100" in row[1] for row in build_players_table(duplicates).rows)
 
 
 @pytest.mark.parametrize(("overrides", "name"), [(("agent=heuristic",), "agent=heuristic"), ((), "uniform random")])
@@ -120,6 +120,6 @@ def test_single_group_is_labeled(tmp_path, overrides, name):
         status = json.loads((folder / "status.json").read_text())
         overrides_left = [override for override in status["overrides"] if not override.startswith("agent=")]
         (folder / "status.json").write_text(json.dumps(status | {"overrides": overrides_left}))
-    [player] = summarize(tmp_path, ReportSettings()).players
+    [player] = compute_report(tmp_path, ReportSettings()).players
     assert player.group.label == "all runs"
-    assert players_table([player]).rows[0][1] == players_table([player]).data[1][1] == name
+    assert build_players_table([player]).rows[0][1] == build_players_table([player]).data[1][1] == name

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.analysis.report_tables import _drop_absent_parts, config_differences
+from llmrl.analysis.report_tables import _drop_absent_parts, build_config_differences
 from llmrl.cli.sweep_report import main
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import read_runs
@@ -46,14 +46,14 @@ def test_command_prints_comparison(outputs: Path, capsys: pytest.CaptureFixture[
 
 def test_difference_layout_depends_on_group_count(outputs: Path) -> None:
     [joint_task] = group_into_tasks(read_runs(outputs / "slow"), outputs)
-    table = config_differences(joint_task)
+    table = build_config_differences(joint_task)
     assert table.columns == ["option", *(group.display_name for group in joint_task.groups)]
     assert [row[0] for row in table.rows] == ["of"]
     write_run(outputs, "slow", ["principal=cmaes", "agent.rate=0.1"], 0)
     write_run(outputs, "slow", ["principal=scan", "agent.rate=0.1"], 0)
     write_run(outputs, "slow", ["principal=sobol", "agent.rate=0.1"], 0)
     [five] = group_into_tasks(read_runs(outputs / "slow"), outputs)
-    table = config_differences(five)
+    table = build_config_differences(five)
     assert table.columns == ["option", "value", "groups"] and len(table.rows) == 5
 
 
@@ -76,7 +76,7 @@ def test_equal_options_give_no_rows(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "slow", ["principal=ucb"], seed)
     [task] = group_into_tasks(read_runs(tmp_path), tmp_path)
-    assert not config_differences(task).rows
+    assert not build_config_differences(task).rows
 
 
 def test_explorer_requires_single_folder(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:

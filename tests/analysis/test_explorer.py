@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from explored import HOSTILE, call, played, principal_run, write_calls
-from llmrl.analysis.explorer.conversations import conversations
-from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
-from llmrl.analysis.explorer.timeline import chunks, timeline
+from llmrl.analysis.explorer.conversations import group_conversations
+from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes
+from llmrl.analysis.explorer.timeline import iterate_chunks, read_timeline
 from llmrl.analysis.explorer.write import FUNCTION, VENDORED, write_explorer
 from llmrl.core.errors import RunFolderError
 from llmrl.llms.call_log import read_calls
@@ -27,7 +27,7 @@ def explore(path: Path) -> tuple[str, dict]:
 
 def test_steps_have_prompt_reply_and_action(tmp_path):
     folder = played(tmp_path, episodes=3, recorded=2)
-    assert [row["recorded"] for row in episode_rows(folder)] == [True, True, False]
+    assert [row["recorded"] for row in read_episode_rows(folder)] == [True, True, False]
     _, episode = read_episodes(folder)
     texts, [line] = episode["texts"], episode["steps"][2]
     assert texts[line["observation"]] == "cell: 2\nmap:\n  ..\n  #."
@@ -55,7 +55,7 @@ def test_running_episode_has_no_metrics(tmp_path):
     folder = played(tmp_path, episodes=2)
     lines = (folder / "episodes.jsonl").read_text().splitlines(keepends=True)
     (folder / "episodes.jsonl").write_text(lines[0])
-    assert [row.get("return") for row in episode_rows(folder)] == [0.0, None]
+    assert [row.get("return") for row in read_episode_rows(folder)] == [0.0, None]
 
 
 def test_repeated_question_appears_once(tmp_path):
@@ -69,7 +69,7 @@ def test_repeated_question_appears_once(tmp_path):
 
 
 def test_proposals_have_conversations(tmp_path):
-    proposals, talks = timeline(principal_run(tmp_path))
+    proposals, talks = read_timeline(principal_run(tmp_path))
     assert [row["talk"] for row in proposals["proposals"]] == [0, 1, 2, 3, 4, 5]
     assert [row["fallback"] for row in proposals["proposals"]] == [i == 3 for i in range(6)]
     assert [len(talk) for talk in talks] == [1, 1, 1, 2, 1, 1]
@@ -77,7 +77,7 @@ def test_proposals_have_conversations(tmp_path):
     assert proposals["proposals"][4]["low"] == pytest.approx(4 - 1.96 * 0.5, abs=1e-3)
     assert proposals["welfare"]["mean"][2] == [3, pytest.approx(0.2)]
     assert proposals["behavior"]["apples"][5] == [6, 5]
-    [chunk] = chunks(talks)
+    [chunk] = iterate_chunks(talks)
     first, repair = chunk["talks"][3]
     assert first["fault"] == "there is no number" and len(repair["messages"]) == 3
 
@@ -85,7 +85,7 @@ def test_proposals_have_conversations(tmp_path):
 def test_proposals_need_no_conversation(tmp_path):
     folder = principal_run(tmp_path)
     (folder / "llm_calls.jsonl").unlink()
-    proposals, talks = timeline(folder)
+    proposals, talks = read_timeline(folder)
     assert not talks
     assert {row["talk"] for row in proposals["proposals"]} == {None}
 
@@ -94,7 +94,7 @@ def test_valid_question_is_not_repair(tmp_path):
     folder = write_run(tmp_path, "game", [], 0)
     first, second = [("user", "a")], [("user", "a"), ("assistant", "yes"), ("user", "b")]
     write_calls(folder, [*call("", first, "yes"), *call("", second, "no")])
-    assert len(conversations(read_calls(folder / "llm_calls.jsonl"))) == 2
+    assert len(group_conversations(read_calls(folder / "llm_calls.jsonl"))) == 2
 
 
 def test_folder_is_self_contained(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.curves import align_curves
-from llmrl.analysis.scores import ScoreRule, metric_names, read_series
+from llmrl.analysis.scores import ScoreRule, list_metric_names, read_series
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.groups import Group, explain_scripted_groups, group_into_tasks
 from llmrl.results.run_records import RunRecord, read_runs
@@ -97,7 +97,7 @@ def test_scores(tmp_path: Path) -> None:
     assert ScoreRule("absent").score(complete) == "did not log absent"
     assert ScoreRule().score(broken) == "finished without a result"
     assert ScoreRule("other").score(broken) == "other ends in NaN or infinity"
-    assert metric_names([complete]) == ["other", "principal/objective"]
+    assert list_metric_names([complete]) == ["other", "principal/objective"]
     places, values = read_series(broken.folder, "other")
     assert (places.tolist(), values.tolist()) == ([100], [2])
 
@@ -110,7 +110,7 @@ def test_corrupt_line_gives_reason(tmp_path: Path) -> None:
     assert "line 3 is damaged" in str(ScoreRule("other").score(run))
     with pytest.raises(RunFolderError, match="line 3 is damaged"):
         read_series(folder, "other")
-    assert metric_names([run]) == ["other", "principal/objective"]
+    assert list_metric_names([run]) == ["other", "principal/objective"]
 
 
 @pytest.mark.parametrize(("metric", "share"), [("x", -0.1), ("x", 1.5), ("", 0.1)])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
@@ -61,7 +61,7 @@ def write_study(root: Path, report: dict[str, Any] | None, anytime: bool = True,
 
 
 def analyze_study(folder: Path) -> GroupComparison:
-    [section] = summarize(folder, ReportSettings()).sections
+    [section] = compute_report(folder, ReportSettings()).sections
     assert isinstance(section.study, GroupComparison)
     return section.study
 
@@ -131,7 +131,7 @@ def test_reference_results_have_table(study: GroupComparison) -> None:
 
 
 def test_files(folder: Path, tmp_path: Path) -> None:
-    report = summarize(folder, ReportSettings())
+    report = compute_report(folder, ReportSettings())
     page = write_report(report, tmp_path)
     names = {path.name for path in (tmp_path / "figures").glob("*study*.png")}
     assert names == {"toy_study.png", "toy_study_online.png"}
@@ -151,7 +151,7 @@ def test_files(folder: Path, tmp_path: Path) -> None:
 
 def test_report_with_no_recommendation_curves(tmp_path: Path) -> None:
     study = analyze_study(write_study(tmp_path, REPORT, anytime=False, runs=2))
-    assert not study.has_anytime and not study.online_caption
+    assert not study.has_anytime_curves and not study.online_caption
     assert "study_time_to_solution" not in {study_table.name for study_table in study.tables}
     assert table(study, "study_scores").columns[2:] == ["recommendation", "online performance"]
 
@@ -162,7 +162,7 @@ def test_rejects_invalid_optimum(tmp_path: Path) -> None:
 
 
 def test_plain_sweep_shows_both_scores(tmp_path: Path) -> None:
-    report = summarize(write_study(tmp_path, None, anytime=False, runs=3), ReportSettings())
+    report = compute_report(write_study(tmp_path, None, anytime=False, runs=3), ReportSettings())
     scores = next(report_table for report_table in build_tables(report) if report_table.name == "toy_scores")
     assert "online performance" in scores.columns and scores.notes[0] == SCORES_NOTE
     ranked = ["gp", "scripted rule", "ucb", "random", "fixed"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import compose, only_run_folder, run
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import GroupSummary, ReportSettings
 from llmrl.cli.sweep_report import main
 from llmrl.evaluation.suite_results import experiments, merge_suite_results
@@ -22,7 +22,7 @@ SETTINGS = ReportSettings()
 
 
 def numbers(folder: Path) -> GroupSummary:
-    [section] = summarize(folder, SETTINGS).sections
+    [section] = compute_report(folder, SETTINGS).sections
     [found] = section.summaries
     return found
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from experiments import run as run_experiment
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.scores import ScoreRule
 from llmrl.cli.sweep_report import main, parser
@@ -151,7 +151,7 @@ def test_terminal_shows_scores(sweep: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_metric_is_configurable(sweep: Path) -> None:
     settings = ReportSettings(ScoreRule("other", 0.5))
-    section = summarize(sweep / "harvest", settings).sections[0]
+    section = compute_report(sweep / "harvest", settings).sections[0]
     assert section.summaries[-1].scores.tolist() == [200 + seed for seed in range(6)]
 
 
@@ -183,7 +183,7 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
     with Run.open(tmp_path, "game", {"of": ["game", "principal=ucb"]}, ["principal=ucb"], 7) as run:
         run.status.progress = RunProgress(4, 10, "steps")
         run.status.write(run.folder)
-        report = summarize(tmp_path, ReportSettings())
+        report = compute_report(tmp_path, ReportSettings())
     reasons = {
         seed: (excluded_runs.state, excluded_runs.reason)
         for excluded_runs in report.excluded
@@ -210,12 +210,12 @@ def test_uneven_curves_use_common_range(tmp_path: Path) -> None:
     write_run(tmp_path, "game", [], 0, [1.0, 2, 3], steps=100)
     write_run(tmp_path, "game", [], 1, [1.0, 2, 3, 4], steps=60)
     write_run(tmp_path, "game", [], 2, [float("nan")])
-    section = summarize(tmp_path, ReportSettings(curves=("other",))).sections[0]
-    [line] = section.curves[0].lines.values()
+    section = compute_report(tmp_path, ReportSettings(curves=("other",))).sections[0]
+    [line] = section.curves[0].curve_by_group.values()
     assert (line.x[0], line.x[-1], line.values.shape[1]) == (100, 240, 2)
     assert not section.notes  # the third run is not in the numbers at all
     (tmp_path / "game").joinpath(find_runs(tmp_path)[1], "metrics.jsonl").write_text("")
-    assert summarize(tmp_path, ReportSettings(curves=("other",))).sections[0].notes == (
+    assert compute_report(tmp_path, ReportSettings(curves=("other",))).sections[0].notes == (
         "Curve of other, all runs: seed 1 did not log it.",
     )
 
@@ -223,11 +223,11 @@ def test_uneven_curves_use_common_range(tmp_path: Path) -> None:
 def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
     for seed, steps in enumerate((100, 60)):
         write_run(tmp_path, "game", [], seed, [1.0, 2, 3], steps=steps)
-    [line] = summarize(tmp_path, ReportSettings(x_axis="proposals")).sections[0].curves[0].lines.values()
+    [line] = compute_report(tmp_path, ReportSettings(x_axis="proposals")).sections[0].curves[0].curve_by_group.values()
     assert line.x.tolist() == [4, 8, 12] and line.band.estimate.tolist() == [1, 2, 3]
     write_run(tmp_path / "alone", "game", [], 0, [1.0, 2, 3])  # whose seconds need not overlap with another's
-    [curve] = summarize(tmp_path / "alone", ReportSettings(x_axis="seconds")).sections[0].curves
-    [line] = curve.lines.values()
+    [curve] = compute_report(tmp_path / "alone", ReportSettings(x_axis="seconds")).sections[0].curves
+    [line] = curve.curve_by_group.values()
     assert curve.x_axis == "seconds" and line.x[-1] < 60 and line.band.estimate[-1] == 3
 
 
@@ -364,7 +364,7 @@ def test_rejects_unwritable_folder(sweep: Path, tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("")
     assert "cannot write the report" in fails(capsys, sweep, "--no-figures", "--out", tmp_path / "file")
     with pytest.raises(RunFolderError):
-        summarize(tmp_path / "file", ReportSettings())
+        compute_report(tmp_path / "file", ReportSettings())
 
 
 def test_missing_matplotlib(
@@ -392,7 +392,7 @@ def test_documentation_page_lists_all_options() -> None:
 def test_copied_folder_gives_equal_report(sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(sweep, tmp_path / "copy", ignore=shutil.ignore_patterns("report"))
     settings = ReportSettings()
-    original, copy_report = (summarize(folder, settings) for folder in (sweep, tmp_path / "copy"))
+    original, copy_report = (compute_report(folder, settings) for folder in (sweep, tmp_path / "copy"))
     assert [summary.scores.tolist() for s in original.sections for summary in s.summaries] == [
         summary.scores.tolist() for s in copy_report.sections for summary in s.summaries
     ]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.analysis.report_tables import slug
+from llmrl.analysis.report_tables import to_slug
 from llmrl.results.table_format import NumberFormat, ReportTable, escape_latex, format_seeds
 
 TEXT_CHARACTERS = st.characters(exclude_characters="\r", codec="utf-8")
@@ -104,5 +104,5 @@ def test_seed_list(seeds: list[int], rendering: str) -> None:
 
 @given(st.text())
 def test_slugs_are_file_names(text: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9._]{1,60}", slug(text))
-    assert slug(text) not in (".", "..")
+    assert re.fullmatch(r"[A-Za-z0-9._]{1,60}", to_slug(text))
+    assert to_slug(text) not in (".", "..")

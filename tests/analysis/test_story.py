@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from explored import played
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.story.group_tables import informative_metrics
+from llmrl.analysis.story.group_tables import select_informative_metrics
 from llmrl.analysis.story.story import MAX_CHARACTERS, truncate_start
 from llmrl.core.frames import save_video
 from llmrl.results.table_format import ReportTable
@@ -65,7 +65,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_shows_best_proposal_per_group(town: Path) -> None:
-    table = told(summarize(town, SETTINGS), "best")
+    table = told(compute_report(town, SETTINGS), "best")
     assert table.columns[:6] == ["group", "run", "tax", "fine", "objective", "evaluations"]
     ucb, random = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert (ucb["group"], ucb["tax"], ucb["objective"], ucb["apples eaten"]) == ("ucb", "2", "7.0 ± 1.0", "90.0")
@@ -75,7 +75,7 @@ def test_shows_best_proposal_per_group(town: Path) -> None:
 
 
 def test_welfare_accompanies_objective(town: Path) -> None:
-    table = told(summarize(town, SETTINGS), "society")
+    table = told(compute_report(town, SETTINGS), "society")
     # What is paid is as much as what is eaten, and fills no column of its own; the file has it.
     assert table.columns == ["group", "objective", "worst-off", "equality", "apples eaten", "zaps"]
     assert [row[0] for row in table.rows] == ["ucb", "random"]
@@ -86,12 +86,12 @@ def test_welfare_accompanies_objective(town: Path) -> None:
 def test_single_agent_has_no_society(tmp_path: Path) -> None:
     for principal in ("ucb", "random"):
         has_principal(tmp_path, principal, 0, [1.0, 2.0], agents=1)
-    assert {table.name for table in summarize(tmp_path, SETTINGS).sections[0].story.tables} == {"best"}
+    assert {table.name for table in compute_report(tmp_path, SETTINGS).sections[0].story.tables} == {"best"}
 
 
 def test_omits_constant_columns() -> None:
     rows = [{"dirt": 1.0, "apples_eaten": 2.0, "apples_eaten_quarter_1": 1.0, "entropy": 1.0, "paid": 2.0, "none": 0.0}]
-    assert informative_metrics(rows) == ["apples_eaten", "dirt"]
+    assert select_informative_metrics(rows) == ["apples_eaten", "dirt"]
 
 
 def test_teacher_plans_and_invalid_shares(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_teacher_plans_and_invalid_shares(tmp_path: Path) -> None:
             run.result = 1.0
         plans = {"a locked door": {"find the key": share, **({"explore": 0.5} if share < 1 else {})}}
         (run.folder / "plans.json").write_text(json.dumps({"domain": "rooms", "plans": plans}))
-    report = summarize(tmp_path, SETTINGS)
+    report = compute_report(tmp_path, SETTINGS)
     teachers = told(report, "teacher")
     assert teachers.columns == ["group", "runs", "states", "invalid replies", "agreement of the student"]
     assert teachers.rows == [["all runs", "2", "18 ± 0", "15.0 ± 5.0 %", "75.0 ± 25.0 %"]]
@@ -113,7 +113,7 @@ def test_teacher_plans_and_invalid_shares(tmp_path: Path) -> None:
 
 def test_page_shows_conversation(tmp_path: Path) -> None:
     played(tmp_path, 3, video=True)
-    report = summarize(tmp_path, SETTINGS)
+    report = compute_report(tmp_path, SETTINGS)
     [section] = report.sections
     [exchange] = section.story.exchanges
     assert exchange.prompt.endswith("prompt of step 0 for 0") and exchange.action == "go 0" and exchange.reward == 1.0
@@ -130,7 +130,7 @@ def test_page_shows_proposals(tmp_path: Path) -> None:
     for seed in range(3):
         has_principal(tmp_path, "ucb", seed, [1.0, 5.0 + seed])
         has_principal(tmp_path, "random", seed, [1.0, 2.0 + 2 * seed * seed])
-    page = write_report(summarize(tmp_path, SETTINGS), tmp_path / "report")
+    page = write_report(compute_report(tmp_path, SETTINGS), tmp_path / "report")
     text = page.read_text()
     assert '<th class="r">mean</th>' in text and "robability that a run of the row" in text
     assert "Proposals over time" in text and (page.parent / "figures" / "town_proposals.png").is_file()
@@ -159,9 +159,9 @@ def test_page_shows_principal_text(tmp_path: Path) -> None:
     (videos / "best").mkdir(parents=True)
     save_video(frames, videos / "best", "world", 2.0)
     save_video(frames, videos, "side_by_side", 2.0)
-    [section] = summarize(tmp_path, SETTINGS).sections
+    [section] = compute_report(tmp_path, SETTINGS).sections
     [exchange] = section.story.exchanges
     assert (exchange.prompt, exchange.reply, exchange.source) == ("Propose a fee.", "fee 2", "principal, call 2")
     [video] = section.story.videos
     assert video.path == videos / "side_by_side.gif" and "side by side" in video.caption
-    assert "fee 2" in write_report(summarize(tmp_path, SETTINGS), tmp_path / "report").read_text()
+    assert "fee 2" in write_report(compute_report(tmp_path, SETTINGS), tmp_path / "report").read_text()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape, _cross_validated_best
 from llmrl.analysis.report import ReportSettings
@@ -63,7 +63,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(study: Path) -> GroupComparison:
-    [section] = summarize(study, ReportSettings()).sections
+    [section] = compute_report(study, ReportSettings()).sections
     assert isinstance(section.study, GroupComparison)
     return section.study
 
@@ -118,7 +118,7 @@ def test_curves_are_running_means(result: GroupComparison) -> None:
 
 
 def test_files(study: Path, tmp_path: Path) -> None:
-    page = write_report(summarize(study, ReportSettings()), tmp_path)
+    page = write_report(compute_report(study, ReportSettings()), tmp_path)
     assert (tmp_path / "figures" / "toy_study.png").stat().st_size > 10_000
     text = page.read_text()
     assert text.index(REPORT["question"]) < text.index("<h3>Scores</h3>")
@@ -139,7 +139,7 @@ def test_files(study: Path, tmp_path: Path) -> None:
 
 def test_settings_may_differ_from_stored_runs(study: Path) -> None:
     changed = parse_study_settings({**REPORT, "unit": "pears", "baselines": ["ucb"]}, "the study")
-    [section] = summarize(study, ReportSettings(study=changed)).sections
+    [section] = compute_report(study, ReportSettings(study=changed)).sections
     assert section.study is not None and section.study.settings.unit == "pears"
     assert all("ucb (pears)" in sentence for sentence in section.study.sentences if sentence != SCRIPTED_NOTE)
     assert parse_study_settings({"question": None}, "") is None and parse_study_settings(None, "") is None
@@ -154,7 +154,7 @@ def test_reference_lines_average_pretraining_runs(tmp_path: Path) -> None:
         }
         overrides = ["principal=ucb", f"agent.init_from_seed={k}"]
         write_run(tmp_path, "toy", overrides, 0, shared={PRETRAINING: [f"pre/s{k}"]}, references=landscape_table)
-    [section] = summarize(tmp_path / "toy", ReportSettings()).sections
+    [section] = compute_report(tmp_path / "toy", ReportSettings()).sections
     first = section.references[0]
     assert (first.label, first.value, first.standard_error) == ("untrained agents", 15, 5)
     assert section.study is None
@@ -185,18 +185,18 @@ def landscape(root: Path, grids: list[list[tuple[float, float, float]]]) -> Land
             overrides = ["principal=listed", f"agent.init_from_seed={k}"]
             shared = {PRETRAINING: [f"pre/s{k}"]}
             write_run(root, "map", overrides, seed, shared=shared, report=MAP, history=history(k, grid))
-    [section] = summarize(root / "map", ReportSettings()).sections
+    [section] = compute_report(root / "map", ReportSettings()).sections
     assert isinstance(section.study, Landscape)
     return section.study
 
 
-GRID = [(x, y, z) for x in (0.0, 1.0) for y in (0.0, 1.0, 2.0) for z in (0.0, 1.0)]
+N_GRID_POINTS = [(x, y, z) for x in (0.0, 1.0) for y in (0.0, 1.0, 2.0) for z in (0.0, 1.0)]
 
 
 def test_landscape_averages_over_societies(tmp_path: Path) -> None:
-    landscape_table = landscape(tmp_path, [GRID, GRID[::-1]])
-    assert landscape_table.vectors[landscape_table.best].tolist() == [1, 1, 1]
-    assert landscape_table.band.estimate[landscape_table.best] == pytest.approx(11.5)
+    landscape_table = landscape(tmp_path, [N_GRID_POINTS, N_GRID_POINTS[::-1]])
+    assert landscape_table.vectors[landscape_table.best_index].tolist() == [1, 1, 1]
+    assert landscape_table.band.estimate[landscape_table.best_index] == pytest.approx(11.5)
     heat_maps = landscape_table.heat_maps()
     assert [title for title, *_ in heat_maps] == ["c = 0", "c = 1"]
     _, xs, ys, places = heat_maps[1]
@@ -204,24 +204,24 @@ def test_landscape_averages_over_societies(tmp_path: Path) -> None:
     assert landscape_table.vectors[places[1, 1]].tolist() == [1, 1, 1]
     assert "a 1, b 1, c 1, brings 11.5 apples" in landscape_table.sentences[0]
     assert "no mechanism brings -4.5" in landscape_table.sentences[0]
-    page = write_report(summarize(tmp_path / "map", ReportSettings()), tmp_path / "report")
+    page = write_report(compute_report(tmp_path / "map", ReportSettings()), tmp_path / "report")
     assert (page.parent / "figures" / "map_study.svg").exists()
-    assert len((page.parent / "tables" / "map_study_landscape.csv").read_text().splitlines()) == 1 + len(GRID)
+    assert len((page.parent / "tables" / "map_study_landscape.csv").read_text().splitlines()) == 1 + len(N_GRID_POINTS)
 
 
 def test_landscape_per_round_count(tmp_path: Path) -> None:
     for k in range(2):
-        rows = [{**row, "validated": {"0": 3.0, "5": row["objective"]}} for row in history(k, GRID)]
+        rows = [{**row, "validated": {"0": 3.0, "5": row["objective"]}} for row in history(k, N_GRID_POINTS)]
         write_run(tmp_path, "map", ["principal=listed", f"agent.init_from_seed={k}"], 0, report=MAP, history=rows)
-    [section] = summarize(tmp_path / "map", ReportSettings()).sections
+    [section] = compute_report(tmp_path / "map", ReportSettings()).sections
     assert isinstance(section.study, Landscape)
     assert list(section.study.rounds) == [0, 5]
     assert set(section.study.rounds[0].estimate) == {3.0}
     assert section.study.rounds[5].estimate.tolist() == section.study.band.estimate.tolist()
-    page = write_report(summarize(tmp_path / "map", ReportSettings()), tmp_path / "report")
+    page = write_report(compute_report(tmp_path / "map", ReportSettings()), tmp_path / "report")
     assert (page.parent / "figures" / "map_study.svg").exists()
     table = (page.parent / "tables" / "map_study_adaptation.csv").read_text().splitlines()
-    assert table[0] == "a,b,c,rounds,mean,low,high" and len(table) == 1 + 2 * len(GRID)
+    assert table[0] == "a,b,c,rounds,mean,low,high" and len(table) == 1 + 2 * len(N_GRID_POINTS)
 
 
 def test_best_setting_is_evaluated_on_held_out_runs() -> None:
@@ -234,10 +234,10 @@ def test_best_setting_is_evaluated_on_held_out_runs() -> None:
 
 def test_rejects_mismatched_settings(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="has measured other settings"):
-        landscape(tmp_path, [GRID, GRID[1:]])
+        landscape(tmp_path, [N_GRID_POINTS, N_GRID_POINTS[1:]])
 
 
 def test_reports_invalid_section(tmp_path: Path) -> None:
     write_run(tmp_path, "toy", ["principal=ucb"], 0, report={"question": "?", "smooth": 0})
     with pytest.raises(RunFolderError, match="its config"):
-        summarize(tmp_path / "toy", ReportSettings(), read_runs(tmp_path / "toy"))
+        compute_report(tmp_path / "toy", ReportSettings(), read_runs(tmp_path / "toy"))

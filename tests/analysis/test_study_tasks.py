@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, compare_tasks
@@ -37,7 +37,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def comparison(study: Path) -> TaskComparison:
-    tasks_compared = compare_tasks(summarize(study, ReportSettings()))
+    tasks_compared = compare_tasks(compute_report(study, ReportSettings()))
     assert tasks_compared is not None
     return tasks_compared
 
@@ -59,7 +59,7 @@ def test_verdicts_are_counted_over_tasks(comparison: TaskComparison) -> None:
 
 
 def test_table_comes_first_in_report(study: Path, tmp_path: Path) -> None:
-    report = summarize(study, ReportSettings())
+    report = compute_report(study, ReportSettings())
     page = write_report(report, tmp_path).read_text()
     assert page.index('id="tasks"') < page.index(f'id="{"toy"}')
     assert (tmp_path / "figures" / f"{STUDY_TASKS}.png").stat().st_size > 10_000
@@ -70,4 +70,4 @@ def test_table_comes_first_in_report(study: Path, tmp_path: Path) -> None:
 def test_single_task_study_has_no_table(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "toy", ["experiment=studies/toy", "principal=cem"], seed, [1.0], report=REPORT)
-    assert compare_tasks(summarize(tmp_path / "toy", ReportSettings())) is None
+    assert compare_tasks(compute_report(tmp_path / "toy", ReportSettings())) is None

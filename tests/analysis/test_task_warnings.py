@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from run_folders import write_run
 
@@ -13,7 +13,7 @@ def warnings(root: Path, principal: str, *rates: list[float]) -> str:
     for seed, proposal_rate in enumerate(rates):
         history = [{"context": None, "mechanism": {"rate": rate}, "objective": 1.0 + seed} for rate in proposal_rate]
         write_run(root, "game", [f"principal={principal}"], seed, history=history)
-    [section] = summarize(root / "game", ReportSettings()).sections
+    [section] = compute_report(root / "game", ReportSettings()).sections
     return " ".join(section.warnings)
 
 
@@ -39,7 +39,7 @@ def test_normal_runs_have_no_warning(tmp_path: Path, principal: str, rates: tupl
 def read_section(root: Path, *groups: list[str]) -> str:
     for overrides in groups:
         write_run(root, "game", overrides, 0)
-    [section] = summarize(root / "game", ReportSettings()).sections
+    [section] = compute_report(root / "game", ReportSettings()).sections
     return " ".join(section.warnings)
 
 

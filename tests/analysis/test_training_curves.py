@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import compose, only_run_folder, run_experiment
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
-from llmrl.analysis.report_tables import efficiency_table
-from llmrl.analysis.scores import ScoreRule, metric_names, read_series
-from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, common_frames, curve, read_training
+from llmrl.analysis.report_tables import build_efficiency_table
+from llmrl.analysis.scores import ScoreRule, list_metric_names, read_series
+from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, curve, find_common_frames, read_training
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.run_records import read_runs
 from llmrl.run.metrics import MetricLog
@@ -180,36 +180,36 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
             steps = 4000 // n * (2 if agent == "agent=a" else 1)
             rows = lottery(probability, n, steps, steps, 100 * n + seed)
             write_training(tmp_path, [agent], seed, rows, steps, n)
-    report = summarize(tmp_path, ReportSettings(curves=("train/success",)))
+    report = compute_report(tmp_path, ReportSettings(curves=("train/success",)))
     [section] = report.sections
     [plotted] = section.curves
     budget, width = 50 * (80 - 2 * HORIZON + 2), 4000 // 50
-    assert all(np.unique(np.diff(line.x)).tolist() == [width] for line in plotted.lines.values())
-    assert all(line.x[0] == width / 2 for line in plotted.lines.values())
+    assert all(np.unique(np.diff(line.x)).tolist() == [width] for line in plotted.curve_by_group.values())
+    assert all(line.x[0] == width / 2 for line in plotted.curve_by_group.values())
     assert section.notes[-1].endswith(f"Sample efficiency is the mean over the first {budget:,} frames.")
-    table = efficiency_table(section)
+    table = build_efficiency_table(section)
     assert [row[:2] for row in table.rows] == [["agent=a", "6 of 6"], ["agent=b", "6 of 6"]]
     for numbers in section.efficiency:
         values = numbers.scores
         assert abs(values.mean() - probability) < 0.08 and len(values) == 6
         assert numbers.estimates["mean"].low <= values.mean() <= numbers.estimates["mean"].high
     folders = [run_.folder for run_ in read_runs(tmp_path)]
-    assert common_frames(folders, None, None) == FrameBudget(budget, width)
+    assert find_common_frames(folders, None, None) == FrameBudget(budget, width)
     # As the score of a report, it is the same number.
-    ruled_report = summarize(tmp_path, ReportSettings(ScoreRule("train/success")))
+    ruled_report = compute_report(tmp_path, ReportSettings(ScoreRule("train/success")))
     for score, has_mean in zip(ruled_report.sections[0].summaries, section.efficiency, strict=True):
         assert score.scores.tolist() == has_mean.scores.tolist()
-    short = summarize(tmp_path, ReportSettings(budget=1000, width=500, curves=("train/success",)))
-    [line, *_] = short.sections[0].curves[0].lines.values()
+    short = compute_report(tmp_path, ReportSettings(budget=1000, bin_width=500, curves=("train/success",)))
+    [line, *_] = short.sections[0].curves[0].curve_by_group.values()
     assert line.x[:2].tolist() == [250, 750]
-    long_report = summarize(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), budget=5000))
+    long_report = compute_report(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), budget=5000))
     assert [len(numbers.scores) for numbers in long_report.sections[0].summaries] == [6, 0]
     assert any(
         f"the first {budget:,} frames of training, of 5,000" in excluded_run.reason
         for excluded_run in long_report.excluded
     )
     with pytest.raises(ConfigError, match="--bin=0"):
-        summarize(tmp_path, ReportSettings(width=0))
+        compute_report(tmp_path, ReportSettings(bin_width=0))
 
 
 def test_tail_fraction_of_frames(tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_tail_fraction_of_frames(tmp_path: Path) -> None:
     assert ScoreRule("train/success", 0.5, 140).score(record_) == 0.0
     assert "of 201 requested" in str(ScoreRule("train/success", budget=201).score(record_))
     assert ScoreRule("train/length").score(record_) == 20
-    assert metric_names([record_]) == ["loss/policy", "train/length", "train/success"]
-    places, values = read_series(folder, "train/success", width=40)
+    assert list_metric_names([record_]) == ["loss/policy", "train/length", "train/success"]
+    places, values = read_series(folder, "train/success", bin_width=40)
     assert places.tolist() == [20, 60, 100, 140, 180]
     assert values.tolist() == pytest.approx([0, 0, 0, 19 / 40, 1])
     with pytest.raises(RunFolderError, match="environment steps"):
@@ -293,7 +293,7 @@ def test_constant_success_gives_flat_curve(tmp_path: Path) -> None:
         "learn.evaluate_episodes=1",
     )
     folder = train(tmp_path, {"n_envs": 300, "probability": 0.5}, *steps, "agent.ppo.epochs=1")
-    _, values = read_series(folder, "train/success", width=6000)
+    _, values = read_series(folder, "train/success", bin_width=6000)
     assert len(values) >= 6 and np.abs(values - 0.5).max() < 0.12
     series_values = read_series(folder, "episode/success")[1]
     # Of the episodes that ended in a rollout: only successes, when all games have just begun.

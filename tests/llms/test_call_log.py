@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import commands
-from llmrl.analysis.llm_calls import CallTotals, call_totals
+from llmrl.analysis.llm_calls import CallTotals, read_call_totals
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
@@ -193,7 +193,7 @@ def test_totals_across_run_folders(tmp_path):
     client(tmp_path / "s0" / "backup_1" / FILE_NAME).chat([ask("a")])
     (tmp_path / "silent").mkdir()
     CallLog(tmp_path / "silent" / FILE_NAME)
-    totals = {path.name: total for path, models in call_totals(tmp_path).items() for total in models.values()}
+    totals = {path.name: total for path, models in read_call_totals(tmp_path).items() for total in models.values()}
     assert set(totals) == {"s0", "s1", "other"}
     assert totals["s0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
     assert totals["s1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import commands
 from fake_openai_server import FakeOpenAIServer
-from llmrl.analysis.llm_calls import run_totals
+from llmrl.analysis.llm_calls import read_run_totals
 from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.core.records import ChatReply
 from llmrl.llms.budget import Budget
@@ -209,7 +209,7 @@ client.chat([ask(f"{{i}}") for i in range(3)])
         chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 10
-    assert run_totals(tmp_path).lost == 6 and run_totals(tmp_path).calls == 4
+    assert read_run_totals(tmp_path).lost == 6 and read_run_totals(tmp_path).calls == 4
 
 
 def test_truncated_reply_line_is_ignored(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.analysis.llm_calls import run_totals
+from llmrl.analysis.llm_calls import read_run_totals
 from llmrl.core.errors import ConfigError, TooManyInvalid
 from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_values
@@ -223,7 +223,7 @@ def test_verdicts_are_distinguishable(tmp_path):
         [("4", True), ("x", False), ("x", False)],
     ]
     assert all(bool(call["fault"]) != call["valid"] for call in calls)
-    total = run_totals(tmp_path)
+    total = read_run_totals(tmp_path)
     assert (total.calls, total.validated, total.invalid) == (5, 5, 3) and client.validity.invalid == 3
 
 

@@ -337,7 +337,7 @@ def test_invalid_checkpoint_with_valid_digest_is_reported(tmp_path: Path, data: 
 
 
 def test_reports_skip_damaged_files(tmp_path: Path) -> None:
-    from llmrl.analysis.aggregate import summarize
+    from llmrl.analysis.aggregate import compute_report
     from llmrl.analysis.report import ReportSettings
     from run_folders import write_run
 
@@ -348,7 +348,7 @@ def test_reports_skip_damaged_files(tmp_path: Path) -> None:
         (folder / "summary.json").write_bytes(text)
         (folder / "results.json").write_bytes(text.replace(b"references", b"per_episode"))
     try:
-        report = summarize(tmp_path, ReportSettings(curves=("other",)))
+        report = compute_report(tmp_path, ReportSettings(curves=("other",)))
     except LlmrlError as error:  # pragma: no cover
         pytest.fail(f"one damaged run ended the report: {error}")
     assert report.n_scored >= 4

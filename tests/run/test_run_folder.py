@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmrl.core.errors import RunFolderError
-from llmrl.results.run_records import find_runs, find_only_run
+from llmrl.results.run_records import find_only_run, find_runs
 from llmrl.run import ownership
 from llmrl.run.config_hash import EXCLUDED, config_hash
 from llmrl.run.folder import (

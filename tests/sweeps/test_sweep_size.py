@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import HydraContext, RunMode
 
 from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
-from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.core.hydra_composition import cache_compositions
@@ -156,7 +156,7 @@ def test_report_opens_constant_number_of_files_per_run(tmp_path):
 
 
 def summarize_and_write(root: Path) -> None:
-    report = summarize(root, ReportSettings(), read_runs(root))
+    report = compute_report(root, ReportSettings(), read_runs(root))
     assert report.n_scored == len(report.runs)
     write_report(report, root / "report", figures=False)
 

@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from hydra_plugins.llmrl_optuna._grammar import parse_search_request
 from llmrl.core.errors import ConfigError
 from llmrl.core.hydra_composition import hide_bases
-from llmrl.tuning.space import overrides, format_value
+from llmrl.tuning.space import format_value, overrides
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,10 @@ def test_seeds_are_excluded_from_space(loader):
     assert sought.fixed == arguments[:4]
     assert sought.space == {"principal": CategoricalDistribution(("ucb", "egreedy"))}  # the last of several counts
     assert parse_search_request(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
-    assert parse_search_request(["principal=glob(*)", "seed=4"], loader).space["principal"].choices[:2] == ("cem", "cmaes")
+    assert parse_search_request(["principal=glob(*)", "seed=4"], loader).space["principal"].choices[:2] == (
+        "cem",
+        "cmaes",
+    )
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ class OptunaSweeper(LlmrlSweeper):
                     failures = failures + 1 if trial.state == "failed" else 0
                     if failures == settings.max_failures:
                         raise ConfigError(
-                            f"{failures} trials in a row failed, the last with {_find_error(trial)}. Tracebacks are in the "
-                            f"run folders, all trials in {study.folder}. Repeat the command to go on with other "
+                            f"{failures} trials in a row failed, the last with {_find_error(trial)}. Tracebacks are in "
+                            f"the run folders, all trials in {study.folder}. Repeat the command to go on with other "
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
             self._print_report(search_request, study, Path(first["output_root"]) / first["name"])

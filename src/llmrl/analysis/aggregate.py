@@ -11,13 +11,26 @@ from llmrl.analysis.curves import build_curves
 from llmrl.analysis.final_episodes import summarize_final_episodes
 from llmrl.analysis.group_comparison import compare_groups
 from llmrl.analysis.landscape import Landscape, build_landscape
-from llmrl.analysis.llm_calls import CallTotals, run_totals
-from llmrl.analysis.report import ExcludedRuns, GroupSummary, Report, ReportSettings, Section, best_group_indices
-from llmrl.analysis.scores import ScoreRule, metric_names
+from llmrl.analysis.llm_calls import CallTotals, read_run_totals
+from llmrl.analysis.report import ExcludedRuns, GroupSummary, Report, ReportSettings, Section, select_best_groups
+from llmrl.analysis.scores import ScoreRule, list_metric_names
 from llmrl.analysis.story.story import build_story
-from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, common_frames, is_training_metric, training_note
+from llmrl.analysis.training_curves import (
+    EFFICIENCY_METRIC,
+    FrameBudget,
+    explain_training_curves,
+    find_common_frames,
+    is_training_metric,
+)
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.results.groups import FinishedGroups, Group, ReportTask, find_interval_caveats, find_replication_units, group_into_tasks
+from llmrl.results.groups import (
+    FinishedGroups,
+    Group,
+    ReportTask,
+    find_interval_caveats,
+    find_replication_units,
+    group_into_tasks,
+)
 from llmrl.results.principal_scores import ReferenceLine, read_reference_lines
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.results.study_settings import StudyResult, StudySettings, read_study_settings, shorten_group_names
@@ -25,7 +38,7 @@ from llmrl.statistics.estimators import standard_error
 from llmrl.statistics.intervals import estimates, improvement_matrix
 
 
-def summarize(
+def compute_report(
     folder: Path,
     settings: ReportSettings,
     runs: Sequence[RunRecord] | None = None,
@@ -43,14 +56,14 @@ def summarize(
         RunFolderError: `folder` does not exist, or has no run.
         ConfigError: no run has logged a metric, or a setting is invalid.
     """
-    for option, n_frames in (("bin", settings.width), ("budget", settings.budget)):
+    for option, n_frames in (("bin", settings.bin_width), ("budget", settings.budget)):
         if n_frames is not None and n_frames < 1:
             raise ConfigError(f"--{option}={n_frames} must be a number of frames, 1 or more")
     runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
         raise RunFolderError(f"there are no runs in {folder} (folders s<seed>); give outputs, or a folder in it")
     if metrics := [name for name in (settings.rule.metric, *settings.curves) if name]:
-        logged_metrics = metric_names(runs)
+        logged_metrics = list_metric_names(runs)
         for name in metrics:
             if name not in logged_metrics:
                 raise ConfigError(f"no run has logged {name}; logged metrics: {', '.join(logged_metrics) or 'none'}")
@@ -62,22 +75,24 @@ def summarize(
         report(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
         finished = [(group, [run for run in group.runs if run.state == "finished"]) for group in task.groups]
         folders = [run.folder for _, finished_runs in finished for run in finished_runs]
-        frames = common_frames(folders, settings.budget, settings.width)
-        scores = {group.label: _scores(task, group, settings.rule.within(frames), excluded) for group in task.groups}
+        frames = find_common_frames(folders, settings.budget, settings.bin_width)
+        rule = settings.rule.with_frame_budget(frames)
+        scores = {group.label: _score_runs(task, group, rule, excluded) for group in task.groups}
         for group, finished_runs in finished:
             scored_runs += [(task.title, group, run, scores[group.label].get(run.folder)) for run in group.runs]
             if (episodes := summarize_final_episodes(task, group, finished_runs)) is not None:
                 players.append(episodes)
-        sections.append(_section(task, scores, settings, frames))
-    return Report(folder, settings, tuple(scored_runs), tuple(sections), tuple(excluded), _calls(tasks), tuple(players))
+        sections.append(_build_section(task, scores, settings, frames))
+    calls = _sum_llm_calls(tasks)
+    return Report(folder, settings, tuple(scored_runs), tuple(sections), tuple(excluded), calls, tuple(players))
 
 
-def _scores(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[ExcludedRuns]) -> dict[Path, float]:
+def _score_runs(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[ExcludedRuns]) -> dict[Path, float]:
     """Return the scores of a group's runs by folder, in order; runs without a score are added to `excluded`."""
     scores: dict[Path, float] = {}
     reasons: dict[tuple[str, str], list[int]] = {}
     for run in group.runs:
-        score = rule.score(run) if run.state == "finished" else _unfinished_reason(run)
+        score = rule.score(run) if run.state == "finished" else _explain_unfinished(run)
         if isinstance(score, float):
             scores[run.folder] = score
         else:
@@ -88,14 +103,14 @@ def _scores(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[Excl
     return scores
 
 
-def _unfinished_reason(run: RunRecord) -> str:
+def _explain_unfinished(run: RunRecord) -> str:
     done, total = run.progress.done, run.progress.total
     share = f" ({done / total:.0%})" if total else ""
     waiting = "waits in the queue" if run.state == "queued" else ""
     return run.error or waiting or f"not finished: {done:,.0f} {run.progress.unit} done{share}"
 
 
-def _section(
+def _build_section(
     task: ReportTask, scores: Mapping[str, Mapping[Path, float]], settings: ReportSettings, frames: FrameBudget | None
 ) -> Section:
     """Return the results of a task.
@@ -111,14 +126,14 @@ def _section(
         for group in task.groups
         if scores[group.label]
     ]
-    width = None if frames is None else frames.width
-    curves, notes = build_curves(groups, settings.curves, settings.x_axis, width)
+    bin_width = None if frames is None else frames.bin_width
+    curves, notes = build_curves(groups, settings.curves, settings.x_axis, bin_width)
     references, warnings = read_reference_lines(groups)
-    study = _study(task, groups, references, settings.study, width) if settings.by_name else None
+    study = _analyze_study(task, groups, references, settings.study, bin_width) if settings.by_name else None
     if not isinstance(study, Landscape):  # whose proposals are identical by design
-        warnings = (*warnings, *identical_proposals(groups))
-    summaries = tuple(_summary(group, scores[group.label]) for group in task.groups)
-    compared = [groups[i] for i in best_group_indices([summary for summary in summaries if summary.estimates])]
+        warnings = (*warnings, *warn_of_identical_proposals(groups))
+    summaries = tuple(_summarize_group(group, scores[group.label]) for group in task.groups)
+    compared = [groups[i] for i in select_best_groups([summary for summary in summaries if summary.estimates])]
     return Section(
         task.title,
         task.common_overrides,
@@ -128,16 +143,16 @@ def _section(
             [find_replication_units(runs) for _, runs in compared],
         ),
         curves,
-        notes if frames is None else (*notes, training_note(frames)),
-        () if frames is None else _efficiency(task, frames),
+        notes if frames is None else (*notes, explain_training_curves(frames)),
+        () if frames is None else _summarize_efficiency(task, frames),
         references,
-        (*task_warnings(groups), *warnings),
+        (*find_task_warnings(groups), *warnings),
         study,
         build_story(task, groups),
     )
 
 
-def _summary(group: Group, scores: Mapping[Path, float]) -> GroupSummary:
+def _summarize_group(group: Group, scores: Mapping[Path, float]) -> GroupSummary:
     values = np.array(list(scores.values()))
     if not scores:
         return GroupSummary(group, values, remark="no finished run")
@@ -147,29 +162,30 @@ def _summary(group: Group, scores: Mapping[Path, float]) -> GroupSummary:
     return GroupSummary(group, values, estimates(values, units), error, "; ".join(find_interval_caveats(runs)))
 
 
-def _efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupSummary, ...]:
+def _summarize_efficiency(task: ReportTask, frames: FrameBudget) -> tuple[GroupSummary, ...]:
     """Return the sample efficiency of the groups, over the same frames of training.
 
     The result is empty if no episode can succeed.
     """
-    rule, summaries = ScoreRule(EFFICIENCY, budget=frames.budget), []
+    rule, summaries = ScoreRule(EFFICIENCY_METRIC, budget=frames.budget), []
     for group in task.groups:
-        runs = [run for run in group.runs if run.state == "finished" and is_training_metric(run.folder, EFFICIENCY)]
+        finished = [run for run in group.runs if run.state == "finished"]
+        runs = [run for run in finished if is_training_metric(run.folder, EFFICIENCY_METRIC)]
         results = {run.folder: rule.score(run) for run in runs}
         scores = {folder: score for folder, score in results.items() if isinstance(score, float)}
         if scores:
-            summaries.append(_summary(group, scores))
+            summaries.append(_summarize_group(group, scores))
         elif results:
             summaries.append(GroupSummary(group, np.array([]), remark=str(next(iter(results.values())))))
     return tuple(summaries)
 
 
-def _study(
+def _analyze_study(
     task: ReportTask,
     groups: FinishedGroups,
     references: Sequence[ReferenceLine],
     settings: StudySettings | None,
-    width: int | None,
+    bin_width: int | None,
 ) -> StudyResult | None:
     """Return the result of the study of a task; None if its runs are no study, or none is finished.
 
@@ -182,13 +198,13 @@ def _study(
         return None
     if settings.map is not None:
         return build_landscape(settings, runs)
-    return compare_groups(settings, shorten_group_names(task), groups, references, width)
+    return compare_groups(settings, shorten_group_names(task), groups, references, bin_width)
 
 
-def _calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:
+def _sum_llm_calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:
     """Return the totals of language-model calls of each group; groups without a model are left out."""
     totals = [
-        (task.title, group, sum((run_totals(run.folder) for run in group.runs), CallTotals()))
+        (task.title, group, sum((read_run_totals(run.folder) for run in group.runs), CallTotals()))
         for task in tasks
         for group in task.groups
     ]
@@ -197,25 +213,25 @@ def _calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], 
 
 _FIXED_PROPOSALS = ("fixed", "listed")
 """Principals whose proposals are part of the config."""
-_OBJECTIVE_OPTIONS = ("design.objective", "design.spending_cost")
+_OBJECTIVE_KEYS = ("design.objective", "design.spending_cost")
 """Options that define what a score is."""
 
 
-def task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
+def find_task_warnings(finished: FinishedGroups) -> tuple[str, ...]:
     """Return warnings about runs of a debug preset, and about groups with different objectives."""
-    debug_groups = "; ".join(group.display_name for group, runs in finished if any("debug" in run.overrides for run in runs))
+    debug_groups = "; ".join(g.display_name for g, runs in finished if any("debug" in run.overrides for run in runs))
     warnings = [f"{debug_groups}: runs of a debug preset have minimal sizes, so their scores are not meaningful."]
     return (
         *(warnings if debug_groups else []),
         *(
             f"The groups differ in {option}: their scores are different quantities and cannot be ranked."
-            for option in _OBJECTIVE_OPTIONS
+            for option in _OBJECTIVE_KEYS
             if len({runs[0].overrides.get(option) for _, runs in finished}) > 1
         ),
     )
 
 
-def identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
+def warn_of_identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
     """Return a warning for each group whose runs of different seeds proposed the same vectors in the same order.
 
     Groups with a single vector, and with `principal=fixed` or `listed`, are left out.
@@ -224,20 +240,20 @@ def identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
         finished: groups and their finished runs.
     """
     return tuple(
-        f"{group.display_name}: all {len({run.seed for run in runs})} seeds proposed the same vectors in the same order. A "
-        "principal with random proposals must draw them from its argument `seeds` (docs/extending.md)."
+        f"{group.display_name}: all {len({run.seed for run in runs})} seeds proposed the same vectors in the same "
+        "order. A principal with random proposals must draw them from its argument `seeds` (docs/extending.md)."
         for group, runs in finished
-        if _are_identical(runs)
+        if _are_proposals_identical(runs)
     )
 
 
-def _are_identical(runs: Sequence[RunRecord]) -> bool:
+def _are_proposals_identical(runs: Sequence[RunRecord]) -> bool:
     if len({run.seed for run in runs}) < 2 or any(run.overrides.get("principal") in _FIXED_PROPOSALS for run in runs):
         return False
-    [sequence, *other_sequences] = {_proposed_vectors(run) for run in runs}
+    [sequence, *other_sequences] = {_read_proposed_vectors(run) for run in runs}
     return not other_sequences and len(set(sequence)) > 1
 
 
-def _proposed_vectors(run: RunRecord) -> tuple[tuple[object, ...], ...]:
+def _read_proposed_vectors(run: RunRecord) -> tuple[tuple[object, ...], ...]:
     rows = run.summary().get("history") or []
     return tuple((row.get("context"), *(row.get("mechanism") or {}).values()) for row in rows)

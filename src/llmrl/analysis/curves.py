@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, read_series
+from llmrl.analysis.scores import DEFAULT_CURVES, X_AXES, Series, read_series
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import Group, find_replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.statistics.intervals import Band, mean_interval
 
-GRID = 101
+N_GRID_POINTS = 101
 """Number of points of the common grid if the runs of a group logged at different x coordinates."""
 
-MAX_POINTS = 200
-_WITH_SUCCESS = ("train/return", "train/success")
+MAX_CURVE_POINTS = 200
+_TRAINING_CURVES = ("train/return", "train/success")
 """Metrics of learning agents that are both drawn by default, the second one if episodes can succeed."""
 
 
@@ -36,7 +36,7 @@ class GroupCurve:
     band: Band
 
     @property
-    def points(self) -> list[list[float]]:
+    def rows(self) -> list[list[float]]:
         """Rows of x coordinate, mean, and both ends of its interval."""
         columns = (self.x, self.band.estimate, self.band.low, self.band.high)
         rows: list[list[float]] = np.stack(columns, axis=-1).tolist()
@@ -44,17 +44,17 @@ class GroupCurve:
 
 
 @dataclass(frozen=True)
-class Curve:
+class MetricCurves:
     """A metric of all groups that have it.
 
     Attributes:
         metric: name of the metric.
-        lines: curves of the groups, by label.
+        curve_by_group: curves of the groups, by label.
         x_axis: x axis, one of `scores.AXES`.
     """
 
     metric: str
-    lines: Mapping[str, GroupCurve]
+    curve_by_group: Mapping[str, GroupCurve]
     x_axis: str = "env_steps"
 
 
@@ -62,30 +62,30 @@ def build_curves(
     groups: Sequence[tuple[Group, Sequence[RunRecord]]],
     metrics: Sequence[str],
     x_axis: str = "env_steps",
-    width: int | None = None,
-) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
+    bin_width: int | None = None,
+) -> tuple[tuple[MetricCurves, ...], tuple[str, ...]]:
     """Return a curve for each metric, and notes about missing parts.
 
     Args:
         groups: each group with its finished runs.
         metrics: names in `metrics.jsonl`; empty: the first of `DEFAULT_CURVES` that a run has.
         x_axis: x axis, one of `scores.AXES`.
-        width: bin width of metrics of training episodes, frames.
+        bin_width: bin width of metrics of training episodes, frames.
     """
     curves, notes = [], []
-    for metric in metrics or (*DEFAULT_CURVES, *_WITH_SUCCESS[1:]):
-        lines: dict[str, GroupCurve] = {}
+    for metric in metrics or (*DEFAULT_CURVES, *_TRAINING_CURVES[1:]):
+        curve_by_group: dict[str, GroupCurve] = {}
         metric_notes = []
         for group, runs in groups:
-            line, reasons = _read_curve(runs, metric, x_axis, width)
+            line, reasons = _read_curve(runs, metric, x_axis, bin_width)
             metric_notes += [f"Curve of {metric}, {group.display_name}: {reason}." for reason in reasons]
             if line is not None:
-                lines[group.label] = line
-        if lines:
-            curves.append(Curve(metric, lines, x_axis))
-        if lines or metrics:
+                curve_by_group[group.label] = line
+        if curve_by_group:
+            curves.append(MetricCurves(metric, curve_by_group, x_axis))
+        if curve_by_group or metrics:
             notes += metric_notes
-        if lines and not metrics and metric != _WITH_SUCCESS[0]:
+        if curve_by_group and not metrics and metric != _TRAINING_CURVES[0]:
             break
     return tuple(curves), tuple(notes)
 
@@ -93,9 +93,8 @@ def build_curves(
 def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
     """Return curves of several runs at common x coordinates; None if the runs have no common range.
 
-    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same x
-    coordinates, these are kept, thinned evenly to `MAX_POINTS`; otherwise values are interpolated linearly on an even
-    grid.
+    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same x coordinates,
+    these are kept, thinned evenly to `MAX_CURVE_POINTS`; otherwise values are interpolated linearly on an even grid.
 
     Returns:
         x coordinates, [n_points], and values, [n_points, n_runs].
@@ -105,16 +104,16 @@ def align_curves(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None
         return None
     shared = runs[0][0]
     if all(np.array_equal(x, shared) for x, _ in runs):
-        indices = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MAX_POINTS)).round().astype(int))
+        indices = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MAX_CURVE_POINTS)).round().astype(int))
         grid = shared[indices]
         # The last of equal x coordinates counts, as in `interp`, which is several times slower.
         values = np.stack([values for _, values in runs], axis=-1, dtype=float)
         return grid, values[np.searchsorted(shared, grid, "right") - 1]
-    grid = np.unique(np.linspace(start, end, GRID))
+    grid = np.unique(np.linspace(start, end, N_GRID_POINTS))
     return grid, np.stack([np.interp(grid, x, values) for x, values in runs], axis=-1)
 
 
-def group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
+def build_group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
     """Return the curve of a group; None if no x coordinate is common to all of its runs.
 
     Args:
@@ -129,13 +128,13 @@ def group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupCurve |
 
 
 def _read_curve(
-    runs: Sequence[RunRecord], metric: str, x_axis: str, width: int | None
+    runs: Sequence[RunRecord], metric: str, x_axis: str, bin_width: int | None
 ) -> tuple[GroupCurve | None, list[str]]:
     """Return the curve of the runs that have one, if there is any, and reasons why others are left out."""
     curves, runs_with_metric, missing_seeds, reasons = [], [], [], []
     for run in runs:
         try:
-            x, values = read_series(run.folder, metric, x_axis, width)
+            x, values = read_series(run.folder, metric, x_axis, bin_width)
         except RunFolderError as error:
             reasons.append(f"left out, {error}")
             continue
@@ -146,7 +145,7 @@ def _read_curve(
             missing_seeds.append(run.seed)
     if missing_seeds:
         reasons.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
-    line = group_curve(curves, find_replication_units(runs_with_metric)) if curves else None
+    line = build_group_curve(curves, find_replication_units(runs_with_metric)) if curves else None
     if curves and line is None:
-        reasons.append(f"its runs have no common range of {AXES[x_axis][1]}")
+        reasons.append(f"its runs have no common range of {X_AXES[x_axis][1]}")
     return line, reasons

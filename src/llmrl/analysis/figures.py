@@ -30,7 +30,7 @@ _REFERENCE_STYLES: dict[str, dict[str, Any]] = {
     "no_mechanism": {"color": "#333333", "linestyle": "solid", "linewidth": 1},
     "scan_best": {"color": "#333333", "linestyle": "dashdot", "linewidth": 1.5},
 }
-_STYLE: dict[Any, Any] = {
+_RC_PARAMS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are the same everywhere
     "font.size": 11,
     "axes.titlesize": 12,
@@ -47,7 +47,7 @@ _STYLE: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RenderedFigure:
     """A finished figure.
 
     Attributes:
@@ -62,54 +62,54 @@ class Drawing:
     svg: bytes
 
 
-def check_installed() -> None:
+def check_matplotlib() -> None:
     """Raise ConfigError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib: pip install 'llmrl[plots]', or use --no-figures")
 
 
-def render_figure(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
+def render_figure(name: str, caption: str, figure: Callable[[], Figure]) -> RenderedFigure:
     """Draw the figure that `figure` makes, in the common style.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    check_installed()
+    check_matplotlib()
     import matplotlib
 
     files = {}
-    with matplotlib.rc_context(_STYLE):
-        drawn_figure = figure()
-        for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+    with matplotlib.rc_context(_RC_PARAMS):
+        matplotlib_figure = figure()
+        for file_format, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             stream = io.BytesIO()
-            drawn_figure.savefig(stream, format=form, metadata=metadata)
+            matplotlib_figure.savefig(stream, format=file_format, metadata=metadata)
             # Keep the layout of the first format for the second, which saves a third of the time.
-            drawn_figure.set_layout_engine("none")
-            files[form] = stream.getvalue()
-    return Drawing(name, caption, files["png"], files["svg"])
+            matplotlib_figure.set_layout_engine("none")
+            files[file_format] = stream.getvalue()
+    return RenderedFigure(name, caption, files["png"], files["svg"])
 
 
-def draw_reference(panel: Axes, line: ReferenceLine) -> None:
+def draw_reference_line(ax: Axes, line: ReferenceLine) -> None:
     """Draw a reference line across the axes."""
-    panel.axhline(line.value, label=line.label, **_REFERENCE_STYLES[line.key])
+    ax.axhline(line.value, label=line.label, **_REFERENCE_STYLES[line.key])
 
 
-def draw_curve(panel: Axes, curve: GroupCurve, label: str, style: dict[str, Any]) -> Any:
+def draw_curve(ax: Axes, curve: GroupCurve, label: str, style: dict[str, Any]) -> Any:
     """Draw a curve with its band; return the artist for a legend."""
-    [handle] = panel.plot(curve.x, curve.band.estimate, label=label, **style)
+    [handle] = ax.plot(curve.x, curve.band.estimate, label=label, **style)
     if np.isfinite(curve.band.low).all():
-        panel.fill_between(curve.x, curve.band.low, curve.band.high, color=style["color"], alpha=0.12, lw=0)
+        ax.fill_between(curve.x, curve.band.low, curve.band.high, color=style["color"], alpha=0.12, lw=0)
     return handle
 
 
-def draw_scores(panel: Axes, x: float, scores: np.ndarray, band: Band, style: dict[str, Any]) -> None:
+def draw_scores(ax: Axes, x: float, scores: np.ndarray, band: Band, style: dict[str, Any]) -> None:
     """Draw the scores of a group at `x` as dots, and their mean with its interval."""
     offsets = np.linspace(-0.14, 0.14, len(scores)) if len(scores) > 1 else np.zeros(1)
     color = style["color"]
-    panel.scatter(x + offsets, scores, s=14, marker=style["marker"], color=color, alpha=0.45, linewidths=0)
+    ax.scatter(x + offsets, scores, s=14, marker=style["marker"], color=color, alpha=0.45, linewidths=0)
     if np.isfinite(band.low):
-        panel.plot([x, x], [band.low, band.high], color=color, linewidth=5, alpha=0.5, solid_capstyle="butt")
-    panel.plot([x], [band.estimate], marker="_", markersize=16, markeredgewidth=2.5, color=color)
+        ax.plot([x, x], [band.low, band.high], color=color, linewidth=5, alpha=0.5, solid_capstyle="butt")
+    ax.plot([x], [band.estimate], marker="_", markersize=16, markeredgewidth=2.5, color=color)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -119,24 +119,24 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def use_unit_prefixes(panel: Axes) -> None:
+def use_unit_prefixes(ax: Axes) -> None:
     """Label the x axis with the prefixes of units: 20k."""
     from matplotlib.ticker import EngFormatter
 
-    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def label_groups(panel: Axes, names: Collection[str]) -> None:
+def label_groups(ax: Axes, names: Collection[str]) -> None:
     """Label the ticks 0, 1, 2, ... of the x axis with names of groups."""
     labels = [textwrap.fill(name, _LABEL_WIDTH) for name in names]
-    panel.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=9)
-    panel.set_xlim(-0.6, len(labels) - 0.4)
-    panel.grid(axis="x", visible=False)
+    ax.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=9)
+    ax.set_xlim(-0.6, len(labels) - 0.4)
+    ax.grid(axis="x", visible=False)
 
 
-def add_legend(figure: Figure, panel: Axes, columns: int = 2) -> None:
+def add_legend(figure: Figure, ax: Axes, columns: int = 2) -> None:
     """Draw the legend of a panel below the axes."""
-    handles, labels = panel.get_legend_handles_labels()
+    handles, labels = ax.get_legend_handles_labels()
     if handles:
         texts = [textwrap.fill(label, _LABEL_WIDTH) for label in labels]
         figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=10)
@@ -192,31 +192,31 @@ def level_style(style: dict[str, Any]) -> dict[str, Any]:
     return {**style, "marker": "", "linewidth": 1.5}
 
 
-def label_line_ends(panel: Axes) -> bool:
-    """Write the labels of the lines in `panel` to the right of it, each next to the end of its line, without overlap.
+def label_line_ends(ax: Axes) -> bool:
+    """Write the labels of the lines in `ax` to the right of it, each next to the end of its line, without overlap.
 
     Call it last: it fixes the limits of the axes.
 
     Returns:
         Whether there is space for all labels; if not, nothing is drawn.
     """
-    panel.set_xlim(panel.get_xlim())
-    panel.set_ylim(panel.get_ylim())
-    figure = panel.get_figure(root=True)
+    ax.set_xlim(ax.get_xlim())
+    ax.set_ylim(ax.get_ylim())
+    figure = ax.get_figure(root=True)
     assert figure is not None
     height = 72 * figure.get_size_inches()[1] * 0.8  # points; constrained layout leaves about this much
     gap = _FONT_SIZE * _LABEL_HEIGHT / height
-    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # those of a legend
+    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]  # those of a legend
     if gap * len(lines) > 1:
         return False
     points = [line.get_transform().transform(np.asarray(line.get_xydata())[-1]) for line in lines]
-    ends = panel.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # in shares of the axes
-    for line, end, place in zip(lines, ends, spread_positions(ends[:, 1], gap), strict=True):
-        panel.annotate(
+    ends = ax.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # in shares of the axes
+    for line, end, label_y in zip(lines, ends, spread_positions(ends[:, 1], gap), strict=True):
+        ax.annotate(
             str(line.get_label()),
             xy=end,
             xycoords="axes fraction",
-            xytext=(1.045, place),
+            xytext=(1.045, label_y),
             textcoords="axes fraction",
             fontsize=_FONT_SIZE,
             color="#222222",

@@ -33,7 +33,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class _Results:
+class _ResultsFile:
     """The parts of a `results.json` that are read, except `agent`; of `per_episode`, only the keys of `MEASURES`."""
 
     per_episode: dict[str, Any]
@@ -49,30 +49,30 @@ class FinalEpisodes:
     Attributes:
         task: title of the task.
         group: the group.
-        runs: number of runs.
-        episodes: number of their episodes.
+        n_runs: number of runs.
+        n_episodes: number of their episodes.
         learned: whether the episodes of a run share an agent that was trained in it.
         carried: names of states that are carried from one episode of a run to the next, such as lessons; episodes are
             then dependent.
         means, errors: mean and standard error of each of `MEASURES` that all runs have. Errors are over runs if these
             learned or carried a state, else over episodes; NaN if unknown.
-        only_group_name: name for the only group of a task, whose label is not informative.
+        default_name: name for the only group of a task, whose label is not informative.
     """
 
     task: str
     group: Group
-    runs: int
-    episodes: int
+    n_runs: int
+    n_episodes: int
     learned: bool
     carried: tuple[str, ...] = ()
     means: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
-    only_group_name: str = ""
+    default_name: str = ""
 
     @property
     def name(self) -> str:
-        """Label of the group; for the only group of a task `only_group_name`, if that is set."""
-        return self.only_group_name if self.group.label == SINGLE_GROUP_LABEL and self.only_group_name else self.group.label
+        """Label of the group; for the only group of a task `default_name`, if that is set."""
+        return self.default_name if self.group.label == SINGLE_GROUP_LABEL and self.default_name else self.group.label
 
 
 def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunRecord]) -> FinalEpisodes | None:
@@ -86,33 +86,34 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
     carried = tuple(sorted({name for result in results for name in result["carried"]}))
     means, errors = {}, {}
     for name in MEASURES:
-        parts = [np.asarray(result["per_episode"].get(name, []), dtype=np.float64) for result in results]
-        if not all(len(part) for part in parts):
+        values_by_run = [np.asarray(result["per_episode"].get(name, []), dtype=np.float64) for result in results]
+        if not all(len(values) for values in values_by_run):
             continue
         is_per_run = learned or carried
-        scores = np.array([part.mean() for part in parts]) if is_per_run else np.concatenate(parts)
+        scores = np.array([values.mean() for values in values_by_run]) if is_per_run else np.concatenate(values_by_run)
         error = standard_error(scores, find_replication_units(runs_with_episodes) if is_per_run else None)
-        means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
-    parts_of_label = [f"{key}={task.common_overrides[key]}" for key in ("agent", "principal", "teacher") if key in task.common_overrides]
+        means[name], errors[name] = float(np.concatenate(values_by_run).mean()), float(error)
+    common = task.common_overrides
+    player_options = [f"{key}={common[key]}" for key in ("agent", "principal", "teacher") if key in common]
     agent = results[0].get("agent")
-    only_group_name = ", ".join(parts_of_label) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
+    default_name = ", ".join(player_options) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
     episodes = sum(int(r["episodes"]) for r in results)
-    return FinalEpisodes(task.title, group, len(results), episodes, learned, carried, means, errors, only_group_name)
+    return FinalEpisodes(task.title, group, len(results), episodes, learned, carried, means, errors, default_name)
 
 
-def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
+def build_players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
     """Return a table with a row for each group of each task: the player, and the means of its final episodes."""
     measures = [name for name in MEASURES if any(name in player.means for player in players)]
     models = any(player.group.llm for player in players)
     columns = ["task", "player", *(["language model"] if models else []), "runs", "episodes"]
     columns += [MEASURES[name] for name in measures]
     rows, data = [], []
-    names = _names(players)
+    names = _shorten_player_names(players)
     for player, name in zip(players, names, strict=True):
         group = player.group
-        cells = [player.task, name, *([group.llm or EMPTY_CELL] if models else []), str(player.runs)]
-        rows.append([*cells, f"{player.episodes:,}", *(_cell(name, player) for name in measures)])
-        line: list[object] = [player.task, player.name, group.llm, player.runs, player.episodes, player.learned]
+        cells = [player.task, name, *([group.llm or EMPTY_CELL] if models else []), str(player.n_runs)]
+        rows.append([*cells, f"{player.n_episodes:,}", *(_format_measure(name, player) for name in measures)])
+        line: list[object] = [player.task, player.name, group.llm, player.n_runs, player.n_episodes, player.learned]
         line.append(" ".join(player.carried))
         for name in measures:
             line += [player.means.get(name), player.errors.get(name)]
@@ -140,16 +141,16 @@ def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
     )
 
 
-_GROUPS = ("env", "agent", "principal", "teacher", "llm")
+_PLAYER_KEYS = ("env", "agent", "principal", "teacher", "llm")
 """Config groups whose options are parts of a player."""
 
 
-def _names(players: Sequence[FinalEpisodes]) -> list[str]:
+def _shorten_player_names(players: Sequence[FinalEpisodes]) -> list[str]:
     """Return a name for each player: its parts without their fields, or its full label if that is ambiguous."""
     short = []
     for player in players:
         fields = [part.partition("=") for part in player.name.split(", ")]
-        parts = [f"{key}{sign}{value}" for key, sign, value in fields if not sign or key in _GROUPS]
+        parts = [f"{key}{sign}{value}" for key, sign, value in fields if not sign or key in _PLAYER_KEYS]
         short.append(player.group.format_name(", ".join(parts)) if parts else player.group.display_name)
     counts = Counter((player.task, name) for player, name in zip(players, short, strict=True))
     return [
@@ -158,7 +159,7 @@ def _names(players: Sequence[FinalEpisodes]) -> list[str]:
     ]
 
 
-def _cell(name: str, player: FinalEpisodes) -> str:
+def _format_measure(name: str, player: FinalEpisodes) -> str:
     if name not in player.means:
         return EMPTY_CELL
     mean, error = player.means[name], player.errors[name]
@@ -174,7 +175,7 @@ def _read_results(run: RunRecord) -> dict[str, Any] | None:
         content = read_object(run.folder / RESULTS_NAME)
         if "per_episode" not in content or "learned" not in content:
             return None
-        parse_record(_Results, content)
+        parse_record(_ResultsFile, content)
         for name in MEASURES.keys() & content["per_episode"].keys():
             convert(content["per_episode"][name], list[float | None], name)
     except FileNotFoundError:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.analysis.curves import GroupCurve
-from llmrl.analysis.group_traces import GroupTrace, read_group_traces, solution_table
-from llmrl.analysis.scores import AXES
+from llmrl.analysis.group_traces import GroupTrace, build_solution_table, read_group_traces
+from llmrl.analysis.scores import X_AXES
 from llmrl.results.groups import FinishedGroups, explain_scripted_groups
 from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, ReferenceLine, explain_scores
 from llmrl.results.study_settings import StudyResult, StudySettings
-from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable, interval_to_cells, format_estimate
+from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable, format_estimate, interval_to_cells
 from llmrl.statistics.estimators import Interval
 from llmrl.statistics.intervals import SIGNIFICANCE, Band, difference_interval, holm, improvement, is_paired, p_value
 
@@ -43,7 +43,7 @@ class Comparison:
     @property
     def is_paired(self) -> bool:
         """True if both groups start from the same pre-training runs, within which their runs were compared."""
-        return is_paired(self.group.units, self.baseline.units)
+        return is_paired(self.group.replication_units, self.baseline.replication_units)
 
     @property
     def verdict(self) -> str:
@@ -75,7 +75,7 @@ class GroupComparison(StudyResult):
     online_caption: str = ""
 
     @property
-    def has_anytime(self) -> bool:
+    def has_anytime_curves(self) -> bool:
         """True if the main figure shows curves of recommendations."""
         return any(trace.anytime is not None for trace in self.traces)
 
@@ -85,7 +85,7 @@ def compare_groups(
     names: Mapping[str, str],
     finished: FinishedGroups,
     references: Sequence[ReferenceLine],
-    width: int | None = None,
+    bin_width: int | None = None,
 ) -> GroupComparison:
     """Compare the groups of a study.
 
@@ -94,12 +94,12 @@ def compare_groups(
         names: short names of the groups, by label.
         finished: each group with its finished runs.
         references: levels that were measured before the runs.
-        width: bin width of metrics of training episodes, frames.
+        bin_width: bin width of metrics of training episodes, frames.
 
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
-    traces = read_group_traces(settings, [(names[group.label], group, runs) for group, runs in finished], width)
+    traces = read_group_traces(settings, [(names[group.label], group, runs) for group, runs in finished], bin_width)
     by_name = {trace.name: trace for trace in traces}
     baseline_pairs = [
         (trace, by_name[name])
@@ -109,14 +109,14 @@ def compare_groups(
         if trace.name not in settings.baselines[: i + 1]
     ]
     planned_pairs = [(by_name[one], by_name[two]) for one, two in settings.pairs if one in by_name and two in by_name]
-    comparisons = [*_compare(baseline_pairs), *_compare(planned_pairs)]
+    comparisons = [*_compare_pairs(baseline_pairs), *_compare_pairs(planned_pairs)]
     missing_pairs = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
     references = tuple(references) if settings.metric in (None, OBJECTIVE_METRIC) else ()
     anytime = any(trace.anytime is not None for trace in traces)
-    recommended = {trace.display_name: float(trace.score.estimate) for trace in traces if trace.online_score is not None}
-    online = {trace.display_name: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
+    recommended = {t.display_name: float(t.score.estimate) for t in traces if t.online_score is not None}
+    online = {t.display_name: float(t.online_score.estimate) for t in traces if t.online_score is not None}
     sentences = (
-        *_sentences(comparisons, settings.score_name),
+        *_describe_comparisons(comparisons, settings.score_name),
         *([f"Not compared, because one has no finished run: {'; '.join(missing_pairs)}."] if missing_pairs else []),
         *explain_scores(recommended, online),
         *explain_scripted_groups(trace.group for trace in traces),
@@ -124,26 +124,26 @@ def compare_groups(
     return GroupComparison(
         settings,
         sentences,
-        tuple(_tables(settings, traces, comparisons, references)),
-        _caption(settings, traces) + (" Level lines were measured before the runs." if references else ""),
+        tuple(_build_tables(settings, traces, comparisons, references)),
+        _describe_figure(settings, traces) + (" Level lines were measured before the runs." if references else ""),
         tuple(traces),
         tuple(comparisons),
         references,
-        _online_caption(settings, traces) if anytime and online else "",
+        _describe_online_figure(settings, traces) if anytime and online else "",
     )
 
 
-def _compare(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
+def _compare_pairs(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
     """Compare pairs of groups; p-values are adjusted for the number of pairs."""
-    samples = [(group.scores, baseline.scores, group.units, baseline.units) for group, baseline in family]
+    samples = [(x.scores, y.scores, x.replication_units, y.replication_units) for x, y in family]
     p = [p_value(*sample) for sample in samples]
     return [
-        Comparison(*pair, difference_interval(*sample), improvement(*sample), p_raw, p_adjusted, _onset(*pair))
+        Comparison(*pair, difference_interval(*sample), improvement(*sample), p_raw, p_adjusted, _find_onset(*pair))
         for pair, sample, p_raw, p_adjusted in zip(family, samples, p, holm(p), strict=True)
     ]
 
 
-def _onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
+def _find_onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
     """Return the x after which the curve of a group stays above that of its baseline; None if it does not.
 
     Only the range of both curves counts. A baseline without a curve has its scores at every x.
@@ -160,11 +160,11 @@ def _onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
     else:
         x, levels = curve.x, np.tile(baseline.scores, (len(curve.x), 1))
     values = curve.values[np.isin(curve.x, x)]
-    difference = difference_interval(values, levels, group.units, baseline.units)
-    return stays_above(x, difference.low)
+    difference = difference_interval(values, levels, group.replication_units, baseline.replication_units)
+    return find_start_above_zero(x, difference.low)
 
 
-def stays_above(x: np.ndarray, low: np.ndarray) -> float | None:
+def find_start_above_zero(x: np.ndarray, low: np.ndarray) -> float | None:
     """Return the first of `x` [n] after which `low` [n] is always above zero; None if its end is not.
 
     >>> stays_above(np.array([1, 2, 3, 4]), np.array([0.5, -1.0, 0.2, 0.1]))
@@ -175,7 +175,7 @@ def stays_above(x: np.ndarray, low: np.ndarray) -> float | None:
     return float(x[start]) if start < len(x) else None
 
 
-def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
+def _describe_comparisons(comparisons: Sequence[Comparison], unit: str) -> list[str]:
     """Return sentences with the groups above or below others and the differences, one for each verdict."""
     sentences = []
     verdict_texts = {
@@ -186,10 +186,10 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
     }
     for baseline in dict.fromkeys(comparison.baseline.display_name for comparison in comparisons):
         group_comparisons = [comparison for comparison in comparisons if comparison.baseline.display_name == baseline]
-        format_number = _difference_format(group_comparisons)
+        fmt = _choose_difference_format(group_comparisons)
         for verdict, text in verdict_texts.items():
             differences = ", ".join(
-                f"{comparison.group.display_name} ({format_number.signed(float(comparison.difference.estimate))})"
+                f"{comparison.group.display_name} ({fmt.signed(float(comparison.difference.estimate))})"
                 for comparison in group_comparisons
                 if comparison.verdict == verdict
             )
@@ -198,75 +198,76 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
     return sentences
 
 
-def _difference_format(comparisons: Sequence[Comparison]) -> NumberFormat:
+def _choose_difference_format(comparisons: Sequence[Comparison]) -> NumberFormat:
     return NumberFormat(np.array([float(comparison.difference.estimate) for comparison in comparisons] + [0.0]))
 
 
-def _caption(settings: StudySettings, traces: Sequence[GroupTrace]) -> str:
+def _describe_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> str:
     """Return the caption of the main figure."""
-    if any(trace.online is not None for trace in traces):
+    if any(trace.online_scores is not None for trace in traces):
         score = "recommendation"
     else:
         score = "result" if settings.tail_fraction is None else f"mean of the last {settings.tail_fraction:.0%}"
     dots = f"each run's {score}, as a dot, and their mean with its 95% interval."
-    title = f"{settings.score_name}, {_runs_text(traces)}. "
+    title = f"{settings.score_name}, {_describe_runs(traces)}. "
     if any(trace.anytime is not None for trace in traces):
         return (
             f"{title}Left, value of the recommendation from the first n measurements of a run alone, with 95% bands; "
             f"right, {dots}"
         )
     if any(trace.curve is not None for trace in traces):
-        return f"{title}Left, over {_axis_text(settings)}; right, {dots}"
+        return f"{title}Left, over {_describe_x_axis(settings)}; right, {dots}"
     return title + dots[:1].upper() + dots[1:]
 
 
-def _online_caption(settings: StudySettings, traces: Sequence[GroupTrace]) -> str:
+def _describe_online_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> str:
     """Return the caption of the figure of online performance."""
     return (
-        f"Online performance: {settings.score_name}, {_runs_text(traces)}. Left, the objective of proposals over "
-        f"{_axis_text(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and their mean with "
-        "its 95% interval."
+        f"Online performance: {settings.score_name}, {_describe_runs(traces)}. Left, the objective of proposals over "
+        f"{_describe_x_axis(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and their "
+        "mean with its 95% interval."
     )
 
 
-def _runs_text(traces: Sequence[GroupTrace]) -> str:
+def _describe_runs(traces: Sequence[GroupTrace]) -> str:
     counts = sorted({len(trace.scores) for trace in traces})
     runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
     pretrained = max((trace.n_pretrainings for trace in traces), default=0)
     return f"mean over {runs} runs a group" + (f" on {pretrained} pre-training runs" if pretrained else "")
 
 
-def _axis_text(settings: StudySettings) -> str:
+def _describe_x_axis(settings: StudySettings) -> str:
     smooth = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
-    return f"{AXES[settings.x_axis][1]}{smooth}, with 95% bands"
+    return f"{X_AXES[settings.x_axis][1]}{smooth}, with 95% bands"
 
 
-def _tables(
+def _build_tables(
     settings: StudySettings,
     traces: Sequence[GroupTrace],
     comparisons: Sequence[Comparison],
     references: Sequence[ReferenceLine],
 ) -> Iterable[ReportTable]:
     """Yield the tables of a study: scores first, those that are only written to files last."""
-    yield _scores_table(settings, traces, references)
+    yield _build_scores_table(settings, traces, references)
     if settings.published:
-        yield _published_table(settings)
-    if (times := solution_table(settings, traces, references, settings.score_name)) is not None:
+        yield _build_published_table(settings)
+    if (times := build_solution_table(settings, traces, references, settings.score_name)) is not None:
         yield times
     anytime = [trace for trace in traces if trace.anytime is not None]
     if comparisons:
-        yield _comparisons_table(comparisons, AXES[MEASUREMENTS_COUNTER if anytime else settings.x_axis][1])
-    yield _curves_table("study_curves", {trace.display_name: trace.curve for trace in traces}, settings.x_axis)
+        yield _build_comparisons_table(comparisons, X_AXES[MEASUREMENTS_COUNTER if anytime else settings.x_axis][1])
+    yield _build_curves_table("study_curves", {trace.display_name: trace.curve for trace in traces}, settings.x_axis)
     if anytime:
-        yield _curves_table("study_anytime", {trace.display_name: trace.anytime for trace in traces}, MEASUREMENTS_COUNTER)
-        yield _recommendations_table(anytime)
+        curves = {trace.display_name: trace.anytime for trace in traces}
+        yield _build_curves_table("study_anytime", curves, MEASUREMENTS_COUNTER)
+        yield _build_recommendations_table(anytime)
 
 
-def _scores_table(
+def _build_scores_table(
     settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine]
 ) -> ReportTable:
-    online = any(trace.online is not None for trace in traces)
-    format_number = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
+    online = any(trace.online_scores is not None for trace in traces)
+    fmt = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
     columns = ["group", "runs", *(["recommendation", "online performance"] if online else [settings.score_name])]
     header: list[object] = ["group", "runs", "pretrainings", "score", "low", "high"]
     data = [[*header, *(["online_performance", "online_low", "online_high"] if online else [])]]
@@ -274,11 +275,11 @@ def _scores_table(
     for trace in traces:
         runs = f"{len(trace.scores)}" + (f" ({trace.n_pretrainings} pre-trained)" if trace.n_pretrainings else "")
         bands = [trace.score, *([trace.online_score] if online else [])]
-        rows.append([trace.display_name, runs, *(format_estimate(band, format_number) for band in bands)])
+        rows.append([trace.display_name, runs, *(format_estimate(band, fmt) for band in bands)])
         cells = [cell for band in bands for cell in interval_to_cells(band)]
         data.append([trace.display_name, len(trace.scores), trace.n_pretrainings, *cells])
     for line in references:
-        rows.append([line.label, EMPTY_CELL, format_number(line.value), *([EMPTY_CELL] if online else [])])
+        rows.append([line.label, EMPTY_CELL, fmt(line.value), *([EMPTY_CELL] if online else [])])
         data.append([line.label, None, None, line.value, *([None] * (len(data[0]) - 4))])
     if online:
         caption = f"{settings.score_name}: means over the runs of a group, with 95% intervals"
@@ -290,7 +291,7 @@ def _scores_table(
     return ReportTable("study_scores", caption, data, columns, rows)
 
 
-def _published_table(settings: StudySettings) -> ReportTable:
+def _build_published_table(settings: StudySettings) -> ReportTable:
     """Return the table of published results, which have other agents and budgets than the runs."""
     columns = ["group", "published"]
     ordered = sorted(settings.published.items(), key=lambda item: -item[1])
@@ -300,8 +301,8 @@ def _published_table(settings: StudySettings) -> ReportTable:
     return ReportTable("study_published", caption, [columns, *map(list, ordered)], columns, rows, notes=notes)
 
 
-def _comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
-    format_number = _difference_format(comparisons)
+def _build_comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
+    fmt = _choose_difference_format(comparisons)
     has_onset = any(comparison.onset is not None for comparison in comparisons)
     columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
     columns += [f"above from ({axis})"] if has_onset else []
@@ -310,8 +311,9 @@ def _comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTa
     data, rows = [header], []
     for comparison in comparisons:
         names = [comparison.group.display_name, comparison.baseline.display_name]
-        sign = "+" if format_number.signed(float(comparison.difference.estimate)).startswith("+") else ""
-        cells = [sign + format_estimate(comparison.difference, format_number), _p(comparison.p), _p(comparison.p_adjusted)]
+        sign = "+" if fmt.signed(float(comparison.difference.estimate)).startswith("+") else ""
+        cells = [sign + format_estimate(comparison.difference, fmt)]
+        cells += [_format_p_value(p) for p in (comparison.p, comparison.p_adjusted)]
         cells += [format_estimate(comparison.probability, "{:.2f}".format)]
         cells += [EMPTY_CELL if comparison.onset is None else f"{comparison.onset:,.0f}"] if has_onset else []
         rows.append([*names, *cells])
@@ -323,25 +325,25 @@ def _comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTa
     return ReportTable("study_comparisons", caption, data, columns, rows, n_text_columns=2)
 
 
-def _p(p: float) -> str:
+def _format_p_value(p: float) -> str:
     """Return a p-value as text; `-` if there is none."""
     return EMPTY_CELL if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
-def _curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: str) -> ReportTable:
+def _build_curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: str) -> ReportTable:
     """Return a table of curves by display name of their groups, which is written as a file only."""
     data: list[list[object]] = [["group", x_axis, "mean", "low", "high"]]
     for group, curve in curves.items():
-        data += [[group, *point] for point in curve.points] if curve is not None else []
+        data += [[group, *row] for row in curve.rows] if curve is not None else []
     return ReportTable(name, "Curves of a figure of the study", data)
 
 
-def _recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
+def _build_recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
     """Return the table of the recommendations of each run, which is written as a file only."""
     data: list[list[object]] = [["group", "run", "seed", MEASUREMENTS_COUNTER, "objective"]]
     for trace in traces:
         assert trace.anytime is not None
         for i, run in enumerate(trace.runs):
             points = zip(trace.anytime.x, trace.anytime.values[:, i], strict=True)
-            data += [[trace.display_name, i, run.seed, *point] for point in points]
+            data += [[trace.display_name, i, run.seed, *row] for row in points]
     return ReportTable("study_recommendations", "Recommendations of each run", data)

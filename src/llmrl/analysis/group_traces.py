@@ -1,8 +1,8 @@
 """Scores, curves and times to solution of the groups of a study.
 
 Time to solution is the number of measurements until a principal's recommendation has most of the value that can be
-reached. The level is the objective without a mechanism plus `SOLUTION_SHARE` of the distance to the best known value.
-A run that does not reach it within its budget is censored there (Kaplan and Meier, 1958, JASA 53).
+reached. The level is the objective without a mechanism plus `SOLUTION_FRACTION` of the distance to the best known
+value. A run that does not reach it within its budget is censored there (Kaplan and Meier, 1958, JASA 53).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llmrl.analysis.curves import GroupCurve, group_curve
+from llmrl.analysis.curves import GroupCurve, build_group_curve
 from llmrl.analysis.scores import DEFAULT_CURVES, Series, read_series
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import Group, count_pretrainings, find_replication_units
@@ -40,7 +40,7 @@ class GroupTrace:
         group: the group.
         runs: its finished runs.
         scores: scores of these runs, [n_runs].
-        online: online performance of these runs, [n_runs]; None if the score is not a recommendation.
+        online_scores: online performance of these runs, [n_runs]; None if the score is not a recommendation.
         curve: curve of the metric; None without one, or for a group that is drawn as a line.
         anytime: value of the recommendation from the first n measurements, over n; None if only the last one was
             evaluated.
@@ -50,7 +50,7 @@ class GroupTrace:
     group: Group
     runs: Sequence[RunRecord]
     scores: np.ndarray
-    online: np.ndarray | None = None
+    online_scores: np.ndarray | None = None
     curve: GroupCurve | None = None
     anytime: GroupCurve | None = None
 
@@ -60,7 +60,7 @@ class GroupTrace:
         return self.group.format_name(self.name)
 
     @property
-    def units(self) -> list[object]:
+    def replication_units(self) -> list[object]:
         """Label of the top-level unit of each run."""
         return find_replication_units(self.runs)
 
@@ -72,12 +72,12 @@ class GroupTrace:
     @property
     def score(self) -> Band:
         """Mean score with its interval."""
-        return mean_interval(self.scores, self.units)
+        return mean_interval(self.scores, self.replication_units)
 
     @property
     def online_score(self) -> Band | None:
         """Mean online performance with its interval; None if the score is not a recommendation."""
-        return None if self.online is None else mean_interval(self.online, self.units)
+        return None if self.online_scores is None else mean_interval(self.online_scores, self.replication_units)
 
     @property
     def main_curve(self) -> GroupCurve | None:
@@ -86,7 +86,7 @@ class GroupTrace:
 
 
 def read_group_traces(
-    settings: StudySettings, groups: Sequence[tuple[str, Group, Sequence[RunRecord]]], width: int | None
+    settings: StudySettings, groups: Sequence[tuple[str, Group, Sequence[RunRecord]]], bin_width: int | None
 ) -> list[GroupTrace]:
     """Return the groups of a study that have scores, highest score first.
 
@@ -95,12 +95,12 @@ def read_group_traces(
     Args:
         settings: settings of the study.
         groups: short name, group and finished runs of each.
-        width: bin width of metrics of training episodes, frames.
+        bin_width: bin width of metrics of training episodes, frames.
 
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
-    candidates = [_trace(settings, name, group, runs, width) for name, group, runs in groups if runs]
+    candidates = [_build_trace(settings, name, group, runs, bin_width) for name, group, runs in groups if runs]
     traces = [trace for trace in candidates if trace is not None]
     traces.sort(key=lambda trace: -float(trace.score.estimate))
     if all(trace.anytime is not None for trace in traces if trace.curve is not None):
@@ -108,11 +108,11 @@ def read_group_traces(
     return [replace(trace, anytime=None) for trace in traces]
 
 
-def _trace(
-    settings: StudySettings, name: str, group: Group, runs: Sequence[RunRecord], width: int | None
+def _build_trace(
+    settings: StudySettings, name: str, group: Group, runs: Sequence[RunRecord], bin_width: int | None
 ) -> GroupTrace | None:
     """Return the scores and curves of a group; None if a run has no score."""
-    curves = _read_metric(settings, runs, width)
+    curves = _read_metric(settings, runs, bin_width)
     if curves is not None and settings.tail_fraction is not None:
         # The score of a level, which is constant, is the mean of all its values.
         share = 1.0 if name in settings.levels else settings.tail_fraction
@@ -123,41 +123,41 @@ def _trace(
             return None
     trace = GroupTrace(name, group, runs, scores)
     if settings.tail_fraction is None and read_principal_scores(runs, RECOMMENDATION) is not None:
-        trace = replace(trace, online=read_principal_scores(runs, ONLINE_PERFORMANCE))
+        trace = replace(trace, online_scores=read_principal_scores(runs, ONLINE_PERFORMANCE))
     if name in settings.levels:
         return trace
     if curves is not None:
-        smoothed = [(x, _smoothed(values, settings.smooth)) for x, values in curves]
-        trace = replace(trace, curve=group_curve(smoothed, trace.units))
-    if trace.online is not None:
+        smoothed = [(x, _moving_average(values, settings.smooth)) for x, values in curves]
+        trace = replace(trace, curve=build_group_curve(smoothed, trace.replication_units))
+    if trace.online_scores is not None:
         anytime = [read_series(run.folder, ANYTIME_METRIC, MEASUREMENTS_COUNTER) for run in runs]
         if all(len(x) > 1 for x, _ in anytime):
-            trace = replace(trace, anytime=group_curve(anytime, trace.units))
+            trace = replace(trace, anytime=build_group_curve(anytime, trace.replication_units))
     return trace
 
 
-def _read_metric(settings: StudySettings, runs: Sequence[RunRecord], width: int | None) -> list[Series] | None:
+def _read_metric(settings: StudySettings, runs: Sequence[RunRecord], bin_width: int | None) -> list[Series] | None:
     """Return the metric of every run; None if a run has none, such as one of agents that only play."""
     for metric in [settings.metric] if settings.metric else DEFAULT_CURVES:
-        curves = [read_series(run.folder, metric, settings.x_axis, width) for run in runs]
+        curves = [read_series(run.folder, metric, settings.x_axis, bin_width) for run in runs]
         if all(len(x) for x, _ in curves):
             return curves
     return None
 
 
-def _smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Return a trailing moving average over `width` values, or fewer at the beginning."""
+def _moving_average(values: np.ndarray, n_values: int) -> np.ndarray:
+    """Return a trailing moving average over `n_values` values, or fewer at the beginning."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
+    starts = np.maximum(0, ends - n_values)
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-SOLUTION_SHARE = 0.9
+SOLUTION_FRACTION = 0.9
 """Share of the distance from no mechanism to the best known value that counts as the solution."""
 
 
-def solution_times(x: np.ndarray, values: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def find_solution_times(x: np.ndarray, values: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the first numbers of measurements at which the runs of a group reach a level.
 
     Args:
@@ -173,7 +173,7 @@ def solution_times(x: np.ndarray, values: np.ndarray, level: float) -> tuple[np.
     return np.where(reached, x[is_above.argmax(axis=0)], x[-1]), reached
 
 
-def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
+def compute_kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
     """Return the time by which half of the runs have reached a level, from right-censored times.
 
     The result is None if fewer than half of them reach it.
@@ -190,7 +190,7 @@ def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
     return None
 
 
-def solution_table(
+def build_solution_table(
     settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
 ) -> ReportTable | None:
     """Return the table of times to solution, shortest first; None if they are not defined.
@@ -211,12 +211,12 @@ def solution_table(
             f"report.best_known={settings.best_known:g} must be above the objective without a mechanism, "
             f"{levels[0]:.4g}"
         )
-    level = levels[0] + SOLUTION_SHARE * (settings.best_known - levels[0])
+    level = levels[0] + SOLUTION_FRACTION * (settings.best_known - levels[0])
     lines = []
     for trace in traces:
         if trace.anytime is not None:
-            times, reached = solution_times(trace.anytime.x, trace.anytime.values, level)
-            median, budget = kaplan_meier_median(times, reached), float(trace.anytime.x[-1])
+            times, reached = find_solution_times(trace.anytime.x, trace.anytime.values, level)
+            median, budget = compute_kaplan_meier_median(times, reached), float(trace.anytime.x[-1])
             lines.append((trace.display_name, len(times), int(reached.sum()), median, budget))
     lines.sort(key=lambda line: (math.inf if line[3] is None else line[3], -line[2] / line[1]))
     rows = []
@@ -226,7 +226,7 @@ def solution_table(
     return ReportTable(
         "study_time_to_solution",
         f"Time to solution: measurements until the recommendation reaches {level:.4g} ({unit}), "
-        f"{SOLUTION_SHARE:.0%} of the distance from no mechanism to the best known value",
+        f"{SOLUTION_FRACTION:.0%} of the distance from no mechanism to the best known value",
         [["group", "runs", "reached", "median", "measurements", "level"], *([*line, level] for line in lines)],
         ["group", "measurements"],
         rows,

@@ -13,7 +13,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import count_pretrainings, find_replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
-from llmrl.results.table_format import NumberFormat, ReportTable, interval_to_cells, format_estimate
+from llmrl.results.table_format import NumberFormat, ReportTable, format_estimate, interval_to_cells
 from llmrl.statistics.intervals import Band, mean_interval
 
 _N_BEST, _N_WORST = 10, 5
@@ -66,46 +66,46 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
     Raises:
         RunFolderError: a run has other settings than the others, or its summary cannot be read.
     """
-    histories = [_history(run) for run in runs]
+    histories = [_read_history(run) for run in runs]
     values_by_run = [_mean_by_setting(history) for history in histories]
-    settings_of_first = values_by_run[0]
+    settings_of_first_run = values_by_run[0]
     for run, run_values in zip(runs, values_by_run, strict=True):
-        if run_values.keys() != settings_of_first.keys():
+        if run_values.keys() != settings_of_first_run.keys():
             raise RunFolderError(
                 f"{run.folder} has measured other settings than {runs[0].folder}; move one of them to another folder"
             )
-    names = tuple(name for name, _ in next(iter(settings_of_first)))
+    names = tuple(name for name, _ in next(iter(settings_of_first_run)))
     lacking = [name for name in settings.map or () if name not in names]
     if lacking:
         raise RunFolderError(f"report.map={settings.map}: {lacking[0]} is unknown; use {', '.join(names)}")
-    vectors = np.array([[value for _, value in setting] for setting in settings_of_first])
+    vectors = np.array([[value for _, value in setting] for setting in settings_of_first_run])
     units = find_replication_units(runs)
 
     def to_array(means_by_run: Sequence[Mapping[_Setting, float]]) -> np.ndarray:
-        return np.array([[means[setting] for means in means_by_run] for setting in settings_of_first])
+        return np.array([[means[setting] for means in means_by_run] for setting in settings_of_first_run])
 
     values = to_array(values_by_run)
     band = mean_interval(values, units)
-    validated_rounds = [{int(n) for n in row.get("validated", ())} for history in histories for row in history]
+    round_counts = [{int(n) for n in row.get("validated", ())} for history in histories for row in history]
     rounds = {
         n: mean_interval(to_array([_mean_by_setting(history, n) for history in histories]), units)
-        for n in sorted(set.intersection(*validated_rounds))
+        for n in sorted(set.intersection(*round_counts))
     }
     n_pretrainings = count_pretrainings(runs)
     basis = f"{len(runs)} runs" + (f" of {n_pretrainings} pre-trained societies" if n_pretrainings else "")
     unit = settings.unit or "objective"
-    tables = [_table(names, vectors, band, unit, basis)]
-    tables += [_rounds_table(names, vectors, rounds, unit, basis)] if rounds else []
+    tables = [_build_settings_table(names, vectors, band, unit, basis)]
+    tables += [_build_rounds_table(names, vectors, rounds, unit, basis)] if rounds else []
     best = int(band.estimate.argmax())
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
-    format_number = NumberFormat(band.estimate)
-    setting = _setting_text(names, vectors[best])
-    sentence = f"The best of {len(vectors)} settings, {setting}, brings {format_estimate(band[best], format_number)} {unit}"
-    unbiased_best = _cross_validated_best(values)
+    fmt = NumberFormat(band.estimate)
+    setting = _format_setting(names, vectors[best])
+    sentence = f"The best of {len(vectors)} settings, {setting}, brings {format_estimate(band[best], fmt)} {unit}"
+    unbiased_best = _compute_unbiased_best(values)
     if unbiased_best is not None:
-        sentence += f" (the best by one half of the runs, measured by the other half: {format_number(unbiased_best)})"
+        sentence += f" (the best by one half of the runs, measured by the other half: {fmt(unbiased_best)})"
     if len(zero_settings):
-        sentence += f"; no mechanism brings {format_estimate(band[int(zero_settings[0])], format_number)}"
+        sentence += f"; no mechanism brings {format_estimate(band[int(zero_settings[0])], fmt)}"
     if len(zero_settings) and np.isfinite(band.low).all():
         better = int((band.low > band.high[zero_settings[0]]).sum())
         worse = int((band.high < band.low[zero_settings[0]]).sum())
@@ -119,7 +119,7 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
     return Landscape(settings, (sentence + ".",), tuple(tables), caption, names, vectors, band, rounds)
 
 
-def _cross_validated_best(values: np.ndarray) -> float | None:
+def _compute_unbiased_best(values: np.ndarray) -> float | None:
     """Return the objective of the best setting without selection bias; None for a single run.
 
     The best setting is chosen by every second run and measured by the others; the result is the mean over both ways. So
@@ -131,10 +131,10 @@ def _cross_validated_best(values: np.ndarray) -> float | None:
     if values.shape[1] < 2:
         return None
     halves = [values[:, 0::2].mean(axis=1), values[:, 1::2].mean(axis=1)]
-    return float(np.mean([other_half[half.argmax()] for half, other_half in (halves, halves[::-1])]))
+    return float(np.mean([held_out_half[half.argmax()] for half, held_out_half in (halves, halves[::-1])]))
 
 
-def _history(run: RunRecord) -> list[dict[str, Any]]:
+def _read_history(run: RunRecord) -> list[dict[str, Any]]:
     """Return the proposals in the summary of a run.
 
     Raises:
@@ -161,21 +161,23 @@ def _mean_by_setting(history: Sequence[Mapping[str, Any]], rounds: int | None = 
     return {setting: float(np.mean(values)) for setting, values in values_by_setting.items()}
 
 
-def _setting_text(names: Sequence[str], vector: np.ndarray) -> str:
+def _format_setting(names: Sequence[str], vector: np.ndarray) -> str:
     """Return a setting as text: all parameters if they are few, otherwise those that are not zero."""
-    shown_values = [(name, x) for name, x in zip(names, vector, strict=True) if x != 0 or len(names) <= 3]
-    return ", ".join(f"{name} {x:g}" for name, x in shown_values) or "nothing"
+    listed_values = [(name, x) for name, x in zip(names, vector, strict=True) if x != 0 or len(names) <= 3]
+    return ", ".join(f"{name} {x:g}" for name, x in listed_values) or "nothing"
 
 
-def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, basis: str) -> ReportTable:
+def _build_settings_table(
+    names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, basis: str
+) -> ReportTable:
     """Return a table of the best and the worst settings, and zero; its CSV file has all."""
     order = [int(i) for i in np.argsort(-band.estimate, kind="stable")]
     zero_settings = [int(i) for i in np.flatnonzero((vectors == 0).all(axis=1))]
     listed_settings = list(dict.fromkeys([*order[:_N_BEST], *zero_settings, *order[-_N_WORST:]]))
-    format_number = NumberFormat(band.estimate)
+    fmt = NumberFormat(band.estimate)
     varying = [k for k in range(len(names)) if len(np.unique(vectors[:, k])) > 1]
     rows = [
-        [*(f"{vectors[i, k]:g}" for k in varying), format_estimate(band[i], format_number), str(order.index(i) + 1)]
+        [*(f"{vectors[i, k]:g}" for k in varying), format_estimate(band[i], fmt), str(order.index(i) + 1)]
         for i in sorted(listed_settings, key=order.index)
     ]
     data: list[list[object]] = [[*names, "mean", "low", "high"]]
@@ -190,15 +192,15 @@ def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, b
     )
 
 
-def _rounds_table(
+def _build_rounds_table(
     names: tuple[str, ...], vectors: np.ndarray, rounds: Mapping[int, Band], unit: str, basis: str
 ) -> ReportTable:
     """Return a table of all settings with their objective after each number of adaptation rounds, best first."""
     last = max(rounds)
     order = [int(i) for i in np.argsort(-rounds[last].estimate, kind="stable")]
-    format_number = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
+    fmt = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
     rows = [
-        [*(f"{x:g}" for x in vectors[i]), *(format_estimate(band[i], format_number) for band in rounds.values())] for i in order
+        [*(f"{x:g}" for x in vectors[i]), *(format_estimate(band[i], fmt) for band in rounds.values())] for i in order
     ]
     data: list[list[object]] = [[*names, "rounds", "mean", "low", "high"]]
     data += [[*vectors[i], n, *interval_to_cells(band[i])] for n, band in rounds.items() for i in range(len(vectors))]

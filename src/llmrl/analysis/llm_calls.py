@@ -76,7 +76,7 @@ class CallTotals:
         return total
 
 
-def call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
+def read_call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
     """Return the totals of every run in and under `folder`, by run folder and model label.
 
     Runs without calls are left out.
@@ -86,16 +86,16 @@ def call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
         for log in sorted(folder.rglob(FILE_NAME))
         # Content that a rerun has moved aside belongs to an earlier run.
         if not any(part.startswith("backup_") for part in log.relative_to(folder).parts)
-        and (totals := model_totals(log.parent))
+        and (totals := read_model_totals(log.parent))
     }
 
 
-def run_totals(run: Path) -> CallTotals:
+def read_run_totals(run: Path) -> CallTotals:
     """Return the totals of the run in the folder `run`; zeros without calls."""
-    return sum(model_totals(run).values(), CallTotals())
+    return sum(read_model_totals(run).values(), CallTotals())
 
 
-def model_totals(run: Path) -> dict[str, CallTotals]:
+def read_model_totals(run: Path) -> dict[str, CallTotals]:
     """Return the totals of the run in the folder `run`, by model label."""
     totals: dict[str, CallTotals] = {}
     if (run / FILE_NAME).is_file():

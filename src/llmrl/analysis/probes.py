@@ -57,16 +57,16 @@ def _draw_panels(probes: Sequence[dict[str, Any]], actions: Sequence[str], rows:
     n_columns = min(_MAX_COLUMNS, len(probes))
     n_rows = math.ceil(len(probes) / n_columns)
     figure = new_figure(4.2 * n_columns, 2.5 * n_rows + 0.9)
-    panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
+    axes = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
     styles: list[dict[str, Any]] = [
         {"color": COLORS[k % len(COLORS)], "linestyle": "solid" if k < len(COLORS) else "dashed"}
         for k in range(len(actions))
     ]
-    for i, (panel, probe) in enumerate(zip(panels, probes, strict=False)):
+    for i, (ax, probe) in enumerate(zip(axes, probes, strict=False)):
         for action, style in zip(actions, styles, strict=True):
             name = f"probe/{probe['name']}/{action.replace(' ', '_')}"
             probe_rows = [row for row in rows if name in row]
-            panel.plot(
+            ax.plot(
                 [row["env_steps"] for row in probe_rows],
                 [row[name] for row in probe_rows],
                 **style,
@@ -74,16 +74,16 @@ def _draw_panels(probes: Sequence[dict[str, Any]], actions: Sequence[str], rows:
                 marker="o" if len(probe_rows) == 1 else "",
             )
         title = probe["name"].replace("_", " ")
-        panel.set_title(title + (f"\nintended: {probe['intended']}" if probe["intended"] else ""), fontsize=10)
-        panel.set_ylim(-0.02, 1.02)
-        use_unit_prefixes(panel)
+        ax.set_title(title + (f"\nintended: {probe['intended']}" if probe["intended"] else ""), fontsize=10)
+        ax.set_ylim(-0.02, 1.02)
+        use_unit_prefixes(ax)
         if i + n_columns >= len(probes):  # nothing below it
-            panel.set_xlabel("environment steps")
-            panel.tick_params(labelbottom=True)
+            ax.set_xlabel("environment steps")
+            ax.tick_params(labelbottom=True)
         if i % n_columns == 0:
-            panel.set_ylabel("probability")
-    for panel in panels[len(probes) :]:
-        panel.set_visible(False)
+            ax.set_ylabel("probability")
+    for ax in axes[len(probes) :]:
+        ax.set_visible(False)
     handles = [Line2D([], [], label=action, **style) for action, style in zip(actions, styles, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(actions), 6), fontsize=10)
     return figure

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.curves import Curve
+from llmrl.analysis.curves import MetricCurves
 from llmrl.analysis.final_episodes import FinalEpisodes
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.scores import ScoreRule
@@ -38,8 +38,8 @@ class ReportSettings:
         rule: definition of the score of a run.
         curves: metrics to draw; empty: the main objective of each task.
         x_axis: x axis of the curves, one of `scores.AXES`.
-        width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
-        budget: first frames of training, over which sample efficiency is averaged; None: as for `width`.
+        bin_width: bin width of curves of training episodes, frames; None: see `training_curves.find_common_frames`.
+        budget: first frames of training, over which sample efficiency is averaged; None: as for `bin_width`.
         study: presentation of a study; None: the settings of its newest run.
         by_name: whether runs of different names are different tasks; False: they are compared with each other, and
             nothing is a study.
@@ -48,7 +48,7 @@ class ReportSettings:
     rule: ScoreRule = field(default_factory=ScoreRule)
     curves: tuple[str, ...] = ()
     x_axis: str = "env_steps"
-    width: int | None = None
+    bin_width: int | None = None
     budget: int | None = None
     study: StudySettings | None = None
     by_name: bool = True
@@ -73,7 +73,7 @@ class GroupSummary:
     remark: str = ""
 
 
-def best_group_indices(compared: Sequence[GroupSummary], n: int = MAX_GROUPS_COMPARED) -> list[int]:
+def select_best_groups(compared: Sequence[GroupSummary], n: int = MAX_GROUPS_COMPARED) -> list[int]:
     """Return the indices of the `n` groups with the highest IQM, in the order of `compared`."""
     iqm = [float(summary.estimates["iqm"].estimate) for summary in compared]
     return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:n])
@@ -87,7 +87,7 @@ class Section:
         title: title of the section.
         common_overrides: overrides that all its groups share.
         summaries: numbers of each group, in the order of their labels.
-        improvement: probability that the row's group beats the column's group, of `best_group_indices`.
+        improvement: probability that the row's group beats the column's group, of `select_best_groups`.
         curves: curves of metrics over `ReportSettings.x_axis`.
         notes: explanations for the reader.
         efficiency: sample efficiency of each group that trained, if episodes can succeed.
@@ -101,7 +101,7 @@ class Section:
     common_overrides: Mapping[str, str]
     summaries: tuple[GroupSummary, ...]
     improvement: Band
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[MetricCurves, ...] = ()
     notes: tuple[str, ...] = ()
     efficiency: tuple[GroupSummary, ...] = ()
     references: tuple[ReferenceLine, ...] = ()
@@ -117,7 +117,7 @@ class Section:
     @property
     def figure_indices(self) -> list[int]:
         """Indices in `compared` of the groups in figures and matrices."""
-        return best_group_indices(self.compared, MAX_GROUPS_IN_FIGURE)
+        return select_best_groups(self.compared, MAX_GROUPS_IN_FIGURE)
 
     @property
     def omitted_groups_notes(self) -> list[str]:
@@ -171,7 +171,7 @@ class Report:
         return str(folder.relative_to(Path.cwd()) if is_below else folder)
 
     @property
-    def states(self) -> Counter[str]:
+    def n_runs_by_state(self) -> Counter[str]:
         """Number of runs in each state."""
         return Counter(run.state for _, _, run, _ in self.runs)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.curves import Curve
+from llmrl.analysis.curves import MetricCurves
 from llmrl.analysis.figures import (
     COLORS,
     MARKERS,
-    Drawing,
+    RenderedFigure,
     add_legend,
     draw_curve,
-    draw_reference,
+    draw_reference_line,
     draw_scores,
     group_styles,
     label_groups,
@@ -29,10 +29,10 @@ from llmrl.analysis.figures import (
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.report import MAX_GROUPS_IN_FIGURE, Report, Section
-from llmrl.analysis.report_tables import TaskComparison, online_performance, slug
-from llmrl.analysis.scores import AXES
-from llmrl.analysis.story.proposed import GroupProposals, mean_score, shared_parameters
-from llmrl.results.principal_scores import REFERENCE_LEVELS, MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, ReferenceLine
+from llmrl.analysis.report_tables import TaskComparison, compute_online_performance, to_slug
+from llmrl.analysis.scores import X_AXES
+from llmrl.analysis.story.proposed import GroupProposals, compute_mean_score, shared_parameters
+from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRIC, REFERENCE_LEVELS, ReferenceLine
 from llmrl.results.study_settings import StudyResult
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MAX_WIDTH = 13.0
 """Maximum width of maps side by side, inches."""
-_PANELS = 4
+_MAX_COLUMNS = 4
 """Maximum number of tasks side by side."""
 _MAX_LABELED = 5
 """Number of settings whose lines have labels and colors."""
@@ -48,22 +48,23 @@ _LEGEND_COLUMNS = 5
 """Number of columns of a legend."""
 
 
-def draw_study(study: StudyResult, name: str) -> list[Drawing]:
+def draw_study(study: StudyResult, name: str) -> list[RenderedFigure]:
     """Return the figures of a study: the main one, and one of online performance if that shows recommendations.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     if isinstance(study, Landscape):
-        return [render_figure(name, study.caption, lambda: _adaptation(study) if study.rounds else _maps(study))]
+        draw = _draw_adaptation if study.rounds else _draw_heat_maps
+        return [render_figure(name, study.caption, lambda: draw(study))]
     assert isinstance(study, GroupComparison)
-    drawings = [render_figure(name, study.caption, lambda: _groups(study, online=False))]
+    drawings = [render_figure(name, study.caption, lambda: _draw_groups(study, online=False))]
     if study.online_caption:
-        drawings.append(render_figure(f"{name}_online", study.online_caption, lambda: _groups(study, online=True)))
+        drawings.append(render_figure(f"{name}_online", study.online_caption, lambda: _draw_groups(study, online=True)))
     return drawings
 
 
-def _maps(study: Landscape) -> Figure:
+def _draw_heat_maps(study: Landscape) -> Figure:
     from matplotlib.patches import Rectangle
 
     heat_maps = study.heat_maps()
@@ -71,49 +72,47 @@ def _maps(study: Landscape) -> Figure:
     n_columns = min(len(heat_maps), max(1, int(_MAX_WIDTH / width)))
     rows = -(-len(heat_maps) // n_columns)
     figure = new_figure(1.4 + n_columns * width, 0.8 + rows * (height + 0.4))
-    panels = figure.subplots(rows, n_columns, squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(rows, n_columns, squeeze=False, sharex=True, sharey=True)
     values = study.band.estimate
     minimum, maximum = float(values.min()), float(values.max())
     x_name, y_name = (study.settings.map or ["", ""])[:2]
     image: Any = None
-    for panel, (title, xs, ys, indices) in zip(panels.flat, heat_maps, strict=False):
+    for ax, (title, xs, ys, indices) in zip(axes.flat, heat_maps, strict=False):
         grid = np.where(indices >= 0, values[indices], np.nan)
-        image = panel.imshow(grid, cmap="cividis", vmin=minimum, vmax=maximum, aspect="auto", origin="lower")
+        image = ax.imshow(grid, cmap="cividis", vmin=minimum, vmax=maximum, aspect="auto", origin="lower")
         for (row, column), i in np.ndenumerate(indices):
             if i < 0:
                 continue
             is_dark = (values[i] - minimum) / ((maximum - minimum) or 1.0) < 0.5
             digits = 0 if maximum - minimum >= 20 else 1
             text = f"{round(float(values[i]), digits) + 0.0:.{digits}f}"  # no negative zero
-            panel.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if is_dark else "black")
-            if i == study.best:
-                panel.add_patch(
-                    Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#D55E00", linewidth=3)
-                )
-        panel.set_xticks(range(len(xs)), [f"{x:g}" for x in xs], fontsize=9)
-        panel.set_yticks(range(len(ys)), [f"{y:g}" for y in ys], fontsize=9)
-        panel.set_title(title)
-        panel.grid(visible=False)
-        panel.tick_params(length=0)
-        panel.spines[:].set_visible(False)
-    for (row, column), panel in np.ndenumerate(panels):
+            ax.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if is_dark else "black")
+            if i == study.best_index:
+                ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#D55E00", linewidth=3))
+        ax.set_xticks(range(len(xs)), [f"{x:g}" for x in xs], fontsize=9)
+        ax.set_yticks(range(len(ys)), [f"{y:g}" for y in ys], fontsize=9)
+        ax.set_title(title)
+        ax.grid(visible=False)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+    for (row, column), ax in np.ndenumerate(axes):
         if row == rows - 1 or (row + 1) * n_columns + column >= len(heat_maps):
-            panel.set_xlabel(x_name)
-            panel.tick_params(labelbottom=True)
+            ax.set_xlabel(x_name)
+            ax.tick_params(labelbottom=True)
         if column == 0:
-            panel.set_ylabel(y_name)
-    for panel in panels.flat[len(heat_maps) :]:
-        panel.set_visible(False)
+            ax.set_ylabel(y_name)
+    for ax in axes.flat[len(heat_maps) :]:
+        ax.set_visible(False)
     figure.colorbar(
-        image, ax=panels.ravel().tolist(), label=textwrap.fill(study.settings.unit or "objective", 30), shrink=0.9
+        image, ax=axes.ravel().tolist(), label=textwrap.fill(study.settings.unit or "objective", 30), shrink=0.9
     )
     return figure
 
 
-def _adaptation(study: Landscape) -> Figure:
+def _draw_adaptation(study: Landscape) -> Figure:
     """Draw the objective of each setting over adaptation rounds: the best five labeled, the others in gray."""
     figure = new_figure(8.0, 5.0)
-    panel = figure.subplots()
+    ax = figure.subplots()
     rounds = list(study.rounds)
     values = np.array([band.estimate for band in study.rounds.values()])  # [n_rounds, n]
     best = np.argsort(-values[-1])[:_MAX_LABELED]
@@ -122,34 +121,34 @@ def _adaptation(study: Landscape) -> Figure:
     styles = group_styles(list(names.values()), [names[int(i)] for i in zero_settings])
     for i, line in enumerate(values.T):
         if i not in names:
-            panel.plot(rounds, line, color="#BBBBBB", linewidth=1, zorder=1)
+            ax.plot(rounds, line, color="#BBBBBB", linewidth=1, zorder=1)
             continue
-        panel.plot(rounds, line, label=names[i], **styles[names[i]], zorder=2)
-    panel.set_xticks(rounds)
-    panel.set_xlabel("adaptation rounds")
-    panel.set_ylabel(textwrap.fill(study.settings.unit or "objective", 30))
-    panel.set_title(", ".join(study.names), loc="right", fontsize=9)
-    label_line_ends(panel)
+        ax.plot(rounds, line, label=names[i], **styles[names[i]], zorder=2)
+    ax.set_xticks(rounds)
+    ax.set_xlabel("adaptation rounds")
+    ax.set_ylabel(textwrap.fill(study.settings.unit or "objective", 30))
+    ax.set_title(", ".join(study.names), loc="right", fontsize=9)
+    label_line_ends(ax)
     return figure
 
 
-def _groups(study: GroupComparison, online: bool) -> Figure:
+def _draw_groups(study: GroupComparison, online: bool) -> Figure:
     """Draw the groups of a study, best first: their curves on the left, if there are any, and scores on the right."""
     traces = [trace for trace in study.traces if not online or trace.online_score is not None]
     if online:
         traces.sort(key=lambda trace: -float(trace.online_score.estimate) if trace.online_score is not None else 0.0)
-    is_anytime = study.has_anytime and not online
+    is_anytime = study.has_anytime_curves and not online
     curves = {trace.name: trace.anytime if is_anytime else trace.curve for trace in traces}
     has_curves = any(curve is not None for curve in curves.values())
     width = 1.5 + 0.45 * len(traces)
     figure = new_figure((8.2 if has_curves else 0.6) + width, 5.6)
-    panels = figure.subplots(
+    axes = figure.subplots(
         1, 2 if has_curves else 1, sharey=True, squeeze=False, width_ratios=[6, width] if has_curves else [1]
     )[0]
-    left, right = panels[0], panels[-1]
+    left, right = axes[0], axes[-1]
     styles = group_styles([trace.name for trace in study.traces], study.settings.baselines)
     for x, trace in enumerate(traces):
-        scores, band = (trace.online, trace.online_score) if online else (trace.scores, trace.score)
+        scores, band = (trace.online_scores, trace.online_score) if online else (trace.scores, trace.score)
         assert scores is not None and band is not None
         draw_scores(right, x, scores, band, styles[trace.name])
         curve = curves[trace.name]
@@ -157,13 +156,13 @@ def _groups(study: GroupComparison, online: bool) -> Figure:
             draw_curve(left, curve, trace.display_name, styles[trace.name])
         elif has_curves:
             left.axhline(float(band.estimate), label=f"{trace.display_name} (level)", **level_style(styles[trace.name]))
-    for line in complete_references(study.references):
-        for panel in panels:
-            draw_reference(panel, line)
+    for line in select_drawable_lines(study.references):
+        for ax in axes:
+            draw_reference_line(ax, line)
     label_groups(right, [trace.display_name for trace in traces])
     left.set_ylabel(study.settings.score_name)
     if has_curves:
-        left.set_xlabel(AXES[MEASUREMENTS_COUNTER if is_anytime else study.settings.x_axis][1])
+        left.set_xlabel(X_AXES[MEASUREMENTS_COUNTER if is_anytime else study.settings.x_axis][1])
         if is_anytime:
             left.set_xscale("log")
             left.xaxis.set_major_formatter("{x:g}")
@@ -174,46 +173,46 @@ def _groups(study: GroupComparison, online: bool) -> Figure:
     return figure
 
 
-def draw_tasks(tasks: TaskComparison, name: str) -> Drawing:
+def draw_tasks(tasks: TaskComparison, name: str) -> RenderedFigure:
     """Return the figure of the groups of a study in each of its tasks, with a panel for each task.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    return render_figure(name, tasks.caption, lambda: _tasks(tasks))
+    return render_figure(name, tasks.caption, lambda: _draw_tasks(tasks))
 
 
-def _tasks(tasks: TaskComparison) -> Figure:
-    n_columns = min(len(tasks.titles), _PANELS)
+def _draw_tasks(tasks: TaskComparison) -> Figure:
+    n_columns = min(len(tasks.titles), _MAX_COLUMNS)
     rows = -(-len(tasks.titles) // n_columns)
     figure = new_figure(3.4 * n_columns, 0.7 + 2.7 * rows)
-    panels = figure.subplots(rows, n_columns, squeeze=False)
+    axes = figure.subplots(rows, n_columns, squeeze=False)
     styles = group_styles(tasks.names, tasks.settings.baselines)
     handles: dict[str, Any] = {}
-    for panel, title, study in zip(panels.flat, tasks.titles, tasks.studies, strict=False):
+    for ax, title, study in zip(axes.flat, tasks.titles, tasks.studies, strict=False):
         for trace in study.traces:
             level, style = float(trace.score.estimate), styles[trace.name]
             if trace.curve is None:
-                handles[trace.name] = panel.axhline(level, label=trace.display_name, **level_style(style))
+                handles[trace.name] = ax.axhline(level, label=trace.display_name, **level_style(style))
                 continue
-            handles[trace.name] = draw_curve(panel, trace.curve, trace.display_name, {**style, "markersize": 4})
-            panel.plot([float(trace.curve.x[-1])], [level], marker="_", markersize=14, color=style["color"])
-        panel.set_title(title, fontsize=11)
-        panel.tick_params(labelsize=8)
-        use_unit_prefixes(panel)
-    for k, panel in enumerate(panels.flat):
+            handles[trace.name] = draw_curve(ax, trace.curve, trace.display_name, {**style, "markersize": 4})
+            ax.plot([float(trace.curve.x[-1])], [level], marker="_", markersize=14, color=style["color"])
+        ax.set_title(title, fontsize=11)
+        ax.tick_params(labelsize=8)
+        use_unit_prefixes(ax)
+    for k, ax in enumerate(axes.flat):
         if k >= len(tasks.titles):
-            panel.set_visible(False)
+            ax.set_visible(False)
         elif k + n_columns >= len(tasks.titles):
-            panel.set_xlabel(AXES[tasks.settings.x_axis][1], fontsize=9)
-    for row in panels:
+            ax.set_xlabel(X_AXES[tasks.settings.x_axis][1], fontsize=9)
+    for row in axes:
         row[0].set_ylabel(textwrap.fill(tasks.settings.score_name, 30), fontsize=9)
     legend_handles = [handles[name] for name in tasks.names if name in handles]
     figure.legend(handles=legend_handles, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=10)
     return figure
 
 
-def draw_section(section: Section, report: Report, name: str) -> list[Drawing]:
+def draw_section(section: Section, report: Report, name: str) -> list[RenderedFigure]:
     """Return the figures of one section, scores and curves; none if no run of it has finished.
 
     Args:
@@ -226,7 +225,7 @@ def draw_section(section: Section, report: Report, name: str) -> list[Drawing]:
     """
     if not section.figure_indices:
         return []
-    online = online_performance(section, report.settings)
+    online = compute_online_performance(section, report.settings)
     unit = report.settings.rule.metric or ("recommendation" if online else "result")
     labels = [section.compared[i].group.label for i in section.figure_indices]
     # Styles are the same in all figures of a section, and those of all its groups if there are enough.
@@ -234,53 +233,53 @@ def draw_section(section: Section, report: Report, name: str) -> list[Drawing]:
         [summary.group.label for summary in section.summaries] if len(section.summaries) <= len(MARKERS) else labels
     )
     caption = f"Mean {unit} of each group with its 95% interval. Dots are runs."
-    drawings = [render_figure(f"{name}_scores", caption, lambda: _scores(section, unit, styles))]
+    drawings = [render_figure(f"{name}_scores", caption, lambda: _draw_scores(section, unit, styles))]
     for curve in section.curves:
         caption = (
-            f"{curve.metric} over {AXES[curve.x_axis][1]}: mean over the runs of a group with pointwise 95% bands, "
+            f"{curve.metric} over {X_AXES[curve.x_axis][1]}: mean over the runs of a group with pointwise 95% bands, "
             "only where all of its runs have values."
         )
-        lines = complete_references(section.references) if curve.metric == OBJECTIVE_METRIC else ()
+        lines = select_drawable_lines(section.references) if curve.metric == OBJECTIVE_METRIC else ()
         if curve.metric == OBJECTIVE_METRIC and online:
             caption += " It is the objective of the proposals (online performance), not of the recommendations."
         caption += " Level lines were measured before the runs." if lines else ""
-        draw = functools.partial(_curve, section, curve, styles, lines)
-        drawings.append(render_figure(f"{name}_curve_{slug(curve.metric)}", caption, draw))
+        draw = functools.partial(_draw_curve, section, curve, styles, lines)
+        drawings.append(render_figure(f"{name}_curve_{to_slug(curve.metric)}", caption, draw))
     return drawings
 
 
-def complete_references(lines: Collection[ReferenceLine]) -> Collection[ReferenceLine]:
+def select_drawable_lines(lines: Collection[ReferenceLine]) -> Collection[ReferenceLine]:
     """Return the reference lines to draw; none if groups have different ones, which only the table shows."""
     return lines if len(lines) == len(REFERENCE_LEVELS) else ()
 
 
-def _scores(section: Section, unit: str, styles: dict[str, dict[str, Any]]) -> Figure:
+def _draw_scores(section: Section, unit: str, styles: dict[str, dict[str, Any]]) -> Figure:
     groups = [section.compared[i] for i in section.figure_indices]
     figure = new_figure(2.5 + 0.6 * len(groups), 5.6)
-    panel = figure.subplots()
+    ax = figure.subplots()
     for x, summary in enumerate(groups):
-        draw_scores(panel, x, summary.scores, summary.estimates["mean"], styles[summary.group.label])
-    label_groups(panel, [summary.group.display_name for summary in groups])
-    panel.set_ylabel(unit)
+        draw_scores(ax, x, summary.scores, summary.estimates["mean"], styles[summary.group.label])
+    label_groups(ax, [summary.group.display_name for summary in groups])
+    ax.set_ylabel(unit)
     return figure
 
 
-def _curve(
-    section: Section, curve: Curve, styles: dict[str, dict[str, Any]], references: Collection[ReferenceLine]
+def _draw_curve(
+    section: Section, curve: MetricCurves, styles: dict[str, dict[str, Any]], references: Collection[ReferenceLine]
 ) -> Figure:
     figure = new_figure(8, 4 + 0.15 * len(section.figure_indices))
-    panel = figure.subplots()
+    ax = figure.subplots()
     for group in (section.compared[i].group for i in section.figure_indices):
-        if group.label in curve.lines:
-            n_runs = curve.lines[group.label].values.shape[1]
+        if group.label in curve.curve_by_group:
+            n_runs = curve.curve_by_group[group.label].values.shape[1]
             label = f"{group.display_name} ({n_runs} {'run' if n_runs == 1 else 'runs'})"
-            draw_curve(panel, curve.lines[group.label], label, styles[group.label])
+            draw_curve(ax, curve.curve_by_group[group.label], label, styles[group.label])
     for line in references:
-        draw_reference(panel, line)
-    panel.set_xlabel(AXES[curve.x_axis][1])
-    panel.set_ylabel(curve.metric)
-    use_unit_prefixes(panel)
-    add_legend(figure, panel)
+        draw_reference_line(ax, line)
+    ax.set_xlabel(X_AXES[curve.x_axis][1])
+    ax.set_ylabel(curve.metric)
+    use_unit_prefixes(ax)
+    add_legend(figure, ax)
     return figure
 
 
@@ -290,7 +289,7 @@ _COLOR_QUANTILE = 0.05
 the contrast of the others."""
 
 
-def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "objective") -> Drawing:
+def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "objective") -> RenderedFigure:
     """Return the figure of the proposals of groups.
 
     It shows parameters, colored by the objective, or for policies the best objective so far.
@@ -298,36 +297,34 @@ def draw_proposals(groups: Sequence[GroupProposals], name: str, unit: str = "obj
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    best_groups = sorted(groups, key=mean_score, reverse=True)[:MAX_GROUPS_IN_FIGURE]
+    best_groups = sorted(groups, key=compute_mean_score, reverse=True)[:MAX_GROUPS_IN_FIGURE]
     names = shared_parameters(groups)
-    selection_note = (
+    omission_note = (
         f" The {MAX_GROUPS_IN_FIGURE} groups with the highest score, of {len(groups)}."
         if len(groups) > MAX_GROUPS_IN_FIGURE
         else ""
     )
     if names:
-        caption = (
-            f"Proposals over time: a dot is a proposal of a run, its color is the measured {unit}.{selection_note}"
-        )
-        return render_figure(name, caption, lambda: _dots(best_groups, names, unit))
-    caption = f"Best {unit} so far, over the proposals of a run: thin lines are runs, thick ones means.{selection_note}"
-    return render_figure(name, caption, lambda: _best(best_groups, unit))
+        caption = f"Proposals over time: a dot is a proposal of a run, its color is the measured {unit}.{omission_note}"
+        return render_figure(name, caption, lambda: _draw_proposals(best_groups, names, unit))
+    caption = f"Best {unit} so far, over the proposals of a run: thin lines are runs, thick ones means.{omission_note}"
+    return render_figure(name, caption, lambda: _draw_best_so_far(best_groups, unit))
 
 
-def _dots(groups: Sequence[GroupProposals], names: Sequence[str], unit: str) -> Figure:
-    objectives = np.array([proposal.objective for group in groups for _, proposal in group.numbered])
+def _draw_proposals(groups: Sequence[GroupProposals], names: Sequence[str], unit: str) -> Figure:
+    objectives = np.array([proposal.objective for group in groups for _, proposal in group.numbered_proposals])
     low, high = np.quantile(objectives, [_COLOR_QUANTILE, 1 - _COLOR_QUANTILE])
     figure = new_figure(1.9 + 2.4 * len(names), 0.9 + 0.85 * len(groups))
-    panels = figure.subplots(len(groups), len(names), squeeze=False, sharex=True, sharey="col")
+    axes = figure.subplots(len(groups), len(names), squeeze=False, sharex=True, sharey="col")
     image: Any = None
     for row, group in enumerate(groups):
-        numbers = np.array([number for number, _ in group.numbered])
-        objectives_of_group = np.array([proposal.objective for _, proposal in group.numbered])
+        numbers = np.array([number for number, _ in group.numbered_proposals])
+        objectives_of_group = np.array([proposal.objective for _, proposal in group.numbered_proposals])
         order = np.argsort(objectives_of_group)  # the best are on top
         for column, parameter in enumerate(names):
-            panel = panels[row, column]
-            values = np.array([proposal.parameters[parameter] for _, proposal in group.numbered])
-            image = panel.scatter(
+            ax = axes[row, column]
+            values = np.array([proposal.parameters[parameter] for _, proposal in group.numbered_proposals])
+            image = ax.scatter(
                 numbers[order],
                 values[order],
                 c=objectives_of_group[order],
@@ -338,30 +335,30 @@ def _dots(groups: Sequence[GroupProposals], names: Sequence[str], unit: str) -> 
                 linewidths=0,
                 rasterized=True,
             )
-            panel.tick_params(labelsize=8)
-            panel.margins(y=0.12)
-        panels[row, 0].set_ylabel(group.name, rotation=0, ha="right", va="center", fontsize=10)
+            ax.tick_params(labelsize=8)
+            ax.margins(y=0.12)
+        axes[row, 0].set_ylabel(group.name, rotation=0, ha="right", va="center", fontsize=10)
     for column, parameter in enumerate(names):
-        panels[0, column].set_title(parameter, fontsize=11)
-        panels[-1, column].set_xlabel("proposal", fontsize=9)
-    figure.colorbar(image, ax=panels.ravel().tolist(), label=unit, shrink=min(1.0, 3.0 / len(groups)), extend="both")
+        axes[0, column].set_title(parameter, fontsize=11)
+        axes[-1, column].set_xlabel("proposal", fontsize=9)
+    figure.colorbar(image, ax=axes.ravel().tolist(), label=unit, shrink=min(1.0, 3.0 / len(groups)), extend="both")
     return figure
 
 
-def _best(groups: Sequence[GroupProposals], unit: str) -> Figure:
+def _draw_best_so_far(groups: Sequence[GroupProposals], unit: str) -> Figure:
     figure = new_figure(8, 3.6 + 0.23 * len(groups))
-    panel = figure.subplots()
+    ax = figure.subplots()
     for k, group in enumerate(groups):
         color = COLORS[k % len(COLORS)]
         runs = [
             np.maximum.accumulate([proposal.objective for proposal in best_values]) for best_values in group.proposals
         ]
         for best_values in runs if len(runs) > 1 else ():
-            panel.plot(np.arange(1, len(best_values) + 1), best_values, color=color, alpha=0.25, linewidth=0.8)
+            ax.plot(np.arange(1, len(best_values) + 1), best_values, color=color, alpha=0.25, linewidth=0.8)
         length = min(map(len, runs))
         mean_values = np.mean([best_values[:length] for best_values in runs], axis=0)
-        panel.plot(np.arange(1, length + 1), mean_values, color=color, linewidth=2.2, label=group.name)
-    panel.set_xlabel("proposals of a run")
-    panel.set_ylabel(f"best {unit} so far")
+        ax.plot(np.arange(1, length + 1), mean_values, color=color, linewidth=2.2, label=group.name)
+    ax.set_xlabel("proposals of a run")
+    ax.set_ylabel(f"best {unit} so far")
     figure.legend(loc="outside lower center", ncols=4, fontsize=10)
     return figure

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llmrl
-from llmrl.analysis.figures import Drawing
+from llmrl.analysis.figures import RenderedFigure
 from llmrl.analysis.report import Report, Section
 from llmrl.analysis.report_figures import draw_proposals, draw_section, draw_study, draw_tasks
 from llmrl.analysis.report_tables import (
     STUDY_TASKS,
     TaskComparison,
+    build_slugs,
     build_tables,
     compare_tasks,
-    online_performance,
-    slugs,
+    compute_online_performance,
 )
 from llmrl.analysis.story.story import Exchange, StoryVideo
 from llmrl.core.atomic_files import describe_write_error
@@ -31,7 +31,7 @@ from llmrl.run.files import write_atomic, write_bytes
 from llmrl.statistics.intervals import MINIMUM_UNITS
 
 PAGE = "report.html"
-_STUDY = (
+_STUDY_KINDS = (
     "study",
     "study_online",
     "study_landscape",
@@ -42,7 +42,7 @@ _STUDY = (
     "study_published",
 )
 """Kinds of tables and figures in the chapter of a study."""
-_STORY = {
+_STORY_KINDS = {
     "Proposals over time": ("proposals", "best"),
     "Society of agents": ("society",),
     "Advice of teachers": ("teacher", "plans"),
@@ -63,7 +63,7 @@ class Chapter:
 
     title: str
     notes: Sequence[str] = ()
-    drawings: Sequence[Drawing] = ()
+    drawings: Sequence[RenderedFigure] = ()
     tables: Sequence[ReportTable] = ()
     exchanges: Sequence[Exchange] = ()
     videos: Sequence[StoryVideo] = ()
@@ -73,7 +73,7 @@ class Chapter:
 
 
 @dataclass(frozen=True)
-class Part:
+class SectionContent:
     """A section with its chapters that are not empty.
 
     Attributes:
@@ -107,10 +107,10 @@ def write_report(
     """
     tables = build_tables(report)
     parts = []
-    for number, (section, name) in enumerate(zip(report.sections, slugs(report), strict=True), start=1):
+    for number, (section, name) in enumerate(zip(report.sections, build_slugs(report), strict=True), start=1):
         progress(f"figures of section {number} of {len(report.sections)}; --no-figures leaves them out")
-        drawings = _drawings(section, name, report) if figures else []
-        parts.append(Part(name, section, _chapters(section, name, tables, drawings)))
+        drawings = _draw_figures(section, name, report) if figures else []
+        parts.append(SectionContent(name, section, _build_chapters(section, name, tables, drawings)))
     comparison = compare_tasks(report)
     overview = [draw_tasks(comparison, STUDY_TASKS)] if comparison is not None and figures else []
     try:
@@ -130,11 +130,11 @@ def write_report(
         for number, video in enumerate(video for chapter in part.chapters for video in chapter.videos):
             write_bytes(out / "figures" / f"{part.name}_video_{number}.gif", video.content)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
-        write_atomic(path, _render(template, report, parts, tables, comparison, overview))
+        write_atomic(path, _render_template(template, report, parts, tables, comparison, overview))
     return out / PAGE
 
 
-def _drawings(section: Section, name: str, report: Report) -> list[Drawing]:
+def _draw_figures(section: Section, name: str, report: Report) -> list[RenderedFigure]:
     """Return the figures of a section; curves and scores of a study are in its own figures, unless they are chosen."""
     drawings = [] if section.study is None else draw_study(section.study, f"{name}_study")
     if section.story.proposals:
@@ -146,7 +146,9 @@ def _drawings(section: Section, name: str, report: Report) -> list[Drawing]:
     return drawings
 
 
-def _chapters(section: Section, name: str, tables: Sequence[ReportTable], drawings: Sequence[Drawing]) -> list[Chapter]:
+def _build_chapters(
+    section: Section, name: str, tables: Sequence[ReportTable], drawings: Sequence[RenderedFigure]
+) -> list[Chapter]:
     """Return the chapters of a section that are not empty, in reading order."""
     tables_by_kind = {
         table.name.removeprefix(f"{name}_"): table
@@ -163,8 +165,8 @@ def _chapters(section: Section, name: str, tables: Sequence[ReportTable], drawin
             [tables_by_kind[kind] for kind in kinds if kind in tables_by_kind],
         )
 
-    study = chapter("", _STUDY, section.study.sentences if section.study is not None else ())
-    story = [chapter(title, kinds) for title, kinds in _STORY.items()]
+    study = chapter("", _STUDY_KINDS, section.study.sentences if section.study is not None else ())
+    story = [chapter(title, kinds) for title, kinds in _STORY_KINDS.items()]
     videos = section.story.videos if drawings else ()
     story.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges, videos=videos))
     curves = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
@@ -175,15 +177,15 @@ def _chapters(section: Section, name: str, tables: Sequence[ReportTable], drawin
     return [candidate for candidate in chapters if candidate]
 
 
-def count_sentence(report: Report) -> str:
+def describe_run_counts(report: Report) -> str:
     """Return a sentence with the numbers of runs by state, and of runs in the numbers."""
-    states = ", ".join(f"{count} {state}" for state, count in sorted(report.states.items()))
+    states = ", ".join(f"{count} {state}" for state, count in sorted(report.n_runs_by_state.items()))
     missing = sum(len(excluded.seeds) for excluded in report.excluded if excluded.state == "missing")
     missing_text = f" {missing} more {'has' if missing == 1 else 'have'} no folder." if missing else ""
     return f"{report.n_scored} of {len(report.runs)} runs are in the numbers ({states}).{missing_text}"
 
 
-def method_lines(report: Report) -> list[str]:
+def explain_method(report: Report) -> list[str]:
     """Return explanations of the numbers, one per line."""
     settings = report.settings
     lines = [
@@ -206,20 +208,20 @@ def method_lines(report: Report) -> list[str]:
             "of them; their standard errors are over a few measurements. The best of the scan is the highest of "
             "several noisy means, and so biased upward. Each level is the mean over contexts."
         )
-    if any(online_performance(section, settings) for section in report.sections):
+    if any(compute_online_performance(section, settings) for section in report.sections):
         lines.append(SCORES_NOTE)
     if not any(section.study for section in report.sections):  # otherwise the sentences of the study have these notes
         lines += explain_scripted_groups(group for _, group, _, _ in report.runs)
     return lines
 
 
-def _render(
+def _render_template(
     template: str,
     report: Report,
-    parts: Sequence[Part],
+    parts: Sequence[SectionContent],
     tables: Sequence[ReportTable],
     comparison: TaskComparison | None,
-    overview: Sequence[Drawing],
+    overview: Sequence[RenderedFigure],
 ) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -239,8 +241,8 @@ def _render(
         players=tables_by_name.get("players"),
         comparison=comparison,
         overview=overview,
-        count=count_sentence(report),
-        method=method_lines(report),
+        count=describe_run_counts(report),
+        method=explain_method(report),
         version=llmrl.__version__,
         date=time.strftime("%Y-%m-%d %H:%M"),
     )

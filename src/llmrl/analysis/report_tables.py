@@ -11,27 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.final_episodes import players_table
+from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, best_group_indices
+from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, select_best_groups
 from llmrl.results.groups import Group, ReportTask
 from llmrl.results.principal_scores import (
     OBJECTIVE_METRIC,
     ONLINE_PERFORMANCE,
     RECOMMENDATION,
     ReferenceLine,
-    read_principal_scores,
     explain_scores,
+    read_principal_scores,
 )
 from llmrl.results.study_settings import StudySettings
 from llmrl.results.table_format import (
     EMPTY_CELL,
     NumberFormat,
     ReportTable,
-    interval_to_cells,
-    format_seeds,
     format_estimate,
+    format_seeds,
+    interval_to_cells,
 )
 from llmrl.run.artifacts import read_config
 from llmrl.run.config_hash import is_excluded
@@ -40,37 +40,38 @@ from llmrl.run.sink import flatten_config
 
 def build_tables(report: Report) -> list[ReportTable]:
     """Return all tables of a report in reading order; names of a section's tables begin with its slug."""
-    tables = [excluded_runs_table(report)] if report.excluded else []
-    tables += [players_table(report.players)] if report.players else []
+    tables = [build_excluded_runs_table(report)] if report.excluded else []
+    tables += [build_players_table(report.players)] if report.players else []
     comparison = compare_tasks(report)
     tables += [comparison.table] if comparison is not None else []
-    for section, name in zip(report.sections, slugs(report), strict=True):
+    for section, name in zip(report.sections, build_slugs(report), strict=True):
         section_tables = list(section.study.tables) if section.study is not None else []
-        section_tables += [*section.story.tables, scores_table(section, report.settings), _improvement(section)]
-        section_tables += [efficiency_table(section)] if section.efficiency else []
-        section_tables += _curves(section)
+        section_tables += [*section.story.tables, build_scores_table(section, report.settings)]
+        section_tables.append(_build_improvement_table(section))
+        section_tables += [build_efficiency_table(section)] if section.efficiency else []
+        section_tables += _build_curve_tables(section)
         tables += [replace(table, name=f"{name}_{table.name}") for table in section_tables]
-    return [*tables, *([_llm_calls(report)] if report.calls else []), _runs(report)]
+    return [*tables, *([_build_llm_calls_table(report)] if report.calls else []), _build_runs_table(report)]
 
 
-def slugs(report: Report) -> list[str]:
+def build_slugs(report: Report) -> list[str]:
     """Return a different file name for each section of a report."""
     names: list[str] = []
-    for name in (slug(section.title) for section in report.sections):
+    for name in (to_slug(section.title) for section in report.sections):
         names.append(name if name not in names else f"{name}_{len(names)}")
     return names
 
 
-def slug(text: str) -> str:
+def to_slug(text: str) -> str:
     """Return `text` as a file name, at most 60 characters: `env=cleanup, a/b` becomes `env_cleanup_a_b`."""
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.")[:60] or "_"
 
 
-def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
+def build_scores_table(section: Section, settings: ReportSettings) -> ReportTable:
     """Return the table of estimates of each group, with numbers of runs and remarks, and the reference levels."""
-    format_number = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
+    fmt = NumberFormat(np.concatenate([summary.scores for summary in section.summaries]))
     models = any(summary.group.llm for summary in section.summaries)
-    online = online_performance(section, settings)
+    online = compute_online_performance(section, settings)
     columns = ["group", *(["language model"] if models else []), "runs", *ESTIMATES.values(), "s.e.", "min", "max"]
     columns += ["online performance"] if online else []
     header: list[object] = ["group", "llm", "finished", "expected", "mean", "mean_low", "mean_high", "iqm", "median"]
@@ -85,16 +86,16 @@ def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
             *([summary.group.llm or EMPTY_CELL] if models else []),
             f"{len(summary.scores)} of {summary.group.n_expected_runs}",
         ]
-        cells += [format_estimate(summary.estimates.get(key), format_number) for key in ESTIMATES]
-        cells += [format_number(x) for x in (summary.standard_error, *extremes)]
-        rows.append([*cells, *([format_number(online.get(name, np.nan))] if online else []), summary.remark])
+        cells += [format_estimate(summary.estimates.get(key), fmt) for key in ESTIMATES]
+        cells += [fmt(x) for x in (summary.standard_error, *extremes)]
+        rows.append([*cells, *([fmt(online.get(name, np.nan))] if online else []), summary.remark])
         line: list[object] = [name, summary.group.llm, len(summary.scores), summary.group.n_expected_runs]
         line += [*interval_to_cells(summary.estimates.get("mean")), *points, summary.standard_error, *extremes]
         data.append([*line, online.get(name), summary.remark])
     means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.compared}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
-    for level in _comparable_references(section, settings):
-        values = {"group": level.label, "mean": format_number(level.value), "s.e.": format_number(level.standard_error)}
+    for level in _select_comparable_lines(section, settings):
+        values = {"group": level.label, "mean": fmt(level.value), "s.e.": fmt(level.standard_error)}
         rows.append([*(values.get(column, EMPTY_CELL) for column in columns), "measured before the runs"])
         estimates = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
         data.append([estimates.get(str(column)) for column in header])
@@ -110,7 +111,7 @@ def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
     )
 
 
-def online_performance(section: Section, settings: ReportSettings) -> dict[str, float]:
+def compute_online_performance(section: Section, settings: ReportSettings) -> dict[str, float]:
     """Return the mean online performance of each group by display name.
 
     The result is empty if the scores of the section are not recommendations of principals.
@@ -126,21 +127,22 @@ def online_performance(section: Section, settings: ReportSettings) -> dict[str, 
     return performance
 
 
-def _comparable_references(section: Section, settings: ReportSettings) -> Sequence[ReferenceLine]:
+def _select_comparable_lines(section: Section, settings: ReportSettings) -> Sequence[ReferenceLine]:
     """Return the reference lines of a section; empty if its scores are not the objective of these lines."""
     return section.references if settings.rule.metric in ("", OBJECTIVE_METRIC) else ()
 
 
-def efficiency_table(section: Section) -> ReportTable:
+def build_efficiency_table(section: Section) -> ReportTable:
     """Return the table of the sample efficiency of each group."""
-    format_number = NumberFormat(np.concatenate([summary.scores for summary in section.efficiency]))
+    fmt = NumberFormat(np.concatenate([summary.scores for summary in section.efficiency]))
     data: list[list[object]] = [["group", "runs", "mean", "mean_low", "mean_high", "iqm"]]
     rows = []
     for summary in section.efficiency:
         mean, iqm = summary.estimates.get("mean"), summary.estimates.get("iqm")
-        cells = [summary.group.display_name, f"{len(summary.scores)} of {summary.group.n_expected_runs}", format_estimate(mean, format_number)]
-        rows.append([*cells, format_estimate(iqm, format_number), format_number(summary.standard_error), summary.remark])
-        data.append([summary.group.display_name, len(summary.scores), *interval_to_cells(mean), interval_to_cells(iqm)[0]])
+        name, n_runs = summary.group.display_name, len(summary.scores)
+        cells = [name, f"{n_runs} of {summary.group.n_expected_runs}", format_estimate(mean, fmt)]
+        rows.append([*cells, format_estimate(iqm, fmt), fmt(summary.standard_error), summary.remark])
+        data.append([name, n_runs, *interval_to_cells(mean), interval_to_cells(iqm)[0]])
     return ReportTable(
         "efficiency",
         f"{section.title}: sample efficiency (mean success over the frames of training), with 95% intervals",
@@ -151,9 +153,9 @@ def efficiency_table(section: Section) -> ReportTable:
     )
 
 
-def _improvement(section: Section) -> ReportTable:
+def _build_improvement_table(section: Section) -> ReportTable:
     """Return the table of the probabilities that a run of the row's group beats one of the column's."""
-    compared, band = best_group_indices(section.compared), section.improvement
+    compared, band = select_best_groups(section.compared), section.improvement
     names = [section.compared[i].group.display_name for i in compared]
     indices = [compared.index(i) for i in section.figure_indices]
     rows = [
@@ -184,7 +186,7 @@ def _improvement(section: Section) -> ReportTable:
     )
 
 
-def excluded_runs_table(report: Report) -> ReportTable:
+def build_excluded_runs_table(report: Report) -> ReportTable:
     """Return the table of the runs that are left out of the numbers, with the reasons."""
     columns = ["task", "group", "seeds", "state", "reason"]
     data: list[list[object]] = [["task", "group", "seed", "state", "reason"]]
@@ -195,7 +197,7 @@ def excluded_runs_table(report: Report) -> ReportTable:
     return ReportTable("not_in_the_numbers", "Runs not in the numbers", data, columns, rows, len(columns))
 
 
-def _llm_calls(report: Report) -> ReportTable:
+def _build_llm_calls_table(report: Report) -> ReportTable:
     """Return the table of calls to language models, with tokens and costs."""
     lines = [(task, group.display_name, group.llm, totals) for task, group, totals in report.calls]
     total = sum((totals for *_, totals in report.calls), CallTotals())
@@ -217,18 +219,18 @@ def _llm_calls(report: Report) -> ReportTable:
     )
 
 
-def _curves(section: Section) -> list[ReportTable]:
+def _build_curve_tables(section: Section) -> list[ReportTable]:
     names = {summary.group.label: summary.group.display_name for summary in section.summaries}
     tables = []
     for curve in section.curves:
         data: list[list[object]] = [["group", "runs", curve.x_axis, "mean", "low", "high"]]
-        for label, line in curve.lines.items():
-            data += [[names[label], line.values.shape[1], *point] for point in line.points]
-        tables.append(ReportTable(f"curve_{slug(curve.metric)}", f"{section.title}: {curve.metric}", data))
+        for label, line in curve.curve_by_group.items():
+            data += [[names[label], line.values.shape[1], *row] for row in line.rows]
+        tables.append(ReportTable(f"curve_{to_slug(curve.metric)}", f"{section.title}: {curve.metric}", data))
     return tables
 
 
-def _runs(report: Report) -> ReportTable:
+def _build_runs_table(report: Report) -> ReportTable:
     root = report.folder.absolute()
     data: list[list[object]] = [
         ["task", "group", "seed", "state", "score", "online_performance", "llm", "folder"],
@@ -289,13 +291,13 @@ class TaskComparison:
                 if comparison.baseline.name == baseline:
                     verdicts[comparison.group.name][comparison.verdict] += 1
             if verdicts:
-                group_texts = "; ".join(
+                texts = "; ".join(
                     f"{self.get_display_name(name)} above in {counts['above']}, below in {counts['below']}, "
                     f"no difference shown in {counts['unclear']}"
                     + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
                     for name, counts in verdicts.items()
                 )
-                sentences.append(f"Against {self.get_display_name(baseline)}, of {len(self.titles)} tasks: {group_texts}.")
+                sentences.append(f"Against {self.get_display_name(baseline)}, of {len(self.titles)} tasks: {texts}.")
         return tuple(sentences)
 
     @property
@@ -305,9 +307,9 @@ class TaskComparison:
         rows = []
         for title, study in zip(self.titles, self.studies, strict=True):
             traces = {trace.name: trace for trace in study.traces}
-            format_number = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
+            fmt = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
             scores = {name: trace.score for name, trace in traces.items()}
-            rows.append([title, *(format_estimate(scores.get(name), format_number) for name in self.names)])
+            rows.append([title, *(format_estimate(scores.get(name), fmt) for name in self.names)])
             for name, trace in traces.items():
                 data.append([title, trace.display_name, len(trace.scores), *interval_to_cells(scores[name])])
         columns = ["task", *(self.get_display_name(name) for name in self.names)]
@@ -321,11 +323,11 @@ def compare_tasks(report: Report) -> TaskComparison | None:
     pairs = [(section, section.study) for section in report.sections if isinstance(section.study, GroupComparison)]
     if len(pairs) < 2:
         return None
-    titles = _short([section.title for section, _ in pairs])
+    titles = _shorten_titles([section.title for section, _ in pairs])
     return TaskComparison(pairs[0][1].settings, titles, tuple(study for _, study in pairs))
 
 
-def _short(titles: Sequence[str]) -> tuple[str, ...]:
+def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
     """Return titles without the parts that all of them share, and without keys.
 
     >>> _short(["rooms, env=two_door", "rooms, env=lava_doorkey"])
@@ -343,7 +345,7 @@ def _short(titles: Sequence[str]) -> tuple[str, ...]:
 _MAX_GROUP_COLUMNS = 4
 
 
-def config_differences(task: ReportTask) -> ReportTable:
+def build_config_differences(task: ReportTask) -> ReportTable:
     """Return the options in which the groups of a task differ, with the value of each group's first run.
 
     Up to four groups are columns. With more groups there is a row for each value, which lists its groups.
@@ -351,7 +353,7 @@ def config_differences(task: ReportTask) -> ReportTable:
     Raises:
         RunFolderError: the config of a run cannot be read.
     """
-    configs = [_config(group) for group in task.groups]
+    configs = [_read_flat_config(group) for group in task.groups]
     keys = sorted({key for config in configs for key in config})
     values = {key: [config.get(key, EMPTY_CELL) for config in configs] for key in keys}
     differences = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
@@ -387,17 +389,17 @@ def _drop_absent_parts(
             rows[key] = cells
             continue
         classes = [config.get(f"{part}._target_", "set").rpartition(".")[2] for config in configs]
-        rows[part] = [name if is_present else EMPTY_CELL for name, is_present in zip(classes, present[part], strict=True)]
+        rows[part] = [x if is_present else EMPTY_CELL for x, is_present in zip(classes, present[part], strict=True)]
         within = {cell for cell, is_present in zip(cells, present[part], strict=True) if is_present}
         if len(within) > 1 and not key.endswith("._target_"):
             rows[key] = cells
     return rows
 
 
-def _config(group: Group) -> dict[str, str]:
+def _read_flat_config(group: Group) -> dict[str, str]:
     config: dict[str, Any] = flatten_config(read_config(group.runs[0].folder, ()))
-    return {key: _text(value) for key, value in config.items() if key != "seed" and not is_excluded(key)}
+    return {key: _format_value(value) for key, value in config.items() if key != "seed" and not is_excluded(key)}
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)

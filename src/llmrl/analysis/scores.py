@@ -18,7 +18,7 @@ from llmrl.results.run_records import RunRecord
 from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND, TIME, metrics_of
 from llmrl.run.training_episodes import training_metrics
 
-AXES = {
+X_AXES = {
     "env_steps": ("env_steps", "environment steps"),
     "proposals": ("proposals", "proposals tried"),
     "measurements": ("measurements", "measurements"),
@@ -62,23 +62,23 @@ class ScoreRule:
     def __str__(self) -> str:
         if not self.metric:
             return "the run's result (status.json)"
-        training_text = f", of training episodes over the {self._frames}"
+        training_text = f", of training episodes over the {self._frames_text}"
         if self.tail_fraction:
             logged = f"mean of the last {self.tail_fraction:.0%} of the logged values of {self.metric}"
-            return logged + training_text * self.metric.startswith(training_curves.PREFIX)
-        if self.metric.startswith(training_curves.PREFIX):
-            return f"mean of {self.metric} over the {self._frames} (sample efficiency)"
+            return logged + training_text * self.metric.startswith(training_curves.TRAIN_PREFIX)
+        if self.metric.startswith(training_curves.TRAIN_PREFIX):
+            return f"mean of {self.metric} over the {self._frames_text} (sample efficiency)"
         return f"last logged value of {self.metric}"
 
     @property
-    def _frames(self) -> str:
+    def _frames_text(self) -> str:
         return (
             "frames of training that all runs of a task cover"
             if self.budget is None
             else (f"first {self.budget:,} frames of training")
         )
 
-    def within(self, frames: training_curves.FrameBudget | None) -> ScoreRule:
+    def with_frame_budget(self, frames: training_curves.FrameBudget | None) -> ScoreRule:
         """Return the rule with the frame budget of one task, whose runs are compared over the same number of frames."""
         return self if frames is None or self.budget is not None else replace(self, budget=frames.budget)
 
@@ -90,7 +90,7 @@ class ScoreRule:
         try:
             if training_curves.is_training_metric(run.folder, self.metric):
                 return self._training_score(run.folder)
-            rows = _rows(run.folder, self.metric)
+            rows = _read_rows(run.folder, self.metric)
         except RunFolderError as error:
             return str(error)
         if not rows:
@@ -104,11 +104,13 @@ class ScoreRule:
             return f"its training is too short, or interrupted too often, for {self.metric}"
         end = training.covered_frames if self.budget is None else self.budget
         start = round(end * (1 - self.tail_fraction)) if self.tail_fraction else 0
-        return training_curves.mean_metric(training, self.metric.removeprefix(training_curves.PREFIX), start, end)
+        return training_curves.compute_mean(
+            training, self.metric.removeprefix(training_curves.TRAIN_PREFIX), start, end
+        )
 
 
-def read_series(folder: Path, metric: str, x_axis: str = "env_steps", width: int | None = None) -> Series:
-    """Return a metric of a run over one of `AXES`.
+def read_series(folder: Path, metric: str, x_axis: str = "env_steps", bin_width: int | None = None) -> Series:
+    """Return a metric of a run over one of `X_AXES`.
 
     Rows without that axis and values that are not finite are left out; of several at one x the last counts.
 
@@ -116,7 +118,7 @@ def read_series(folder: Path, metric: str, x_axis: str = "env_steps", width: int
         folder: run folder.
         metric: name of the metric.
         x_axis: x axis.
-        width: bin width of metrics of training episodes, frames; None: 1/50 of all frames.
+        bin_width: bin width of metrics of training episodes, frames; None: 1/50 of all frames.
 
     Raises:
         RunFolderError: a line is damaged, rows of several kinds have the metric, or `x_axis` is not `env_steps` for a
@@ -124,14 +126,16 @@ def read_series(folder: Path, metric: str, x_axis: str = "env_steps", width: int
     """
     if training_curves.is_training_metric(folder, metric):
         if x_axis != "env_steps":
-            raise RunFolderError(f"{metric} is recorded over environment steps only, not over {AXES[x_axis][1]}")
+            raise RunFolderError(f"{metric} is recorded over environment steps only, not over {X_AXES[x_axis][1]}")
         training = training_curves.read_training(folder)
         if training is None:
             return np.array([]), np.array([])
-        name = metric.removeprefix(training_curves.PREFIX)
-        return training_curves.curve(training, name, width or max(1, training.frames // training_curves.BINS))
-    axis = AXES[x_axis][0]
-    rows = _rows(folder, metric)
+        name = metric.removeprefix(training_curves.TRAIN_PREFIX)
+        return training_curves.compute_binned_curve(
+            training, name, bin_width or max(1, training.frames // training_curves.N_BINS)
+        )
+    axis = X_AXES[x_axis][0]
+    rows = _read_rows(folder, metric)
     if len(kinds := {row.get(KIND) for row in rows}) > 1:
         raise RunFolderError(
             f"{folder / FILE_NAME} has {metric} in rows of several kinds: {', '.join(map(str, kinds))}"
@@ -143,15 +147,15 @@ def read_series(folder: Path, metric: str, x_axis: str = "env_steps", width: int
     return x, np.array([points[key] for key in x])
 
 
-def metric_names(runs: Iterable[RunRecord]) -> list[str]:
+def list_metric_names(runs: Iterable[RunRecord]) -> list[str]:
     """Return the sorted names of all metrics that the runs have logged, without times and counters.
 
     Damaged lines are skipped.
     """
     names: set[str] = set()
     for run in runs:
-        names.update(training_curves.PREFIX + name for name in training_metrics(run.folder))
-        for line in _lines(run.folder):
+        names.update(training_curves.TRAIN_PREFIX + name for name in training_metrics(run.folder))
+        for line in _read_lines(run.folder):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
@@ -160,12 +164,12 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
     return sorted(name for name in names if not name.startswith(TIME))
 
 
-def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
+def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
     """Return the rows that have the metric, with None where it was not finite; other lines are not parsed."""
-    needle = json.dumps(metric).encode() + b":"
+    key_bytes = json.dumps(metric).encode() + b":"
     rows = []
-    for number, line in enumerate(_lines(folder), start=1):
-        if needle in line:
+    for number, line in enumerate(_read_lines(folder), start=1):
+        if key_bytes in line:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -179,7 +183,7 @@ def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
     return [row for row in rows if metric in row]
 
 
-def _lines(folder: Path) -> list[bytes]:
+def _read_lines(folder: Path) -> list[bytes]:
     """Return the complete lines of `metrics.jsonl`; the last line may still be incomplete."""
     try:
         lines = read_bytes(folder / FILE_NAME).splitlines(keepends=True)

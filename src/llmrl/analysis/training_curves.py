@@ -30,13 +30,13 @@ from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND
 from llmrl.run.training_episodes import TrainingEpisodeTable, read_training_episodes, training_metrics
 
-PREFIX = "train/"
+TRAIN_PREFIX = "train/"
 """Prefix of the names of metrics of training episodes in reports."""
 
-EFFICIENCY = f"{PREFIX}success"
+EFFICIENCY_METRIC = f"{TRAIN_PREFIX}success"
 """Metric whose mean over the frames of training is the sample efficiency."""
 
-BINS = 50
+N_BINS = 50
 """Number of bins of the shortest training of a task, unless a width is given."""
 
 MIN_COVERAGE = 0.5
@@ -65,7 +65,7 @@ class TrainingCurves:
         """Number of frames from the start that have final values; 0 without episodes."""
         if not len(self.episodes.places["start"]):
             return 0
-        ends = [end for start, end in self._counted_steps() if end > start]
+        ends = [end for start, end in self._find_counted_steps() if end > start]
         return min(max(ends, default=0), self.steps) * self.episodes.games
 
     def means(self, metric: str, edges: np.ndarray) -> np.ndarray:
@@ -81,19 +81,19 @@ class TrainingCurves:
         """
         total, weights, frames = (np.zeros(len(edges)) for _ in range(3))
         values = self.episodes.metrics[metric]
-        for game, start, stop, index in self._episode_frames():
+        for game, start, stop, index in self._iterate_episode_frames():
             is_finite = ~np.isnan(values[index])
             # Steps of this game before each edge.
             game_steps = np.clip(-(-(edges - game) // self.episodes.games), 0, self.steps)
-            total += _integral(game_steps, start[is_finite], stop[is_finite], values[index][is_finite])
-            weights += _integral(game_steps, start[is_finite], stop[is_finite], np.ones(int(is_finite.sum())))
-            frames += _integral(game_steps, start, stop, np.ones(len(start)))
-        bin_weights, width = np.diff(weights), np.diff(edges)
-        is_covered = (np.diff(frames) >= MIN_COVERAGE * width) & (bin_weights > 0)
-        means: np.ndarray = np.divide(np.diff(total), bin_weights, out=np.full(len(width), np.nan), where=is_covered)
+            total += _integrate(game_steps, start[is_finite], stop[is_finite], values[index][is_finite])
+            weights += _integrate(game_steps, start[is_finite], stop[is_finite], np.ones(int(is_finite.sum())))
+            frames += _integrate(game_steps, start, stop, np.ones(len(start)))
+        bin_weights, widths = np.diff(weights), np.diff(edges)
+        is_covered = (np.diff(frames) >= MIN_COVERAGE * widths) & (bin_weights > 0)
+        means: np.ndarray = np.divide(np.diff(total), bin_weights, out=np.full(len(widths), np.nan), where=is_covered)
         return means
 
-    def _counted_steps(self) -> Iterator[tuple[int, int]]:
+    def _find_counted_steps(self) -> Iterator[tuple[int, int]]:
         """Yield the intervals of steps whose frames count, each from a step at which all games were restarted."""
         starts = self.episodes.begun
         ends = np.append(starts[1:], self.steps)
@@ -101,7 +101,7 @@ class TrainingCurves:
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             yield start, end - 2 * max_length + 2
 
-    def _episode_frames(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    def _iterate_episode_frames(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the frames that get the values of a game's episodes.
 
         For each game these are: its number, the first step of each episode's frames, the step after the last, and the
@@ -114,7 +114,7 @@ class TrainingCurves:
         follows = np.zeros(len(order), dtype=bool)
         follows[1:] = (game[1:] == game[:-1]) & (period[1:] == period[:-1])
         start_frame, stop_frame = np.where(follows, np.append(0, start[:-1] + 1), start), start + 1
-        limit = np.array([end for _, end in self._counted_steps()], dtype=np.int64)[period]
+        limit = np.array([end for _, end in self._find_counted_steps()], dtype=np.int64)[period]
         start_frame, stop_frame = np.minimum(start_frame, limit), np.minimum(stop_frame, limit)
         parts = np.flatnonzero(np.diff(game)) + 1
         for part in np.split(np.arange(len(order)), parts):
@@ -128,11 +128,11 @@ class FrameBudget:
 
     Attributes:
         budget: number of frames, from the start, over which sample efficiency is averaged.
-        width: number of frames of a bin of a curve.
+        bin_width: number of frames of a bin of a curve.
     """
 
     budget: int
-    width: int
+    bin_width: int
 
 
 def read_training(folder: Path) -> TrainingCurves | None:
@@ -144,21 +144,21 @@ def read_training(folder: Path) -> TrainingCurves | None:
     episodes = read_training_episodes(folder)
     if episodes is None:
         return None
-    return TrainingCurves(episodes, _env_steps(folder) // episodes.games)
+    return TrainingCurves(episodes, _read_env_steps(folder) // episodes.games)
 
 
 def is_training_metric(folder: Path, metric: str) -> bool:
     """Return whether a metric of a report is one of a run's training episodes."""
-    return metric.startswith(PREFIX) and metric.removeprefix(PREFIX) in training_metrics(folder)
+    return metric.startswith(TRAIN_PREFIX) and metric.removeprefix(TRAIN_PREFIX) in training_metrics(folder)
 
 
-def common_frames(folders: Iterable[Path], budget: int | None, width: int | None) -> FrameBudget | None:
+def find_common_frames(folders: Iterable[Path], budget: int | None, bin_width: int | None) -> FrameBudget | None:
     """Return the frames over which the runs in `folders` can be compared; None without training episodes.
 
     Args:
         folders: run folders.
         budget: frames for sample efficiency; None: all frames that every run covers.
-        width: frames of a bin; None: a fiftieth (`BINS`) of the shortest training.
+        bin_width: frames of a bin; None: a fiftieth (`N_BINS`) of the shortest training.
     """
     trainings = []
     for folder in folders:
@@ -169,29 +169,29 @@ def common_frames(folders: Iterable[Path], budget: int | None, width: int | None
         return None
     return FrameBudget(
         budget or min(training.covered_frames for training in trainings),
-        width or max(1, min(training.frames for training in trainings) // BINS),
+        bin_width or max(1, min(training.frames for training in trainings) // N_BINS),
     )
 
 
-def training_note(frames: FrameBudget) -> str:
+def explain_training_curves(frames: FrameBudget) -> str:
     """Return an explanation of curves and means of training episodes."""
     return (
-        f"{PREFIX}... are means over training episodes, in bins of {frames.width:,} frames, the same for all groups: "
-        "each frame has the value of the next episode that starts in its game, so short episodes do not count more "
-        f"than long ones. Sample efficiency is the mean over the first {frames.budget:,} frames."
+        f"{TRAIN_PREFIX}... are means over training episodes, in bins of {frames.bin_width:,} frames, the same for all "
+        "groups: each frame has the value of the next episode that starts in its game, so short episodes do not count "
+        f"more than long ones. Sample efficiency is the mean over the first {frames.budget:,} frames."
     )
 
 
-def curve(training: TrainingCurves, metric: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a metric over bins of `width` frames: their middles, and the means of covered bins, [n_bins] each."""
-    edges = np.arange(0, training.frames // width + 1) * width
+def compute_binned_curve(training: TrainingCurves, metric: str, bin_width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a metric over bins of `bin_width` frames: their middles, and the means of covered bins, [n_bins] each."""
+    edges = np.arange(0, training.frames // bin_width + 1) * bin_width
     means = training.means(metric, edges)
     is_finite = ~np.isnan(means)
-    middles: np.ndarray = (edges[:-1] + width / 2)[is_finite]
+    middles: np.ndarray = (edges[:-1] + bin_width / 2)[is_finite]
     return middles, means[is_finite]
 
 
-def mean_metric(training: TrainingCurves, metric: str, start: int, stop: int) -> float | str:
+def compute_mean(training: TrainingCurves, metric: str, start: int, stop: int) -> float | str:
     """Return the mean of a metric over the frames from `start` to before `stop`, or the reason why there is none."""
     if stop > training.covered_frames:
         return (
@@ -202,7 +202,7 @@ def mean_metric(training: TrainingCurves, metric: str, start: int, stop: int) ->
     return f"too few frames of training have a value of {metric}" if np.isnan(mean) else float(mean)
 
 
-def _env_steps(folder: Path) -> int:
+def _read_env_steps(folder: Path) -> int:
     """Return the environment steps of the newest update that a run has logged."""
     try:
         lines = read_bytes(folder / METRICS_NAME).splitlines(keepends=True)
@@ -219,7 +219,7 @@ def _env_steps(folder: Path) -> int:
     return 0
 
 
-def _integral(at: np.ndarray, start: np.ndarray, stop: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _integrate(at: np.ndarray, start: np.ndarray, stop: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the sum, before each of `at`, of a function that is `values` from `start` to before `stop`, else 0.
 
     `start` and `stop` do not decrease, and the ranges do not overlap.

@@ -196,12 +196,12 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     Raises:
         ConfigError: `folder` does not exist, or no run in it has called a language model.
     """
-    from llmrl.analysis.llm_calls import CallTotals, call_totals
+    from llmrl.analysis.llm_calls import CallTotals, read_call_totals
     from llmrl.core.errors import ConfigError
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    runs = call_totals(folder)
+    runs = read_call_totals(folder)
     if not runs:
         raise ConfigError(f"no run in {folder} has called a language model (there is no llm_calls.jsonl)")
 

@@ -116,12 +116,12 @@ def print_differences(numbers: Report) -> None:
     Raises:
         RunFolderError: the config of a run cannot be read.
     """
-    from llmrl.analysis.report_tables import config_differences
+    from llmrl.analysis.report_tables import build_config_differences
     from llmrl.display.console import print_line, print_report_table
     from llmrl.results.groups import group_into_tasks
 
     for task in group_into_tasks([run for _, _, run, _ in numbers.runs], numbers.folder, numbers.settings.by_name):
-        table = config_differences(task)
+        table = build_config_differences(task)
         if table.rows:
             print_report_table(table)
         else:
@@ -144,28 +144,33 @@ class _ProgressWriter:
 
 def print_numbers(numbers: Report, page: Path) -> None:
     """Print the tables of scores, the runs that are left out, and the place of the report."""
-    from llmrl.analysis.final_episodes import players_table
-    from llmrl.analysis.report_files import count_sentence
-    from llmrl.analysis.report_tables import compare_tasks, efficiency_table, excluded_runs_table, scores_table
+    from llmrl.analysis.final_episodes import build_players_table
+    from llmrl.analysis.report_files import describe_run_counts
+    from llmrl.analysis.report_tables import (
+        build_efficiency_table,
+        build_excluded_runs_table,
+        build_scores_table,
+        compare_tasks,
+    )
     from llmrl.display.console import print_line, print_report_table
     from llmrl.display.sweeps import print_study, print_task_comparison
 
     if numbers.players:
-        print_report_table(players_table(numbers.players))
+        print_report_table(build_players_table(numbers.players))
     if (comparison := compare_tasks(numbers)) is not None:
         print_task_comparison(comparison)
     for section in numbers.sections:
         print_study(section)
         for warning in section.warnings:
             print_line(warning)
-        tables = [scores_table(section, numbers.settings)]
-        for table in [*tables, efficiency_table(section)] if section.efficiency else tables:
+        tables = [build_scores_table(section, numbers.settings)]
+        for table in [*tables, build_efficiency_table(section)] if section.efficiency else tables:
             columns = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
             rows = [[row[i] for i in columns] for row in table.rows]
             print_report_table(replace(table, columns=[table.columns[i] for i in columns], rows=rows, n_text_columns=1))
     if numbers.excluded:
-        print_report_table(excluded_runs_table(numbers))
-    print_line(count_sentence(numbers))
+        print_report_table(build_excluded_runs_table(numbers))
+    print_line(describe_run_counts(numbers))
     print_line(f"Report: {page}")
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.trust import SHELL
-from llmrl.display.console import print_line, print_report_table, print_fields, print_table, relative_to_cwd
+from llmrl.display.console import print_fields, print_line, print_report_table, print_table, relative_to_cwd
 from llmrl.llms.budget import LATENCY_METRIC
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
-from llmrl.results.principal_scores import REFERENCE_LEVELS, ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR
+from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR, REFERENCE_LEVELS
 from llmrl.results.table_format import ReportTable
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY, read_config
 from llmrl.run.files import read_json_or_empty
@@ -264,7 +264,8 @@ def print_reference_levels(references: Mapping[str, Any]) -> None:
             row = context[line]
             if row is None:
                 continue
-            cells = [*([context["context"] if i == 0 else ""] if has_contexts else []), display_name, f"{row['value']:,.3f}"]
+            cells = [context["context"] if i == 0 else ""] if has_contexts else []
+            cells += [display_name, f"{row['value']:,.3f}"]
             cells.append(_format_error(row["standard_error"]))
             has_mechanism = line in ("scan_best", "recommendation")
             cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if has_mechanism else "")

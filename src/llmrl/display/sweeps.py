@@ -140,17 +140,17 @@ def create_report(
         LlmrlError: there are no runs, a setting or metric is invalid, matplotlib is missing, or the report cannot be
             written.
     """
-    from llmrl.analysis.aggregate import summarize
-    from llmrl.analysis.figures import check_installed
+    from llmrl.analysis.aggregate import compute_report
+    from llmrl.analysis.figures import check_matplotlib
     from llmrl.analysis.probes import draw_probes
     from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_files import write_report
     from llmrl.sweeps.run_control import query_run_records
 
     if figures:
-        check_installed()
+        check_matplotlib()
     runs = list({run.folder: run for part in parts or [folder] for run in query_run_records(part)}.values())
-    numbers = summarize(folder, settings or ReportSettings(), runs, report)
+    numbers = compute_report(folder, settings or ReportSettings(), runs, report)
     for run in runs if figures else ():
         draw_probes(run.folder)
     return numbers, write_report(numbers, out or folder / "report", figures, report)
@@ -171,7 +171,7 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
     from importlib.util import find_spec
 
     from llmrl.analysis.report import ReportSettings
-    from llmrl.analysis.report_tables import STUDY_TASKS, compare_tasks, slugs
+    from llmrl.analysis.report_tables import STUDY_TASKS, build_slugs, compare_tasks
     from llmrl.results.study_settings import parse_study_settings
 
     has_matplotlib = find_spec("matplotlib") is not None
@@ -186,7 +186,7 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
     if not has_matplotlib:
         print_line("Figures need matplotlib: pip install 'llmrl[plots]', then run llmrl-report.")
     drawings = [
-        f"{name}_study" for name, section in zip(slugs(numbers), numbers.sections, strict=True) if section.study
+        f"{name}_study" for name, section in zip(build_slugs(numbers), numbers.sections, strict=True) if section.study
     ]
     for name in [] if not has_matplotlib else drawings if comparison is None else [STUDY_TASKS]:
         print_line(f"Figure: {relative_to_cwd(page.parent / 'figures' / f'{name}.png')}")

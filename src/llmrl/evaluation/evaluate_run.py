@@ -43,7 +43,12 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.llms.client import ChatClient
 from llmrl.llms.usage import UNDERSTOOD, llm_summary
-from llmrl.results.mechanism_comparison import compare_with_reference, describe_differences, format_count, select_table_columns
+from llmrl.results.mechanism_comparison import (
+    compare_with_reference,
+    describe_differences,
+    format_count,
+    select_table_columns,
+)
 from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures, summarize_evaluation
 from llmrl.run.artifacts import RUN_KEY
 from llmrl.run.files import check_no_links, path_inside, write_json

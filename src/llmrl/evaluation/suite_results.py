@@ -178,7 +178,7 @@ def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[li
             shares = [
                 _percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in kind_columns
             ]
-            shares = [EMPTY_CELL if kind in player["lacking"] else x for kind, x in zip(kind_columns, shares, strict=True)]
+            shares = [EMPTY_CELL if k in player["lacking"] else x for k, x in zip(kind_columns, shares, strict=True)]
             rows.append([*head, _format_success(player), _interval(player), *shares])
     return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kind_columns], rows
 

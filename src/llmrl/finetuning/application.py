@@ -100,7 +100,7 @@ class FinetuneApplication(Application):
 
     def print_end(self, run: Run) -> None:
         """Print the results of a fine-tuning run, and the options that use its adapter."""
-        from llmrl.display.console import print_line, print_fields, print_table
+        from llmrl.display.console import print_fields, print_line, print_table
         from llmrl.display.results import print_validity_warning
         from llmrl.finetuning.proposer_evaluation import read_results
 
@@ -113,7 +113,8 @@ class FinetuneApplication(Application):
             header = ["", *(column.replace("_", " ") for column in _COLUMNS)]
             print_table(f"{title}, 95 % intervals", header, rows, alignments="l")
         scalars = {k.replace("_", " "): v for k, v in run.summary.items() if isinstance(v, int | float | str)}
-        print_fields(str(run.folder), [(k, f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in scalars.items()])
+        fields = [(k, f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in scalars.items()]
+        print_fields(str(run.folder), fields)
         print_validity_warning(run.summary)
         options = adapter_options(run.config["llm"]["model"], run.summary["adapter"])
         print_line(f"Use it in llmrl-train, with the same env=, agent= and principal.*: {options}")

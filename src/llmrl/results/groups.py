@@ -74,16 +74,16 @@ class Group:
             return name
         parts = [part.rpartition("=") for part in name.split(", ")]
         if any(_is_llm_option(value) for key, _, value in parts if key != _LLM_KEY):
-            renamed_parts = [
+            renamed = [
                 (key, separator, SCRIPTED_RULE if _is_llm_option(value) else value)
                 for key, separator, value in parts
                 if key != _LLM_KEY and value != SCRIPTED_LABEL
             ]
         elif any(value == SCRIPTED_LABEL for *_, value in parts):
-            renamed_parts = [(key, separator, SCRIPTED_RULE if value == SCRIPTED_LABEL else value) for key, separator, value in parts]
+            renamed = [(*pair, SCRIPTED_RULE if value == SCRIPTED_LABEL else value) for *pair, value in parts]
         else:
             return f"{name} ({SCRIPTED_RULE})"
-        return ", ".join(f"{key}{separator}{value}" for key, separator, value in renamed_parts)
+        return ", ".join(f"{key}{separator}{value}" for key, separator, value in renamed)
 
     @property
     def n_expected_runs(self) -> int:
@@ -127,7 +127,7 @@ def group_into_tasks(records: Iterable[RunRecord], root: Path, by_name: bool = T
     for record in records:
         seeds[record.folder.parent].append(record)
     if not by_name:
-        return _group_by_environment(list(seeds.values()))
+        return _build_tasks_by_environment(list(seeds.values()))
     env_by_folder = {folder: _find_environment(runs) for folder, runs in seeds.items()}
     environments: defaultdict[Path, set[str]] = defaultdict(set)
     for folder, env in env_by_folder.items():
@@ -150,14 +150,14 @@ def group_into_tasks(records: Iterable[RunRecord], root: Path, by_name: bool = T
     return sorted(tasks, key=lambda task: task.title)
 
 
-def _group_by_environment(groups: Sequence[list[RunRecord]]) -> list[ReportTask]:
+def _build_tasks_by_environment(groups: Sequence[list[RunRecord]]) -> list[ReportTask]:
     have_different_names = len({run.name for runs in groups for run in runs}) > 1
     environments: defaultdict[str, list[list[RunRecord]]] = defaultdict(list)
     for runs in groups:
         if have_different_names:
             runs = [replace(run, overrides={"name": run.name, **run.overrides}) for run in runs]
         environments[_find_environment(runs) or "unknown"].append(runs)
-    return [_build_task(env, _merge_groups_by_pretraining(task_groups)) for env, task_groups in sorted(environments.items())]
+    return [_build_task(env, _merge_groups_by_pretraining(members)) for env, members in sorted(environments.items())]
 
 
 def _find_environment(runs: Sequence[RunRecord]) -> str:

@@ -28,7 +28,9 @@ def choose_reference(names: Sequence[str]) -> str:
     return "none" if "none" in names else names[0]
 
 
-def compare_with_reference(mechanisms: Sequence[MechanismResult], is_paired: bool, independent: bool) -> list[dict[str, Any]]:
+def compare_with_reference(
+    mechanisms: Sequence[MechanismResult], is_paired: bool, independent: bool
+) -> list[dict[str, Any]]:
     """Return the difference of each mechanism to the reference, for each column.
 
     Args:
@@ -83,16 +85,19 @@ def select_table_columns(mechanisms: Sequence[MechanismResult], spec: EnvSpec) -
 
 
 def _are_columns_equal(mechanisms: Sequence[MechanismResult], metric: str, other_metric: str) -> bool:
-    columns = [(mechanism["per_episode"].get(metric, []), mechanism["per_episode"].get(other_metric, [])) for mechanism in mechanisms]
-    return all(len(x) == len(y) and np.allclose(x, y, rtol=1e-4) for x, y in columns)
+    columns = [mechanism["per_episode"] for mechanism in mechanisms]
+    pairs = [(x.get(metric, []), x.get(other_metric, [])) for x in columns]
+    return all(len(x) == len(y) and np.allclose(x, y, rtol=1e-4) for x, y in pairs)
 
 
-def describe_differences(mechanisms: Sequence[MechanismResult], comparisons: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+def describe_differences(
+    mechanisms: Sequence[MechanismResult], comparisons: Sequence[Mapping[str, Any]], column: str
+) -> list[str]:
     """Return a sentence about `column`, the objective, for each mechanism but the reference."""
     by_name = {mechanism["name"]: mechanism for mechanism in mechanisms}
     return [
-        _describe_difference(by_name[comparison["name"]], by_name[comparison["reference"]], comparison["table"][column], column)
-        for comparison in comparisons
+        _describe_difference(by_name[x["name"]], by_name[x["reference"]], x["table"][column], column)
+        for x in comparisons
     ]
 
 
@@ -100,8 +105,8 @@ def _describe_difference(mechanism: MechanismResult, reference: MechanismResult,
     difference, error, low, high = (row[name] for name in ("mean", "standard_error", "low", "high"))
     x, y = mechanism["table"][column]["mean"], reference["table"][column]["mean"]
     digits = choose_decimals([x, y, difference])
-    reference_text = "without" if reference["name"] == "none" else f"with {_describe_mechanism(reference)}"
-    sentence = f"With {_describe_mechanism(mechanism)} the objective is {x:,.{digits}f}, {reference_text} {y:,.{digits}f}: "
+    without = "without" if reference["name"] == "none" else f"with {_describe_mechanism(reference)}"
+    sentence = f"With {_describe_mechanism(mechanism)} the objective is {x:,.{digits}f}, {without} {y:,.{digits}f}: "
     assert difference is not None
     if error is None or low is None or high is None:
         return sentence + f"a difference of {difference:,.{digits}f}; its standard error is unknown."

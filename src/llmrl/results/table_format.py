@@ -67,7 +67,7 @@ class ReportTable:
     def to_csv(self) -> str:
         """Return the data as CSV (RFC 4180, but lines end in a line feed)."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([[_to_csv_cell(cell) for cell in line] for line in self.csv_rows])
+        csv.writer(text, lineterminator="\n").writerows([_to_csv_cell(cell) for cell in row] for row in self.csv_rows)
         return text.getvalue()
 
     def to_markdown(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from llmrl.llms.images import IMAGES
 
 CallRecord = dict[str, Any]
-"""A call in the explorer's format, plain data (`call_record`)."""
+"""A call in the explorer's format, plain data (`to_call_record`)."""
 
 
 @dataclass
@@ -21,17 +21,17 @@ class Texts:
     """
 
     all: list[str] = field(default_factory=list)
-    _numbers: dict[str, int] = field(default_factory=dict)
+    _index_by_text: dict[str, int] = field(default_factory=dict)
 
-    def number(self, text: str) -> int:
+    def add(self, text: str) -> int:
         """Return the number of a text; a new text is added."""
-        if text not in self._numbers:
-            self._numbers[text] = len(self.all)
+        if text not in self._index_by_text:
+            self._index_by_text[text] = len(self.all)
             self.all.append(text)
-        return self._numbers[text]
+        return self._index_by_text[text]
 
 
-def call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
+def to_call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
     """Return a record of `llm_calls.jsonl` (`read_calls`) in the explorer's format.
 
     `messages` are pairs of a role and the number of a text. `reply` is null if none arrived, and `error` has the
@@ -43,7 +43,7 @@ def call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
         "time": call.get("time"),
         "model": str(call.get("model", "")),
         "messages": [
-            [str(message.get("role", "")), texts.number(_text(message))] for message in call.get("messages", ()) or ()
+            [str(message.get("role", "")), texts.add(_message_text(message))] for message in call.get("messages") or ()
         ],
         "reply": call.get("reply"),
         "thought": str(call.get("thoughts") or ""),
@@ -58,7 +58,7 @@ def call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
     }
 
 
-def address(call: Mapping[str, Any]) -> tuple[str, Any]:
+def get_prompt_id(call: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the identity of a prompt within a run, which is the same when it is sent again after a resume."""
     return str(call.get("hash")), call.get("repeat")
 
@@ -67,38 +67,39 @@ def drop_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return each prompt once, in the order of first use, with the reply that arrived last."""
     last_calls: dict[tuple[str, Any], Mapping[str, Any]] = {}
     for call in calls:
-        previous = last_calls.get(address(call))
+        previous = last_calls.get(get_prompt_id(call))
         if previous is None or "reply" in call or "reply" not in previous:
-            last_calls[address(call)] = call
+            last_calls[get_prompt_id(call)] = call
     return list(last_calls.values())
 
 
-def conversations(calls: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def group_conversations(calls: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the calls that belong together: a call, and its repairs after it.
 
     A repair contains all messages of the call before it, then the invalid reply, then the reason why it is invalid.
     """
-    talks: list[list[Mapping[str, Any]]] = []
-    by_question: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    conversations: list[list[Mapping[str, Any]]] = []
+    by_messages: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for call in drop_repeats(calls):
-        messages = [(message.get("role"), _text(message)) for message in call.get("messages", ()) or ()]
-        talk = by_question.get(tuple(messages[:-2])) if len(messages) > 2 and messages[-2][0] == "assistant" else None
+        messages = [(message.get("role"), _message_text(message)) for message in call.get("messages", ()) or ()]
+        is_repair = len(messages) > 2 and messages[-2][0] == "assistant"
+        conversation = by_messages.get(tuple(messages[:-2])) if is_repair else None
         # A repair follows an invalid reply; the same prompt after a valid reply is a new conversation.
-        if talk is not None and talk[-1].get("valid") is False:
-            talk.append(call)
+        if conversation is not None and conversation[-1].get("valid") is False:
+            conversation.append(call)
         else:
-            talk = [call]
-            talks.append(talk)
-        by_question[tuple(messages)] = talk
-    return talks
+            conversation = [call]
+            conversations.append(conversation)
+        by_messages[tuple(messages)] = conversation
+    return conversations
 
 
-def valid_call(talk: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def find_valid_call(conversation: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the call whose reply was valid; None if none was."""
-    return next((call for call in reversed(talk) if call.get("valid")), None)
+    return next((call for call in reversed(conversation) if call.get("valid")), None)
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, with a line for each picture."""
     content = message.get("content", "")
     words = content if isinstance(content, str) else str(content)

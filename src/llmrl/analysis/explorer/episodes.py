@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.analysis.explorer.conversations import Texts, call_record, drop_repeats
+from llmrl.analysis.explorer.conversations import Texts, drop_repeats, to_call_record
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES, TEXT_COLUMN_WIDTH
 from llmrl.run.files import read_json_lines, write_bytes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Calls = dict[str, list[Mapping[str, Any]]]
 """The calls of an episode by `<player>/<decision>`, or `<player>/lesson`."""
 
-_CALL_PLACE = re.compile(r"episode (\d+), player (\d+), (\w+)")
+_CALL_LOCATION_PATTERN = re.compile(r"episode (\d+), player (\d+), (\w+)")
 _STEP_KEYS = (
     "action",
     "reward",
@@ -40,7 +40,7 @@ _STEP_KEYS = (
 )
 
 
-def episode_rows(folder: Path) -> list[dict[str, Any]]:
+def read_episode_rows(folder: Path) -> list[dict[str, Any]]:
     """Return a row for each finished or recorded episode, by number.
 
     A row is the line of `episodes.jsonl` with `recorded`, whether its steps are recorded. An unfinished episode has no
@@ -63,10 +63,10 @@ def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError, KeyError: a line is damaged.
     """
-    numbers = [row["episode"] for row in episode_rows(folder) if row["recorded"]]
+    numbers = [row["episode"] for row in read_episode_rows(folder) if row["recorded"]]
     calls = _group_calls(folder, set(numbers))
     for k in numbers:
-        yield _episode(k, read_json_lines(folder / FOLDER / str(k) / REPLIES), calls.pop(k, {}))
+        yield _build_episode(k, read_json_lines(folder / FOLDER / str(k) / REPLIES), calls.pop(k, {}))
 
 
 def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
@@ -77,7 +77,7 @@ def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
     # Prompts mostly repeat those of earlier steps, so equal texts are stored once.
     shared: dict[int, dict[str, str]] = defaultdict(dict)
     for call in read_calls(folder / FILE_NAME):
-        place = _CALL_PLACE.fullmatch(str(call.get("place", "")))
+        place = _CALL_LOCATION_PATTERN.fullmatch(str(call.get("place", "")))
         if place is None or (k := int(place[1])) not in episodes:
             continue
         texts = shared[k]
@@ -88,7 +88,7 @@ def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
     return calls
 
 
-def _episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> dict[str, Any]:
+def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> dict[str, Any]:
     texts = Texts()
     steps: list[list[dict[str, Any]]] = []
     decisions: dict[int, int] = defaultdict(int)
@@ -99,22 +99,22 @@ def _episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> dict[str
         if "observation" in line:
             observation = line["observation"]
             is_text = isinstance(observation, str)
-            record["observation"] = texts.number(observation if is_text else format_observation(observation))
+            record["observation"] = texts.add(observation if is_text else format_observation(observation))
         if "reply" in line:
-            record["reply"] = texts.number(str(line["reply"]))
+            record["reply"] = texts.add(str(line["reply"]))
         if "lesson" in line:
-            record["lesson_calls"] = _step_record(calls.get(f"{player}/lesson", []), texts)
+            record["lesson_calls"] = _build_call_records(calls.get(f"{player}/lesson", []), texts)
         # A player that repeats its action makes no call, and other kinds of players never do.
         if line.get("asked"):
-            record["calls"] = _step_record(calls.get(f"{player}/{decisions[player]}", []), texts)
+            record["calls"] = _build_call_records(calls.get(f"{player}/{decisions[player]}", []), texts)
             decisions[player] += 1
         steps[int(line["step"])].append(record)
     players = 1 + max((int(line.get("agent", 0)) for line in lines), default=0)
     return {"episode": number, "players": players, "texts": texts.all, "steps": steps}
 
 
-def _step_record(calls: list[Mapping[str, Any]], texts: Texts) -> list[dict[str, Any]]:
-    return [call_record(call, texts) for call in drop_repeats(calls)]
+def _build_call_records(calls: list[Mapping[str, Any]], texts: Texts) -> list[dict[str, Any]]:
+    return [to_call_record(call, texts) for call in drop_repeats(calls)]
 
 
 def format_observation(observation: Any) -> str:
@@ -156,7 +156,7 @@ def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, 
     sheets: list[str] = []
     sheet: Image.Image | None = None
     size, count = (0, 0), 0
-    for picture in _pictures(folder / FOLDER / str(episode)):
+    for picture in _iterate_pictures(folder / FOLDER / str(episode)):
         size = size if count else picture.size
         at = count % (MAX_COLUMNS * MAX_ROWS)
         if at == 0:
@@ -188,7 +188,7 @@ def _save_sheet(sheet: Image, out: Path, name: str, sheets: list[str]) -> None:
     write_bytes(out / sheets[-1], content.getvalue())
 
 
-def _pictures(folder: Path) -> Iterator[Image]:
+def _iterate_pictures(folder: Path) -> Iterator[Image]:
     """Yield the pictures of an episode's video, or its frames so far, without their column of text."""
     from PIL import Image, ImageSequence
 

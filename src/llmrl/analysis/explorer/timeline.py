@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.explorer.conversations import Texts, call_record, conversations, valid_call
+from llmrl.analysis.explorer.conversations import Texts, find_valid_call, group_conversations, to_call_record
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
@@ -17,7 +17,7 @@ PURPOSES = ("principal", "search")
 """Purposes of calls that request proposals."""
 CHUNK = 25
 """Number of conversations in a file; prompts contain earlier proposals, so conversations grow with their number."""
-Z = 1.959964
+Z_95 = 1.959964
 """Half-width of a 95 % interval of a mean in standard errors, by the normal distribution."""
 
 _MEASURE_KINDS = {"welfare": "welfare", "validation": "behavior"}
@@ -26,7 +26,7 @@ _MEASURE_KINDS = {"welfare": "welfare", "validation": "behavior"}
 Conversation = list[Mapping[str, Any]]
 
 
-def timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
+def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
     """Return the proposals and measures of a run, and the conversations with a language model behind them.
 
     The first is `{proposals, welfare, behavior}`. A proposal has the index of its conversation, `talk`, or null, and
@@ -37,37 +37,37 @@ def timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
         RunFolderError, CheckpointError, ValueError, KeyError, TypeError: a file is damaged.
     """
     proposals = read_proposed(folder)
-    talks = _read_conversations(folder) if proposals else []
+    conversations = _read_conversations(folder) if proposals else []
     rows = [
         {
             "step": row.step,
             "candidate": row.candidate,
             "context": row.context,
             "objective": row.objective,
-            "low": row.objective - Z * row.standard_error,
-            "high": row.objective + Z * row.standard_error,
+            "low": row.objective - Z_95 * row.standard_error,
+            "high": row.objective + Z_95 * row.standard_error,
             "episodes": len(row.values),
             "parameters": dict(row.parameters),
-            "reasoning": row.reasoning or ("" if k is None else str(_parsed_reply(talks[k]).get("reasoning") or "")),
-            "fallback": row.fallback or (k is not None and valid_call(talks[k]) is None),
+            "reasoning": row.reasoning or ("" if k is None else _get_reasoning(conversations[k])),
+            "fallback": row.fallback or (k is not None and find_valid_call(conversations[k]) is None),
             "talk": k,
         }
-        for row, k in zip(proposals, match_talks(proposals, talks), strict=True)
+        for row, k in zip(proposals, match_conversations(proposals, conversations), strict=True)
     ]
-    return {"proposals": rows, **_measures(folder)}, talks
+    return {"proposals": rows, **_read_measures(folder)}, conversations
 
 
-def chunks(talks: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
+def iterate_chunks(conversations: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
     """Yield the conversations in chunks of `CHUNK`, each `{texts, talks}` as in `conversations.call_record`."""
-    for start in range(0, len(talks), CHUNK):
-        texts = Texts()
-        yield {
-            "talks": [[call_record(call, texts) for call in talk] for talk in talks[start : start + CHUNK]],
-            "texts": texts.all,
-        }
+    for start in range(0, len(conversations), CHUNK):
+        texts, chunk = Texts(), conversations[start : start + CHUNK]
+        records = [[to_call_record(call, texts) for call in conversation] for conversation in chunk]
+        yield {"talks": records, "texts": texts.all}
 
 
-def match_talks(proposals: Sequence[MeasuredProposal], talks: Sequence[Conversation]) -> list[int | None]:
+def match_conversations(
+    proposals: Sequence[MeasuredProposal], conversations: Sequence[Conversation]
+) -> list[int | None]:
     """Return for each proposal the index of the conversation that it came from; None if there is none.
 
     A conversation belongs to the next proposals with the vectors of its valid reply. Remaining proposals get, in order,
@@ -75,17 +75,17 @@ def match_talks(proposals: Sequence[MeasuredProposal], talks: Sequence[Conversat
     """
     matches: list[int | None] = [None] * len(proposals)
     unmatched = {i: list(proposal.parameters.values()) for i, proposal in enumerate(proposals)}
-    for talk_index, talk in enumerate(talks):
-        for vector in _parsed_reply(talk).get("vectors") or ():
+    for conversation_index, conversation in enumerate(conversations):
+        for vector in _get_parsed_reply(conversation).get("vectors") or ():
             match = next((i for i, parameters in unmatched.items() if _are_equal(list(vector), parameters)), None)
             if match is not None:
-                matches[match] = talk_index
+                matches[match] = conversation_index
                 del unmatched[match]
-    matched_talks = set(matches)
-    invalid = [k for k, talk in enumerate(talks) if k not in matched_talks and valid_call(talk) is None]
+    matched_indices = set(matches)
+    invalid = [k for k, x in enumerate(conversations) if k not in matched_indices and find_valid_call(x) is None]
     for i in unmatched:
         previous = max((index for index in matches[:i] if index is not None), default=-1)
-        following = min((index for index in matches[i + 1 :] if index is not None), default=len(talks))
+        following = min((index for index in matches[i + 1 :] if index is not None), default=len(conversations))
         candidate = next((index for index in invalid if previous <= index < following), None)
         if candidate is not None:
             invalid.remove(candidate)
@@ -96,13 +96,17 @@ def match_talks(proposals: Sequence[MeasuredProposal], talks: Sequence[Conversat
 def _read_conversations(folder: Path) -> list[Conversation]:
     path = folder / FILE_NAME
     calls = read_calls(path) if path.is_file() else ()
-    return conversations(call for call in calls if call.get("purpose") in PURPOSES)
+    return group_conversations(call for call in calls if call.get("purpose") in PURPOSES)
 
 
-def _parsed_reply(talk: Conversation) -> Mapping[str, Any]:
+def _get_parsed_reply(conversation: Conversation) -> Mapping[str, Any]:
     """Return what was parsed from the valid reply of a conversation; empty if there is none."""
-    parsed = (valid_call(talk) or {}).get("understood")
+    parsed = (find_valid_call(conversation) or {}).get("understood")
     return parsed if isinstance(parsed, Mapping) else {}
+
+
+def _get_reasoning(conversation: Conversation) -> str:
+    return str(_get_parsed_reply(conversation).get("reasoning") or "")
 
 
 def _are_equal(vector: Sequence[float], other: Sequence[float]) -> bool:
@@ -111,7 +115,7 @@ def _are_equal(vector: Sequence[float], other: Sequence[float]) -> bool:
     )
 
 
-def _measures(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
+def _read_measures(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
     """Return finite welfare and behavior metrics by name, as pairs `[proposals so far, mean]`."""
     measures: dict[str, dict[str, list[list[float]]]] = {"welfare": {}, "behavior": {}}
     path = folder / METRICS_NAME

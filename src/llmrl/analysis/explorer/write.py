@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.explorer.episodes import episode_rows, read_episodes, write_sheets
-from llmrl.analysis.explorer.timeline import CHUNK, chunks, timeline
+from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes, write_sheets
+from llmrl.analysis.explorer.timeline import CHUNK, iterate_chunks, read_timeline
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.run_records import RunRecord, read_runs
@@ -19,11 +19,11 @@ from llmrl.run.files import check_no_links, path_inside, write_atomic, write_byt
 log = logging.getLogger(__name__)
 
 FOLDER, PAGE = "explorer", "index.html"
-FUNCTION = "llmrlTake"
-PARTS = ("base", "conversation", "table", "runs", "episodes", "episode", "timeline", "main")
+SCRIPT_FUNCTION = "llmrlTake"
+SCRIPT_NAMES = ("base", "conversation", "table", "runs", "episodes", "episode", "timeline", "main")
 """Source files of the program, in the order in which they are concatenated, because browsers load no modules from a
 disk."""
-VENDORED = ("d3.min.js", "plot.umd.min.js", "NOTICE")
+VENDORED_FILES = ("d3.min.js", "plot.umd.min.js", "NOTICE")
 
 
 def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str], None] = lambda text: None) -> Path:
@@ -55,10 +55,10 @@ def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str]
     for i, record in enumerate(records):
         report(f"explorer, run {i + 1:,} of {len(records):,}")
         entries.append(_write_run(f"r{i}", record, out / "data", report))
-    write_json_script(out / "data" / "index.js", FUNCTION, "index", {"folder": folder.name, "runs": entries})
-    for name in VENDORED:
+    write_json_script(out / "data" / "index.js", SCRIPT_FUNCTION, "index", {"folder": folder.name, "runs": entries})
+    for name in VENDORED_FILES:
         write_bytes(out / name, (web / "vendor" / name).read_bytes())
-    program = "\n".join((web / f"{part}.js").read_text(encoding="utf-8") for part in PARTS)
+    program = "\n".join((web / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPT_NAMES)
     write_atomic(out / "app.js", f'"use strict";\n(() => {{\n{program}\n}})();\n')
     for name in ("app.css", PAGE):
         write_atomic(out / name, (web / name).read_text(encoding="utf-8"))
@@ -67,15 +67,15 @@ def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str]
 
 def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], None]) -> dict[str, Any]:
     """Write the files of a run; return its entry in the list of runs."""
-    config = _config(record)
+    config = _read_config_or_empty(record)
     entry: dict[str, Any] = {
         "key": key,
         "label": f"{record.name}/{record.group}/s{record.seed}",
         "short": f"{record.name}/{record.group}",
         "seed": record.seed,
         "env": record.env or str(record.overrides.get("env", "")),
-        "agent": _selected_option(record, config, "agent"),
-        "principal": _selected_option(record, config, "principal"),
+        "agent": _find_option(record, config, "agent"),
+        "principal": _find_option(record, config, "principal"),
         "llm": record.llm,
         "state": record.state,
         "result": record.result,
@@ -93,35 +93,35 @@ def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], 
         except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
             entry["problems"].append(f"its {content_name} cannot be read: {error}")
-    write_json_script(run_dir / "run.js", FUNCTION, key, content)
+    write_json_script(run_dir / "run.js", SCRIPT_FUNCTION, key, content)
     return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
 def _write_episodes(key: str, folder: Path, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    rows = episode_rows(folder)
+    rows = read_episode_rows(folder)
     for episode in read_episodes(folder):
         report(f"explorer, {folder.name}, episode {episode['episode']:,}")
         k = episode["episode"]
         content = episode | {"frames": write_sheets(folder, k, out, f"e{k}")}
-        write_json_script(out / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
+        write_json_script(out / f"e{k}.js", SCRIPT_FUNCTION, f"{key}/e{k}", content)
     return {"episodes": rows}
 
 
 def _write_timeline(key: str, folder: Path, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    proposals, talks = timeline(folder)
-    for i, chunk in enumerate(chunks(talks)):
-        write_json_script(out / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)
+    proposals, conversations = read_timeline(folder)
+    for i, chunk in enumerate(iterate_chunks(conversations)):
+        write_json_script(out / f"t{i}.js", SCRIPT_FUNCTION, f"{key}/t{i}", chunk)
     return proposals | {"chunk": CHUNK}
 
 
-def _config(record: RunRecord) -> Mapping[str, Any]:
+def _read_config_or_empty(record: RunRecord) -> Mapping[str, Any]:
     try:
         return read_config(record.folder, [])
     except RunFolderError:
         return {}  # the run has not started
 
 
-def _selected_option(record: RunRecord, config: Mapping[str, Any], part: str) -> str:
+def _find_option(record: RunRecord, config: Mapping[str, Any], part: str) -> str:
     """Return the option of a part: its override, or the name of its class."""
     if part in record.overrides:
         return str(record.overrides[part])

@@ -23,10 +23,10 @@ NamedRuns = Sequence[tuple[str, Sequence[RunRecord]]]
 """Name of each group of a task, and its finished runs."""
 Estimate = tuple[float, float]
 """A mean and its standard error; NaN if they are unknown."""
-UNKNOWN: Estimate = (float("nan"), float("nan"))
+UNKNOWN_ESTIMATE: Estimate = (float("nan"), float("nan"))
 
 
-def read_rows(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
+def read_metric_rows(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
     """Return a run's rows of metrics, of one `kind` or all; empty if the file is missing or damaged.
 
     The tables of scores report damaged files.
@@ -47,31 +47,31 @@ def metrics_contain(folder: Path, text: str) -> bool:
 
 
 def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
-    """Return the mean of `values` [n_runs] over top-level units with its standard error; `UNKNOWN` without any."""
+    """Return the mean of `values` [n_runs] over top-level units with its standard error; NaN without finite values."""
     finite = [(value, run) for value, run in zip(values, runs, strict=True) if np.isfinite(value)]
     if not finite:
-        return UNKNOWN
+        return UNKNOWN_ESTIMATE
     scores = np.array([value for value, _ in finite])
     units = find_replication_units([run for _, run in finite])
     return float(unit_means(scores, units).mean()), float(standard_error(scores, units))
 
 
-def estimate_format(estimates: Sequence[Estimate]) -> NumberFormat:
+def choose_number_format(estimates: Sequence[Estimate]) -> NumberFormat:
     """Return the format of the numbers of a column, with no more decimals than their errors justify."""
     numbers = np.array(estimates, dtype=float).reshape(-1, 2)
     values, errors = (column[np.isfinite(column)] for column in numbers.T)
     return NumberFormat(values, errors)
 
 
-def estimate_text(estimate: Estimate, form: NumberFormat) -> str:
+def format_mean(estimate: Estimate, fmt: NumberFormat) -> str:
     """Return a mean with its standard error as text, `12.3 ± 0.4`; without the error if it is unknown."""
     value, error = estimate
     if not np.isfinite(value):
         return EMPTY_CELL
-    return form(value) + (f" ± {form(error)}" if np.isfinite(error) else "")
+    return fmt(value) + (f" ± {fmt(error)}" if np.isfinite(error) else "")
 
 
-TAIL_SHARE = 0.2
+TAIL_FRACTION = 0.2
 """Share of a run's logged rows, from the end, that are averaged."""
 MAX_MEASURES_SHOWN = 8
 """Maximum number of behavior metrics in the table; its file has all."""
@@ -87,10 +87,10 @@ _METRIC_PREFIXES: tuple[tuple[Kind, str], ...] = (("proposal", "validation/"), (
 _SHOWN_ELSEWHERE = frozenset({"return", "base_return", "length", "success", "objective"})
 """Metrics that other tables have."""
 _PREFERRED = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
-_DETAILS = ("quarter",)
+_DETAIL_WORDS = ("quarter",)
 
 
-def informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:
+def select_informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the names of the behavior metrics that deserve a column, preferred ones first.
 
     Details of other metrics, constant zeros and repeated columns are left out.
@@ -99,25 +99,25 @@ def informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:
     ['apples_eaten', 'dirt']
     """
     metrics = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in metrics if name not in _SHOWN_ELSEWHERE and not any(part in name for part in _DETAILS)]
+    names = [name for name in metrics if name not in _SHOWN_ELSEWHERE and not any(x in name for x in _DETAIL_WORDS)]
     ordered = [name for name in _PREFERRED if name in names] + [name for name in names if name not in _PREFERRED]
     selected: list[str] = []
-    value_sets: set[tuple[float, ...]] = set()
+    seen_values: set[tuple[float, ...]] = set()
     for name in ordered:
         values = tuple(round(float(row.get(name, np.nan)), 9) for row in rows)
         finite_values = [value for value in values if np.isfinite(value)]
-        if values not in value_sets and finite_values and any(finite_values):
-            value_sets.add(values)
+        if values not in seen_values and finite_values and any(finite_values):
+            seen_values.add(values)
             selected.append(name)
     return selected
 
 
-def society_table(groups: NamedRuns) -> ReportTable | None:
+def build_society_table(groups: NamedRuns) -> ReportTable | None:
     """Return a table with the objective, welfare and behavior metrics of each group, means over its runs.
 
     The result is None if no group has several agents, or nothing was measured.
     """
-    measures = {name: [_tail(run) for run in runs] for name, runs in groups}
+    measures = {name: [_average_tail(run) for run in runs] for name, runs in groups}
     if not any(_has_several_agents(row) for rows in measures.values() for row in rows):
         return None
     runs_by_name = {name: list(runs) for name, runs in groups if any(measures[name])}
@@ -134,16 +134,14 @@ def society_table(groups: NamedRuns) -> ReportTable | None:
         runs_by_name = dict(sorted(runs_by_name.items(), key=lambda item: -means[objective[0]][item[0]][0]))
     welfare = [key for key in _WELFARE if key in means]
     behavior_keys = [key for key in means if key.partition("/")[0] in ("validation", "evaluation")]
-    behavior_rows = [
-        {key.partition("/")[2]: means[key].get(name, UNKNOWN)[0] for key in behavior_keys} for name in runs_by_name
-    ]
+    behavior_rows = [{key.partition("/")[2]: means[key][name][0] for key in behavior_keys} for name in runs_by_name]
     key_by_name = {key.partition("/")[2]: key for key in behavior_keys}
-    behavior = [key_by_name[name] for name in informative_metrics(behavior_rows)][:MAX_MEASURES_SHOWN]
+    behavior = [key_by_name[name] for name in select_informative_metrics(behavior_rows)][:MAX_MEASURES_SHOWN]
     columns = [*objective, *welfare, *behavior]
     if not welfare and not behavior:
         return None
-    forms = {key: estimate_format(list(means[key].values())) for key in columns}
-    rows = [[name, *(estimate_text(means[key][name], forms[key]) for key in columns)] for name in runs_by_name]
+    formats = {key: choose_number_format(list(means[key].values())) for key in columns}
+    rows = [[name, *(format_mean(means[key][name], formats[key]) for key in columns)] for name in runs_by_name]
     titles = [_OBJECTIVES.get(key) or _WELFARE.get(key) or key.partition("/")[2].replace("_", " ") for key in columns]
     header = ["group", "runs", *(cell for key in metrics for cell in (key, f"{key}_standard_error"))]
     data: list[list[object]] = [
@@ -156,17 +154,17 @@ def society_table(groups: NamedRuns) -> ReportTable | None:
         ["group", *titles],
         rows,
         notes=[
-            f"The last {TAIL_SHARE:.0%} of each run's measurements; ± standard error over runs. Worst-off: the lowest "
-            "return of an agent. Equality: 1 if all returns are equal."
+            f"The last {TAIL_FRACTION:.0%} of each run's measurements; ± standard error over runs. Worst-off: the "
+            "lowest return of an agent. Equality: 1 if all returns are equal."
         ],
     )
 
 
-def _tail(run: RunRecord) -> dict[str, float]:
+def _average_tail(run: RunRecord) -> dict[str, float]:
     """Return the mean of the last measurements of a run, by metric; empty if it has no welfare metrics."""
     for kind, prefix in _METRIC_PREFIXES:
-        rows = read_rows(run.folder, kind)
-        last = rows[-max(1, round(TAIL_SHARE * len(rows))) :] if rows else []
+        rows = read_metric_rows(run.folder, kind)
+        last = rows[-max(1, round(TAIL_FRACTION * len(rows))) :] if rows else []
         prefixes = (prefix, "welfare/")
         names = dict.fromkeys(n for row in last for n in row if n.startswith(prefixes) or n in _OBJECTIVES)
         if any(name.startswith("welfare/") for name in names):
@@ -184,7 +182,7 @@ def _has_several_agents(row: Mapping[str, float]) -> bool:
     return abs(total - mean) > 1e-9
 
 
-PLANS = "plans.json"
+PLANS_NAME = "plans.json"
 """File of a run whose teacher is a language model: its plans by sentence, with their shares."""
 MAX_SENTENCES = 12
 _MAX_PLANS = 3
@@ -199,7 +197,7 @@ _TEACHER_METRICS = {
 _IN_PERCENT = ("llm/invalid_share", "teacher/agreement")
 
 
-def teacher_table(groups: NamedRuns) -> ReportTable | None:
+def build_teacher_table(groups: NamedRuns) -> ReportTable | None:
     """Return a table with the requests to each group's teacher and the agreement of its student.
 
     The result is None without teachers.
@@ -245,7 +243,7 @@ def teacher_table(groups: NamedRuns) -> ReportTable | None:
     )
 
 
-def plans_table(groups: NamedRuns) -> ReportTable | None:
+def build_plans_table(groups: NamedRuns) -> ReportTable | None:
     """Return a table of the plans of language models by the student's situation, shares averaged over runs.
 
     The result is None if no run has plans.
@@ -254,10 +252,10 @@ def plans_table(groups: NamedRuns) -> ReportTable | None:
     rows = []
     for name, runs in groups:
         plans, run_counts = _mean_plan_shares(runs)
-        for place, (sentence, shared) in enumerate(plans.items()):
+        for sentence_index, (sentence, shared) in enumerate(plans.items()):
             ordered = sorted(shared.items(), key=lambda item: (-item[1], item[0]))
             data += [[name, sentence, plan, share, run_counts[sentence]] for plan, share in ordered]
-            if place < MAX_SENTENCES:
+            if sentence_index < MAX_SENTENCES:
                 plan_texts = [
                     f"{plan} ({share:.0%})" if share < 0.995 else plan for plan, share in ordered[:_MAX_PLANS]
                 ]
@@ -265,9 +263,10 @@ def plans_table(groups: NamedRuns) -> ReportTable | None:
                 rows.append([name, sentence, "; ".join(plan_texts) + (f"; {n_omitted} more" if n_omitted > 0 else "")])
     if not rows:
         return None
-    n_unlisted = len({(line[0], line[1]) for line in data[1:]}) - len(rows)
+    n_omitted_sentences = len({(line[0], line[1]) for line in data[1:]}) - len(rows)
     notes = ["Shares of its answers, averaged over runs."]
-    notes += [f"The first {MAX_SENTENCES} of each group; {n_unlisted} more are in the file."] if n_unlisted else []
+    if n_omitted_sentences:
+        notes.append(f"The first {MAX_SENTENCES} of each group; {n_omitted_sentences} more are in the file.")
     return ReportTable(
         "plans", "Plans of the teacher", data, ["group", "the student sees", "plans"], rows, 3, notes=notes
     )
@@ -278,7 +277,7 @@ def _last_teacher_metrics(run: RunRecord) -> dict[str, float]:
     newest: dict[str, float] = {}
     if not metrics_contain(run.folder, '"teacher/'):  # most runs have no teacher, and parsing takes much longer
         return newest
-    for row in read_rows(run.folder):
+    for row in read_metric_rows(run.folder):
         newest |= {key: row[key] for key in _TEACHER_METRICS if key in row}
     return newest if any(key.startswith("teacher/") for key in newest) else {}
 
@@ -301,7 +300,7 @@ def _mean_plan_shares(runs: Sequence[RunRecord]) -> tuple[dict[str, dict[str, fl
 
 def _read_plans(run: RunRecord) -> Mapping[str, Mapping[str, float]]:
     try:
-        plans = read_object(run.folder / PLANS).get("plans", {})
+        plans = read_object(run.folder / PLANS_NAME).get("plans", {})
         return {str(s): {str(plan): float(p) for plan, p in shares.items()} for s, shares in plans.items()}
     except (FileNotFoundError, ValueError, AttributeError, TypeError):
         return {}
@@ -311,5 +310,5 @@ def _teacher_cell(key: str, estimate: Estimate) -> str:
     value, error = estimate
     if not np.isfinite(value):
         return EMPTY_CELL
-    scale, form, unit = (100, ".1f", " %") if key in _IN_PERCENT else (1, ",.0f", "")
-    return f"{scale * value:{form}}" + (f" ± {scale * error:{form}}" if np.isfinite(error) else "") + unit
+    scale, fmt, unit = (100, ".1f", " %") if key in _IN_PERCENT else (1, ",.0f", "")
+    return f"{scale * value:{fmt}}" + (f" ± {scale * error:{fmt}}" if np.isfinite(error) else "") + unit

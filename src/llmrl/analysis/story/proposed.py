@@ -11,11 +11,11 @@ import numpy as np
 from llmrl.analysis.story.group_tables import (
     Estimate,
     NamedRuns,
-    estimate_format,
-    estimate_text,
-    informative_metrics,
+    choose_number_format,
+    format_mean,
     mean_over_runs,
-    read_rows,
+    read_metric_rows,
+    select_informative_metrics,
 )
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.principal_scores import RECOMMENDATION, read_principal_scores
@@ -45,14 +45,14 @@ class GroupProposals:
     proposals: tuple[tuple[MeasuredProposal, ...], ...]
 
     @property
-    def numbered(self) -> Iterator[tuple[int, MeasuredProposal]]:
+    def numbered_proposals(self) -> Iterator[tuple[int, MeasuredProposal]]:
         """Each proposal of each run, with its number in its run, from 1."""
         for run_proposals in self.proposals:
             yield from enumerate(run_proposals, start=1)
 
 
 @dataclass(frozen=True)
-class Best:
+class BestProposal:
     """The highest recommendation of a group's runs; without recommendations, the proposal with the highest objective.
 
     Attributes:
@@ -97,32 +97,32 @@ def shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
     return list(names[0]) if are_equal and len(names[0]) <= MAX_PARAMETERS else []
 
 
-def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
+def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     """Return a table with a row for the best recommendation or policy of each group and context."""
     names = shared_parameters(groups)
-    bests = {group.name: _bests(group) for group in groups}
-    all_bests = [best for group_bests in bests.values() for best in group_bests]
-    has_recommendations = all(best.is_recommendation for best in all_bests)
-    responses = informative_metrics([best.response for best in all_bests])[:MAX_RESPONSES]
-    contexts = any(best.context for best in all_bests)
-    format_number = estimate_format([(best.objective, best.standard_error) for best in all_bests])
+    best_by_group = {group.name: _find_best_per_context(group) for group in groups}
+    bests = [best for group_bests in best_by_group.values() for best in group_bests]
+    has_recommendations = all(best.is_recommendation for best in bests)
+    responses = select_informative_metrics([best.response for best in bests])[:MAX_RESPONSES]
+    contexts = any(best.context for best in bests)
+    fmt = choose_number_format([(best.objective, best.standard_error) for best in bests])
     means = {group.name: _average_over_runs(group, has_recommendations) for group in groups}
     columns = ["group", "run", *(["context"] if contexts else []), *names, "objective"]
     columns += ["evaluations", "mean of the runs"] if has_recommendations else ["rounds", "highest of a run, mean"]
     columns += [*(name.replace("_", " ") for name in responses)]
     rows, data = [], []
-    forms = {
-        name: NumberFormat(np.array([b.response[name] for b in all_bests if name in b.response])) for name in responses
+    formats = {
+        name: NumberFormat(np.array([x.response[name] for x in bests if name in x.response])) for name in responses
     }
     ordered = [
-        (group, best) for group in sorted(groups, key=lambda group: -means[group.name][0]) for best in bests[group.name]
+        (group, best) for group in sorted(groups, key=lambda x: -means[x.name][0]) for best in best_by_group[group.name]
     ]
     for group, best in ordered:
         cells = [group.name, best.run.run_reference, *([best.context] if contexts else [])]
         cells += [f"{best.parameters[name]:.3g}" for name in names]
-        cells += [estimate_text((best.objective, best.standard_error), format_number), str(best.measurements)]
-        cells += [estimate_text(means[group.name], format_number)]
-        cells += [forms[name](best.response[name]) if name in best.response else EMPTY_CELL for name in responses]
+        cells += [format_mean((best.objective, best.standard_error), fmt), str(best.measurements)]
+        cells += [format_mean(means[group.name], fmt)]
+        cells += [formats[name](best.response[name]) if name in best.response else EMPTY_CELL for name in responses]
         rows.append(cells)
         numbers = [best.objective, best.standard_error, best.measurements, *means[group.name]]
         data.append(
@@ -160,10 +160,10 @@ def _read_proposals(run: RunRecord) -> Sequence[MeasuredProposal]:
         return ()  # the tables of scores report the error
 
 
-def mean_score(group: GroupProposals) -> float:
+def compute_mean_score(group: GroupProposals) -> float:
     """Return the mean recommendation of a group's runs; without recommendations, their highest objective."""
     scores = read_principal_scores(group.runs, RECOMMENDATION)
-    return max(proposal.objective for _, proposal in group.numbered) if scores is None else float(scores.mean())
+    return max(x.objective for _, x in group.numbered_proposals) if scores is None else float(scores.mean())
 
 
 def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Estimate:
@@ -174,25 +174,25 @@ def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Esti
     return mean_over_runs(values.tolist(), group.runs)
 
 
-def _bests(group: GroupProposals) -> list[Best]:
+def _find_best_per_context(group: GroupProposals) -> list[BestProposal]:
     """Return the best recommendation or proposal of each context."""
-    best_by_context: dict[str, Best] = {}
+    best_by_context: dict[str, BestProposal] = {}
     for run, run_proposals in zip(group.runs, group.proposals, strict=True):
-        for best in _recommendations(run) or [_highest(run, run_proposals)]:
+        for best in _read_recommendations(run) or [_find_highest(run, run_proposals)]:
             if best.context not in best_by_context or best.objective > best_by_context[best.context].objective:
                 best_by_context[best.context] = best
     proposals = dict(zip((run.folder for run in group.runs), group.proposals, strict=True))
     return [
-        replace(best, response=_response(best, proposals[best.run.folder])) if best.is_recommendation else best
+        replace(best, response=_read_response(best, proposals[best.run.folder])) if best.is_recommendation else best
         for _, best in sorted(best_by_context.items())
     ]
 
 
-def _recommendations(run: RunRecord) -> list[Best]:
+def _read_recommendations(run: RunRecord) -> list[BestProposal]:
     """Return the evaluated recommendations of a run, without responses; empty if it has none."""
     try:
         return [
-            Best(
+            BestProposal(
                 run,
                 {str(name): float(x) for name, x in row["mechanism"].items()},
                 float(row["objective"]),
@@ -209,17 +209,17 @@ def _recommendations(run: RunRecord) -> list[Best]:
         return []
 
 
-def _highest(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> Best:
+def _find_highest(run: RunRecord, proposals: Sequence[MeasuredProposal]) -> BestProposal:
     best = max(proposals, key=lambda proposal: proposal.objective)
-    return Best(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
+    return BestProposal(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
 
 
-def _response(best: Best, proposals: Sequence[MeasuredProposal]) -> dict[str, float]:
+def _read_response(best: BestProposal, proposals: Sequence[MeasuredProposal]) -> dict[str, float]:
     """Return the behavior metrics logged with a recommendation; empty if steps of its run had several proposals."""
     if len({proposal.step for proposal in proposals}) < len(proposals):
         return {}
     response = {}
-    for row in read_rows(best.run.folder, "proposal"):
+    for row in read_metric_rows(best.run.folder, "proposal"):
         vector = [row.get(_PROPOSAL + name) for name in best.parameters]
         if all(
             isinstance(x, int | float) and math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6)

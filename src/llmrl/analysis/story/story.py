@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from llmrl.analysis.explorer.episodes import read_episodes
-from llmrl.analysis.story.group_tables import NamedRuns, plans_table, society_table, teacher_table
-from llmrl.analysis.story.proposed import GroupProposals, best_table, read_group_proposals
+from llmrl.analysis.story.group_tables import NamedRuns, build_plans_table, build_society_table, build_teacher_table
+from llmrl.analysis.story.proposed import GroupProposals, build_best_table, read_group_proposals
 from llmrl.core.errors import RunFolderError
 from llmrl.core.frames import SIDE_BY_SIDE
 from llmrl.llms.call_log import FILE_NAME, read_calls
@@ -85,7 +85,7 @@ def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
     Players need recorded steps.
     """
     first_exchanges = (
-        next(filter(None, (_find_player_exchange(name, run) or _principal_exchange(name, run) for run in runs)), None)
+        next(filter(None, (_find_player_call(name, run) or _find_principal_call(name, run) for run in runs)), None)
         for name, runs in groups
     )
     return tuple(exchange for exchange in first_exchanges if exchange is not None)
@@ -94,19 +94,19 @@ def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
 def find_videos(groups: NamedRuns) -> tuple[StoryVideo, ...]:
     """Return a video of each group that has one, of at most `MAX_VIDEOS` groups."""
     first_videos = (
-        next((StoryVideo(name, run.run_reference, path) for run in runs for path in _video_files(run.folder)), None)
+        next((StoryVideo(name, run.run_reference, path) for run in runs for path in _find_videos(run.folder)), None)
         for name, runs in groups
     )
     return tuple(islice((video for video in first_videos if video is not None), MAX_VIDEOS))
 
 
-def _video_files(folder: Path) -> Iterator[Path]:
+def _find_videos(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.glob(f"evaluation*/videos/{SIDE_BY_SIDE}.gif"), key=lambda path: -path.stat().st_mtime)
     yield from sorted((folder / FOLDER).glob("*/episode.gif"), key=lambda path: int(path.parent.name))
     yield from sorted(folder.glob("evaluation*/videos/**/*.gif"))
 
 
-def _find_player_exchange(name: str, run: RunRecord) -> Exchange | None:
+def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
     """Return the first decision with a valid reply of a language model in a run's first recorded episode."""
     try:
         for episode in islice(read_episodes(run.folder), 1):
@@ -126,7 +126,7 @@ def _find_player_exchange(name: str, run: RunRecord) -> Exchange | None:
     return None
 
 
-def _principal_exchange(name: str, run: RunRecord) -> Exchange | None:
+def _find_principal_call(name: str, run: RunRecord) -> Exchange | None:
     """Return the last call of a run's principal with a valid reply."""
     path, last = run.folder / FILE_NAME, None
     for number, call in enumerate(read_calls(path), start=1) if path.exists() else ():
@@ -182,17 +182,19 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
     Raises:
         RunFolderError: the metrics of a run cannot be read.
     """
-    names = short_names(task)
+    names = _shorten_names(task)
     groups = [(group.format_name(names[group.label]), runs) for group, runs in finished]
     proposals = read_group_proposals(groups)
-    tables = [best_table(proposals)] if proposals else []
+    tables = [build_best_table(proposals)] if proposals else []
     tables += [
-        table for table in (society_table(groups), teacher_table(groups), plans_table(groups)) if table is not None
+        table
+        for build_table in (build_society_table, build_teacher_table, build_plans_table)
+        if (table := build_table(groups)) is not None
     ]
     return Story(proposals, tuple(tables), find_exchanges(groups), find_videos(groups))
 
 
-def short_names(task: ReportTask) -> dict[str, str]:
+def _shorten_names(task: ReportTask) -> dict[str, str]:
     """Return a short name of each group by its label: only the value if one key is compared, such as `ucb`."""
     keys = {part.partition("=")[0] for group in task.groups for part in group.label.split(", ")} - {"llm"}
     if len(keys) == 1 and all("=" in group.label for group in task.groups):
