@@ -46,11 +46,11 @@ def play(folder, deterministic, steps=60):
 
 def test_agent_matches_run(with_memory):
     """Compare with the actions of the platform's own rollout for equal observations."""
-    from llmrl.evaluation.saved_runs import open_saved
+    from llmrl.evaluation.saved_runs import read_saved_run
     from llmrl.experiment.parts import build_parts
     from llmrl.rollout.collector import Collector
 
-    saved = open_saved(with_memory)
+    saved = read_saved_run(with_memory)
     parts = build_parts({**saved.config, "env": {**saved.config["env"], "n_envs": 3}}, None, play_only=True)
     parts.agents[0].load_state_dict(saved.agent)
     collector = Collector(parts.env, parts.agents[0].policy, parts.device)

@@ -339,7 +339,7 @@ def test_video_needs_frames(escape, monkeypatch):
 
 def test_shorter_video_freezes_at_end(tmp_path):
     parts = build_parts(compose(*CLEANUP), None, play_only=True)
-    videos = [record_video(parts, parts.agents[0].policy, Seeds(0), steps, False, compared=True) for steps in (2, 6)]
+    videos = [record_video(parts, parts.agents[0].policy, Seeds(0), steps, False, is_compared=True) for steps in (2, 6)]
     assert [len(video) for video in videos] == [3, 7]
     last = videos[0].recorder.frames["world"][-1].copy()
     for video in videos:

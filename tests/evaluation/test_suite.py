@@ -20,7 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.language import LANGUAGES, action_names
 from llmrl.evaluation.suite import parse_suite
-from llmrl.evaluation.suite_results import experiments
+from llmrl.evaluation.suite_results import group_by_experiment
 from llmrl.run.trajectories import read
 from run_folders import write_run
 
@@ -240,12 +240,12 @@ def test_experiments_have_labels_of_reports(tmp_path):
         ["agent=drrn", "env.n_envs=2"],
     )
     runs = [write_run(tmp_path, "study", words, seed=seed) for words in overrides for seed in (3, 4)]
-    groups = experiments(runs)
+    groups = group_by_experiment(runs)
     assert list(groups) == ["agent=drrn", "small_llm", "small_llm, tune=lora"]
     assert [run.folder for run in groups["small_llm"]] == runs[:2]
-    assert [run.folder for run in experiments(runs[:2])["student"]] == runs[:2]
+    assert [run.folder for run in group_by_experiment(runs[:2])["student"]] == runs[:2]
     with pytest.raises(ConfigError, match="same experiment with the same seed"):
-        experiments([runs[0], runs[0]])
+        group_by_experiment([runs[0], runs[0]])
 
 
 @pytest.mark.slow

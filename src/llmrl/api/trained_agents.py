@@ -15,7 +15,7 @@ from llmrl.core.errors import ConfigError, Incompatible
 from llmrl.core.observers import StepObserver
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
-from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
+from llmrl.evaluation.saved_runs import SavedRun, read_saved_run, remove_principal, remove_teacher, with_budget
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Parts, build_parts
 from llmrl.llms.client import ChatClient
@@ -52,10 +52,10 @@ def load_agent(
         >>> agent.reset()  # doctest: +SKIP
         >>> env.step(agent.act(observation))  # doctest: +SKIP
     """
-    saved = open_saved(Path(run).expanduser(), trusted)
-    config = without_teacher(saved.config)
+    saved = read_saved_run(Path(run).expanduser(), trusted)
+    config = remove_teacher(saved.config)
     config["env"] = with_options(config["env"], {"n_envs": n_envs})
-    llm = build_llm(with_budget(without_principal(config), calls), folder=None)
+    llm = build_llm(with_budget(remove_principal(config), calls), folder=None)
     parts = build_parts(config, llm, render=False, play_only=True)
     parts.env.close()  # only its specification is needed
     [agent] = parts.agents
@@ -267,7 +267,7 @@ def export_agent(run: Place, out: Path | None = None, trusted: Sequence[str] = (
     from llmrl.run.files import write_json
 
     folder = Path(run).expanduser()
-    config = open_saved(folder, trusted).config
+    config = read_saved_run(folder, trusted).config
     target = config["agent"]["_target_"]
     agent_class = Builder(trusted=config["trusted_modules"]).locate(target, "agent")
     if not (isinstance(agent_class, type) and issubclass(agent_class, PPOAgent)):

@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> None:
             print_evaluation(evaluate(args))
             return
         from llmrl.evaluation.evaluate_suite import evaluate_suite
-        from llmrl.evaluation.suite_results import suite_table
+        from llmrl.evaluation.suite_results import build_suite_table
 
         folders = [folder_of(argument, args.output_root) for argument in (args.run, *args.others)]
         runs = [run for folder in folders for run in find_runs(folder) or [folder]]
@@ -157,4 +157,4 @@ def main(argv: list[str] | None = None) -> None:
             raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
         changes = [option for option in suite_options if not option.startswith("suite=")]
         for results in evaluate_suite(runs, suites[-1], settings_of(args), show, changes):
-            print_suite(suite_table(results), results["out"])
+            print_suite(build_suite_table(results), results["out"])

@@ -37,7 +37,7 @@ from llmrl.evaluation.planned_evaluation import (
     explain_exhausted_budget,
     find_llm_players,
 )
-from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
+from llmrl.evaluation.saved_runs import SavedRun, read_saved_run, remove_principal, remove_teacher, with_budget
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
@@ -159,14 +159,14 @@ def _summarize_mechanism(
         {
             "policy": name,
             "mode": mode,
-            "table": estimates(values, not (name == "student" and evaluation.carried)),
+            "table": estimates(values, not (name == "student" and evaluation.carried_states)),
             "per_episode": {column: numbers.tolist() for column, numbers in values.items()},
         }
         for (name, mode), values in player_columns.items()
     ]
     return {
         "name": mechanism.name,
-        "words": mechanism.words,
+        "words": mechanism.values_text,
         "mechanism": None if vector is None or space is None else dict(zip(space.names, vector.tolist(), strict=True)),
         "players": players,
         "table": players[0]["table"],
@@ -181,7 +181,7 @@ def _summarize_comparison(
     """Return the results that only a comparison of several mechanisms has."""
     spec, objective = evaluation.parts.env.spec, evaluation.parts.objective
     column, cost = name_objective_column(objective), evaluation.parts.spending_cost
-    mean_differences = compare_with_reference(entries, spec.deterministic, not evaluation.carried)
+    mean_differences = compare_with_reference(entries, spec.deterministic, not evaluation.carried_states)
     return {
         "paired": spec.deterministic,
         "objective": {"column": column, "formula": objective.formula, "spending_cost": cost},
@@ -215,15 +215,15 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
             f"mechanism={','.join(mechanism_names)}: several mechanisms need a single policy and a single mode; name "
             "one of each"
         )
-    saved = open_saved(run, settings.trusted)
+    saved = read_saved_run(run, settings.trusted)
     if not settings.env:
         with_digests(saved.config, only=["map_digest"])
     full_config = {**saved.config, "env": parse_env_changes(settings.env, saved.config["env"])}
-    config = full_config if "teacher" in names else without_teacher(full_config)
+    config = full_config if "teacher" in names else remove_teacher(full_config)
     plan = plan_adaptation(settings.adapt, len(mechanism_names) > 1, names, saved.config)
     out = _create_output_folder(run, settings, mechanism_names)
     # Agents may need a language model.
-    llm = build_llm(with_budget(without_principal(config if plan is None else full_config), settings.calls), folder=out)
+    llm = build_llm(with_budget(remove_principal(config if plan is None else full_config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=settings.video, play_only=True)
     try:
         [agent] = parts.agents
@@ -300,7 +300,7 @@ def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluatio
         "society": saved.society_index if plan is None else None,
         "adapted": None if plan is None else asdict(plan),
         "llm": None if llm is None else llm.label,
-        "carried": evaluation.carried,
+        "carried": evaluation.carried_states,
         **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in UNDERSTOOD}),
     }
 

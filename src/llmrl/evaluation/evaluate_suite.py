@@ -26,10 +26,16 @@ from llmrl.evaluation.planned_evaluation import (
     explain_exhausted_budget,
     find_llm_players,
 )
-from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
+from llmrl.evaluation.saved_runs import SavedRun, read_saved_run, remove_principal, remove_teacher, with_budget
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, parse_suite
-from llmrl.evaluation.suite_results import STUDENT, experiments, merge_suite_results, summarize_test, write_suite
+from llmrl.evaluation.suite_results import (
+    STUDENT,
+    group_by_experiment,
+    merge_suite_results,
+    summarize_test,
+    write_suite,
+)
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
@@ -62,8 +68,8 @@ def evaluate_suite(
     """
     name, content = load_suite(suite, changes, settings.episodes)
     players = _check_players(settings, len(runs))
-    saved = [open_saved(run, settings.trusted) for run in runs]
-    groups = experiments(runs)
+    saved = [read_saved_run(run, settings.trusted) for run in runs]
+    groups = group_by_experiment(runs)
     results: list[dict[str, Any]] = []
     for i, (run, saved_run) in enumerate(zip(runs, saved, strict=True)):
         run_settings = settings
@@ -130,12 +136,12 @@ def _play_suite(
     Raises:
         LlmrlError: the suite is invalid, or is for other runs.
     """
-    config = without_teacher(saved.config)
+    config = remove_teacher(saved.config)
     suite = parse_suite(name, content, config["env"])
     if content.get("n_envs") is not None:
         config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
     out.mkdir(parents=True, exist_ok=True)
-    llm = build_llm(with_budget(without_principal(config), settings.calls), folder=out)
+    llm = build_llm(with_budget(remove_principal(config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=False, play_only=True)
     results: dict[str, Any] = {
         "suite": name,

@@ -33,21 +33,21 @@ class EvaluatedMechanism:
     Attributes:
         name: name on the command line: one of `MECHANISM_NAMES`, or numbers like `0,2,0`.
         vector: values, [d]; None: the initial ones of the environment, if the run has no proposals.
-        words: values in words.
+        values_text: values in words.
         heading: title above a video.
         sentence: effect of the mechanism, for readers who do not know its parameters.
     """
 
     name: str
     vector: np.ndarray | None
-    words: str
+    values_text: str
     heading: str = ""
     sentence: str = ""
 
     @property
     def title(self) -> str:
         """Values in words; for `best` and `last` with that name."""
-        return f"{self.words} ({self.name})" if self.name in ("best", "last") else self.words
+        return f"{self.values_text} ({self.name})" if self.name in ("best", "last") else self.values_text
 
 
 def parse_mechanisms(texts: Sequence[str]) -> list[str]:
@@ -98,14 +98,14 @@ def select_mechanisms(
         choices = ", ".join(f"{i} = {name}" for i, name in enumerate(spec.contexts))
         raise ConfigError(f"context={context} is unknown; use one of {choices}")
     rows = {
-        "best": _best(state, context, spec) if history and "best" in names else None,
+        "best": _find_best_row(state, context, spec) if history and "best" in names else None,
         "last": find_best_row_of_last_step(history),
     }
     if len(names) > 1:
         if spec.mechanism is None:
             raise ConfigError(f"mechanism {','.join(names)}: env={spec.name} has no mechanism to compare")
-        if lacking := [name for name in names if name in rows and rows[name] is None]:
-            raise ConfigError(f"mechanism {lacking[0]}: this run has no proposals; give numbers")
+        if without_proposals := [name for name in names if name in rows and rows[name] is None]:
+            raise ConfigError(f"mechanism {without_proposals[0]}: this run has no proposals; give numbers")
     mechanisms = [_build_mechanism(name, rows.get(name), spec) for name in names]
     if not spec.contexts:
         return mechanisms, None
@@ -115,7 +115,7 @@ def select_mechanisms(
     return mechanisms, 0 if row is None else spec.contexts.index(row["context"])
 
 
-def _best(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
+def _find_best_row(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
     rows: Sequence[Row] = state["recommended"]
     if context is not None and spec.contexts:
         rows = [row for row in rows if row["context"] == spec.contexts[context]]
@@ -222,8 +222,8 @@ def adapt_societies(
         else:
             for agent in agents:
                 agent.load_state_dict(copy.deepcopy(saved))
-        keep = () if parts.teacher is None else parts.teacher.channels
-        collector = Collector(env, societies.policy, parts.device, keep)
+        teacher_channels = () if parts.teacher is None else parts.teacher.channels
+        collector = Collector(env, societies.policy, parts.device, teacher_channels)
         adaptation = AdaptationRounds(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])
         for i in range(plan.rounds):
             nodes = [seeds.child("adapt").child(i)] * len(vectors)

@@ -86,13 +86,13 @@ class PlannedEvaluation:
         return len(self.mechanisms) > 1
 
     @property
-    def carried(self) -> list[str]:
+    def carried_states(self) -> list[str]:
         """Names of states that the agents carry from one episode to the next."""
         return list(getattr(self.parts.agents[0], "carried", ())) if "student" in self.players else []
 
-    def folder(self, mechanism: EvaluatedMechanism, below: str = "") -> Path:
-        """Return the folder for files of one mechanism, in the subfolder `below` of the evaluation."""
-        return self.out / below / mechanism.name if self.is_comparison else self.out / below
+    def folder(self, mechanism: EvaluatedMechanism, subfolder: str = "") -> Path:
+        """Return the folder for files of one mechanism, in the subfolder `subfolder` of the evaluation."""
+        return self.out / subfolder / mechanism.name if self.is_comparison else self.out / subfolder
 
     def record_videos(self, states: Sequence[State]) -> Videos:
         """Film the first player under each mechanism; return the files.
@@ -109,8 +109,8 @@ class PlannedEvaluation:
             self._impose(mechanism)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
-            steps, compared = self.settings.video_steps, self.is_comparison
-            videos.append(record_video(self.parts, policy, self.seeds, steps, greedy, compared))
+            steps, is_compared = self.settings.video_steps, self.is_comparison
+            videos.append(record_video(self.parts, policy, self.seeds, steps, greedy, is_compared))
         fps = self.settings.fps
         if not self.is_comparison:
             [mechanism], [video] = self.mechanisms, videos

@@ -56,7 +56,7 @@ def find_best_row_of_last_step(history: Sequence[Row]) -> Row | None:
     return max(rows, key=lambda row: float(row["objective"]), default=None)
 
 
-def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
+def read_saved_run(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
     """Read the config and the newest checkpoint of a run.
 
     Args:
@@ -78,12 +78,12 @@ def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
     return SavedRun(folder, {**config, "hardware": {**config["hardware"], "device": "auto"}}, iteration, state)
 
 
-def without_principal(config: Mapping[str, Any]) -> dict[str, Any]:
+def remove_principal(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config without its principal, so that no language model of the principal is called."""
     return {**config, "principal": {"_target_": None}}
 
 
-def without_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
+def remove_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config without its teacher and the teacher's language model, unless the agent needs it."""
     builder = Builder(trusted=config["trusted_modules"])
     needs_teacher = builder.needs(config["agent"], "teacher", "agent") and builder.insists(

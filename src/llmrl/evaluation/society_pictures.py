@@ -66,7 +66,7 @@ class PictureSettings:
     colors: np.ndarray | None = None
 
 
-LEVELS: Mapping[str, tuple[str, Color]] = {
+LEVEL_STYLES: Mapping[str, tuple[str, Color]] = {
     "apples_live": ("apples", (200, 45, 45)),
     "dirt": ("dirt", (20, 140, 130)),
 }
@@ -74,23 +74,23 @@ LEVELS: Mapping[str, tuple[str, Color]] = {
 
 SINGLE_WIDTH, SIDE_BY_SIDE_WIDTH = 640, 400
 """Width of a society that is shown alone, and side by side with others; pixels."""
-_MARGIN, _RULE = 10, 4
-_TITLE, _TEXT, _SMALL = 18, 14, 13
+_MARGIN, _SEPARATOR_WIDTH = 10, 4
+_TITLE_SIZE, _TEXT_SIZE, _SMALL_SIZE = 18, 14, 13
 """Font sizes."""
-_LINE, _ROW = 18, 15
-"""Heights of a line of text and of an agent's row, pixels."""
-_PLOT = 96
+_LINE_HEIGHT, _BAR_HEIGHT = 18, 15
+"""Heights of a line of text, and of the bar of an agent; pixels."""
+_PLOT_HEIGHT = 96
 """Height of the plot of objectives, and minimum height of the plots of agents and levels; pixels."""
-_NUMBER, _LABEL = 78, 130
-"""Width of the objective's number at the end of its curve, and of the step above it; pixels."""
-_INK: Color = (30, 30, 30)
-_FAINT: Color = (120, 120, 120)
-_GRID: Color = (222, 222, 222)
-_LINES: Sequence[Color] = ((100, 100, 100), (31, 119, 180), (214, 110, 20), (44, 140, 60))
-_BARS: Color = (31, 119, 180)
-_TINY = 1e-9
+_NUMBER_WIDTH, _STEP_WIDTH = 78, 130
+"""Widths of the objective's number at the end of its curve, and of the number of steps above it; pixels."""
+_TEXT_COLOR: Color = (30, 30, 30)
+_GRAY: Color = (120, 120, 120)
+_GRID_COLOR: Color = (222, 222, 222)
+_CURVE_COLORS: Sequence[Color] = ((100, 100, 100), (31, 119, 180), (214, 110, 20), (44, 140, 60))
+_BAR_COLOR: Color = (31, 119, 180)
+_MIN_RANGE = 1e-9
 """Smallest range of values that is drawn to scale."""
-_SMOOTH = 3
+_SUPERSAMPLING = 3
 """Factor by which curves are drawn larger and then reduced, which smooths them."""
 
 
@@ -106,112 +106,113 @@ class SocietyPictures(LazyFrames):
         self.societies, self.setting = societies, setting
         self.width = SINGLE_WIDTH if len(societies) == 1 else SIDE_BY_SIDE_WIDTH
         worlds = [scale_to_width(society.worlds[0], self.width) for society in societies]
-        self._world = max(world.shape[0] for world in worlds)
+        self._world_height = max(world.shape[0] for world in worlds)
         text_width = self.width - 2 * _MARGIN
-        self._sentences = [wrap_text(society.sentence, text_width, font(_TEXT)) for society in societies]
-        self._rows = max(map(len, self._sentences))
+        self._sentences = [wrap_text(society.sentence, text_width, font(_TEXT_SIZE)) for society in societies]
+        self._n_sentence_lines = max(map(len, self._sentences))
         agents = len(societies[0].moments[0].payoffs)
-        self._plot = max(_PLOT, agents * _ROW)
-        self._top = _MARGIN + 26 + self._rows * _LINE + 6
-        self._below = self._top + self._world + 8
-        self._strip = self._below + _LINE + 4 + self._plot + _LINE + 12
-        self.total = _even(len(societies) * self.width + (len(societies) - 1) * _RULE)
-        objective_text = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
-        self._objective_lines = wrap_text(objective_text, self.total - 2 * _MARGIN - _LABEL, font(_TEXT))
-        self._curve = self._strip + len(self._objective_lines) * _LINE + 4
-        self.height = _even(self._curve + _PLOT + _MARGIN)
+        self._plot_height = max(_PLOT_HEIGHT, agents * _BAR_HEIGHT)
+        self._world_y = _MARGIN + 26 + self._n_sentence_lines * _LINE_HEIGHT + 6
+        self._plots_y = self._world_y + self._world_height + 8
+        self._objective_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + _LINE_HEIGHT + 12
+        self.total_width = _round_up_to_even(len(societies) * self.width + (len(societies) - 1) * _SEPARATOR_WIDTH)
+        objective = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
+        self._objective_lines = wrap_text(objective, self.total_width - 2 * _MARGIN - _STEP_WIDTH, font(_TEXT_SIZE))
+        self._curves_y = self._objective_y + len(self._objective_lines) * _LINE_HEIGHT + 4
+        self.height = _round_up_to_even(self._curves_y + _PLOT_HEIGHT + _MARGIN)
         moments = [moment for society in societies for moment in society.moments]
         payoffs = np.array([moment.payoffs for moment in moments])
-        self._payoffs = _range(payoffs)
-        self._objectives = _range(np.array([moment.objective for moment in moments]))
+        self._payoff_range = _range_with_margin(payoffs)
+        self._objective_range = _range_with_margin(np.array([moment.objective for moment in moments]))
         names = list(moments[-1].levels)
-        self._levels = {name: max(1.0, *(moment.levels.get(name, 0.0) for moment in moments)) for name in names}
-        self._steps = self.setting.horizon or max(moment.step for moment in moments)
+        self._max_levels = {name: max(1.0, *(moment.levels.get(name, 0.0) for moment in moments)) for name in names}
+        self._n_steps = self.setting.horizon or max(moment.step for moment in moments)
         super().__init__(len(societies[0].moments), self.draw)
 
     def draw(self, i: int) -> np.ndarray:
         """Draw the picture of a moment, [height, width, 3] uint8."""
         from PIL import Image, ImageDraw
 
-        image = Image.new("RGB", (self.total, self.height), "white")
-        pen = ImageDraw.Draw(image)
+        image = Image.new("RGB", (self.total_width, self.height), "white")
+        draw = ImageDraw.Draw(image)
         for k in range(len(self.societies)):
-            x_offset = k * (self.width + _RULE)
+            x_offset = k * (self.width + _SEPARATOR_WIDTH)
             if k:
-                pen.rectangle((x_offset - _RULE, 0, x_offset - 1, self._strip - 8), fill=_GRID)
-            self._society(image, pen, x_offset, k, i)
-        self._objective(image, pen, i)
+                draw.rectangle((x_offset - _SEPARATOR_WIDTH, 0, x_offset - 1, self._objective_y - 8), fill=_GRID_COLOR)
+            self._draw_society(image, draw, x_offset, k, i)
+        self._draw_objectives(image, draw, i)
         return np.asarray(image)
 
-    def _society(self, image: Any, pen: Any, x_offset: int, k: int, i: int) -> None:
+    def _draw_society(self, image: Any, draw: Any, x_offset: int, k: int, i: int) -> None:
         from PIL import Image
 
         society = self.societies[k]
         x, moment = x_offset + _MARGIN, society.moments[i]
-        _bold(pen, (x, _MARGIN - 2), society.title, self._color(k))
+        _draw_bold(draw, (x, _MARGIN - 2), society.title, self._color(k))
         for n, line in enumerate(self._sentences[k]):
-            pen.text((x, _MARGIN + 24 + n * _LINE), line, fill=_INK, font=font(_TEXT))
+            draw.text((x, _MARGIN + 24 + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=font(_TEXT_SIZE))
         world = scale_to_width(society.worlds[i], self.width)
-        at = self._top + (self._world - world.shape[0]) // 2
+        at = self._world_y + (self._world_height - world.shape[0]) // 2
         image.paste(Image.fromarray(world), (x_offset + (self.width - world.shape[1]) // 2, at))
         half = (self.width - 3 * _MARGIN) // 2
-        self._bars(pen, x, half, moment)
-        self._curves(image, pen, x + half + _MARGIN, half, society, i)
+        self._draw_payoffs(draw, x, half, moment)
+        self._draw_levels(image, draw, x + half + _MARGIN, half, society, i)
         counts = "   ".join(f"{name} {value:,.0f}" for name, value in moment.counts.items())
-        pen.text((x, self._below + _LINE + 4 + self._plot + 2), counts, fill=_FAINT, font=font(_SMALL))
+        counts_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + 2
+        draw.text((x, counts_y), counts, fill=_GRAY, font=font(_SMALL_SIZE))
 
-    def _bars(self, pen: Any, x: int, width: int, moment: EpisodeMoment) -> None:
+    def _draw_payoffs(self, draw: Any, x: int, width: int, moment: EpisodeMoment) -> None:
         """Draw the payoff of each agent as a bar in its color, to the right of zero or to the left."""
-        caption = "payoff of each agent"
-        pen.text((x, self._below), caption, fill=_INK, font=font(_SMALL))
-        low, high = self._payoffs
-        room = width - 44
-        scale = room / (high - low)
-        zero, top = x + round(-low * scale), self._below + _LINE + 4
+        draw.text((x, self._plots_y), "payoff of each agent", fill=_TEXT_COLOR, font=font(_SMALL_SIZE))
+        low, high = self._payoff_range
+        scale = (width - 44) / (high - low)
+        zero, top = x + round(-low * scale), self._plots_y + _LINE_HEIGHT + 4
         colors = self.setting.colors
         for agent, value in enumerate(moment.payoffs.tolist()):
-            y = top + agent * _ROW
-            color = _BARS if colors is None else tuple(colors[agent].tolist())
+            y = top + agent * _BAR_HEIGHT
+            color = _BAR_COLOR if colors is None else tuple(colors[agent].tolist())
             end = zero + round(value * scale)
-            pen.rectangle((min(zero, end), y + 2, max(zero, end), y + _ROW - 3), fill=color)
-            pen.text((max(zero, end) + 5, y - 1), f"{value:,.0f}", fill=_INK, font=font(_SMALL))
-        pen.line((zero, top, zero, top + len(moment.payoffs) * _ROW - 1), fill=_FAINT)
+            draw.rectangle((min(zero, end), y + 2, max(zero, end), y + _BAR_HEIGHT - 3), fill=color)
+            draw.text((max(zero, end) + 5, y - 1), f"{value:,.0f}", fill=_TEXT_COLOR, font=font(_SMALL_SIZE))
+        draw.line((zero, top, zero, top + len(moment.payoffs) * _BAR_HEIGHT - 1), fill=_GRAY)
 
-    def _curves(self, image: Any, pen: Any, x: int, width: int, society: SocietyEpisode, i: int) -> None:
+    def _draw_levels(self, image: Any, draw: Any, x: int, width: int, society: SocietyEpisode, i: int) -> None:
         """Draw the levels of a society over the steps so far."""
-        top, moment = self._below + _LINE + 4, society.moments[i]
-        box, at = (x, top, x + width, top + self._plot), x
+        top, moment = self._plots_y + _LINE_HEIGHT + 4, society.moments[i]
+        box, at = (x, top, x + width, top + self._plot_height), x
         lines = []
-        for name, max_level in self._levels.items():
-            label, color = _level(name)
+        for name, max_level in self._max_levels.items():
+            label, color = _level_style(name)
             level_text = f"{label} {moment.levels.get(name, 0.0):,.0f}"
-            pen.text((at, self._below), level_text, fill=color, font=font(_SMALL))
-            at += int(font(_SMALL).getlength(level_text)) + 12
+            draw.text((at, self._plots_y), level_text, fill=color, font=font(_SMALL_SIZE))
+            at += int(font(_SMALL_SIZE).getlength(level_text)) + 12
             points = [(m.step, m.levels[name]) for m in society.moments[: i + 1] if name in m.levels]
             lines.append((points, color, (0.0, max_level * 1.05)))
-        _plot(image, box, self._steps, lines)
+        _draw_curves(image, box, self._n_steps, lines)
 
-    def _objective(self, image: Any, pen: Any, i: int) -> None:
+    def _draw_objectives(self, image: Any, draw: Any, i: int) -> None:
         """Draw the objectives of all societies so far in one plot, each with its number at the end."""
-        y, moments = self._strip, [society.moments[i] for society in self.societies]
+        y, moments = self._objective_y, [society.moments[i] for society in self.societies]
         for n, line in enumerate(self._objective_lines):
-            pen.text((_MARGIN, y + n * _LINE), line, fill=_INK, font=font(_TEXT))
+            draw.text((_MARGIN, y + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=font(_TEXT_SIZE))
         horizon_text = "" if self.setting.horizon is None else f" of {self.setting.horizon:,}"
         step_text = f"step {max(moment.step for moment in moments):,}{horizon_text}"
-        pen.text((self.total - _MARGIN - font(_TEXT).getlength(step_text), y), step_text, fill=_INK, font=font(_TEXT))
-        box = (_MARGIN, self._curve, self.total - _NUMBER, self._curve + _PLOT)
+        x = self.total_width - _MARGIN - font(_TEXT_SIZE).getlength(step_text)
+        draw.text((x, y), step_text, fill=_TEXT_COLOR, font=font(_TEXT_SIZE))
+        box = (_MARGIN, self._curves_y, self.total_width - _NUMBER_WIDTH, self._curves_y + _PLOT_HEIGHT)
         curves = [[(m.step, m.objective) for m in society.moments[: i + 1]] for society in self.societies]
-        _plot(image, box, self._steps, [(x, self._color(k), self._objectives) for k, x in enumerate(curves)])
-        for k, (moment, place) in enumerate(zip(moments, self._labels(moments, box), strict=True)):
-            _bold(pen, (box[2] + 8, place), f"{moment.objective:,.1f}", self._color(k))
+        lines = [(curve, self._color(k), self._objective_range) for k, curve in enumerate(curves)]
+        _draw_curves(image, box, self._n_steps, lines)
+        for k, (moment, label_y) in enumerate(zip(moments, self._place_labels(moments, box), strict=True)):
+            _draw_bold(draw, (box[2] + 8, label_y), f"{moment.objective:,.1f}", self._color(k))
 
     def _color(self, k: int) -> Color:
         """Return the color of society k; the first color is for the reference of a comparison."""
-        return _LINES[1] if len(self.societies) == 1 else _LINES[k % len(_LINES)]
+        return _CURVE_COLORS[1] if len(self.societies) == 1 else _CURVE_COLORS[k % len(_CURVE_COLORS)]
 
-    def _labels(self, moments: Sequence[EpisodeMoment], box: tuple[int, int, int, int]) -> list[int]:
+    def _place_labels(self, moments: Sequence[EpisodeMoment], box: tuple[int, int, int, int]) -> list[int]:
         """Return the y coordinates of the objectives' numbers: at the ends of the curves, without overlap."""
-        low, high = self._objectives
+        low, high = self._objective_range
         targets = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]
         places = dict[int, float]()
         for k in sorted(range(len(targets)), key=lambda k: targets[k]):
@@ -221,7 +222,7 @@ class SocietyPictures(LazyFrames):
         return [round(places[k] - overflow) for k in range(len(targets))]
 
 
-def _plot(
+def _draw_curves(
     image: Any,
     box: tuple[int, int, int, int],
     steps: int,
@@ -230,36 +231,36 @@ def _plot(
     """Draw curves over the steps of an episode in a box (left, top, right, bottom), each with its color and range."""
     from PIL import Image, ImageDraw
 
-    width, height = (box[2] - box[0]) * _SMOOTH, (box[3] - box[1]) * _SMOOTH
+    width, height = (box[2] - box[0]) * _SUPERSAMPLING, (box[3] - box[1]) * _SUPERSAMPLING
     large = Image.new("RGB", (width, height), (248, 248, 248))
-    pen = ImageDraw.Draw(large)
+    draw = ImageDraw.Draw(large)
     for points, color, (low, high) in lines:
         if low < 0 < high:
             zero = round(height * (1 - (0 - low) / (high - low)))
-            pen.line((0, zero, width, zero), fill=_GRID, width=_SMOOTH)
+            draw.line((0, zero, width, zero), fill=_GRID_COLOR, width=_SUPERSAMPLING)
         stride = max(1, len(points) // 300)
         samples = [*points[:-1:stride], *points[-1:]]
         path = [(step / steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for step, y in samples]
         if len(path) > 1:
-            pen.line(path, fill=color, width=2 * _SMOOTH, joint="curve")
+            draw.line(path, fill=color, width=2 * _SUPERSAMPLING, joint="curve")
     image.paste(large.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
 
 
-def _range(values: np.ndarray) -> tuple[float, float]:
+def _range_with_margin(values: np.ndarray) -> tuple[float, float]:
     """Return the range of some values, including zero and a margin; never empty."""
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
-    room = 0.04 * (high - low) if high - low > _TINY else 1.0
-    return low - room * (low < 0), high + room
+    margin = 0.04 * (high - low) if high - low > _MIN_RANGE else 1.0
+    return low - margin * (low < 0), high + margin
 
 
-def _level(name: str) -> tuple[str, Color]:
-    return LEVELS.get(name, (name.replace("_", " "), _BARS))
+def _level_style(name: str) -> tuple[str, Color]:
+    return LEVEL_STYLES.get(name, (name.replace("_", " "), _BAR_COLOR))
 
 
-def _bold(pen: Any, place: tuple[int, int], text: str, color: Color) -> None:
-    pen.text(place, text, fill=color, font=font(_TITLE), stroke_width=0.4, stroke_fill=color)
+def _draw_bold(draw: Any, xy: tuple[int, int], text: str, color: Color) -> None:
+    draw.text(xy, text, fill=color, font=font(_TITLE_SIZE), stroke_width=0.4, stroke_fill=color)
 
 
-def _even(size: int) -> int:
+def _round_up_to_even(size: int) -> int:
     """Return the next even number, because video codecs need even sizes."""
     return -(-size // 2) * 2

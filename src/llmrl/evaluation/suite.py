@@ -15,7 +15,7 @@ from llmrl.core.spaces import EnvSpec
 
 _TEST_KEYS = ("title", "description", "own", "env", "kinds", "needs", "rename", "reads")
 _SUITE_KEYS = ("environment", "metric", "episodes", "n_envs", "only", "kinds", "needs", "env", "tests")
-_ALL = "all"
+_ALL_KINDS = "all"
 """Kind of task of tests without kinds."""
 
 
@@ -53,7 +53,7 @@ class SuiteTest:
     def environments(self, actions: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         """Return (kind, config of its environment) in the order of the kinds; without kinds, one named `all`."""
         if not self.kinds:
-            return [(_ALL, self.environment(actions))]
+            return [(_ALL_KINDS, self.environment(actions))]
         return [(kind, {**self.environment(actions), "kind": kind}) for kind in self.kinds]
 
     def check_possible(self, kind: str, run_spec: EnvSpec, spec: EnvSpec) -> None:
@@ -71,7 +71,7 @@ class SuiteTest:
         n_actions = min(run_spec.n_actions, spec.n_actions)
         if n_actions < min_actions:
             raise ConfigError(
-                f"{'it' if kind == _ALL else kind} needs {min_actions} actions, and there are {n_actions}"
+                f"{'it' if kind == _ALL_KINDS else kind} needs {min_actions} actions, and there are {n_actions}"
             )
 
 
@@ -122,14 +122,14 @@ def parse_suite(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -
     tests: dict[str, dict[str, Any]] = checked(content["tests"], dict[str, dict[str, Any]], "suite.tests")
     if unknown := [test_name for test_name in only or () if test_name not in tests]:
         raise ConfigError(f"suite.only: there is no test {unknown[0]!r}; use {', '.join(tests)}")
-    selection = {key: test for key, test in tests.items() if only is None or key in only}
-    suite_tests = tuple(_test(key, test, content, common, needs, env) for key, test in selection.items())
+    selected_tests = {key: test for key, test in tests.items() if only is None or key in only}
+    suite_tests = tuple(_parse_test(key, test, content, common, needs, env) for key, test in selected_tests.items())
     if not suite_tests:
         raise ConfigError(f"{location} has no tests")
     return Suite(name, str(content["metric"]), episodes, suite_tests)
 
 
-def _test(
+def _parse_test(
     key: str,
     test: Mapping[str, Any],
     suite: Mapping[str, Any],
@@ -138,17 +138,17 @@ def _test(
     env: Mapping[str, Any],
 ) -> SuiteTest:
     """Return one test of a suite; `common` is the run's environment `env` with the suite's number of games."""
-    place = f"suite.tests.{key}"
-    _check_keys(test, _TEST_KEYS, place)
-    base = common if test.get("own") else {**common, **_changes(suite.get("env"), "suite.env", env)}
-    kinds = checked(test.get("kinds", suite.get("kinds", [])), list[str], f"{place}.kinds")
-    env_options = {**base, **_changes(test.get("env"), f"{place}.env", env)}
-    test_need = checked(test.get("needs"), PositiveInt | None, f"{place}.needs")
-    min_actions = needs if test_need is None else dict.fromkeys(kinds or [_ALL], test_need)
-    rename = checked(test.get("rename", []), list[str], f"{place}.rename")
+    location = f"suite.tests.{key}"
+    _check_keys(test, _TEST_KEYS, location)
+    base = common if test.get("own") else {**common, **_parse_changes(suite.get("env"), "suite.env", env)}
+    kinds = checked(test.get("kinds", suite.get("kinds", [])), list[str], f"{location}.kinds")
+    env_options = {**base, **_parse_changes(test.get("env"), f"{location}.env", env)}
+    test_need = checked(test.get("needs"), PositiveInt | None, f"{location}.needs")
+    min_actions = needs if test_need is None else dict.fromkeys(kinds or [_ALL_KINDS], test_need)
+    rename = checked(test.get("rename", []), list[str], f"{location}.rename")
     if rename and "actions" not in env:
-        raise ConfigError(f"{place}.rename: the environment has no option 'actions'; it has: {', '.join(env)}")
-    reads = checked(test.get("reads", []), list[str], f"{place}.reads")
+        raise ConfigError(f"{location}.rename: the environment has no option 'actions'; it has: {', '.join(env)}")
+    reads = checked(test.get("reads", []), list[str], f"{location}.reads")
     title, description = str(test.get("title", key)), str(test.get("description", ""))
     return SuiteTest(key, title, description, env_options, tuple(kinds), min_actions, tuple(rename), tuple(reads))
 
@@ -158,7 +158,7 @@ def _check_keys(node: Mapping[str, Any], keys: Sequence[str], location: str) -> 
         raise ConfigError(f"{location} has no key {unknown[0]!r}; it has: {', '.join(keys)}")
 
 
-def _changes(node: Any, location: str, env: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_changes(node: Any, location: str, env: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = checked({} if node is None else node, dict[str, Any], location)
     if unknown := [key for key in changes if key not in env]:
         raise ConfigError(f"{location}: the environment has no option {unknown[0]!r}; it has: {', '.join(env)}")

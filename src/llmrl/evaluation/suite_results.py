@@ -52,7 +52,7 @@ def summarize_test(test: Results) -> dict[str, Any]:
     return {**{key: value for key, value in test.items() if key != "lacking"}, "players": players}
 
 
-def experiments(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
+def group_by_experiment(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
     """Return the records of each experiment's runs by its label in reports; a single one has the label `STUDENT`.
 
     Raises:
@@ -78,8 +78,8 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
 
     Args:
         results: results of each run, with the same tests. Players other than the student are those of the first run.
-        groups: records of each experiment's runs (`experiments`). A test that one run could not play has no results for
-            its experiment.
+        groups: records of each experiment's runs (`group_by_experiment`). A test that one run could not play has no
+            results for its experiment.
     """
     first = results[0]
     results_by_folder = {Path(result["runs"][0]).absolute(): result for result in results}
@@ -119,7 +119,7 @@ def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequenc
 
 
 def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[str, Any]:
-    def row(results: Sequence[Results]) -> dict[str, Any]:
+    def average(results: Sequence[Results]) -> dict[str, Any]:
         estimate = describe(np.array([result["success"] for result in results]), units=units)
         return {
             "success": estimate["mean"],
@@ -131,38 +131,38 @@ def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[s
 
     if len(players) == 1:
         return dict(players[0])
-    kinds = {kind: row([player["kinds"][kind] for player in players]) for kind in players[0]["kinds"]}
-    return {**row(players), "kinds": kinds, "lacking": players[0]["lacking"]}
+    kinds = {kind: average([player["kinds"][kind] for player in players]) for kind in players[0]["kinds"]}
+    return {**average(players), "kinds": kinds, "lacking": players[0]["lacking"]}
 
 
-def suite_table(results: Results) -> ReportTable:
+def build_suite_table(results: Results) -> ReportTable:
     """Return a table with a row for each test and player, and columns for kinds of task.
 
     For several experiments it has a row for each test and a column for each player.
     """
     tests, names, runs = results["tests"], results["players"], results["runs"]
-    experiments = len(results.get("experiments", ())) or 1
-    data: list[list[object]] = [
+    n_experiments = len(results.get("experiments", ())) or 1
+    csv_rows: list[list[object]] = [
         ["test", "player", "kind", "episodes", "successes", "success", "low", "high", "return", "length", "refused"]
     ]
     numbers = ("episodes", "successes", "success", "low", "high", "return", "length")
     for test in tests:
         for name, player in ((name, test["players"][name]) for name in names):
             if player is None:
-                data.append([test["name"], name, "mean", *[None] * 7, test["refused"][name]])
+                csv_rows.append([test["name"], name, "mean", *[None] * 7, test["refused"][name]])
                 continue
             for kind, result in (("mean", player), *player["kinds"].items()):
-                data.append([test["name"], name, kind, *(result.get(column) for column in numbers), ""])
-            data += [[test["name"], name, kind, *[None] * 7, reason] for kind, reason in player["lacking"].items()]
-    runs_text = "" if len(runs) == 1 else f", {len(runs)} runs" + (f" of {experiments}" if experiments > 1 else "")
+                csv_rows.append([test["name"], name, kind, *(result.get(column) for column in numbers), ""])
+            csv_rows += [[test["name"], name, kind, *[None] * 7, reason] for kind, reason in player["lacking"].items()]
+    runs_text = "" if len(runs) == 1 else f", {len(runs)} runs" + (f" of {n_experiments}" if n_experiments > 1 else "")
     caption = (
         f"suite {results['suite']}: success in %, {results['mode']} actions, {results['episodes']} episodes of each "
-        f"kind and test, seed {results['seed']}{runs_text}{' experiments' if experiments > 1 else ''}"
+        f"kind and test, seed {results['seed']}{runs_text}{' experiments' if n_experiments > 1 else ''}"
     )
-    columns, rows = _build_player_rows(tests, names) if experiments > 1 else _build_kind_rows(tests, names)
-    n_text_columns = 1 if experiments > 1 else 1 + (len(names) > 1)
+    columns, rows = _build_player_rows(tests, names) if n_experiments > 1 else _build_kind_rows(tests, names)
+    n_text_columns = 1 if n_experiments > 1 else 1 + (len(names) > 1)
     notes = [f"Intervals: {results['intervals']}.", *_incompleteness_notes(tests)]
-    return ReportTable("table", caption, data, columns, rows, n_text_columns=n_text_columns, notes=notes)
+    return ReportTable("table", caption, csv_rows, columns, rows, n_text_columns=n_text_columns, notes=notes)
 
 
 def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -175,16 +175,15 @@ def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[li
             if player is None:
                 rows.append([*head, EMPTY_CELL, EMPTY_CELL, *[EMPTY_CELL] * len(kind_columns)])
                 continue
-            shares = [
-                _percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in kind_columns
-            ]
-            shares = [EMPTY_CELL if k in player["lacking"] else x for k, x in zip(kind_columns, shares, strict=True)]
-            rows.append([*head, _format_success(player), _interval(player), *shares])
+            cells = {kind: _format_percent(result["success"]) for kind, result in player["kinds"].items()}
+            cells |= dict.fromkeys(player["lacking"], EMPTY_CELL)
+            kind_cells = [cells.get(kind, "") for kind in kind_columns]
+            rows.append([*head, _format_success(player), _format_interval(player), *kind_cells])
     return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kind_columns], rows
 
 
 def _build_player_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    rows = [[test["title"], *(_with_interval(test["players"][name]) for name in names)] for test in tests]
+    rows = [[test["title"], *(_format_with_interval(test["players"][name]) for name in names)] for test in tests]
     return ["test", *names], rows
 
 
@@ -218,7 +217,7 @@ def write_suite(results: Results, folder: Path) -> None:
     """
     with report_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    table = suite_table(results)
+    table = build_suite_table(results)
     write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
     write_atomic(folder / "table.csv", table.to_csv())
     write_atomic(folder / "table.md", f"{table.caption}\n\n{table.to_markdown()}\n")
@@ -226,20 +225,21 @@ def write_suite(results: Results, folder: Path) -> None:
 
 def _format_success(player: Results) -> str:
     """Return the share of successes, with a mark if not all kinds were played."""
-    return _percent(player["success"]) + (f" {INCOMPLETE_MARK}" if player["lacking"] else "")
+    return _format_percent(player["success"]) + (f" {INCOMPLETE_MARK}" if player["lacking"] else "")
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _with_interval(player: Results | None) -> str:
+def _format_with_interval(player: Results | None) -> str:
     if player is None:
         return EMPTY_CELL
-    return _format_success(player) if player["low"] is None else f"{_format_success(player)} ({_interval(player)})"
+    interval = "" if player["low"] is None else f" ({_format_interval(player)})"
+    return _format_success(player) + interval
 
 
-def _interval(player: Results) -> str:
+def _format_interval(player: Results) -> str:
     if player["low"] is None:
         return EMPTY_CELL
-    return f"{_percent(player['low'])} … {_percent(player['high'])}"
+    return f"{_format_percent(player['low'])} … {_format_percent(player['high'])}"

@@ -17,7 +17,13 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.evaluation.society_pictures import LEVELS, EpisodeMoment, PictureSettings, SocietyEpisode, SocietyPictures
+from llmrl.evaluation.society_pictures import (
+    LEVEL_STYLES,
+    EpisodeMoment,
+    PictureSettings,
+    SocietyEpisode,
+    SocietyPictures,
+)
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
 from llmrl.rollout.episode_summaries import episode_welfare
@@ -54,12 +60,12 @@ class ThoughtDescriber:
 
     def describe_step(self, transition: Transition) -> Captions:
         """Return the texts for the state in which the actions of `transition` were chosen."""
-        act = transition.output
-        outputs_by_thinker: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
+        output = transition.output
+        output_by_thinker: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": output}
         if self.teacher is not None and self.teacher is not self.policy:
-            outputs_by_thinker["teacher"] = self._advice(self.teacher, transition.observation)
+            output_by_thinker["teacher"] = self._advice(self.teacher, transition.observation)
         agents = range(min(self.spec.n_agents, MAX_AGENTS))
-        return [caption for agent in agents for caption in self._describe_agent(agent, act, outputs_by_thinker)]
+        return [caption for agent in agents for caption in self._describe_agent(agent, output, output_by_thinker)]
 
     def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
         """Return the teacher's action in game 0 only, because it may have to ask a language model."""
@@ -73,29 +79,29 @@ class ThoughtDescriber:
             else torch.as_tensor(observation[name][:1]).to(self.device)
             for name in teacher.channels
         }
-        act = teacher.act(policy_inputs, self._teacher_state, generator, greedy=True)
-        self._teacher_state = act.state
-        return act
+        output = teacher.act(policy_inputs, self._teacher_state, generator, greedy=True)
+        self._teacher_state = output.state
+        return output
 
-    def _describe_agent(self, agent: int, act: PolicyOutput, outputs_by_thinker: dict[str, PolicyOutput]) -> Captions:
+    def _describe_agent(self, agent: int, output: PolicyOutput, output_by_thinker: dict[str, PolicyOutput]) -> Captions:
         """Return an agent's action, the probabilities of actions by thinker, its reflection and the teacher's plans."""
-        who = "" if self.spec.n_agents == 1 else f"agent {agent}, "
-        action = act.action[0, agent]
+        prefix = "" if self.spec.n_agents == 1 else f"agent {agent}, "
+        action = output.action[0, agent]
         if self.spec.continuous_actions is None:
             action_text = self.spec.action_names[int(action)]
         else:
             pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
             action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
-        captions = [(f"{who}action", action_text)]
-        for name, output in outputs_by_thinker.items():
-            if output.logits is not None:
-                probabilities = output.logits[0, agent].softmax(-1).tolist()
-                captions.append((f"{who}probabilities of the {name}", self._probability_text(probabilities)))
-        note = {} if act.notes is None else act.notes[0][agent]
+        captions = [(f"{prefix}action", action_text)]
+        for name, thinker_output in output_by_thinker.items():
+            if thinker_output.logits is not None:
+                probabilities = thinker_output.logits[0, agent].softmax(-1).tolist()
+                captions.append((f"{prefix}probabilities of the {name}", self._probability_text(probabilities)))
+        note = {} if output.notes is None else output.notes[0][agent]
         # Only a teacher that plans has thoughts to show.
         teacher_thoughts = getattr(self.teacher, "thoughts", None)
         plans = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
-        return [*captions, (f"{who}reflection", note.get("reflection", "")), (f"{who}plans", "\n".join(plans))]
+        return [*captions, (f"{prefix}reflection", note.get("reflection", "")), (f"{prefix}plans", "\n".join(plans))]
 
     def _probability_text(self, probabilities: Sequence[float]) -> str:
         """Return the most probable actions with their probabilities."""
@@ -109,12 +115,12 @@ class FrameRecorder(Observer):
 
     Args:
         env: environment whose game 0 is recorded.
-        views: whether agents' pixels are recorded in addition to the world.
+        with_agent_views: whether agents' pixels are recorded in addition to the world.
         thoughts: texts beside the world; None: none.
     """
 
-    def __init__(self, env: VecEnv, views: bool = True, thoughts: ThoughtDescriber | None = None) -> None:
-        self.env, self.views, self.thoughts = env, views, thoughts
+    def __init__(self, env: VecEnv, with_agent_views: bool = True, thoughts: ThoughtDescriber | None = None) -> None:
+        self.env, self.with_agent_views, self.thoughts = env, with_agent_views, thoughts
         self.channels = () if thoughts is None else thoughts.channels
         self.frames: dict[str, list[np.ndarray]] = {}
         self._captions: list[Captions] = []
@@ -165,7 +171,7 @@ class FrameRecorder(Observer):
     def _record(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
         pixels: Any = None
-        if not self.views:
+        if not self.with_agent_views:
             return
         if "pixels" in observation:
             pixels = on_host(observation["pixels"][0])
@@ -214,7 +220,7 @@ def record_video(
     seeds: Seeds,
     steps: int | None,
     greedy: bool,
-    compared: bool = False,
+    is_compared: bool = False,
 ) -> EpisodeVideo:
     """Play one episode and return its video.
 
@@ -227,28 +233,29 @@ def record_video(
         seeds: seed node of the episode, the same for all videos that are compared.
         steps: maximum number of steps; None: the full episode.
         greedy: whether to take the most probable action.
-        compared: whether the video is shown side by side with others: as a society, without the views of agents.
+        is_compared: whether the video is shown side by side with others: as a society, without the views of agents.
     """
     spec = parts.env.spec
-    society = compared or spec.n_agents > MAX_AGENTS
+    is_society = is_compared or spec.n_agents > MAX_AGENTS
     teacher = None if parts.teacher is None else parts.teacher.policy
-    thoughts = None if society else ThoughtDescriber(policy, spec, teacher, parts.device)
-    recorder = FrameRecorder(parts.env, views=not compared, thoughts=thoughts)
+    thoughts = None if is_society else ThoughtDescriber(policy, spec, teacher, parts.device)
+    recorder = FrameRecorder(parts.env, with_agent_views=not is_compared, thoughts=thoughts)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
     # The other games are not played, because they are not shown.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON
-    remaining, generator = min(steps or horizon, horizon), seeds.torch("video")
-    sums = RunningEpisode(spec, parts.objective, parts.spending_cost)
+    n_remaining_steps, generator = min(steps or horizon, horizon), seeds.torch("video")
+    running_episode = RunningEpisode(spec, parts.objective, parts.spending_cost)
     video = EpisodeVideo(recorder)
-    if society:
-        video = EpisodeVideo(recorder, _build_picture_settings(parts.env, parts.objective), [sums.to_moment()])
-    while remaining > 0:
+    if is_society:
+        setting = _build_picture_settings(parts.env, parts.objective)
+        video = EpisodeVideo(recorder, setting, [running_episode.to_moment()])
+    while n_remaining_steps > 0:
         rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
-        if society:
-            sums.add(rollout)
-            video.moments.append(sums.to_moment())
-        remaining = 0 if any(episode.game == 0 for episode in rollout.episodes) else remaining - 1
+        if is_society:
+            running_episode.add(rollout)
+            video.moments.append(running_episode.to_moment())
+        n_remaining_steps = 0 if any(episode.game == 0 for episode in rollout.episodes) else n_remaining_steps - 1
     return video
 
 
@@ -274,19 +281,19 @@ class RunningEpisode:
 
     def __init__(self, spec: EnvSpec, objective: Objective, spending_cost: float) -> None:
         self.spec, self.objective, self.spending_cost = spec, objective, spending_cost
-        sums = [name for name, reduction in spec.per_step.items() if reduction == "sum"]
-        preferred = [name for name in PREFERRED_COUNTS if name in sums]
-        self._counts = list(dict.fromkeys([*preferred, *sums]))[:MAX_COUNTS]
+        counts = [name for name, reduction in spec.per_step.items() if reduction == "sum"]
+        preferred = [name for name in PREFERRED_COUNTS if name in counts]
+        self._counts = list(dict.fromkeys([*preferred, *counts]))[:MAX_COUNTS]
         self._levels: dict[str, float] = {}
         # Metrics of full episodes only are neither shown nor recorded.
         self._running = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
 
     def add(self, rollout: Rollout) -> None:
         """Add steps of the episode."""
-        none = np.zeros(rollout.terminated.shape, dtype=bool)
-        info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *none.shape)
-        self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, none, none[0])
-        self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVELS if name in self.spec.per_step}
+        no_ends = np.zeros(rollout.terminated.shape, dtype=bool)
+        info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *no_ends.shape)
+        self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, no_ends, no_ends[0])
+        self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVEL_STYLES if name in self.spec.per_step}
 
     def to_moment(self) -> EpisodeMoment:
         """Return the state of the episode to show."""
