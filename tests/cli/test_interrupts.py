@@ -65,9 +65,9 @@ def test_sweep_server_survives_interrupt_during_imports(tmp_path):
     (tmp_path / "interrupted.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     (tmp_path / "sweep.py").write_text(
         "import multiprocessing, signal\n"
-        "from llmrl.sweeps import process\n"
-        "process.PRELOAD = 'interrupted'\n"
-        "process.preload([])\n"
+        "from llmrl.sweeps.backends import local\n"
+        "local.PRELOAD_MODULE = 'interrupted'\n"
+        "local.preload([])\n"
         "child = multiprocessing.get_context('forkserver').Process(target=print, args=('alive',))\n"
         "child.start()\n"
         "child.join()\n"

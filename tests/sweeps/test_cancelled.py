@@ -31,7 +31,7 @@ from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, Job
 from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.launch import exit_code
 from llmrl.sweeps.run_control import cancel, query_run_records
-from llmrl.sweeps.scheduling import ask_schedulers, read_job_outcome
+from llmrl.sweeps.scheduling import query_schedulers, read_job_outcome
 
 SLURM = "llmrl.sweeps.backends.slurm_submission.Slurm"
 
@@ -204,7 +204,7 @@ def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, s
     for seed, (job_id, state) in enumerate((("41", "cancelled"), ("42", "lost"), ("43", "lost"))):
         job_ = job(tmp_path / "outputs", seed, Slurm())
         queued = in_slurm(job_.folder, job_id)
-        queues = ask_schedulers([job_.folder])
+        queues = query_schedulers([job_.folder])
         assert [queue.cluster for queue in queues] == ["atlas"]
         outcome = read_job_outcome(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
         assert outcome.state == state and f"job {job_id}" in outcome.error

@@ -131,7 +131,9 @@ def _run_multiple(payloads: Sequence[RunPayload]) -> list[RunExit]:
 def test_jobs_require_submitting_backend():
     with pytest.raises(ConfigError, match=r"hardware\.jobs=2"):
         replace(CPU, backend=Local(), jobs=2)
-    limits = [replace(CPU, parallel=p, jobs=j).jobs_at_once for p, j in ((None, None), (3, None), (None, 2), (3, 5))]
+    limits = [
+        replace(CPU, parallel=p, jobs=j).max_parallel_jobs for p, j in ((None, None), (3, None), (None, 2), (3, 5))
+    ]
     assert limits == [None, 3, 2, 3]
 
 

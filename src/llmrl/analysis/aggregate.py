@@ -42,7 +42,7 @@ def compute_report(
     folder: Path,
     settings: ReportSettings,
     runs: Sequence[RunRecord] | None = None,
-    report: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Read the runs in a folder and return their report.
 
@@ -50,7 +50,7 @@ def compute_report(
         folder: folder of the runs, at any level.
         settings: settings of the report.
         runs: records of the runs, if they hold more than the folders do (the queue of a scheduler); None: read here.
-        report: function that is called with a progress message for each task.
+        on_progress: function that is called with a progress message for each task.
 
     Raises:
         RunFolderError: `folder` does not exist, or has no run.
@@ -72,7 +72,7 @@ def compute_report(
     sections, players = [], []
     tasks = group_into_tasks(runs, folder, settings.by_name)
     for number, task in enumerate(tasks, start=1):
-        report(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
+        on_progress(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
         finished = [(group, [run for run in group.runs if run.state == "finished"]) for group in task.groups]
         folders = [run.folder for _, finished_runs in finished for run in finished_runs]
         frames = find_common_frames(folders, settings.budget, settings.bin_width)

@@ -88,7 +88,7 @@ class SectionContent:
 
 
 def write_report(
-    report: Report, out: Path, figures: bool = True, progress: Callable[[str], None] = lambda text: None
+    report: Report, out: Path, figures: bool = True, on_progress: Callable[[str], None] = lambda text: None
 ) -> Path:
     """Write all files of `report` into a folder, each atomically and the page last; return the page.
 
@@ -99,7 +99,7 @@ def write_report(
         report: report to write.
         out: folder; created if it does not exist.
         figures: whether to draw figures, which needs matplotlib.
-        progress: function that is called with a progress message for each section's figures.
+        on_progress: function that is called with a progress message for each section's figures.
 
     Raises:
         ConfigError: figures are to be drawn, but matplotlib is not installed.
@@ -108,7 +108,7 @@ def write_report(
     tables = build_tables(report)
     parts = []
     for number, (section, name) in enumerate(zip(report.sections, build_slugs(report), strict=True), start=1):
-        progress(f"figures of section {number} of {len(report.sections)}; --no-figures leaves them out")
+        on_progress(f"figures of section {number} of {len(report.sections)}; --no-figures leaves them out")
         drawings = _draw_figures(section, name, report) if figures else []
         parts.append(SectionContent(name, section, _build_chapters(section, name, tables, drawings)))
     comparison = compare_tasks(report)

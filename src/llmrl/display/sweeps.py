@@ -120,8 +120,8 @@ def create_report(
     settings: ReportSettings | None = None,
     out: Path | None = None,
     figures: bool = True,
-    report: Callable[[str], None] = lambda text: None,
-    parts: Sequence[Path] = (),
+    on_progress: Callable[[str], None] = lambda text: None,
+    folders: Sequence[Path] = (),
 ) -> tuple[Report, Path]:
     """Read the runs in a folder and write their report.
 
@@ -130,8 +130,8 @@ def create_report(
         settings: settings of the report; None: the defaults.
         out: folder of the report; None: `<folder>/report`.
         figures: whether to draw figures, which needs matplotlib.
-        report: function that is called with progress messages.
-        parts: folders in `folder` to which the report is restricted; empty: all.
+        on_progress: function that is called with progress messages.
+        folders: folders in `folder` to which the report is restricted; empty: all.
 
     Returns:
         The report and its page.
@@ -149,11 +149,11 @@ def create_report(
 
     if figures:
         check_matplotlib()
-    runs = list({run.folder: run for part in parts or [folder] for run in query_run_records(part)}.values())
-    numbers = compute_report(folder, settings or ReportSettings(), runs, report)
+    runs = list({run.folder: run for part in folders or [folder] for run in query_run_records(part)}.values())
+    report = compute_report(folder, settings or ReportSettings(), runs, on_progress)
     for run in runs if figures else ():
         draw_probes(run.folder)
-    return numbers, write_report(numbers, out or folder / "report", figures, report)
+    return report, write_report(report, out or folder / "report", figures, on_progress)
 
 
 def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
@@ -175,18 +175,18 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
     from llmrl.results.study_settings import parse_study_settings
 
     has_matplotlib = find_spec("matplotlib") is not None
-    numbers, page = create_report(
+    report, page = create_report(
         folder, ReportSettings(study=parse_study_settings(settings_node, "the study")), figures=has_matplotlib
     )
-    comparison = compare_tasks(numbers)
-    for section in numbers.sections if comparison is None else ():
+    comparison = compare_tasks(report)
+    for section in report.sections if comparison is None else ():
         print_study(section)
     if comparison is not None:
         print_task_comparison(comparison)
     if not has_matplotlib:
         print_line("Figures need matplotlib: pip install 'llmrl[plots]', then run llmrl-report.")
     drawings = [
-        f"{name}_study" for name, section in zip(build_slugs(numbers), numbers.sections, strict=True) if section.study
+        f"{name}_study" for name, section in zip(build_slugs(report), report.sections, strict=True) if section.study
     ]
     for name in [] if not has_matplotlib else drawings if comparison is None else [STUDY_TASKS]:
         print_line(f"Figure: {relative_to_cwd(page.parent / 'figures' / f'{name}.png')}")

@@ -27,7 +27,7 @@ from llmrl.run.progress_bar import format_duration
 from llmrl.sweeps.backends.protocol import Job, JobBatch
 from llmrl.sweeps.jobs import check_distinct_folders, find_missing_jobs
 from llmrl.sweeps.launch import group_by_backend
-from llmrl.sweeps.scheduling import ask_schedulers
+from llmrl.sweeps.scheduling import query_schedulers
 
 COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in its process, because")
 """Columns of the table."""
@@ -80,7 +80,7 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
     jobs = jobs_of(runs, differing)
     check_distinct_folders(jobs)
     configs = {job.folder: run for job, run in zip(jobs, runs, strict=True)}
-    todo, done = find_missing_jobs(jobs, ask_schedulers({job.folder for job in jobs}))
+    todo, done = find_missing_jobs(jobs, query_schedulers({job.folder for job in jobs}))
     jobs_by_digest: dict[str, list[Job]] = {}
     for job in todo:
         jobs_by_digest.setdefault(job.digest, []).append(job)

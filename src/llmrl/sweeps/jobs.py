@@ -67,7 +67,7 @@ def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> t
 
     Jobs of the same run are merged. `queues`: see `llmrl.results.run_records.read_run`.
     """
-    todo: list[Job] = []
+    missing: list[Job] = []
     outcomes: list[JobOutcome] = []
     folders: set[Path] = set()
     for job in jobs:
@@ -77,14 +77,16 @@ def find_missing_jobs(jobs: Sequence[Job], queues: Sequence[QueueSnapshot]) -> t
         folders.add(folder)
         record = read_run(folder, queues) if folder.exists() else None
         if record is not None and record.state == "finished" and not job.config["rerun"]:
-            outcomes.append(JobOutcome.of(job, record, skipped=True, seconds=None))
+            outcomes.append(JobOutcome.from_record(job, record, skipped=True, seconds=None))
         elif record is not None and record.state in ("running", "queued"):
             process_text = f"process {record.pid} on {record.host}" if record.pid else f"on {record.host}"
             text = f"{record.state} already, {f'job {record.job_id}' if record.job_id else process_text}"
-            outcomes.append(JobOutcome.of(job, record, skipped=True, state="elsewhere", error=text, seconds=None))
+            outcomes.append(
+                JobOutcome.from_record(job, record, skipped=True, state="elsewhere", error=text, seconds=None)
+            )
         else:
-            todo.append(job)
-    return todo, outcomes
+            missing.append(job)
+    return missing, outcomes
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,9 @@ def record_launch(
     Raises:
         RunFolderError: the folder cannot be written, or another process has just created one for this run.
     """
-    c = job.config
-    folder = run_folder(
-        Path(c["output_root"]), c["name"], job.digest, job.label_overrides, c["seed"], bool(c.get("private", True))
-    )
+    config = job.config
+    root, is_private = Path(config["output_root"]), bool(config.get("private", True))
+    folder = run_folder(root, config["name"], job.digest, job.label_overrides, config["seed"], is_private)
     if folder != job.folder:
         raise RunFolderError(f"another process has just created {folder} for this run; repeat the command")
     status = read_status(folder)
@@ -178,7 +179,7 @@ def record_launch(
         after=[PrerequisiteRecord(other.purpose, other.name, str(other.folder)) for other in job.prerequisites],
     )
     if not (folder / CONFIG_NAME).exists():
-        save_config(folder / CONFIG_NAME, c)
+        save_config(folder / CONFIG_NAME, config)
     launch_record.write(folder)
     return launch_record
 
@@ -209,7 +210,7 @@ def outcome_from_exit(
         seconds: duration; None if unknown.
     """
     record = read_run(job.folder)
-    outcome = JobOutcome.of(job, record, seconds=seconds)
+    outcome = JobOutcome.from_record(job, record, seconds=seconds)
     has_started = record.attempt > attempt
     if exit_code == EXIT_IN_USE:
         return replace(outcome, state="elsewhere", skipped=True, error=error)

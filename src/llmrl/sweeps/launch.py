@@ -26,7 +26,7 @@ from llmrl.sweeps.jobs import (
 )
 from llmrl.sweeps.packing import group_by_key
 from llmrl.sweeps.payload import RunFunction
-from llmrl.sweeps.scheduling import ask_schedulers, wait_for_jobs
+from llmrl.sweeps.scheduling import query_schedulers, wait_for_jobs
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +73,11 @@ def launch(
                 "alive, use nohup, tmux or screen"
             )
     check_distinct_folders(jobs)
-    todo, outcomes = find_missing_jobs(jobs, ask_schedulers({job.folder for job in jobs}))
+    missing, outcomes = find_missing_jobs(jobs, query_schedulers({job.folder for job in jobs}))
     if outcomes:
         done = sum(outcome.state == "finished" for outcome in outcomes)
         log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
-    groups = group_by_backend(todo)
+    groups = group_by_backend(missing)
     for group in groups:
         group[0].hardware.backend.prepare(group)
     if groups:
@@ -120,9 +120,9 @@ def _compute(
             if stop.requested:
                 outcomes += [cancel_before_start(job) for job in group]
                 continue
-            if kinds := ", ".join(dict.fromkeys(job.purpose for job in group if job.purpose)):
-                after = sum(bool(job.prerequisites) for jobs in groups for job in jobs)
-                log.info("%s: %d runs; %d runs start after them", kinds, len(group), after)
+            if purposes := ", ".join(dict.fromkeys(job.purpose for job in group if job.purpose)):
+                n_dependent = sum(bool(job.prerequisites) for jobs in groups for job in jobs)
+                log.info("%s: %d runs; %d runs start after them", purposes, len(group), n_dependent)
             group_outcomes = _launch_group(group, run_function, sweep_folder)
             for outcome in (outcome for outcome in group_outcomes if outcome.state == "refused"):
                 log.error("%s", describe_outcome(outcome))
@@ -172,10 +172,10 @@ def _launch_group(jobs: Sequence[Job], run_function: RunFunction, sweep_folder: 
     except LlmrlError as error:
         return [JobOutcome(job, job.folder, "refused", error=str(error)) for job in jobs]
     folders = {outcome.folder for outcome in outcomes}
-    no_outcome = f"{type(backend).__name__} reports no outcome"
+    message = f"{type(backend).__name__} reports no outcome"
     return [
         *outcomes,
-        *(JobOutcome(job, job.folder, "failed", error=no_outcome) for job in jobs if job.folder not in folders),
+        *(JobOutcome(job, job.folder, "failed", error=message) for job in jobs if job.folder not in folders),
     ]
 
 

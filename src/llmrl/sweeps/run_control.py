@@ -21,7 +21,7 @@ from llmrl.run import ownership
 from llmrl.run.folder import seed_of
 from llmrl.run.queued import ALIVE_NAME, read_launch_record, record_cancellation
 from llmrl.run.status import read_status
-from llmrl.sweeps.scheduling import ask_schedulers, find_job_ends, load_scheduler
+from llmrl.sweeps.scheduling import find_job_ends, load_scheduler, query_schedulers
 
 _SCHEDULER_JOB_ID_PATTERN = re.compile(r"[0-9]+(_[0-9]+)?")
 """Pattern of the job ids that may be arguments of a scheduler's command; another text could be an option of it."""
@@ -42,20 +42,20 @@ def query_run_records(folder: Path, strict: bool = False) -> list[RunRecord]:
     """
     runs = read_runs(folder)
     pending_folders = [r.folder for r in runs if r.job_id and r.state in UNSETTLED_STATES]
-    queues = ask_schedulers(pending_folders, strict) if pending_folders else []
+    queues = query_schedulers(pending_folders, strict) if pending_folders else []
     if not queues:
         return runs
     backends = {queue.backend for queue in queues}
     latest_runs = [read_run(r.folder, queues) if r.backend in backends else r for r in runs]
-    ends: dict[tuple[str, str], JobEnd] = {}
+    job_ends: dict[tuple[str, str], JobEnd] = {}
     for backend in backends:
         job_ids = {
             r.job_id for r in latest_runs if r.job_id and r.backend == backend and r.state in ("lost", "preempted")
         }
-        ends |= {(backend, job): end for job, end in find_job_ends(backend, job_ids, queues).items()}
+        job_ends |= {(backend, job): end for job, end in find_job_ends(backend, job_ids, queues).items()}
     return [
-        _add_job_end(r, ends[r.backend, r.job_id])
-        if (r.backend, r.job_id) in ends and r.state in RESUMABLE_STATES
+        _add_job_end(r, job_ends[r.backend, r.job_id])
+        if (r.backend, r.job_id) in job_ends and r.state in RESUMABLE_STATES
         else r
         for r in latest_runs
     ]
@@ -210,8 +210,8 @@ def find_removable_paths(folder: Path, runs: Sequence[RunRecord], kinds: Sequenc
             paths += sorted(run.folder.glob("checkpoints"))
     if "launches" in kinds:
         active = [read_launch_record(run.folder) for run in runs if run.state in ("running", "queued")]
-        busy = {Path(launch_record.sweep) for launch_record in active if launch_record is not None}
-        paths += [launch for launch in _find_launch_files(folder.absolute()) if launch not in busy]
+        busy_sweep_folders = {Path(launch_record.sweep) for launch_record in active if launch_record is not None}
+        paths += [launch for launch in _find_launch_files(folder.absolute()) if launch not in busy_sweep_folders]
     return paths
 
 

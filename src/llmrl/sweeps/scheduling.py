@@ -45,7 +45,7 @@ def load_scheduler(backend: str) -> Scheduler | None:
     return None if scheduler_class is None else scheduler_class()
 
 
-def ask_schedulers(folders: Iterable[Path], strict: bool = False) -> list[QueueSnapshot]:
+def query_schedulers(folders: Iterable[Path], strict: bool = False) -> list[QueueSnapshot]:
     """Return the queues of the schedulers that these runs were submitted to.
 
     Args:
@@ -93,7 +93,7 @@ def wait_for_jobs(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
 
     A scheduler that does not answer is queried again later, because its jobs continue.
     """
-    pending = {outcome.folder: _submission_record(outcome) for outcome in submitted}
+    pending = {outcome.folder: _read_submission_record(outcome) for outcome in submitted}
     outcome_by_folder = {outcome.folder: outcome for outcome in submitted}
     n_absent_polls = dict.fromkeys(pending, 0)
     delay = _MIN_POLL_S
@@ -124,7 +124,7 @@ def wait_for_jobs(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                 delay = min(delay * 1.3, _MAX_POLL_S)
 
 
-def _submission_record(outcome: JobOutcome) -> LaunchRecord:
+def _read_submission_record(outcome: JobOutcome) -> LaunchRecord:
     """Return the launch record of a submitted run, with the job id even if it could not be written to the file."""
     launch_record = read_launch_record(outcome.folder)
     assert launch_record is not None
@@ -136,14 +136,14 @@ def read_job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues:
     job = submitted.job
     record = read_run(job.folder, queues)
     if record.state == "running":
-        return JobOutcome.of(job, record, state="elsewhere", skipped=True, error="another process computes it")
+        return JobOutcome.from_record(job, record, state="elsewhere", skipped=True, error="another process computes it")
     has_started = record.attempt > launch_record.attempt
     if has_started and record.state in ("finished", "failed", "budget_exhausted"):
-        return JobOutcome.of(job, record)
-    end = find_job_ends(qualified_backend_name(job.hardware.backend), [launch_record.job_id], queues).get(
-        launch_record.job_id
-    )
-    error = record.error if has_started else f"job {launch_record.job_id} left the queue before the run had started"
+        return JobOutcome.from_record(job, record)
+    job_id = launch_record.job_id
+    end = find_job_ends(qualified_backend_name(job.hardware.backend), [job_id], queues).get(job_id)
+    error = record.error if has_started else f"job {job_id} left the queue before the run had started"
     is_cancellation = record.state == "cancelled" or (end is not None and end.cancelled)
     state = record.state if has_started else "cancelled" if is_cancellation else "lost"
-    return JobOutcome.of(job, record, state=state, error=f"{error} ({end.description})" if end is not None else error)
+    end_text = "" if end is None else f" ({end.description})"
+    return JobOutcome.from_record(job, record, state=state, error=error + end_text)

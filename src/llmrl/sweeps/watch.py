@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _LOG_INTERVAL_S, _BAR_INTERVAL_S = 60.0, 5.0
 """Seconds between two updates without a terminal, and with a progress bar on a terminal."""
-_COST = "usage/llm_cost"
-_RESULTS = ("principal/objective", "search/best_return", "evaluation/return", "episode/return")
+_COST_METRIC = "usage/llm_cost"
+_RESULT_METRICS = ("principal/objective", "search/best_return", "evaluation/return", "episode/return")
 
 
 class SweepWatch:
@@ -64,7 +64,7 @@ def summarize_running(records: Sequence[RunRecord]) -> str:
     slowest = max(running, key=lambda record: record.progress.eta_s or 0.0).progress
     if slowest.eta_s is not None:
         parts.append(f"{format_clock(slowest.eta_s)} left")
-    costs = [record.last_metrics().get(_COST) for record in running]
+    costs = [record.last_metrics().get(_COST_METRIC) for record in running]
     if any(costs):
         parts.append(f"${sum(cost or 0.0 for cost in costs):,.2f} spent")
     result_text = f"; {slowest.result_text}" if slowest.result_text else ""
@@ -83,7 +83,7 @@ def find_latest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | 
         return record.result
     if record.progress.value is not None:
         return record.progress.value
-    return next((float(metrics[name]) for name in _RESULTS if isinstance(metrics.get(name), int | float)), None)
+    return next((float(metrics[name]) for name in _RESULT_METRICS if isinstance(metrics.get(name), int | float)), None)
 
 
 def find_stage(record: RunRecord) -> RunStage | None:
@@ -100,14 +100,14 @@ def find_stage(record: RunRecord) -> RunStage | None:
 def _find_prerequisite_stage(folder: Path) -> RunStage | None:
     """Return the stage of a queued run that starts after other jobs of its launch; None if it waits for none."""
     launch_record = read_launch_record(folder)
-    after = [] if launch_record is None else launch_record.after
-    for index, prerequisite in enumerate(after, start=1):
+    prerequisites = [] if launch_record is None else launch_record.after
+    for index, prerequisite in enumerate(prerequisites, start=1):
         status = read_status(Path(prerequisite.folder))
         if status is None or status.state != "finished":
             fraction, eta_s, _ = read_progress(Path(prerequisite.folder))
             # A run that is one of the sweep itself has no name as a prerequisite.
             return RunStage(
-                prerequisite.what or "another run", prerequisite.name, index, len(after) + 1, fraction, eta_s
+                prerequisite.what or "another run", prerequisite.name, index, len(prerequisites) + 1, fraction, eta_s
             )
     return None
 
@@ -118,8 +118,8 @@ def format_stage(stage: RunStage) -> str:
     >>> format_stage(RunStage("pre-training", "preset:regimes/cleanup_pretrain, seed 0", 1, 4, 0.45, 120.0))
     '1/4 pre-training 45%'
     """
-    share = "" if stage.fraction is None else f" {stage.fraction:.0%}"
-    return f"{stage.index}/{stage.of} {stage.name}{share}"
+    percentage = "" if stage.fraction is None else f" {stage.fraction:.0%}"
+    return f"{stage.index}/{stage.of} {stage.name}{percentage}"
 
 
 def format_stage_counts(records: Sequence[RunRecord]) -> str:
@@ -148,6 +148,6 @@ def format_stage_counts(records: Sequence[RunRecord]) -> str:
 
 def _format_progress(stages: Sequence[RunStage]) -> str:
     fractions = [stage.fraction for stage in stages if stage.fraction is not None]
-    share = f" {sum(fractions) / len(fractions):.0%}" if fractions else ""
+    percentage = f" {sum(fractions) / len(fractions):.0%}" if fractions else ""
     etas = [stage.eta_s for stage in stages if stage.eta_s is not None]
-    return share + (f" ({format_clock(max(etas))} left)" if etas else "")
+    return percentage + (f" ({format_clock(max(etas))} left)" if etas else "")

@@ -26,7 +26,9 @@ disk."""
 VENDORED_FILES = ("d3.min.js", "plot.umd.min.js", "NOTICE")
 
 
-def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str], None] = lambda text: None) -> Path:
+def write_explorer(
+    folder: Path, out: Path | None = None, on_progress: Callable[[str], None] = lambda text: None
+) -> Path:
     """Write the explorer of all runs in `folder`; return its page, which needs no server.
 
     Existing files are replaced one by one, the page last. Files of a run that cannot be read are left out, and its
@@ -35,7 +37,7 @@ def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str]
     Args:
         folder: folder of runs.
         out: folder of the explorer; None: `<folder>/explorer`.
-        report: function that is called with progress messages.
+        on_progress: function that is called with progress messages.
 
     Raises:
         RunFolderError: there is no run, or the files cannot be written.
@@ -53,8 +55,8 @@ def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str]
         raise RunFolderError(f"cannot write the explorer {out}: {describe_write_error(out, error, '--out')}") from error
     entries = []
     for i, record in enumerate(records):
-        report(f"explorer, run {i + 1:,} of {len(records):,}")
-        entries.append(_write_run(f"r{i}", record, out / "data", report))
+        on_progress(f"explorer, run {i + 1:,} of {len(records):,}")
+        entries.append(_write_run(f"r{i}", record, out / "data", on_progress))
     write_json_script(out / "data" / "index.js", SCRIPT_FUNCTION, "index", {"folder": folder.name, "runs": entries})
     for name in VENDORED_FILES:
         write_bytes(out / name, (web / "vendor" / name).read_bytes())
@@ -65,7 +67,7 @@ def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str]
     return out / PAGE
 
 
-def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def _write_run(key: str, record: RunRecord, data: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
     """Write the files of a run; return its entry in the list of runs."""
     config = _read_config_or_empty(record)
     entry: dict[str, Any] = {
@@ -87,7 +89,7 @@ def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], 
     content: dict[str, Any] = {"key": key, "episodes": [], "proposals": [], "welfare": {}, "behavior": {}}
     for content_name, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
         try:
-            content |= write(key, record.folder, run_dir, report)
+            content |= write(key, record.folder, run_dir, on_progress)
         except RunFolderError:
             raise
         except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -97,17 +99,17 @@ def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], 
     return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
-def _write_episodes(key: str, folder: Path, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def _write_episodes(key: str, folder: Path, out: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
     rows = read_episode_rows(folder)
     for episode in read_episodes(folder):
-        report(f"explorer, {folder.name}, episode {episode['episode']:,}")
+        on_progress(f"explorer, {folder.name}, episode {episode['episode']:,}")
         k = episode["episode"]
         content = episode | {"frames": write_sheets(folder, k, out, f"e{k}")}
         write_json_script(out / f"e{k}.js", SCRIPT_FUNCTION, f"{key}/e{k}", content)
     return {"episodes": rows}
 
 
-def _write_timeline(key: str, folder: Path, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def _write_timeline(key: str, folder: Path, out: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
     proposals, conversations = read_timeline(folder)
     for i, chunk in enumerate(iterate_chunks(conversations)):
         write_json_script(out / f"t{i}.js", SCRIPT_FUNCTION, f"{key}/t{i}", chunk)

@@ -64,9 +64,10 @@ def _compute(launch: BatchLaunch, run_function: RunFunction, stop: StopFlag) -> 
     """Compute the runs of a batch and return their outcomes, whatever exceptions occur."""
     start = time.monotonic()
     with preserve_environment():
-        ends = build_payload(launch.batch, run_function, {})()
+        run_exits = build_payload(launch.batch, run_function, {})()
     seconds = time.monotonic() - start
     attempts, jobs = launch.attempts, {job.folder: job for job in launch.batch.jobs}
     return [
-        outcome_from_exit(jobs[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds) for e in ends
+        outcome_from_exit(jobs[x.folder], attempts[x.folder], x.exit_code, x.error, stop.signal, seconds)
+        for x in run_exits
     ]

@@ -44,7 +44,7 @@ from llmrl.sweeps.watch import SweepWatch, name_progress_bar
 
 _POLL_S = 0.5
 """Maximum time of a wait for the end of a process, seconds."""
-PRELOAD = "llmrl.sweeps.preload"
+PRELOAD_MODULE = "llmrl.sweeps.preload"
 """Module that the server imports once for all runs."""
 
 _MAX_ERROR_CHARACTERS = 1000
@@ -76,12 +76,12 @@ class RunProcess:
         self._pipe, child_pipe = context.Pipe(duplex=False)
         self._report: str | list[RunExit] = ""
         self._process: ForkServerProcess = context.Process(target=_run_process, args=(payload, log_file, child_pipe))
-        self._started = time.monotonic()
+        self._start_seconds = time.monotonic()
         with _hide_main_module():
             self._process.start()
         child_pipe.close()
         assert self._process.pid is not None
-        self._pid, self._start = self._process.pid, process_start(self._process.pid)
+        self._pid, self._start_time = self._process.pid, process_start(self._process.pid)
 
     @property
     def sentinel(self) -> int:
@@ -91,13 +91,13 @@ class RunProcess:
     @property
     def is_running(self) -> bool:
         """True while the process exists."""
-        return self._start is not None and process_start(self._pid) == self._start
+        return self._start_time is not None and process_start(self._pid) == self._start_time
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, signal_number: int) -> None:
         """Send the process a signal, if it exists."""
         with suppress(ProcessLookupError):
             if self.is_running:
-                os.kill(self._pid, number)
+                os.kill(self._pid, signal_number)
 
     def receive_report(self) -> None:
         """Receive the report of the process if it was sent, because the process cannot end while its pipe is full."""
@@ -120,7 +120,7 @@ class RunProcess:
         self._process.join(timeout=10)
         self.receive_report()
         self._pipe.close()
-        code, seconds = self._process.exitcode or 0, time.monotonic() - self._started
+        code, seconds = self._process.exitcode or 0, time.monotonic() - self._start_seconds
         is_shared = len(self.batch.jobs) > 1
         exits = {run_exit.folder: run_exit for run_exit in self._report} if isinstance(self._report, list) else {}
         attempts = self.launch.attempts
@@ -157,7 +157,7 @@ def preload(jobs: Sequence[Job]) -> None:
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
     project_targets = [str(target) for target in targets if str(target).startswith("llmrl.")]
     modules = sorted({target.rpartition(".")[0] for target in project_targets if NOBODY.covers(target)})
-    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *modules])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD_MODULE, *modules])
     resource_tracker.ensure_running()  # here, because it unblocks signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNAL_NUMBERS)
     try:
@@ -182,8 +182,8 @@ def _hide_main_module() -> Iterator[None]:
 def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> None:
     """Execute the runs of a process; send their exits to the launcher, because a full disk prevents records."""
     os.setpgid(0, 0)  # the launcher passes the terminal's Ctrl-C on
-    for number in _SIGNAL_NUMBERS:  # the server ignores and blocks them
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for signal_number in _SIGNAL_NUMBERS:  # the server ignores and blocks them
+        signal.signal(signal_number, signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNAL_NUMBERS)
     redirect_output(log_file)
     try:
@@ -236,7 +236,7 @@ class BatchProcessPool:
 
     def __init__(self, batches: Sequence[JobBatch], run_function: RunFunction, sweep_folder: Path) -> None:
         self.machine = Machine.detect()
-        self.batches, self.run_function, self.logs = batches, run_function, sweep_folder / "logs"
+        self.batches, self.run_function, self.log_folder = batches, run_function, sweep_folder / "logs"
         self.jobs = [job for batch in batches for job in batch.jobs]
         self.free_gpus = list(self.machine.gpus)
         self.waiting: list[BatchLaunch] = []
@@ -254,19 +254,19 @@ class BatchProcessPool:
         with preserve_environment(), StopFlag() as stop:
             os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))  # the server loads libraries for all runs
             try:
-                self.logs.mkdir(parents=True, exist_ok=True)
+                self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise unwritable(self.logs, error) from error
+                raise unwritable(self.log_folder, error) from error
             for batch_index, batch in enumerate(self.batches):
                 if stop.requested:
                     self.outcomes += [cancel_before_start(job) for job in batch.jobs]
                 else:
                     self._record_and_queue(batch_index, batch)
             preload(self.jobs)
-            self._compute(stop)
+            self._run_processes(stop)
         return self.outcomes + [cancel_before_start(job) for launch in self.waiting for job in launch.batch.jobs]
 
-    def _compute(self, stop: StopFlag) -> None:
+    def _run_processes(self, stop: StopFlag) -> None:
         """Start processes and collect their outcomes, until none is left or a signal stops the sweep."""
         with ProgressBar(len(self.jobs), "runs", name_progress_bar(self.jobs), done=len(self.outcomes)) as progress:
             is_stopping, watch = False, SweepWatch(progress)
@@ -284,9 +284,9 @@ class BatchProcessPool:
                             f"{n_running} runs save and stop within {PROMISED_S} s (at once on a second Ctrl-C); "
                             f"{n_waiting} waiting runs are canceled"
                         )
-                        self._signal(stop.signal)
+                        self._send_signal(stop.signal)
                 except KeyboardInterrupt:
-                    self._signal(signal.SIGINT)
+                    self._send_signal(signal.SIGINT)
                 for process in [process for process in self.running if not process.is_running]:
                     self.running.remove(process)
                     self.free_gpus += process.gpus
@@ -306,9 +306,9 @@ class BatchProcessPool:
         """Record the launch of a batch's runs, and queue those for which this succeeded."""
         first = batch.jobs[0].folder
         name = f"{len(batch.jobs)}-rows" if len(batch.jobs) > 1 else f"{first.parent.name}-{first.name}"
-        log_file = self.logs / f"{batch_index:04d}-{name}.log"
+        log_file = self.log_folder / f"{batch_index:04d}-{name}.log"
         write_log_header(log_file, batch)
-        launches, failures = record_batch_launch(batch, self.logs.parent, str(log_file))
+        launches, failures = record_batch_launch(batch, self.log_folder.parent, str(log_file))
         self.waiting += launches
         self.outcomes += failures
 
@@ -351,6 +351,6 @@ class BatchProcessPool:
         if ready and all(process.is_running for process in self.running):
             time.sleep(_POLL_S)  # the fork server is gone, so sentinels no longer show which process has ended
 
-    def _signal(self, number: int) -> None:
+    def _send_signal(self, signal_number: int) -> None:
         for process in self.running:
-            process.signal(number)
+            process.send_signal(signal_number)

@@ -171,7 +171,7 @@ class Hardware:
         self.backend.check(self)
 
     @property
-    def jobs_at_once(self) -> int | None:
+    def max_parallel_jobs(self) -> int | None:
         """Maximum number of scheduler jobs at once.
 
         It is the smaller of `parallel` and `jobs`; None: the scheduler decides.
@@ -329,7 +329,7 @@ class JobOutcome:
     job_id: str = ""
 
     @staticmethod
-    def of(job: Job, record: RunRecord, **changes: Any) -> JobOutcome:
+    def from_record(job: Job, record: RunRecord, **changes: Any) -> JobOutcome:
         """Return the outcome of `job` from the record of its run; `changes` replace fields."""
         seconds = record.updated - record.started if record.started else None
         outcome = JobOutcome(job, record.folder, record.state, False, record.result, record.error, seconds)

@@ -205,11 +205,11 @@ class Slurm(Backend):
                 )
         # submitit regards a signal in the last fifth, or ten minutes, of the time limit as a time-out; SLURM's warning
         # comes up to a minute early.
-        latest = max(0.2 * 60 * self.time_min, 600.0) - 60
-        if self.warn_s > latest:
+        max_warn_s = max(0.2 * 60 * self.time_min, 600.0) - 60
+        if self.warn_s > max_warn_s:
             raise ConfigError(
-                f"hardware.backend.warn_s={self.warn_s} must be at most {latest:.0f} with time_min={self.time_min}; "
-                "otherwise a time-out would count as a preemption, and the job would be requeued forever"
+                f"hardware.backend.warn_s={self.warn_s} must be at most {max_warn_s:.0f} with time_min="
+                f"{self.time_min}; otherwise a time-out would count as a preemption, and the job would be requeued forever"
             )
 
     @property
@@ -224,11 +224,12 @@ class Slurm(Backend):
             )
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        absent = [command for command in _REQUIRED_COMMANDS if not shutil.which(command)]
-        if absent:
+        missing_commands = [command for command in _REQUIRED_COMMANDS if not shutil.which(command)]
+        if missing_commands:
             raise SchedulerError(
-                f"{' and '.join(absent)} not found on PATH: hardware=slurm_* needs SLURM's commands, as on a cluster's "
-                "login node (scripts/slurm/one_node.sh sets up a cluster of one machine); hardware=local needs none"
+                f"{' and '.join(missing_commands)} not found on PATH: hardware=slurm_* needs SLURM's commands, as on a "
+                "cluster's login node (scripts/slurm/one_node.sh sets up a cluster of one machine); hardware=local needs "
+                "none"
             )
         try:
             import submitit  # noqa: F401
@@ -249,7 +250,7 @@ class Slurm(Backend):
             hardware = array[0].hardware
             parameters = self._submitit_parameters(hardware, array[0].cores, max(batch.memory_gb for batch in array))
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
-            limit = "" if hardware.jobs_at_once is None else f", at most {hardware.jobs_at_once} at once"
+            limit = "" if hardware.max_parallel_jobs is None else f", at most {hardware.max_parallel_jobs} at once"
             jobs = f"an array of {len(array):,} jobs{limit}, each" if len(array) > 1 else "1 job"
             options = {name: value for name, value in parameters.items() if name not in _SUBMITIT_PARAMETERS} | extra
             option_text = " ".join(
@@ -259,7 +260,7 @@ class Slurm(Backend):
         return texts
 
     def count_parallel(self, batches: Sequence[JobBatch]) -> int | None:
-        return batches[0].hardware.jobs_at_once
+        return batches[0].hardware.max_parallel_jobs
 
     def launch(self, jobs: Sequence[Job], run_function: RunFunction, sweep_folder: Path) -> list[JobOutcome]:
         """Submit all jobs, as arrays of jobs with equal requirements that are no larger than the cluster allows."""
@@ -267,7 +268,7 @@ class Slurm(Backend):
         outcomes: list[JobOutcome] = []
         launches: list[BatchLaunch] = []
         cluster, user = SlurmQueue().cluster, getpass.getuser()
-        limit = int(read_cluster_setting("MaxArraySize") or 1000)
+        max_array_size = int(read_cluster_setting("MaxArraySize") or 1000)
         # A signal takes effect after submissions are recorded.
         with StopFlag("no more runs are submitted") as stop:
             for batch in self.make_batches(jobs):
@@ -276,7 +277,7 @@ class Slurm(Backend):
                 outcomes += failures
             for array in group_by_key(launches, lambda launch: _job_requirements(launch.batch)):
                 previous_id = ""
-                for chunk in (array[i : i + limit] for i in range(0, len(array), limit)):
+                for chunk in (array[i : i + max_array_size] for i in range(0, len(array), max_array_size)):
                     if stop.requested:
                         outcomes += [cancel_before_start(job) for launch in chunk for job in launch.batch.jobs]
                         continue
@@ -314,7 +315,7 @@ class Slurm(Backend):
         payloads = [SlurmPayload(build_payload(batch, run_function, {})) for batch in batches]
         parameters = self._submitit_parameters(hardware, batches[0].cores, max(batch.memory_gb for batch in batches))
         dependencies = find_prerequisite_job_ids([job for batch in batches for job in batch.jobs], folder.parent)
-        dependencies += [previous_id] if previous_id and hardware.jobs_at_once is not None else []
+        dependencies += [previous_id] if previous_id and hardware.max_parallel_jobs is not None else []
         if dependencies:
             parameters["dependency"] = f"afterany:{':'.join(dependencies)}"
         try:
@@ -348,7 +349,7 @@ class Slurm(Backend):
             "stderr_to_stdout": True,
             "setup": [*(f"export {name}={threads}" for name in THREAD_VARIABLES), *(self.setup or [])],
             "srun_args": [*(self.srun_args or []), *peer_wait_options],
-            "array_parallelism": hardware.jobs_at_once or 1_000_000,  # submitit's default is a limit of 256
+            "array_parallelism": hardware.max_parallel_jobs or 1_000_000,  # submitit's default is a limit of 256
             # A job may always be requeued, because its run resumes from its checkpoint.
             "additional_parameters": {"requeue": True, **(self.extra or {})},
         }
@@ -398,11 +399,11 @@ class SlurmPayload:
         _export_torchrun_variables()
         # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
         requeue = signal.getsignal(signal.SIGUSR2)
-        codes = [run_exit.exit_code for run_exit in self.payload() if run_exit.exit_code]
-        if not codes:
+        exit_codes = [run_exit.exit_code for run_exit in self.payload() if run_exit.exit_code]
+        if not exit_codes:
             return
-        is_warned = 128 + signal.SIGUSR2 in codes or (
-            128 + signal.SIGTERM in codes and is_main_process() and _is_job_running()
+        is_warned = 128 + signal.SIGUSR2 in exit_codes or (
+            128 + signal.SIGTERM in exit_codes and is_main_process() and _is_job_running()
         )
         if is_main_process() and is_warned and callable(requeue):
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore further warnings
@@ -411,7 +412,7 @@ class SlurmPayload:
             except Exception as error:
                 self._record_requeue_error(f"{type(error).__name__}: {error}")
                 raise
-        raise SystemExit(min(codes))
+        raise SystemExit(min(exit_codes))
 
     def checkpoint(self) -> Any:
         """Return the payload that submitit submits again: the same."""
