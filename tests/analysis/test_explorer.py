@@ -11,7 +11,7 @@ from explored import HOSTILE, call, played, principal_run, write_calls
 from llmrl.analysis.explorer.conversations import group_conversations
 from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes
 from llmrl.analysis.explorer.timeline import iterate_chunks, read_timeline
-from llmrl.analysis.explorer.write import FUNCTION, VENDORED, write_explorer
+from llmrl.analysis.explorer.write import SCRIPT_FUNCTION, VENDORED_FILES, write_explorer
 from llmrl.core.errors import RunFolderError
 from llmrl.llms.call_log import read_calls
 from run_folders import write_run
@@ -20,8 +20,8 @@ from run_folders import write_run
 def explore(path: Path) -> tuple[str, dict]:
     """Return the contents of a data script."""
     text = path.read_text("ascii")
-    assert text.startswith(f"{FUNCTION}(...") and text.endswith(");\n")
-    key, content = json.loads(text.removeprefix(f"{FUNCTION}(...").removesuffix(");\n"))
+    assert text.startswith(f"{SCRIPT_FUNCTION}(...") and text.endswith(");\n")
+    key, content = json.loads(text.removeprefix(f"{SCRIPT_FUNCTION}(...").removesuffix(");\n"))
     return key, content
 
 
@@ -102,7 +102,7 @@ def test_folder_is_self_contained(tmp_path):
     principal_run(tmp_path)
     page = write_explorer(tmp_path)
     assert page == tmp_path / "explorer" / "index.html"
-    assert {*VENDORED, "app.js", "app.css", "data"} <= {path.name for path in page.parent.iterdir()}
+    assert {*VENDORED_FILES, "app.js", "app.css", "data"} <= {path.name for path in page.parent.iterdir()}
     key, index = explore(page.parent / "data" / "index.js")
     assert key == "index"
     corridor, town = index["runs"]

@@ -12,7 +12,7 @@ import pytest
 
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.group_comparison import GroupComparison
-from llmrl.analysis.landscape import Landscape, _cross_validated_best
+from llmrl.analysis.landscape import Landscape, _compute_unbiased_best
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.core.errors import RunFolderError
@@ -226,10 +226,10 @@ def test_landscape_per_round_count(tmp_path: Path) -> None:
 
 def test_best_setting_is_evaluated_on_held_out_runs() -> None:
     noise = np.random.default_rng(0).normal(0, 1, (500, 8))
-    honest = _cross_validated_best(noise)
+    honest = _compute_unbiased_best(noise)
     assert noise.mean(axis=1).max() > 0.9 and honest is not None and abs(honest) < 1.0
-    assert _cross_validated_best(noise[:, :1]) is None
-    assert _cross_validated_best(noise + np.arange(500)[:, None]) == pytest.approx(499, abs=2)
+    assert _compute_unbiased_best(noise[:, :1]) is None
+    assert _compute_unbiased_best(noise + np.arange(500)[:, None]) == pytest.approx(499, abs=2)
 
 
 def test_rejects_mismatched_settings(tmp_path: Path) -> None:

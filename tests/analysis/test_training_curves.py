@@ -19,7 +19,7 @@ from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_tables import build_efficiency_table
 from llmrl.analysis.scores import ScoreRule, list_metric_names, read_series
-from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, curve, find_common_frames, read_training
+from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, compute_binned_curve, find_common_frames, read_training
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.run_records import read_runs
 from llmrl.run.metrics import MetricLog
@@ -92,7 +92,7 @@ def test_parallel_games_are_binned_by_frames() -> None:
     """Use many games in one run; the mean over frames equals that of the bins."""
     steps, games = 120, 400
     training = TrainingCurves(record(lottery(0.25, games, steps, steps, 0), games, HORIZON), steps)
-    middles, means = curve(training, "success", 10 * games)
+    middles, means = compute_binned_curve(training, "success", 10 * games)
     assert middles.tolist() == [games * (10 * i + 5) for i in range(8)]
     assert training.frames == games * steps and training.covered_frames == games * (steps - 2 * HORIZON + 2)
     assert np.abs(means - 0.25).max() < 0.11 and means.mean() == pytest.approx(0.25, abs=0.04)

@@ -209,7 +209,7 @@ class Slurm(Backend):
         if self.warn_s > max_warn_s:
             raise ConfigError(
                 f"hardware.backend.warn_s={self.warn_s} must be at most {max_warn_s:.0f} with time_min="
-                f"{self.time_min}; otherwise a time-out would count as a preemption, and the job would be requeued forever"
+                f"{self.time_min}; otherwise a time-out would count as a preemption, and the job be requeued forever"
             )
 
     @property
@@ -228,8 +228,7 @@ class Slurm(Backend):
         if missing_commands:
             raise SchedulerError(
                 f"{' and '.join(missing_commands)} not found on PATH: hardware=slurm_* needs SLURM's commands, as on a "
-                "cluster's login node (scripts/slurm/one_node.sh sets up a cluster of one machine); hardware=local needs "
-                "none"
+                "login node (scripts/slurm/one_node.sh sets up a cluster of one machine); hardware=local needs none"
             )
         try:
             import submitit  # noqa: F401
