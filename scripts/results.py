@@ -148,7 +148,7 @@ def study_tables(report: Report) -> Iterator[tuple[str, ReportTable]]:
     """Yield the tables of a study with the names of their files; those of several tasks have a column `task`."""
     comparison = compare_tasks(report)
     if comparison is not None:
-        tables = [comparison.table, *_joined(comparison)]
+        tables = [*comparison.tables, *_joined(comparison)]
     else:
         [section] = report.sections
         assert section.study is not None

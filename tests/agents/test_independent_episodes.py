@@ -99,7 +99,7 @@ def test_reports_count_runs(tmp_path):
     assert player.errors["return"] == pytest.approx(np.std(means, ddof=1) / 3**0.5)
     table = build_players_table([player])
     assert any("the player carries last_episode to the next episode" in note for note in table.notes)
-    header, row = table.data
+    header, row = table.csv_rows
     assert row[header.index("carried")] == "last_episode"
 
 

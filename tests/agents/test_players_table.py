@@ -60,7 +60,7 @@ def test_episodes_of_fixed_players_are_pooled(sweep, players):
     rows = results(sweep, "cartpole", "random")
     lengths = np.concatenate([row["per_episode"]["length"] for row in rows])
     player = find_player(players, "cartpole", "random")
-    assert (player.runs, player.episodes, player.learned) == (2, 10, False)
+    assert (player.n_runs, player.n_episodes, player.learned) == (2, 10, False)
     assert player.means["length"] == pytest.approx(lengths.mean())
     assert player.errors["length"] == pytest.approx(lengths.std(ddof=1) / 10**0.5)
 
@@ -122,4 +122,4 @@ def test_single_group_is_labeled(tmp_path, overrides, name):
         (folder / "status.json").write_text(json.dumps(status | {"overrides": overrides_left}))
     [player] = compute_report(tmp_path, ReportSettings()).players
     assert player.group.label == "all runs"
-    assert build_players_table([player]).rows[0][1] == build_players_table([player]).data[1][1] == name
+    assert build_players_table([player]).rows[0][1] == build_players_table([player]).csv_rows[1][1] == name

@@ -29,16 +29,16 @@ def test_labels_contain_differences(tmp_path: Path) -> None:
     runs += [record(tmp_path, "game/c-3", 0, env="game", env__n="8")]
     [task] = group_into_tasks(runs, tmp_path)
     assert task.title == "game"
-    assert task.common == {"env": "game", "env.n": "8"}
+    assert task.common_overrides == {"env": "game", "env.n": "8"}
     assert [group.label for group in task.groups] == ["default", "principal=llm, x=1", "principal=ucb"]
     assert [[run.seed for run in group.runs] for group in task.groups] == [[0], [0, 1], [0, 2, 10]]
-    assert [group.missing for group in task.groups] == [(1, 2, 10), (2, 10), (1,)]
-    assert [group.expected for group in task.groups] == [4, 4, 4]
+    assert [group.missing_seeds for group in task.groups] == [(1, 2, 10), (2, 10), (1,)]
+    assert [group.n_expected_runs for group in task.groups] == [4, 4, 4]
 
 
 def test_single_group_has_common_overrides(tmp_path: Path) -> None:
     [task] = group_into_tasks([record(tmp_path, "game/a-1", s, principal="ucb") for s in range(2)], tmp_path)
-    assert (task.common, [group.label for group in task.groups]) == ({"principal": "ucb"}, ["all runs"])
+    assert (task.common_overrides, [group.label for group in task.groups]) == ({"principal": "ucb"}, ["all runs"])
 
 
 def test_folders_separate_equal_overrides(tmp_path: Path) -> None:

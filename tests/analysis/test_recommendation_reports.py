@@ -84,7 +84,7 @@ def test_recommendations_rank_groups(study: GroupComparison) -> None:
     assert [trace.name for trace in study.traces] == ["gp", "llm", "ucb", "random", "fixed"]
     scores = table(study, "study_scores")
     assert scores.columns == ["group", "runs", "recommendation", "online performance"]
-    rows = [dict(zip(map(str, scores.data[0]), line, strict=True)) for line in scores.data[1:]]
+    rows = [dict(zip(map(str, scores.csv_rows[0]), line, strict=True)) for line in scores.csv_rows[1:]]
     assert rows[0]["score"] == pytest.approx(20.0) and rows[0]["online_performance"] == pytest.approx(10.0)
     assert rows[1]["group"] == "scripted rule"
 
@@ -109,7 +109,7 @@ def test_curves_show_recommendations(study: GroupComparison) -> None:
 
 def test_unsolved_runs_are_right_censoring(study: GroupComparison) -> None:
     times = table(study, "study_time_to_solution")
-    rows = {str(line[0]): line[1:] for line in times.data[1:]}
+    rows = {str(line[0]): line[1:] for line in times.csv_rows[1:]}
     # 90 % of the distance from fixed (0) to 20 is 18.
     assert rows["gp"] == [6, 6, 10.0, 20.0, pytest.approx(18.0)]
     assert rows["scripted rule"][:3] == [6, 6, 20.0]
@@ -120,7 +120,7 @@ def test_unsolved_runs_are_right_censoring(study: GroupComparison) -> None:
 
 def test_reference_results_have_table(study: GroupComparison) -> None:
     published_table = table(study, "study_published")
-    assert published_table.data[1:] == [["ucb", 49.7], ["llm", 47.4]] and published_table.notes == ["a paper"]
+    assert published_table.csv_rows[1:] == [["ucb", 49.7], ["llm", 47.4]] and published_table.notes == ["a paper"]
     assert not any(
         "47.4" in cell
         for study_table in study.tables
@@ -167,6 +167,6 @@ def test_plain_sweep_shows_both_scores(tmp_path: Path) -> None:
     assert "online performance" in scores.columns and scores.notes[0] == SCORES_NOTE
     ranked = ["gp", "scripted rule", "ucb", "random", "fixed"]
     assert [row[0].removeprefix("principal=").split(",")[0] for row in scores.rows] == ranked
-    lines = [dict(zip(map(str, scores.data[0]), line, strict=True)) for line in scores.data[1:]]
+    lines = [dict(zip(map(str, scores.csv_rows[0]), line, strict=True)) for line in scores.csv_rows[1:]]
     ucb = next(line for line in lines if line["group"] == "principal=ucb")
     assert ucb["mean"] == pytest.approx(15) and ucb["online_performance"] == pytest.approx(14)

@@ -51,7 +51,7 @@ def test_pretraining_seeds_form_level(tmp_path: Path) -> None:
             write_pretrained_run(tmp_path / "shared", pretraining, seed, level + seed)
             write_run(tmp_path / "alone", "harvest", ["principal=ucb"], 3 * pretraining + seed, [level + seed])
     shared, independent = numbers(tmp_path / "shared"), numbers(tmp_path / "alone")
-    assert shared.group.label == "all runs" and len(shared.scores) == shared.group.expected == 15
+    assert shared.group.label == "all runs" and len(shared.scores) == shared.group.n_expected_runs == 15
     assert shared.remark == independent.remark == ""
     widths = [
         float(numbers_of_group.estimates["mean"].high - numbers_of_group.estimates["mean"].low)

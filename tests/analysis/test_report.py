@@ -203,7 +203,7 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
     assert reasons[5][1] == "waits in the queue"
     assert reasons[7][1] == "not finished: 4 steps done (40%)"
     assert report.n_scored == 2
-    assert report.sections[0].summaries[0].group.expected == 8
+    assert report.sections[0].summaries[0].group.n_expected_runs == 8
 
 
 def test_uneven_curves_use_common_range(tmp_path: Path) -> None:

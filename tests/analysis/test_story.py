@@ -80,7 +80,7 @@ def test_welfare_accompanies_objective(town: Path) -> None:
     assert table.columns == ["group", "objective", "worst-off", "equality", "apples eaten", "zaps"]
     assert [row[0] for row in table.rows] == ["ucb", "random"]
     assert table.rows[0][1] == "7.00 ± 0.00" and table.rows[0][5] == "2.50 ± 0.50"
-    assert "validation/apples_paid" in table.data[0]
+    assert "validation/apples_paid" in table.csv_rows[0]
 
 
 def test_single_agent_has_no_society(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_groups_are_labeled_by_sweep(result: GroupComparison) -> None:
 
 def test_pretraining_runs_form_level(result: GroupComparison) -> None:
     ucb = result.traces[1]
-    assert (len(ucb.scores), ucb.pretrainings) == (SOCIETIES * SEEDS, SOCIETIES)
+    assert (len(ucb.scores), ucb.n_pretrainings) == (SOCIETIES * SEEDS, SOCIETIES)
 
 
 def test_shared_effects_cancel_in_comparisons(result: GroupComparison) -> None:

@@ -44,11 +44,11 @@ def comparison(study: Path) -> TaskComparison:
 
 def test_table_has_task_rows(comparison: TaskComparison) -> None:
     assert comparison.titles == ("lake", "pole")
-    assert list(comparison.table.columns) == ["task", "cem", "cmaes", "random"]  # who is compared with comes last
-    lake, pole = comparison.table.rows
+    assert list(comparison.tables[0].columns) == ["task", "cem", "cmaes", "random"]  # who is compared with comes last
+    lake, pole = comparison.tables[0].rows
     assert lake[0] == "lake" and lake[1].startswith("1.20 [") and lake[2] == "-"
     assert pole[2].startswith("6.20 [")
-    assert len(comparison.table.data) == 1 + 5
+    assert len(comparison.tables[0].csv_rows) == 1 + 5
 
 
 def test_verdicts_are_counted_over_tasks(comparison: TaskComparison) -> None:

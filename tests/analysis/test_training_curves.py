@@ -19,7 +19,13 @@ from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_tables import build_efficiency_table
 from llmrl.analysis.scores import ScoreRule, list_metric_names, read_series
-from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, compute_binned_curve, find_common_frames, read_training
+from llmrl.analysis.training_curves import (
+    FrameBudget,
+    TrainingCurves,
+    compute_binned_curve,
+    find_common_frames,
+    read_training,
+)
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.run_records import read_runs
 from llmrl.run.metrics import MetricLog

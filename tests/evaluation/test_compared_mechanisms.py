@@ -347,7 +347,9 @@ def test_shorter_video_freezes_at_end(tmp_path):
     assert [len(video.moments) for video in videos] == [7, 7] and videos[0].moments[2:] == [videos[0].moments[2]] * 5
     assert all((frame == last).all() for frame in videos[0].recorder.frames["world"][2:])
     assert [moment.step for moment in videos[0].moments] == [0, 1, 2, 2, 2, 2, 2]
-    assert next(iter(videos[0].moments[2].counts)) == "apples eaten" and set(videos[0].moments[2].levels) == set(LEVEL_STYLES)
+    assert next(iter(videos[0].moments[2].counts)) == "apples eaten" and set(videos[0].moments[2].levels) == set(
+        LEVEL_STYLES
+    )
     sentences = ["short", "a sentence that is long enough to need more than one row of words" * 2]
     societies = [video.to_society(*text) for video, *text in zip(videos, ["one", "two"], sentences, strict=True)]
     files = save_side_by_side_video(societies, videos[0].setting, tmp_path, 10)

@@ -167,7 +167,7 @@ def _find_onset(group: GroupTrace, baseline: GroupTrace) -> float | None:
 def find_start_above_zero(x: np.ndarray, low: np.ndarray) -> float | None:
     """Return the first of `x` [n] after which `low` [n] is always above zero; None if its end is not.
 
-    >>> stays_above(np.array([1, 2, 3, 4]), np.array([0.5, -1.0, 0.2, 0.1]))
+    >>> find_start_above_zero(np.array([1, 2, 3, 4]), np.array([0.5, -1.0, 0.2, 0.1]))
     3.0
     """
     violations = np.flatnonzero(~(low > 0))

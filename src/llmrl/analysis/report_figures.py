@@ -57,6 +57,8 @@ def draw_study(study: StudyResult, name: str) -> list[RenderedFigure]:
     if isinstance(study, Landscape):
         draw = _draw_adaptation if study.rounds else _draw_heat_maps
         return [render_figure(name, study.caption, lambda: draw(study))]
+    if isinstance(study, TaskComparison):
+        return [render_figure(name, study.caption, lambda: _draw_tasks(study))]
     assert isinstance(study, GroupComparison)
     drawings = [render_figure(name, study.caption, lambda: _draw_groups(study, online=False))]
     if study.online_caption:
@@ -173,16 +175,8 @@ def _draw_groups(study: GroupComparison, online: bool) -> Figure:
     return figure
 
 
-def draw_tasks(tasks: TaskComparison, name: str) -> RenderedFigure:
-    """Return the figure of the groups of a study in each of its tasks, with a panel for each task.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    return render_figure(name, tasks.caption, lambda: _draw_tasks(tasks))
-
-
 def _draw_tasks(tasks: TaskComparison) -> Figure:
+    """Draw the groups of a study in each of its tasks, with a panel for each task."""
     n_columns = min(len(tasks.titles), _MAX_COLUMNS)
     rows = -(-len(tasks.titles) // n_columns)
     figure = new_figure(3.4 * n_columns, 0.7 + 2.7 * rows)

@@ -12,7 +12,7 @@ from pathlib import Path
 import llmrl
 from llmrl.analysis.figures import RenderedFigure
 from llmrl.analysis.report import Report, Section
-from llmrl.analysis.report_figures import draw_proposals, draw_section, draw_study, draw_tasks
+from llmrl.analysis.report_figures import draw_proposals, draw_section, draw_study
 from llmrl.analysis.report_tables import (
     STUDY_TASKS,
     TaskComparison,
@@ -112,7 +112,7 @@ def write_report(
         drawings = _draw_figures(section, name, report) if figures else []
         parts.append(SectionContent(name, section, _build_chapters(section, name, tables, drawings)))
     comparison = compare_tasks(report)
-    overview = [draw_tasks(comparison, STUDY_TASKS)] if comparison is not None and figures else []
+    overview = draw_study(comparison, STUDY_TASKS) if comparison is not None and figures else []
     try:
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)

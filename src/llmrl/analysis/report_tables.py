@@ -24,7 +24,7 @@ from llmrl.results.principal_scores import (
     explain_scores,
     read_principal_scores,
 )
-from llmrl.results.study_settings import StudySettings
+from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import (
     EMPTY_CELL,
     NumberFormat,
@@ -43,7 +43,7 @@ def build_tables(report: Report) -> list[ReportTable]:
     tables = [build_excluded_runs_table(report)] if report.excluded else []
     tables += [build_players_table(report.players)] if report.players else []
     comparison = compare_tasks(report)
-    tables += [comparison.table] if comparison is not None else []
+    tables += comparison.tables if comparison is not None else []
     for section, name in zip(report.sections, build_slugs(report), strict=True):
         section_tables = list(section.study.tables) if section.study is not None else []
         section_tables += [*section.story.tables, build_scores_table(section, report.settings)]
@@ -248,89 +248,85 @@ STUDY_TASKS = "study_tasks"
 
 
 @dataclass(frozen=True)
-class TaskComparison:
-    """The groups of a study in each of its tasks.
+class TaskComparison(StudyResult):
+    """The result of a study in several tasks.
 
     Attributes:
-        settings: settings of the study.
         titles: short titles of the tasks.
         studies: comparison of the groups in each task.
+        names: names of all groups of any task, sorted; those that the others are compared with are last.
     """
 
-    settings: StudySettings
     titles: tuple[str, ...]
     studies: tuple[GroupComparison, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all groups of any task, sorted; those that the others are compared with are last."""
-        names = sorted({trace.name for study in self.studies for trace in study.traces})
-        return sorted(names, key=lambda name: name in self.settings.baselines)
-
-    def get_display_name(self, name: str) -> str:
-        """Return the display name of a group."""
-        return next(trace.display_name for study in self.studies for trace in study.traces if trace.name == name)
-
-    @property
-    def caption(self) -> str:
-        """Caption of the figure."""
-        runs = sorted({len(trace.scores) for study in self.studies for trace in study.traces})
-        counts = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
-        return (
-            f"{self.settings.score_name} in {len(self.titles)} tasks: means over {counts} runs a group with 95% bands; "
-            "dashes at the right end are the scores. Groups without a curve are drawn as a level."
-        )
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """Sentences with the number of tasks in which each group is above or below the compared ones."""
-        sentences = []
-        for baseline in self.settings.baselines:
-            verdicts: dict[str, Counter[str]] = defaultdict(Counter)
-            for comparison in (comparison for study in self.studies for comparison in study.comparisons):
-                if comparison.baseline.name == baseline:
-                    verdicts[comparison.group.name][comparison.verdict] += 1
-            if verdicts:
-                texts = "; ".join(
-                    f"{self.get_display_name(name)} above in {counts['above']}, below in {counts['below']}, "
-                    f"no difference shown in {counts['unclear']}"
-                    + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
-                    for name, counts in verdicts.items()
-                )
-                sentences.append(f"Against {self.get_display_name(baseline)}, of {len(self.titles)} tasks: {texts}.")
-        return tuple(sentences)
-
-    @property
-    def table(self) -> ReportTable:
-        """Table of mean scores with their intervals, a row for each task and a column for each group."""
-        data: list[list[object]] = [["task", "group", "runs", "score", "low", "high"]]
-        rows = []
-        for title, study in zip(self.titles, self.studies, strict=True):
-            traces = {trace.name: trace for trace in study.traces}
-            fmt = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
-            scores = {name: trace.score for name, trace in traces.items()}
-            rows.append([title, *(format_estimate(scores.get(name), fmt) for name in self.names)])
-            for name, trace in traces.items():
-                data.append([title, trace.display_name, len(trace.scores), *interval_to_cells(scores[name])])
-        columns = ["task", *(self.get_display_name(name) for name in self.names)]
-        return ReportTable(
-            STUDY_TASKS, f"{self.settings.score_name} in each task, with 95% intervals", data, columns, rows
-        )
+    names: tuple[str, ...]
 
 
 def compare_tasks(report: Report) -> TaskComparison | None:
     """Return the groups of a report's study over its tasks; None if it is not a study, or has only one task."""
-    pairs = [(section, section.study) for section in report.sections if isinstance(section.study, GroupComparison)]
-    if len(pairs) < 2:
+    studies = tuple(section.study for section in report.sections if isinstance(section.study, GroupComparison))
+    if len(studies) < 2:
         return None
-    titles = _shorten_titles([section.title for section, _ in pairs])
-    return TaskComparison(pairs[0][1].settings, titles, tuple(study for _, study in pairs))
+    titles = [section.title for section in report.sections if isinstance(section.study, GroupComparison)]
+    short_titles, settings = _shorten_titles(titles), studies[0].settings
+    # Of different display names of a group, that of the first task counts.
+    display_names = {trace.name: trace.display_name for study in reversed(studies) for trace in study.traces}
+    names = tuple(sorted(display_names, key=lambda name: (name in settings.baselines, name)))
+    runs = sorted({len(trace.scores) for study in studies for trace in study.traces})
+    counts = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
+    caption = (
+        f"{settings.score_name} in {len(titles)} tasks: means over {counts} runs a group with 95% bands; dashes at the "
+        "right end are the scores. Groups without a curve are drawn as a level."
+    )
+    sentences = _describe_verdicts(settings.baselines, studies, display_names)
+    table = _build_tasks_table(settings, short_titles, studies, {name: display_names[name] for name in names})
+    return TaskComparison(settings, sentences, (table,), caption, short_titles, studies, names)
+
+
+def _describe_verdicts(
+    baselines: Sequence[str], studies: Sequence[GroupComparison], display_names: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return sentences with the number of tasks in which each group is above or below the compared ones."""
+    sentences = []
+    for baseline in baselines:
+        verdicts: dict[str, Counter[str]] = defaultdict(Counter)
+        for comparison in (comparison for study in studies for comparison in study.comparisons):
+            if comparison.baseline.name == baseline:
+                verdicts[comparison.group.name][comparison.verdict] += 1
+        if verdicts:
+            texts = "; ".join(
+                f"{display_names[name]} above in {counts['above']}, below in {counts['below']}, "
+                f"no difference shown in {counts['unclear']}"
+                + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
+                for name, counts in verdicts.items()
+            )
+            sentences.append(f"Against {display_names[baseline]}, of {len(studies)} tasks: {texts}.")
+    return tuple(sentences)
+
+
+def _build_tasks_table(
+    settings: StudySettings,
+    titles: Sequence[str],
+    studies: Sequence[GroupComparison],
+    display_names: Mapping[str, str],
+) -> ReportTable:
+    """Return the table of mean scores with their intervals, a row for each task and a column for each group."""
+    data: list[list[object]] = [["task", "group", "runs", "score", "low", "high"]]
+    rows = []
+    for title, study in zip(titles, studies, strict=True):
+        fmt = NumberFormat(np.concatenate([trace.scores for trace in study.traces]))
+        scores = {trace.name: trace.score for trace in study.traces}
+        rows.append([title, *(format_estimate(scores.get(name), fmt) for name in display_names)])
+        for trace in study.traces:
+            data.append([title, trace.display_name, len(trace.scores), *interval_to_cells(scores[trace.name])])
+    caption = f"{settings.score_name} in each task, with 95% intervals"
+    return ReportTable(STUDY_TASKS, caption, data, ["task", *display_names.values()], rows)
 
 
 def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
     """Return titles without the parts that all of them share, and without keys.
 
-    >>> _short(["rooms, env=two_door", "rooms, env=lava_doorkey"])
+    >>> _shorten_titles(["rooms, env=two_door", "rooms, env=lava_doorkey"])
     ('two_door', 'lava_doorkey')
     """
     title_parts = [title.split(", ") for title in titles]

@@ -153,14 +153,15 @@ def print_numbers(numbers: Report, page: Path) -> None:
         compare_tasks,
     )
     from llmrl.display.console import print_line, print_report_table
-    from llmrl.display.sweeps import print_study, print_task_comparison
+    from llmrl.display.sweeps import print_study
 
     if numbers.players:
         print_report_table(build_players_table(numbers.players))
     if (comparison := compare_tasks(numbers)) is not None:
-        print_task_comparison(comparison)
+        print_study(comparison)
     for section in numbers.sections:
-        print_study(section)
+        if section.study is not None:
+            print_study(section.study)
         for warning in section.warnings:
             print_line(warning)
         tables = [build_scores_table(section, numbers.settings)]

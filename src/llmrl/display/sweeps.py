@@ -15,8 +15,8 @@ from llmrl.run.files import read_json_or_empty
 from llmrl.run.status import SUMMARY_NAME
 
 if TYPE_CHECKING:
-    from llmrl.analysis.report import Report, ReportSettings, Section
-    from llmrl.analysis.report_tables import TaskComparison
+    from llmrl.analysis.report import Report, ReportSettings
+    from llmrl.results.study_settings import StudyResult
     from llmrl.sweeps.backends.protocol import JobOutcome
 
 
@@ -179,10 +179,9 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
         folder, ReportSettings(study=parse_study_settings(settings_node, "the study")), figures=has_matplotlib
     )
     comparison = compare_tasks(report)
-    for section in report.sections if comparison is None else ():
-        print_study(section)
-    if comparison is not None:
-        print_task_comparison(comparison)
+    for study in [section.study for section in report.sections] if comparison is None else [comparison]:
+        if study is not None:
+            print_study(study)
     if not has_matplotlib:
         print_line("Figures need matplotlib: pip install 'llmrl[plots]', then run llmrl-report.")
     drawings = [
@@ -193,20 +192,10 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
     print_line(f"Report: {relative_to_cwd(page)}")
 
 
-def print_study(section: Section) -> None:
-    """Print the question and the results of the study of a section; nothing if it has none."""
-    if section.study is None:
-        return
-    print_line(section.study.settings.question or "")
-    for table in section.study.tables:
+def print_study(study: StudyResult) -> None:
+    """Print the question and the results of a study."""
+    print_line(study.settings.question or "")
+    for table in study.tables:
         print_report_table(table)
-    for sentence in section.study.sentences:
-        print_line(sentence)
-
-
-def print_task_comparison(comparison: TaskComparison) -> None:
-    """Print the question and the results of a study of several tasks; the report has each single task."""
-    print_line(comparison.settings.question or "")
-    print_report_table(comparison.table)
-    for sentence in comparison.sentences:
+    for sentence in study.sentences:
         print_line(sentence)

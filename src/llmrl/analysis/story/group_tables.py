@@ -95,7 +95,7 @@ def select_informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]
 
     Details of other metrics, constant zeros and repeated columns are left out.
 
-    >>> informative_metrics([{"return": 1.0, "dirt": 3.0, "apples_eaten": 2.0, "paid_apples": 2.0}])
+    >>> select_informative_metrics([{"return": 1.0, "dirt": 3.0, "apples_eaten": 2.0, "paid_apples": 2.0}])
     ['apples_eaten', 'dirt']
     """
     metrics = dict.fromkeys(name for row in rows for name in row)
