@@ -178,7 +178,7 @@ def find_start_above_zero(x: np.ndarray, low: np.ndarray) -> float | None:
 def _describe_comparisons(comparisons: Sequence[Comparison], unit: str) -> list[str]:
     """Return sentences with the groups above or below others and the differences, one for each verdict."""
     sentences = []
-    verdict_texts = {
+    text_by_verdict = {
         "above": "Above",
         "below": "Below",
         "unclear": "No difference shown from",
@@ -187,7 +187,7 @@ def _describe_comparisons(comparisons: Sequence[Comparison], unit: str) -> list[
     for baseline in dict.fromkeys(comparison.baseline.display_name for comparison in comparisons):
         group_comparisons = [comparison for comparison in comparisons if comparison.baseline.display_name == baseline]
         fmt = _choose_difference_format(group_comparisons)
-        for verdict, text in verdict_texts.items():
+        for verdict, text in text_by_verdict.items():
             differences = ", ".join(
                 f"{comparison.group.display_name} ({fmt.signed(float(comparison.difference.estimate))})"
                 for comparison in group_comparisons

@@ -250,7 +250,7 @@ def clean(args: argparse.Namespace) -> int:
     from llmrl.display.console import print_line
     from llmrl.sweeps.run_control import (
         REMOVABLE_KINDS,
-        disk_usage,
+        compute_disk_usage,
         find_removable_paths,
         query_run_records,
         remove_path,
@@ -262,7 +262,7 @@ def clean(args: argparse.Namespace) -> int:
     paths = find_removable_paths(args.folder, query_run_records(args.folder, strict=True), kinds)
     sizes = []
     for path in paths:
-        n_bytes = disk_usage(path)
+        n_bytes = compute_disk_usage(path)
         try:
             if args.yes:
                 remove_path(args.folder, path)

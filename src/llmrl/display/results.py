@@ -47,13 +47,13 @@ def print_skipped(run: Run) -> None:
     previous_config: dict[str, Any] = {}
     with suppress(RunFolderError):
         previous_config = read_config(run.folder, ())
-    target_videos, previous_videos = (x.get("play", {}).get("videos", 0) for x in (run.config, previous_config))
-    added = sorted(set(run.config.get("loggers", {})) - set(previous_config.get("loggers", {})))
-    if previous_config and added:
-        print_line(f"It was run without loggers {', '.join(added)}; rerun=true runs it again with them.")
-    if target_videos > previous_videos:
+    n_videos, n_previous_videos = (x.get("play", {}).get("videos", 0) for x in (run.config, previous_config))
+    new_loggers = sorted(set(run.config.get("loggers", {})) - set(previous_config.get("loggers", {})))
+    if previous_config and new_loggers:
+        print_line(f"It was run without loggers {', '.join(new_loggers)}; rerun=true runs it again with them.")
+    if n_videos > n_previous_videos:
         print_line(
-            f"It was run with play.videos={previous_videos}, not {target_videos}. rerun=true plays the same episodes "
+            f"It was run with play.videos={n_previous_videos}, not {n_videos}. rerun=true plays the same episodes "
             "again, with videos (replies in llm.cache are not paid again); "
             f"{format_evaluate_command(run.config, relative_to_cwd(run.folder))} records an episode of another seed."
         )

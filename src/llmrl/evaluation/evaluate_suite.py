@@ -102,8 +102,12 @@ def _check_players(settings: EvaluationSettings, runs: int) -> list[str]:
     Raises:
         ConfigError: a setting does not apply to suites, or a player is unknown.
     """
-    uses = {"video": settings.video, "context": settings.context is not None, "mode=both": settings.mode == "both"}
-    if invalid := [option for option, is_used in uses.items() if is_used]:
+    unsupported = {
+        "video": settings.video,
+        "context": settings.context is not None,
+        "mode=both": settings.mode == "both",
+    }
+    if invalid := [setting for setting, is_set in unsupported.items() if is_set]:
         raise ConfigError(f"{invalid[0]} cannot be used with a suite; remove it")
     players = list(dict.fromkeys(settings.policies))
     if unknown := [name for name in players if name not in PLAYERS]:
@@ -277,13 +281,13 @@ def _summarize_episodes(episodes: Sequence[Episode], metric: str) -> dict[str, A
     rewards) and mean `length`.
     """
     successes = sum(episode.summaries[metric] > 0 for episode in episodes)
-    share = proportion(successes, len(episodes))
+    success_rate = proportion(successes, len(episodes))
     return {
         "episodes": len(episodes),
         "successes": successes,
-        "success": share.estimate,
-        "low": share.low,
-        "high": share.high,
+        "success": success_rate.estimate,
+        "low": success_rate.low,
+        "high": success_rate.high,
         "return": float(np.mean([episode.base_returns.mean() for episode in episodes])),
         "length": float(np.mean([episode.length for episode in episodes])),
     }

@@ -194,8 +194,8 @@ def adapt_societies(
 ) -> list[State]:
     """Adapt one society to each vector in the games of the run; return the states of the agents.
 
-    They are the first society of a principal step that proposes `vectors`: all start with the same weights, in games
-    with the same random numbers, and draw the same numbers.
+    Each society adapts like the first society of a principal step that proposes `vectors`. All societies start with
+    the same weights, and their games and their sampled actions have the same random numbers.
 
     Args:
         plan: plan of the adaptation (`plan_adaptation`).

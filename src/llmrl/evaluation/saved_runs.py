@@ -38,8 +38,8 @@ class SavedRun:
     def society_index(self) -> int:
         """Index of the saved agent that plays.
 
-        Of societies of several proposals, it is that of the best proposal of the last step. Of several societies under
-        one proposal, it is the first, which has the run's own seed.
+        If each step has several proposals, the agent is that of the best proposal of the last step. If each proposal
+        has several societies, the agent is that of the first one, which has the run's own seed.
         """
         row = find_best_row_of_last_step(self.state.get("history", []))
         return 0 if row is None else int(row["candidate"]) * int(self.config.get("design", {}).get("replicates", 1))

@@ -143,8 +143,8 @@ def _parse_test(
     base = common if test.get("own") else {**common, **_parse_changes(suite.get("env"), "suite.env", env)}
     kinds = checked(test.get("kinds", suite.get("kinds", [])), list[str], f"{location}.kinds")
     env_options = {**base, **_parse_changes(test.get("env"), f"{location}.env", env)}
-    test_need = checked(test.get("needs"), PositiveInt | None, f"{location}.needs")
-    min_actions = needs if test_need is None else dict.fromkeys(kinds or [_ALL_KINDS], test_need)
+    n_needed_actions = checked(test.get("needs"), PositiveInt | None, f"{location}.needs")
+    min_actions = needs if n_needed_actions is None else dict.fromkeys(kinds or [_ALL_KINDS], n_needed_actions)
     rename = checked(test.get("rename", []), list[str], f"{location}.rename")
     if rename and "actions" not in env:
         raise ConfigError(f"{location}.rename: the environment has no option 'actions'; it has: {', '.join(env)}")

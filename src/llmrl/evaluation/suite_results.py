@@ -20,7 +20,8 @@ from llmrl.statistics.intervals import MINIMUM_UNITS, describe
 
 Results = Mapping[str, Any]
 STUDENT = "student"
-"""Player of a single experiment; with several experiments, the player of each run that its experiment averages."""
+"""Name of the player that is the agent of a run. In results of several experiments, the label of each experiment is a
+player, with the mean of this player over the runs of the experiment."""
 _INTERVALS_NOTE = (
     f"95%; of several runs Student t over the runs, or over their pre-training runs, none below {MINIMUM_UNITS}; of "
     "one agent's episodes Wilson, and of the mean over kinds Zou and Donner"
@@ -40,11 +41,13 @@ def summarize_test(test: Results) -> dict[str, Any]:
         if kinds is None:
             players[name] = None
             continue
-        share = mean_proportion([Interval(kind["success"], kind["low"], kind["high"]) for kind in kinds.values()])
+        success_rate = mean_proportion(
+            [Interval(kind["success"], kind["low"], kind["high"]) for kind in kinds.values()]
+        )
         players[name] = {
-            "success": share.estimate,
-            "low": share.low,
-            "high": share.high,
+            "success": success_rate.estimate,
+            "low": success_rate.low,
+            "high": success_rate.high,
             "episodes": sum(kind["episodes"] for kind in kinds.values()),
             "kinds": dict(kinds),
             "lacking": test["lacking"],
@@ -228,8 +231,8 @@ def _format_success(player: Results) -> str:
     return _format_percent(player["success"]) + (f" {INCOMPLETE_MARK}" if player["lacking"] else "")
 
 
-def _format_percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def _format_percent(success_rate: float) -> str:
+    return f"{100 * success_rate:.1f}"
 
 
 def _format_with_interval(player: Results | None) -> str:

@@ -40,11 +40,11 @@ MAX_ACTIONS_SHOWN = 5
 """Maximum number of actions whose probabilities are shown."""
 
 Captions = list[tuple[str, str]]
-"""Texts with their headings."""
+"""Pairs of a heading and a text."""
 
 
 class ThoughtDescriber:
-    """Texts about what a player thought of the state in which it acted, and its teacher's advice, for game 0.
+    """Describer of a player's decisions in game 0: action, probabilities, reflection, and the advice of its teacher.
 
     Args:
         policy: policy that plays.
@@ -111,12 +111,12 @@ class ThoughtDescriber:
 
 
 class FrameRecorder(Observer):
-    """Records the world and every agent's pixels of game 0: one frame more than steps.
+    """Recorder of frames of the world and of every agent's pixels in game 0: one frame more than steps.
 
     Args:
         env: environment whose game 0 is recorded.
         with_agent_views: whether agents' pixels are recorded in addition to the world.
-        thoughts: texts beside the world; None: none.
+        thoughts: describer of the texts that are shown beside the world; None: no texts.
     """
 
     def __init__(self, env: VecEnv, with_agent_views: bool = True, thoughts: ThoughtDescriber | None = None) -> None:
@@ -143,8 +143,8 @@ class FrameRecorder(Observer):
         """Write `world` and `agent_<i>` as MP4 and GIF; return the files.
 
         Args:
-            folder: of the files.
-            fps: frames a second.
+            folder: folder of the files.
+            fps: frames per second.
             world: frames to write in place of those of the world; None: the recorded ones, with the thoughts.
         """
         folder.mkdir(parents=True, exist_ok=True)

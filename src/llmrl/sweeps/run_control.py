@@ -225,7 +225,7 @@ def _find_launch_files(folder: Path) -> Iterator[Path]:
             yield from [launches] if launches.is_symlink() else sorted(launches.iterdir())
 
 
-def disk_usage(path: Path) -> int:
+def compute_disk_usage(path: Path) -> int:
     """Return the size of a file or folder, bytes; targets of links are not counted."""
     if not stat.S_ISDIR(path.lstat().st_mode):
         return path.lstat().st_size

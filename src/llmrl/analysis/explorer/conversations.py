@@ -14,7 +14,7 @@ CallRecord = dict[str, Any]
 
 @dataclass
 class Texts:
-    """Texts by number, each stored once.
+    """Texts by index, each stored once.
 
     Attributes:
         all: the texts, in the order of their first use.
@@ -24,7 +24,7 @@ class Texts:
     _index_by_text: dict[str, int] = field(default_factory=dict)
 
     def add(self, text: str) -> int:
-        """Return the number of a text; a new text is added."""
+        """Return the index of a text in `all`; a new text is added."""
         if text not in self._index_by_text:
             self._index_by_text[text] = len(self.all)
             self.all.append(text)
@@ -34,7 +34,7 @@ class Texts:
 def to_call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
     """Return a record of `llm_calls.jsonl` (`read_calls`) in the explorer's format.
 
-    `messages` are pairs of a role and the number of a text. `reply` is null if none arrived, and `error` has the
+    `messages` are pairs of a role and the index of a text. `reply` is null if none arrived, and `error` has the
     reason. `valid`, `fault` and `understood` are the result of parsing the reply; null if it was not parsed.
     """
     is_unsettled = bool(call.get("unsettled"))

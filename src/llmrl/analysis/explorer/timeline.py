@@ -13,9 +13,9 @@ from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 from llmrl.run.proposals import MeasuredProposal, read_proposed
 
-PURPOSES = ("principal", "search")
+PROPOSAL_PURPOSES = ("principal", "search")
 """Purposes of calls that request proposals."""
-CHUNK = 25
+CONVERSATIONS_PER_FILE = 25
 """Number of conversations in a file; prompts contain earlier proposals, so conversations grow with their number."""
 Z_95 = 1.959964
 """Half-width of a 95 % interval of a mean in standard errors, by the normal distribution."""
@@ -58,9 +58,9 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
 
 
 def iterate_chunks(conversations: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
-    """Yield the conversations in chunks of `CHUNK`, each `{texts, talks}` as in `conversations.call_record`."""
-    for start in range(0, len(conversations), CHUNK):
-        texts, chunk = Texts(), conversations[start : start + CHUNK]
+    """Yield the content of each file of conversations, `{texts, talks}` with `conversations.to_call_record`s."""
+    for start in range(0, len(conversations), CONVERSATIONS_PER_FILE):
+        texts, chunk = Texts(), conversations[start : start + CONVERSATIONS_PER_FILE]
         records = [[to_call_record(call, texts) for call in conversation] for conversation in chunk]
         yield {"talks": records, "texts": texts.all}
 
@@ -96,7 +96,7 @@ def match_conversations(
 def _read_conversations(folder: Path) -> list[Conversation]:
     path = folder / FILE_NAME
     calls = read_calls(path) if path.is_file() else ()
-    return group_conversations(call for call in calls if call.get("purpose") in PURPOSES)
+    return group_conversations(call for call in calls if call.get("purpose") in PROPOSAL_PURPOSES)
 
 
 def _get_parsed_reply(conversation: Conversation) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.analysis.explorer.episodes import read_episode_rows, read_episodes, write_sheets
-from llmrl.analysis.explorer.timeline import CHUNK, iterate_chunks, read_timeline
+from llmrl.analysis.explorer.timeline import CONVERSATIONS_PER_FILE, iterate_chunks, read_timeline
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.run_records import RunRecord, read_runs
@@ -113,7 +113,7 @@ def _write_timeline(key: str, folder: Path, out: Path, on_progress: Callable[[st
     proposals, conversations = read_timeline(folder)
     for i, chunk in enumerate(iterate_chunks(conversations)):
         write_json_script(out / f"t{i}.js", SCRIPT_FUNCTION, f"{key}/t{i}", chunk)
-    return proposals | {"chunk": CHUNK}
+    return proposals | {"chunk": CONVERSATIONS_PER_FILE}
 
 
 def _read_config_or_empty(record: RunRecord) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ class Here(Backend):
 
     It is for debuggers, and for runs of fractions of a second.
 
-    Runs share what a process shares: loaded libraries, their threads, and a crash of the interpreter.
+    Runs share loaded libraries and their threads. A crash of the interpreter ends all of them.
     """
 
     def check(self, hardware: Hardware) -> None:
