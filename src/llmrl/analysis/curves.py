@@ -50,7 +50,7 @@ class MetricCurves:
     Attributes:
         metric: name of the metric.
         curve_by_group: curves of the groups, by label.
-        x_axis: x axis, one of `scores.AXES`.
+        x_axis: x axis, one of `scores.X_AXES`.
     """
 
     metric: str
@@ -69,7 +69,7 @@ def build_curves(
     Args:
         groups: each group with its finished runs.
         metrics: names in `metrics.jsonl`; empty: the first of `DEFAULT_CURVES` that a run has.
-        x_axis: x axis, one of `scores.AXES`.
+        x_axis: x axis, one of `scores.X_AXES`.
         bin_width: bin width of metrics of training episodes, frames.
     """
     curves, notes = [], []

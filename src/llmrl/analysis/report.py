@@ -37,7 +37,7 @@ class ReportSettings:
     Args:
         rule: definition of the score of a run.
         curves: metrics to draw; empty: the main objective of each task.
-        x_axis: x axis of the curves, one of `scores.AXES`.
+        x_axis: x axis of the curves, one of `scores.X_AXES`.
         bin_width: bin width of curves of training episodes, frames; None: see `training_curves.find_common_frames`.
         budget: first frames of training, over which sample efficiency is averaged; None: as for `bin_width`.
         study: presentation of a study; None: the settings of its newest run.

@@ -29,7 +29,7 @@ class StudySettings:
         question: research question of the study; None: the runs are not a study.
         metric: metric that is drawn and compared; None: the main objective of the loop.
         unit: name of the metric in words; None: its key.
-        x_axis: x axis of curves, one of `scores.AXES`.
+        x_axis: x axis of curves, one of `scores.X_AXES`.
         smooth: number of consecutive values of a run that are averaged for each point of its curve.
         tail_fraction: share of a run's values, from the end, whose mean is its score; None: the run's result.
         baselines: values of the swept key with which all others are compared.

@@ -58,7 +58,7 @@ def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield each episode of a run whose steps were recorded, in order.
 
     An episode is `{episode, players, texts, steps}`. `steps` is a list of lists with a record for each player. The
-    `observation`, the `reply` and the messages of `calls` (`conversations.call_record`) are indices in `texts`.
+    `observation`, the `reply` and the messages of `calls` (`conversations.to_call_record`) are indices in `texts`.
 
     Raises:
         ValueError, KeyError: a line is damaged.
