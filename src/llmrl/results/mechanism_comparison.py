@@ -105,8 +105,8 @@ def _describe_difference(mechanism: MechanismResult, reference: MechanismResult,
     difference, error, low, high = (row[name] for name in ("mean", "standard_error", "low", "high"))
     x, y = mechanism["table"][column]["mean"], reference["table"][column]["mean"]
     digits = choose_decimals([x, y, difference])
-    without = "without" if reference["name"] == "none" else f"with {_describe_mechanism(reference)}"
-    sentence = f"With {_describe_mechanism(mechanism)} the objective is {x:,.{digits}f}, {without} {y:,.{digits}f}: "
+    baseline = "without" if reference["name"] == "none" else f"with {_describe_mechanism(reference)}"
+    sentence = f"With {_describe_mechanism(mechanism)} the objective is {x:,.{digits}f}, {baseline} {y:,.{digits}f}: "
     assert difference is not None
     if error is None or low is None or high is None:
         return sentence + f"a difference of {difference:,.{digits}f}; its standard error is unknown."

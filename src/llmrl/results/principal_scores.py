@@ -45,7 +45,7 @@ def read_principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | N
     """
     scores = []
     for run in runs:
-        value = run.summary_without_lists.get(key)
+        value = run.compact_summary.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         scores.append(float(value))
@@ -116,7 +116,7 @@ def read_reference_lines(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, .
     for group, runs in groups:
         levels_of_runs: dict[Levels, None] = {}
         for run in runs:
-            references = run.summary_without_lists.get("references")
+            references = run.compact_summary.get("references")
             if references is None:
                 continue
             try:

@@ -113,7 +113,7 @@ class RunRecord:
         return read_json_or_empty(self.folder / SUMMARY_NAME)
 
     @cached_property
-    def summary_without_lists(self) -> dict[str, Any]:
+    def compact_summary(self) -> dict[str, Any]:
         """Content of `summary.json` without the per-proposal lists; cached after the first read."""
         return {key: value for key, value in self.summary().items() if key not in _LONG_KEYS}
 

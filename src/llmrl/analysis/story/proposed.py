@@ -202,7 +202,7 @@ def _read_recommendations(run: RunRecord) -> list[BestProposal]:
                 {},
                 True,
             )
-            for row in run.summary_without_lists.get("recommendations", [])
+            for row in run.compact_summary.get("recommendations", [])
             if row["evaluations"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
