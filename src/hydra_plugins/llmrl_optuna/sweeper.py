@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
     from hydra_plugins.llmrl_optuna._grammar import SearchRequest
+    from llmrl.sweeps.backends.protocol import JobOutcome
     from llmrl.tuning.study import Result, Study, TuningSettings, TuningTrial
 
 _SETTINGS_CLASS = "llmrl.tuning.study.TuningSettings"
@@ -202,12 +203,6 @@ class OptunaSweeper(LlmrlSweeper):
         print_next_commands(runs)
 
 
-def _get_run_state(job: JobReturn) -> str | None:
-    """Return the state of a run, as llmrl's own launcher reports it; None with another launcher."""
-    outcome = getattr(job, "outcome", None)
-    return None if outcome is None else str(outcome.state)
-
-
 def _get_run_result(job: JobReturn) -> Result:
     """Return the result of a run.
 
@@ -231,10 +226,11 @@ def _get_run_result(job: JobReturn) -> Result:
             "dry_run=true and hydra.launcher.wait=false, or repeat the command when the process that computes it ends"
         )
     error = job._return_value  # the property would raise it, with a message of its own
-    if (state := _get_run_state(job)) in FAILED_STATES:
-        return str(job.outcome.error)  # type: ignore[attr-defined]
+    outcome: JobOutcome | None = getattr(job, "outcome", None)  # None with another launcher than llmrl's
+    if outcome is not None and outcome.state in FAILED_STATES:
+        return outcome.error
     interrupted = isinstance(error, Stopped | BudgetExhausted | KeyboardInterrupt | SystemExit)
-    if state is not None or (interrupted and getattr(error, "code", None) != EXIT_FAILED):
+    if outcome is not None or (interrupted and getattr(error, "code", None) != EXIT_FAILED):
         raise error
     return f"{type(error).__name__}: {error}".splitlines()[0]
 

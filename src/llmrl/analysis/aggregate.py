@@ -250,10 +250,8 @@ def warn_of_identical_proposals(finished: FinishedGroups) -> tuple[str, ...]:
 def _are_proposals_identical(runs: Sequence[RunRecord]) -> bool:
     if len({run.seed for run in runs}) < 2 or any(run.overrides.get("principal") in _FIXED_PROPOSALS for run in runs):
         return False
-    [sequence, *other_sequences] = {_read_proposed_vectors(run) for run in runs}
+    histories = [run.summary().get("history") or [] for run in runs]
+    [sequence, *other_sequences] = {
+        tuple((row.get("context"), *(row.get("mechanism") or {}).values()) for row in rows) for rows in histories
+    }
     return not other_sequences and len(set(sequence)) > 1
-
-
-def _read_proposed_vectors(run: RunRecord) -> tuple[tuple[object, ...], ...]:
-    rows = run.summary().get("history") or []
-    return tuple((row.get("context"), *(row.get("mechanism") or {}).values()) for row in rows)

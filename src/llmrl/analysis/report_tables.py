@@ -20,7 +20,6 @@ from llmrl.results.principal_scores import (
     OBJECTIVE_METRIC,
     ONLINE_PERFORMANCE,
     RECOMMENDATION,
-    ReferenceLine,
     explain_scores,
     read_principal_scores,
 )
@@ -94,7 +93,8 @@ def build_scores_table(section: Section, settings: ReportSettings) -> ReportTabl
         data.append([*line, online.get(name), summary.remark])
     means = {summary.group.display_name: float(summary.estimates["mean"].estimate) for summary in section.compared}
     rows.sort(key=lambda row: -means.get(row[0], -np.inf))
-    for level in _select_comparable_lines(section, settings):
+    # The levels are those of the objective.
+    for level in section.references if settings.rule.metric in ("", OBJECTIVE_METRIC) else ():
         values = {"group": level.label, "mean": fmt(level.value), "s.e.": fmt(level.standard_error)}
         rows.append([*(values.get(column, EMPTY_CELL) for column in columns), "measured before the runs"])
         estimates = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
@@ -125,11 +125,6 @@ def compute_online_performance(section: Section, settings: ReportSettings) -> di
         if online is not None and read_principal_scores(finished_runs, RECOMMENDATION) is not None:
             performance[summary.group.display_name] = float(online.mean())
     return performance
-
-
-def _select_comparable_lines(section: Section, settings: ReportSettings) -> Sequence[ReferenceLine]:
-    """Return the reference lines of a section; empty if its scores are not the objective of these lines."""
-    return section.references if settings.rule.metric in ("", OBJECTIVE_METRIC) else ()
 
 
 def build_efficiency_table(section: Section) -> ReportTable:

@@ -179,9 +179,11 @@ def show_study(folder: Path, settings_node: Mapping[str, Any]) -> None:
         folder, ReportSettings(study=parse_study_settings(settings_node, "the study")), figures=has_matplotlib
     )
     comparison = compare_tasks(report)
-    for study in [section.study for section in report.sections] if comparison is None else [comparison]:
+    for study in (section.study for section in report.sections if comparison is None):
         if study is not None:
             print_study(study)
+    if comparison is not None:
+        print_study(comparison)
     if not has_matplotlib:
         print_line("Figures need matplotlib: pip install 'llmrl[plots]', then run llmrl-report.")
     drawings = [

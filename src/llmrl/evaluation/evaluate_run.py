@@ -115,7 +115,8 @@ def write_results(
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
     spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
-    entries, columns_by_player = [], {}
+    entries: list[dict[str, Any]] = []
+    columns_by_player: dict[tuple[str, ...], Columns] = {}
     for mechanism, player_episodes in zip(evaluation.mechanisms, mechanism_episodes, strict=True):
         columns = {
             player: compute_columns(episodes, spec, objective, spending_cost)

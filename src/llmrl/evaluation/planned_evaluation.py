@@ -137,32 +137,25 @@ class PlannedEvaluation:
         Returns:
             For each mechanism: the episodes of each player.
         """
-        return [
-            self._play_mechanism(mechanism, state, episodes, exactly)
-            for mechanism, state in zip(self.mechanisms, states, strict=True)
-        ]
-
-    def _play_mechanism(
-        self, mechanism: EvaluatedMechanism, state: State, episodes: int, exactly: bool
-    ) -> dict[PlayerMode, list[Episode]]:
-        self._report_activity(f"{episodes} episodes", mechanism)
         players = [(name, mode) for name in self.players for mode in self.settings.modes]
-        folder, player_episodes = self.folder(mechanism), dict[PlayerMode, list[Episode]]()
-        for name, mode in players:
-            # Undo changes by a video or another mode.
-            self.parts.agents[0].load_state_dict(state)
-            trajectory_folder = (
-                (folder if len(players) == 1 else folder / f"{name}_{mode}") if self.settings.trajectories else None
-            )
-            collector = build_recording_collector(
-                self.parts.env, self.players[name], self.parts.device, trajectory_folder
-            )
-            greedy, impose_mechanism = mode == "deterministic", partial(self._impose, mechanism)
-            player_episodes[name, mode] = evaluate_policy(
-                collector, episodes, self.seeds, greedy, prepare=impose_mechanism, exactly=exactly
-            )
-            collector.close()
-        return player_episodes
+        episodes_by_mechanism = []
+        for mechanism, state in zip(self.mechanisms, states, strict=True):
+            self._report_activity(f"{episodes} episodes", mechanism)
+            folder, episodes_by_player = self.folder(mechanism), dict[PlayerMode, list[Episode]]()
+            for name, mode in players:
+                # Undo changes by a video or another mode.
+                self.parts.agents[0].load_state_dict(state)
+                subfolder = folder if len(players) == 1 else folder / f"{name}_{mode}"
+                trajectories = subfolder if self.settings.trajectories else None
+                env, policy = self.parts.env, self.players[name]
+                collector = build_recording_collector(env, policy, self.parts.device, trajectories)
+                greedy, impose_mechanism = mode == "deterministic", partial(self._impose, mechanism)
+                episodes_by_player[name, mode] = evaluate_policy(
+                    collector, episodes, self.seeds, greedy, prepare=impose_mechanism, exactly=exactly
+                )
+                collector.close()
+            episodes_by_mechanism.append(episodes_by_player)
+        return episodes_by_mechanism
 
     def _report_activity(self, activity: str, mechanism: EvaluatedMechanism) -> None:
         """Show an activity, if several mechanisms are compared, because that takes long."""

@@ -162,7 +162,11 @@ def build_suite_table(results: Results) -> ReportTable:
         f"suite {results['suite']}: success in %, {results['mode']} actions, {results['episodes']} episodes of each "
         f"kind and test, seed {results['seed']}{runs_text}{' experiments' if n_experiments > 1 else ''}"
     )
-    columns, rows = _build_player_rows(tests, names) if n_experiments > 1 else _build_kind_rows(tests, names)
+    if n_experiments > 1:
+        columns = ["test", *names]
+        rows = [[test["title"], *(_format_with_interval(test["players"][name]) for name in names)] for test in tests]
+    else:
+        columns, rows = _build_kind_rows(tests, names)
     n_text_columns = 1 if n_experiments > 1 else 1 + (len(names) > 1)
     notes = [f"Intervals: {results['intervals']}.", *_incompleteness_notes(tests)]
     return ReportTable("table", caption, csv_rows, columns, rows, n_text_columns=n_text_columns, notes=notes)
@@ -183,11 +187,6 @@ def _build_kind_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[li
             kind_cells = [cells.get(kind, "") for kind in kind_columns]
             rows.append([*head, _format_success(player), _format_interval(player), *kind_cells])
     return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kind_columns], rows
-
-
-def _build_player_rows(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    rows = [[test["title"], *(_format_with_interval(test["players"][name]) for name in names)] for test in tests]
-    return ["test", *names], rows
 
 
 def _incompleteness_notes(tests: Sequence[Results]) -> list[str]:

@@ -96,18 +96,15 @@ class ThoughtDescriber:
         for name, thinker_output in output_by_thinker.items():
             if thinker_output.logits is not None:
                 probabilities = thinker_output.logits[0, agent].softmax(-1).tolist()
-                captions.append((f"{prefix}probabilities of the {name}", self._probability_text(probabilities)))
+                actions = zip(probabilities, self.spec.action_names, strict=True)
+                best = sorted(actions, key=lambda pair: -pair[0])[:MAX_ACTIONS_SHOWN]
+                text = ", ".join(f"{action_name} {probability:.2f}" for probability, action_name in best)
+                captions.append((f"{prefix}probabilities of the {name}", text))
         note = {} if output.notes is None else output.notes[0][agent]
         # Only a teacher that plans has thoughts to show.
         teacher_thoughts = getattr(self.teacher, "thoughts", None)
         plans = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
         return [*captions, (f"{prefix}reflection", note.get("reflection", "")), (f"{prefix}plans", "\n".join(plans))]
-
-    def _probability_text(self, probabilities: Sequence[float]) -> str:
-        """Return the most probable actions with their probabilities."""
-        pairs = zip(probabilities, self.spec.action_names, strict=True)
-        best = sorted(pairs, key=lambda pair: -pair[0])[:MAX_ACTIONS_SHOWN]
-        return ", ".join(f"{name} {probability:.2f}" for probability, name in best)
 
 
 class FrameRecorder(Observer):

@@ -75,15 +75,15 @@ class Group:
         parts = [part.rpartition("=") for part in name.split(", ")]
         if any(_is_llm_option(value) for key, _, value in parts if key != _LLM_KEY):
             renamed = [
-                (key, separator, SCRIPTED_RULE if _is_llm_option(value) else value)
-                for key, separator, value in parts
+                (key, sep, SCRIPTED_RULE if _is_llm_option(value) else value)
+                for key, sep, value in parts
                 if key != _LLM_KEY and value != SCRIPTED_LABEL
             ]
         elif any(value == SCRIPTED_LABEL for *_, value in parts):
-            renamed = [(*pair, SCRIPTED_RULE if value == SCRIPTED_LABEL else value) for *pair, value in parts]
+            renamed = [(key, sep, SCRIPTED_RULE if value == SCRIPTED_LABEL else value) for key, sep, value in parts]
         else:
             return f"{name} ({SCRIPTED_RULE})"
-        return ", ".join(f"{key}{separator}{value}" for key, separator, value in renamed)
+        return ", ".join(f"{key}{sep}{value}" for key, sep, value in renamed)
 
     @property
     def n_expected_runs(self) -> int:

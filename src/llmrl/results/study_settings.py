@@ -127,7 +127,7 @@ def shorten_group_names(task: ReportTask) -> dict[str, str]:
     names = {}
     for group in task.groups:
         pairs = [part.partition("=") for part in group.label.split(", ")]
-        values = {key: value if separator else key for key, separator, value in pairs}
+        values = {key: value if sep else key for key, sep, value in pairs}
         short_name = ", ".join(value for key, value in values.items() if key != _LLM_KEY)
         names[group.label] = short_name, ", ".join(values.values())
     counts = Counter(short_name for short_name, _ in names.values())

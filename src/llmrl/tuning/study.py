@@ -120,7 +120,7 @@ class Study:
                     direction=settings.direction,
                     load_if_exists=True,
                 )
-                self._check_unchanged(self._get_comparable_properties(fixed))
+                self._check_unchanged(fixed)
         except BaseException:
             self._owner.release()
             raise
@@ -285,16 +285,14 @@ class Study:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
-    def _get_comparable_properties(self, fixed: Sequence[str]) -> dict[str, str]:
-        """Return the properties that all trials of a study must share to be comparable."""
+    def _check_unchanged(self, fixed: Sequence[str]) -> None:
+        """Check that the study was started with the properties that its trials must share to be comparable."""
         objective = f"{self.settings.direction} the {self.settings.aggregate} over seeds {', '.join(self.seeds)}"
-        return {
+        properties = {
             "the objective": objective,
             **{key: f"searched, {describe_distribution(distribution)}" for key, distribution in self.space.items()},
             **split_overrides(fixed),
         }
-
-    def _check_unchanged(self, properties: dict[str, str]) -> None:
         stored_properties = self._study.user_attrs.get("purpose")
         if stored_properties is None:
             self._study.set_user_attr("purpose", properties)

@@ -195,12 +195,10 @@ def _iterate_pictures(folder: Path) -> Iterator[Image]:
     video = folder / "episode.gif"
     for path in [video] if video.is_file() else sorted((folder / "frames").glob("*.png")):
         with Image.open(path) as pictures:
-            for picture in ImageSequence.Iterator(pictures):
-                yield _crop_picture(picture.convert("RGB"))
-
-
-def _crop_picture(picture: Image) -> Image:
-    picture = picture.crop((0, 0, max(picture.width - TEXT_COLUMN_WIDTH, 1), picture.height))
-    if picture.height > SHEET_PICTURE_HEIGHT:
-        picture = picture.resize((max(1, picture.width * SHEET_PICTURE_HEIGHT // picture.height), SHEET_PICTURE_HEIGHT))
-    return picture
+            for frame in ImageSequence.Iterator(pictures):
+                picture = frame.convert("RGB")
+                picture = picture.crop((0, 0, max(picture.width - TEXT_COLUMN_WIDTH, 1), picture.height))
+                if picture.height > SHEET_PICTURE_HEIGHT:
+                    width = max(1, picture.width * SHEET_PICTURE_HEIGHT // picture.height)
+                    picture = picture.resize((width, SHEET_PICTURE_HEIGHT))
+                yield picture

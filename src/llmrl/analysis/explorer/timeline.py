@@ -37,7 +37,10 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
         RunFolderError, CheckpointError, ValueError, KeyError, TypeError: a file is damaged.
     """
     proposals = read_proposed(folder)
-    conversations = _read_conversations(folder) if proposals else []
+    path = folder / FILE_NAME
+    calls = read_calls(path) if proposals and path.is_file() else ()
+    conversations = group_conversations(call for call in calls if call.get("purpose") in PROPOSAL_PURPOSES)
+    replies = [_get_parsed_reply(conversation) for conversation in conversations]
     rows = [
         {
             "step": row.step,
@@ -48,7 +51,7 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
             "high": row.objective + Z_95 * row.standard_error,
             "episodes": len(row.values),
             "parameters": dict(row.parameters),
-            "reasoning": row.reasoning or ("" if k is None else _get_reasoning(conversations[k])),
+            "reasoning": row.reasoning or ("" if k is None else str(replies[k].get("reasoning") or "")),
             "fallback": row.fallback or (k is not None and find_valid_call(conversations[k]) is None),
             "talk": k,
         }
@@ -93,20 +96,10 @@ def match_conversations(
     return matches
 
 
-def _read_conversations(folder: Path) -> list[Conversation]:
-    path = folder / FILE_NAME
-    calls = read_calls(path) if path.is_file() else ()
-    return group_conversations(call for call in calls if call.get("purpose") in PROPOSAL_PURPOSES)
-
-
 def _get_parsed_reply(conversation: Conversation) -> Mapping[str, Any]:
     """Return what was parsed from the valid reply of a conversation; empty if there is none."""
     parsed = (find_valid_call(conversation) or {}).get("understood")
     return parsed if isinstance(parsed, Mapping) else {}
-
-
-def _get_reasoning(conversation: Conversation) -> str:
-    return str(_get_parsed_reply(conversation).get("reasoning") or "")
 
 
 def _are_equal(vector: Sequence[float], other: Sequence[float]) -> bool:

@@ -252,9 +252,8 @@ class Slurm(Backend):
             limit = "" if hardware.max_parallel_jobs is None else f", at most {hardware.max_parallel_jobs} at once"
             jobs = f"an array of {len(array):,} jobs{limit}, each" if len(array) > 1 else "1 job"
             options = {name: value for name, value in parameters.items() if name not in _SUBMITIT_PARAMETERS} | extra
-            option_text = " ".join(
-                f"--{name.replace('_', '-')}={_format_option(value)}" for name, value in options.items()
-            )
+            values = {name: str(x).lower() if isinstance(x, bool) else x for name, x in options.items()}
+            option_text = " ".join(f"--{name.replace('_', '-')}={value}" for name, value in values.items())
             texts.append(f"sbatch: {jobs} with {option_text}; before it starts: {'; '.join(setup)}")
         return texts
 
@@ -355,11 +354,6 @@ class Slurm(Backend):
         optional = {"gpus_per_node": hardware.gpus or None, "partition": self.partition, "account": self.account}
         optional |= {"qos": self.qos, "constraint": self.constraint}
         return parameters | {name: value for name, value in optional.items() if value is not None}
-
-
-def _format_option(value: Any) -> str:
-    """Return a value in sbatch's syntax."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _job_requirements(batch: JobBatch) -> tuple[Hardware, int, frozenset[Path]]:
