@@ -50,12 +50,12 @@ class OptionSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
         from llmrl.core.option_files import names, root
 
-        found: set[str] = set()
+        option_names: set[str] = set()
         if results_filter != ObjectType.GROUP:
-            found.update(names(config_path))
+            option_names.update(names(config_path))
         if results_filter != ObjectType.CONFIG:
-            found.update(path.name for path in (root() / config_path).glob("[!_]*") if path.is_dir())
-        return sorted(found)
+            option_names.update(path.name for path in (root() / config_path).glob("[!_]*") if path.is_dir())
+        return sorted(option_names)
 
     def _path(self, config_path: str) -> Path:
         from llmrl.core.option_files import root
@@ -68,11 +68,11 @@ class OptionSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for element in search_path.get_path():
-            if element.path is not None and _is_shipped(element.path):
+            if element.path is not None and _is_option_package(element.path):
                 element.path = "llmrl://options"
 
 
-def _is_shipped(path: str) -> bool:
+def _is_option_package(path: str) -> bool:
     """Return whether an entry of a search path is the package of the options, or its folder."""
     folder = path.removeprefix("file://")
     if "://" in folder:

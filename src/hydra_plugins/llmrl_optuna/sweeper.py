@@ -38,7 +38,7 @@ class OptunaSweeper(LlmrlSweeper):
     def __init__(self, params: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(params)
         self.settings = settings
-        self._launched = 0
+        self._n_launched = 0
 
     def sweep(self, arguments: list[str]) -> None:
         from llmrl.run.command_exit import exit_on_error
@@ -61,21 +61,21 @@ class OptunaSweeper(LlmrlSweeper):
 
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
         settings: TuningSettings = Builder().build(self.settings, "hydra.sweeper", _SETTINGS_CLASS)
-        search_request = parse_search_request(arguments, self.hydra_context.config_loader)
-        first = self._compose_all(search_request)
+        request = parse_search_request(arguments, self.hydra_context.config_loader)
+        first = self._compose_all(request)
         folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)
-        seeds = search_request.seeds or [str(first[SEED])]
+        seeds = request.seeds or [str(first[SEED])]
         if hasattr(self.launcher, "swept") and hasattr(self.launcher, "in_batches"):
-            self.launcher.swept = set(search_request.space)  # the names of runs say what was tried
+            self.launcher.swept = set(request.space)  # the names of runs say what was tried
             self.launcher.in_batches = True
         failures = 0
         if first["dry_run"]:
-            self._print_plan(search_request, settings, seeds)
+            self._print_plan(request, settings, seeds)
             return
-        with Study(folder, settings, search_request.space, seeds, search_request.fixed) as study:
+        with Study(folder, settings, request.space, seeds, request.fixed) as study:
             while batch := study.next_batch():
-                trials = self._evaluate(search_request, study, batch)
-                study.write(self._format_best_command(search_request, study))
+                trials = self._evaluate(request, study, batch)
+                study.write(self._format_best_command(request, study))
                 _print_trials(f"Search '{settings.study}'", study, trials)
                 for trial in trials:
                     failures = failures + 1 if trial.state == "failed" else 0
@@ -85,39 +85,39 @@ class OptunaSweeper(LlmrlSweeper):
                             f"the run folders, all trials in {study.folder}. Repeat the command to go on with other "
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
-            self._print_report(search_request, study, Path(first["output_root"]) / first["name"])
+            self._print_report(request, study, Path(first["output_root"]) / first["name"])
 
-    def _print_plan(self, search_request: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
+    def _print_plan(self, request: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
         """Print the plan of a trial, with the first option of every choice and the lowest numbers."""
         from llmrl.tuning.space import list_options
 
         assert self.launcher is not None
-        lowest = [f"{key}={list_options(distribution)[0]}" for key, distribution in search_request.space.items()]
-        self.launcher.launch([[*search_request.fixed, *lowest, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
+        first_values = [f"{key}={list_options(distribution)[0]}" for key, distribution in request.space.items()]
+        self.launcher.launch([[*request.fixed, *first_values, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
         sys.stdout.write(
-            f"Above: one trial, {shlex.join(lowest)}. The search '{settings.study}' has {settings.trials} trials of "
+            f"Above: one trial, {shlex.join(first_values)}. The search '{settings.study}' has {settings.trials} trials of "
             f"{len(seeds)} runs, {settings.parallel_trials} at a time.\n"
         )
 
-    def _evaluate(self, search_request: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
+    def _evaluate(self, request: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
         """Compute the runs of some trials, and record their results.
 
         Seeds run together without a pruner. With one they run one after the other, each for the trials that are left.
         """
         assert self.launcher is not None
-        waves = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
+        seed_batches = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
         results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
         final_trials: dict[int, TuningTrial] = {}
-        for wave in waves:
+        for seeds in seed_batches:
             running = [trial for trial in batch if trial.number not in final_trials]
             if not running:
                 break
-            jobs = [[*search_request.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
-            run_results = [_get_run_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._launched)]
-            self._launched += len(jobs)
+            jobs = [[*request.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in seeds]
+            run_results = [_get_run_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._n_launched)]
+            self._n_launched += len(jobs)
             for i, trial in enumerate(running):
                 trial_results = results[trial.number]
-                trial_results += run_results[i * len(wave) : (i + 1) * len(wave)]
+                trial_results += run_results[i * len(seeds) : (i + 1) * len(seeds)]
                 values = [result for result in trial_results if not isinstance(result, str)]
                 n_missing = len(study.seeds) - len(trial_results)
                 if len(values) < len(trial_results) or not n_missing:  # a failed trial needs no further seeds
@@ -126,7 +126,7 @@ class OptunaSweeper(LlmrlSweeper):
                     final_trials[trial.number] = pruned
         return [final_trials[trial.number] for trial in batch]
 
-    def _compose_all(self, search_request: SearchRequest) -> dict[str, Any]:
+    def _compose_all(self, request: SearchRequest) -> dict[str, Any]:
         """Compose a trial with every option of every choice, so that typing errors are found before anything runs.
 
         Returns:
@@ -141,14 +141,14 @@ class OptunaSweeper(LlmrlSweeper):
         from llmrl.tuning.space import list_options
 
         assert self.hydra_context is not None and self.config is not None
-        first = {key: list_options(distribution)[0] for key, distribution in search_request.space.items()}
+        first = {key: list_options(distribution)[0] for key, distribution in request.space.items()}
         settings = [first]
-        for key, distribution in search_request.space.items():
+        for key, distribution in request.space.items():
             settings += [{**first, key: option} for option in list_options(distribution)[1:]]
         previous_config, configs = HydraConfig.instance().cfg, []
         try:
             for setting in settings:
-                overrides = [*search_request.fixed, *(f"{key}={text}" for key, text in setting.items())]
+                overrides = [*request.fixed, *(f"{key}={text}" for key, text in setting.items())]
                 config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
                 HydraConfig.instance().set_config(config)  # a user's own name may ask it for the chosen options
                 configs.append({key: config[key] for key in ("output_root", "name", "dry_run", SEED)})
@@ -159,18 +159,18 @@ class OptunaSweeper(LlmrlSweeper):
             raise ConfigError(f"runs of this search would go to several folders, {names}; choose one with name=<name>")
         return configs[0]
 
-    def _format_best_command(self, search_request: SearchRequest, study: Study) -> str:
+    def _format_best_command(self, request: SearchRequest, study: Study) -> str:
         """Return the command that runs (or finds) the best trial so far; empty if there is none."""
         if not (ranking := study.rank_trials()):
             return ""
         assert self.config is not None
         sources = self.config.hydra.runtime.config_sources
         folders = [source.path for source in sources if source.provider == "command-line"]
-        words = [self._get_command_name(), *(word for folder in folders for word in ("--config-dir", folder))]
-        words += ["--multirun"] if len(study.seeds) > 1 else []
-        return shlex.join([*words, *search_request.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
+        arguments = [self._get_command_name(), *(word for folder in folders for word in ("--config-dir", folder))]
+        arguments += ["--multirun"] if len(study.seeds) > 1 else []
+        return shlex.join([*arguments, *request.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
 
-    def _print_report(self, search_request: SearchRequest, study: Study, runs: Path) -> None:
+    def _print_report(self, request: SearchRequest, study: Study, runs: Path) -> None:
         from llmrl.display.console import print_fields
         from llmrl.display.sweeps import print_next_commands
         from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
@@ -194,7 +194,7 @@ class OptunaSweeper(LlmrlSweeper):
             ],
         )
         # Not in the table, whose lines cannot be copied.
-        sys.stdout.write(f"The best trial again: {self._format_best_command(search_request, study)}\n")
+        sys.stdout.write(f"The best trial again: {self._format_best_command(request, study)}\n")
         if ranking and all(seed.isdigit() for seed in study.seeds):
             first = max(map(int, study.seeds)) + 1
             fresh = ",".join(str(first + i) for i in range(3))

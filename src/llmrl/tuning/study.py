@@ -157,16 +157,16 @@ class Study:
         from optuna.trial import TrialState
 
         trials = self.trials()
-        missing = self.settings.trials - sum(trial.state in ("finished", "pruned") for trial in trials)
-        size = max(0, min(self.settings.parallel_trials, missing))
-        if running := [trial for trial in trials if trial.state == "running"][:size]:
+        n_missing = self.settings.trials - sum(trial.state in ("finished", "pruned") for trial in trials)
+        batch_size = max(0, min(self.settings.parallel_trials, n_missing))
+        if running := [trial for trial in trials if trial.state == "running"][:batch_size]:
             return running
         batch = []
         with self._translate_errors():
             for incomplete_trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if not self._has_all_parameters(incomplete_trial):
                     self._study.tell(incomplete_trial.number, state=TrialState.FAIL)
-            for index in range(len(trials), len(trials) + size):
+            for index in range(len(trials), len(trials) + batch_size):
                 self._study.sampler = self._build_sampler(index)
                 optuna_trial = self._study.ask(dict(self.space))
                 batch.append(TuningTrial(optuna_trial.number, overrides(self.space, optuna_trial.params)))
@@ -209,12 +209,12 @@ class Study:
         pruner = MedianPruner(n_startup_trials=self.settings.pruner_startup_trials, n_warmup_steps=0)
         results_by_seed = dict(zip(self.seeds, results, strict=False))
         with self._translate_errors():
-            [stored] = [candidate for candidate in self._get_drawn_trials() if candidate.number == trial.number]
-            if len(results) not in stored.intermediate_values:  # a resumed search repeats stored results
+            [stored_trial] = [x for x in self._get_drawn_trials() if x.number == trial.number]
+            if len(results) not in stored_trial.intermediate_values:  # a resumed search repeats stored results
                 # The object that Study.ask returned may belong to an earlier process.
-                Trial(self._study, stored._trial_id).report(float(np.mean(results)), len(results))
-                [stored] = [candidate for candidate in self._get_drawn_trials() if candidate.number == trial.number]
-            if not pruner.prune(self._study, stored):
+                Trial(self._study, stored_trial._trial_id).report(float(np.mean(results)), len(results))
+                [stored_trial] = [x for x in self._get_drawn_trials() if x.number == trial.number]
+            if not pruner.prune(self._study, stored_trial):
                 return None
             self._study.set_user_attr(f"results of trial {trial.number}", results_by_seed)
             self._study.tell(trial.number, state=TrialState.PRUNED)
