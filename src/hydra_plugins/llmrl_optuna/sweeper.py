@@ -95,8 +95,8 @@ class OptunaSweeper(LlmrlSweeper):
         first_values = [f"{key}={list_options(distribution)[0]}" for key, distribution in request.space.items()]
         self.launcher.launch([[*request.fixed, *first_values, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
         sys.stdout.write(
-            f"Above: one trial, {shlex.join(first_values)}. The search '{settings.study}' has {settings.trials} trials of "
-            f"{len(seeds)} runs, {settings.parallel_trials} at a time.\n"
+            f"Above: one trial, {shlex.join(first_values)}. The search '{settings.study}' has {settings.trials} trials "
+            f"of {len(seeds)} runs, {settings.parallel_trials} at a time.\n"
         )
 
     def _evaluate(self, request: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
