@@ -38,7 +38,7 @@ class Landscape(StudyResult):
     rounds: Mapping[int, Band] = field(default_factory=dict)
 
     @property
-    def best(self) -> int:
+    def best_index(self) -> int:
         """Index of the setting with the highest mean."""
         return int(self.band.estimate.argmax())
 

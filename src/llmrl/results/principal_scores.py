@@ -90,12 +90,12 @@ class ReferenceLine:
     """A level of the objective that was measured before the runs.
 
     Attributes:
-        line: kind of the line, a key of `REFERENCE_LEVELS`.
+        key: kind of the line, a key of `REFERENCE_LEVELS`.
         label: display name, with the groups it belongs to if other groups of the task have another level.
         value, standard_error: mean over contexts, and its standard error, NaN if unknown.
     """
 
-    line: str
+    key: str
     label: str
     value: float
     standard_error: float
