@@ -28,9 +28,9 @@ from llmrl.envs.substrate import install
 from llmrl.envs.substrate.substrate_rules import (
     SUBSTRATES,
     action_names,
+    build_definition,
     find_avatars,
     find_component,
-    substrate_definition,
 )
 
 LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
@@ -207,7 +207,7 @@ def _settings(rig: Rig, module: Any) -> dict[str, str]:
     rows = rig.text.strip("\n").splitlines() if rig.text else []
     cells = {char: (x, y) for y, row in enumerate(rows) for x, char in enumerate(row) if char in PRIVATE_CELLS}
 
-    definition = substrate_definition(module, rig.substrate, rig.n_agents, rig.rules, rig.map)
+    definition = build_definition(module, rig.substrate, rig.n_agents, rig.rules, rig.map)
     simulation = definition["simulation"]
     simulation["scene"]["components"].append({"component": "Witness", "kwargs": {}})
     grid = [list(row) for row in simulation["map"].strip("\n").split("\n")]

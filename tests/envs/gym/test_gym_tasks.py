@@ -186,7 +186,7 @@ def test_nim_moves(remaining, sticks, outcomes):
 
 def test_nim_requires_three_heaps():
     with pytest.raises(ConfigError, match="sticks"):
-        nim.nim_games(1, takes=[1, 2])
+        nim.make_nim_games(1, takes=[1, 2])
 
 
 # Pong

@@ -32,10 +32,10 @@ class AnyText(spaces.Text):
 
 def observation_space(spec: EnvSpec) -> spaces.Dict:
     """Return the observation space of one agent: a Dict with one entry per channel."""
-    return spaces.Dict({name: _channel_space(channel) for name, channel in spec.observation.items()})
+    return spaces.Dict({name: _build_channel_space(channel) for name, channel in spec.observation.items()})
 
 
-def _channel_space(channel: Channel) -> spaces.Space[Any]:
+def _build_channel_space(channel: Channel) -> spaces.Space[Any]:
     if channel.dtype == "bool":
         return spaces.MultiBinary(channel.shape)
     if channel.dtype == "object":
@@ -55,7 +55,7 @@ def action_space(spec: EnvSpec) -> spaces.Space[Any]:
     return spaces.Box(low.astype(np.float32), high.astype(np.float32))
 
 
-def vec_env_actions(spec: EnvSpec, actions: Any) -> np.ndarray:
+def to_vec_env_actions(spec: EnvSpec, actions: Any) -> np.ndarray:
     """Return Gymnasium's actions, one per game and agent, in the form of a `VecEnv`.
 
     They are [n_envs, n_agents], or [n_envs, n_agents, a] if an action is several numbers.
@@ -66,32 +66,32 @@ def vec_env_actions(spec: EnvSpec, actions: Any) -> np.ndarray:
     return np.asarray(actions, dtype=np.float32).reshape(*shape, spec.continuous_actions.dim)
 
 
-def agent_observation(observation: Observation, game: int, agent: int) -> dict[str, Any]:
+def copy_agent_observation(observation: Observation, game: int, agent: int) -> dict[str, Any]:
     """Return copies of the observation of one agent of one game, because an environment may reuse its memory.
 
     Booleans become int8, which `Discrete.sample(mask)` requires.
     """
-    return {name: _copied_array(value[game, agent]) for name, value in observation.items()}
+    return {name: _copy_array(value[game, agent]) for name, value in observation.items()}
 
 
-def all_observations(observation: Observation) -> dict[str, Any]:
+def copy_observations(observation: Observation) -> dict[str, Any]:
     """Return copies of the observations of all games with one agent each: arrays [n_envs, ...], or tuples of texts."""
     return {
         name: tuple(channel[game, 0] for game in range(channel.shape[0]))  # lazy texts have no slices
         if str(channel.dtype) == "object"
-        else _copied_array(channel[:, 0])
+        else _copy_array(channel[:, 0])
         for name, channel in observation.items()
     }
 
 
-def _copied_array(value: Any) -> Any:
+def _copy_array(value: Any) -> Any:
     if isinstance(value, str):
         return value
     array = np.array(on_host(value))
     return array.astype(np.int8) if array.dtype == bool else array
 
 
-def step_metrics(step: Step, game: int) -> dict[str, float]:
+def read_step_metrics(step: Step, game: int) -> dict[str, float]:
     """Return the metrics of a step of one game (`EnvSpec.metrics`)."""
     return {name: float(value[game]) for name, value in step.info.items()}
 
@@ -139,13 +139,13 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
         super().reset(seed=seed)
         if options and "context" in options:
             self.env.set_context(options["context"])
-        return agent_observation(self.env.reset(seed=seed), 0, 0), {}
+        return copy_agent_observation(self.env.reset(seed=seed), 0, 0), {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        step = self.env.step(vec_env_actions(self.env.spec, action))
-        info = {**step_metrics(step, 0), "base_reward": float(step.base_reward[0][0])}
+        step = self.env.step(to_vec_env_actions(self.env.spec, action))
+        info = {**read_step_metrics(step, 0), "base_reward": float(step.base_reward[0][0])}
         reward, ends = float(step.reward[0][0]), (bool(step.terminated[0]), bool(step.truncated[0]))
-        return agent_observation(step.observation, 0, 0), reward, *ends, info
+        return copy_agent_observation(step.observation, 0, 0), reward, *ends, info
 
     def render(self) -> np.ndarray | None:
         return self.env.render() if self.render_mode == "rgb_array" else None
@@ -199,11 +199,11 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
         if options and "context" in options:
             self.env.set_context(options["context"])
         self._ended[:] = False
-        return all_observations(self.env.reset(seed=seed)), {}
+        return copy_observations(self.env.reset(seed=seed)), {}
 
     def step(self, actions: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         starts = self._ended
-        step = self.env.step(vec_env_actions(self.env.spec, actions))
+        step = self.env.step(to_vec_env_actions(self.env.spec, actions))
         observation = self.env.reset(mask=starts) if starts.any() else step.observation
         terminated = np.asarray(step.terminated, dtype=bool) & ~starts
         truncated = np.asarray(step.truncated, dtype=bool) & ~starts
@@ -212,7 +212,7 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
         infos: dict[str, Any] = {name: np.array(on_host(value), dtype=np.float64) for name, value in arrays.items()}
         infos |= {f"_{name}": ~starts for name in arrays}
         reward = np.where(starts, 0.0, np.array(on_host(step.reward[:, 0]), dtype=np.float64))
-        return all_observations(observation), reward, terminated, truncated, infos
+        return copy_observations(observation), reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         return tuple(map(self.env.render, range(self.num_envs))) if self.render_mode == "rgb_array" else None

@@ -12,10 +12,10 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.envs.adapters.gymnasium_env import (
     action_space,
-    agent_observation,
+    copy_agent_observation,
     observation_space,
-    step_metrics,
-    vec_env_actions,
+    read_step_metrics,
+    to_vec_env_actions,
 )
 
 Space = spaces.Space[Any]
@@ -67,7 +67,7 @@ class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[mi
             self.env.set_context(options["context"])
         observation = self.env.reset(seed=seed)
         self.agents = list(self.possible_agents)
-        return {agent: agent_observation(observation, 0, i) for i, agent in enumerate(self.agents)}, {
+        return {agent: copy_agent_observation(observation, 0, i) for i, agent in enumerate(self.agents)}, {
             agent: {} for agent in self.agents
         }
 
@@ -75,12 +75,12 @@ class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[mi
         self, actions: dict[str, Any]
     ) -> tuple[AgentDicts, dict[str, float], dict[str, bool], dict[str, bool], AgentDicts]:
         agents = self.agents
-        step = self.env.step(vec_env_actions(self.env.spec, [actions[agent] for agent in agents]))
-        terminated, truncated, metrics = bool(step.terminated[0]), bool(step.truncated[0]), step_metrics(step, 0)
+        step = self.env.step(to_vec_env_actions(self.env.spec, [actions[agent] for agent in agents]))
+        terminated, truncated, metrics = bool(step.terminated[0]), bool(step.truncated[0]), read_step_metrics(step, 0)
         if terminated or truncated:
             self.agents = []
         return (
-            {agent: agent_observation(step.observation, 0, i) for i, agent in enumerate(agents)},
+            {agent: copy_agent_observation(step.observation, 0, i) for i, agent in enumerate(agents)},
             {agent: float(step.reward[0][i]) for i, agent in enumerate(agents)},
             dict.fromkeys(agents, terminated),
             dict.fromkeys(agents, truncated),

@@ -91,6 +91,9 @@ class Language:
         return self.conjunction.join(side_steps + forward_steps)
 
 
+_ENGLISH_ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
+_FRENCH_ACTIONS = ("tourner à gauche", "tourner à droite", "aller tout droit", "attraper", "lâcher", "basculer")
+
 ENGLISH = Language(
     nouns={kind: (kind, "") for kind in ("floor", "door", "key", "ball", "box", "goal", "lava", "agent")},
     colors={"": ("red", "green", "blue", "purple", "yellow", "grey")},
@@ -106,12 +109,9 @@ ENGLISH = Language(
     step_nouns=("step", "steps"),
     conjunction=" and ",
     actions={
-        "restricted": ("turn left", "turn right", "go forward"),
-        "canonical": ("turn left", "turn right", "go forward", "pick up", "drop", "toggle"),
-        "augmented": (
-            *("turn left", "turn right", "go forward", "pick up", "drop", "toggle"),
-            *("sleep", "do nothing", "think"),
-        ),
+        "restricted": _ENGLISH_ACTIONS[:3],
+        "canonical": _ENGLISH_ACTIONS,
+        "augmented": (*_ENGLISH_ACTIONS, "sleep", "do nothing", "think"),
         "synonyms": ("rotate left", "rotate right", "move ahead", "take", "release", "switch"),
         "synonyms_shift": ("shift left", "shift right", "go ahead", "take", "release", "turn"),
     },
@@ -175,12 +175,9 @@ FRENCH = Language(
     step_nouns=("pas", "pas"),
     conjunction=" et ",
     actions={
-        "restricted": ("tourner à gauche", "tourner à droite", "aller tout droit"),
-        "canonical": ("tourner à gauche", "tourner à droite", "aller tout droit", "attraper", "lâcher", "basculer"),
-        "augmented": (
-            *("tourner à gauche", "tourner à droite", "aller tout droit", "attraper", "lâcher", "basculer"),
-            *("dormir", "ne rien faire", "penser"),
-        ),
+        "restricted": _FRENCH_ACTIONS[:3],
+        "canonical": _FRENCH_ACTIONS,
+        "augmented": (*_FRENCH_ACTIONS, "dormir", "ne rien faire", "penser"),
         "synonyms": ("pivoter à gauche", "pivoter à droite", "avancer", "prendre", "relâcher", "actionner"),
         "synonyms_shift": ("virer à gauche", "virer à droite", "continuer", "prendre", "relâcher", "tourner"),
     },

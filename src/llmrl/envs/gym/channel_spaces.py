@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ Encoder = Callable[[Sequence[Any] | np.ndarray], np.ndarray]
 """Function from observations of n games to an array [n, 1, *channel.shape]."""
 
 
-def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encoder]]:
+def build_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encoder]]:
     """Return the channels of an observation space without texts, by name, each with its encoder.
 
     The channel `vector` contains every number of the observation, categories one-hot, in Gymnasium's own flat order;
@@ -71,14 +71,15 @@ def select_numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], 
         parts = {key: part for key in member_keys if (part := select_numeric_part(space[key])) is not None}
         if not parts:
             return None
-        if isinstance(space, spaces.Dict):
-            return (
-                spaces.Dict({key: part for key, (part, _) in parts.items()}),
-                lambda observation: {key: select(observation[key]) for key, (_, select) in parts.items()},
-            )
+
+        is_dict = isinstance(space, spaces.Dict)
+
+        def build(members: Iterable[Any]) -> Any:
+            return dict(zip(parts, members, strict=True)) if is_dict else tuple(members)
+
         return (
-            spaces.Tuple([part for part, _ in parts.values()]),
-            lambda observation: tuple(select(observation[key]) for key, (_, select) in parts.items()),
+            (spaces.Dict if is_dict else spaces.Tuple)(build(part for part, _ in parts.values())),
+            lambda observation: build(select(observation[key]) for key, (_, select) in parts.items()),
         )
     numeric_types = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if is_image(space) or not isinstance(space, numeric_types):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from llmrl.core.errors import ConfigError, EngineError, LlmrlError
 from llmrl.core.protocols import Controller
 from llmrl.envs.env_errors import build_engine_error
-from llmrl.envs.gym.channel_spaces import convert_actions, observation_channels
+from llmrl.envs.gym.channel_spaces import build_channels, convert_actions
 from llmrl.envs.gym.env_factory import EnvFactory, Games
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 
@@ -92,7 +92,7 @@ class EpisodeRunner:
             raise ConfigError(
                 f"{rules.env_factory.id} has no limit of steps, so an episode may never end; set env.horizon"
             )
-        self._channels = observation_channels(self.games.observation_space)
+        self._channels = build_channels(self.games.observation_space)
 
     def play(
         self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64], indices: Sequence[int]

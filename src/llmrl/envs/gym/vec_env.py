@@ -16,7 +16,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import READING_ERROR_TYPES, build_observation_error, check_rewards, name_env_in_errors
-from llmrl.envs.gym.channel_spaces import LazyTextArray, convert_actions, find_continuous_actions, observation_channels
+from llmrl.envs.gym.channel_spaces import LazyTextArray, build_channels, convert_actions, find_continuous_actions
 from llmrl.envs.gym.env_factory import Engine, EnvFactory, make_gymnasium_env
 from llmrl.envs.gym.episode_scores import ReturnScale, SuccessCriterion, SuccessQuantity
 from llmrl.envs.gym.replayable import ReplayableEnv
@@ -98,7 +98,7 @@ class GymnasiumEnv(ReplayableEnv):
             from llmrl.envs.texts import build_describer
 
             self._describer = build_describer(settings.text, self.env_factory, self._success_criterion)
-        self._channels = observation_channels(self._games.observation_space)
+        self._channels = build_channels(self._games.observation_space)
         self.spec = self._build_spec(name, numbers)
 
     def _build_spec(self, name: str, numbers: ContinuousActions | None) -> EnvSpec:

@@ -40,7 +40,7 @@ from llmrl.envs.substrate.substrate_rules import (
     Rules,
     SubstrateName,
     action_names,
-    substrate_definition,
+    build_definition,
 )
 
 LUA_DIR = Path(__file__).with_name("lua")
@@ -203,7 +203,7 @@ class Game:
 
 def _build_engine_settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
     """Return the substrate as the flat table of strings that the engine reads."""
-    definition = substrate_definition(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
+    definition = build_definition(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
     groups = list(SUBSTRATES[layout.substrate].groups.values())
     definition["simulation"]["scene"]["components"].append({"component": "Census", "kwargs": {"groups": groups}})
     if layout.has_cells:

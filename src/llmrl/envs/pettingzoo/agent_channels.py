@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Observation
 from llmrl.core.spaces import Channel, ContinuousActions
 from llmrl.envs.env_errors import READING_ERROR_TYPES, build_observation_error
-from llmrl.envs.gym.channel_spaces import Encoder, convert_actions, find_continuous_actions, observation_channels
+from llmrl.envs.gym.channel_spaces import Encoder, build_channels, convert_actions, find_continuous_actions
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -58,7 +58,7 @@ class AgentInterface:
         self.action_space = world.action_space(agent)
         self.numbers = find_continuous_actions(self.action_space, f"{name} ({agent})")
         self.n_actions = int(self.action_space.n) if self.numbers is None else 0
-        self.channels: dict[str, tuple[Channel, Encoder]] = observation_channels(self.observation_space)
+        self.channels: dict[str, tuple[Channel, Encoder]] = build_channels(self.observation_space)
 
     def strip_mask(self, observation: Any) -> Any:
         """Return an observation without the mask."""

@@ -210,7 +210,7 @@ def action_names(name: SubstrateName, rules: Rules) -> tuple[str, ...]:
     return tuple(action for action in SUBSTRATES[name].actions if action not in excluded)
 
 
-def substrate_definition(
+def build_definition(
     module: Any, name: SubstrateName, n_agents: int, rules: Rules, map_text: str | None = None
 ) -> Definition:
     """Return the definition of a substrate under `rules`, with the piece groups that `Substrate.groups` counts.

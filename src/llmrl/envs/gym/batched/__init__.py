@@ -25,7 +25,7 @@ BATCHED_GAMES: Mapping[str, str] = {
     "CliffWalkingSlippery-v1": f"{_BATCHED_MODULE}.tabular_games:make_cliff_walking_games",
     "Taxi-v4": f"{_BATCHED_MODULE}.tabular_games:make_taxi_games",
     "llmrl/Maze-v0": f"{_TASKS_MODULE}.maze:MazeGames",
-    "llmrl/Nim-v0": f"{_TASKS_MODULE}.nim:nim_games",
+    "llmrl/Nim-v0": f"{_TASKS_MODULE}.nim:make_nim_games",
     "llmrl/Navigation-v0": f"{_TASKS_MODULE}.navigation:NavigationGames",
     "llmrl/Pong-v0": f"{_TASKS_MODULE}.pong:PongGames",
 }

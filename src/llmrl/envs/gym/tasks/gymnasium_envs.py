@@ -84,8 +84,8 @@ class NimEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
-        games = nim.nim_games(1, None, takes)
-        super().__init__(games, nim.goal_text(takes), nim.OBSERVATION_SCHEMA, actions, render_mode)
+        games = nim.make_nim_games(1, None, takes)
+        super().__init__(games, nim.describe_goal(takes), nim.OBSERVATION_SCHEMA, actions, render_mode)
 
 
 class NavigationEnv(SingleGameEnv):

@@ -18,7 +18,7 @@ TAKES = (1, 2, 3)
 """Number of sticks that each action takes."""
 
 
-def goal_text(takes: Sequence[int] = TAKES) -> str:
+def describe_goal(takes: Sequence[int] = TAKES) -> str:
     """Return the description of the game for a player who may take the numbers of sticks in `takes`."""
     turns = "You and your opponent take 1, 2 or 3 of them in turn"
     if set(takes) != set(TAKES):
@@ -59,7 +59,7 @@ def _outcomes(remaining: int, sticks: int) -> list[Outcome]:
     return [(1 / len(opponent_takes), remaining - n, float(remaining == n), remaining == n) for n in opponent_takes]
 
 
-def nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) -> TabularGames:
+def make_nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) -> TabularGames:
     """Return `n` games of Nim.
 
     Args:
