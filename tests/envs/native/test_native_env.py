@@ -148,7 +148,7 @@ def test_mechanism_payments_match_reference() -> None:
     for action in random_actions(env, 60):
         step = env.step(action)
         expected_reward = step.base_reward + (
-            step.reward_jacobian * env.settlement.reward_jacobian.new_tensor([[0, 3, 0], [0, 0, 1]])[:, None]
+            step.reward_jacobian * step.reward_jacobian.new_tensor([[0, 3, 0], [0, 0, 1]])[:, None]
         ).sum(-1)  # type: ignore[union-attr, operator]
         assert torch.allclose(step.reward, expected_reward)
 
