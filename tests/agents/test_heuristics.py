@@ -65,7 +65,7 @@ def test_taxi_paths_are_shortest():
     for state in starts[::7].tolist():
         at, n_steps = state, 0
         while True:
-            action = int(policy._rule(np.array([at]))[0])
+            action = int(policy.rule.choose_actions(np.array([[at]]), None, ())[0, 0])
             [(_, at, _, done)] = game.P[at][action]
             n_steps += 1
             if done:
@@ -77,9 +77,9 @@ def test_taxi_paths_are_shortest():
 def test_lake_rule(text):
     """Check a small map, with and without text, and the known value 0.82 of the optimal policy on the slippery lake."""
     firm = {"desc": ["SFF", "HHF", "FFG"], "is_slippery": False}
-    assert lake_rule(firm, text)(np.array([0, 1, 2, 5])).tolist() == [2, 2, 1, 1]
+    assert choose_on_lake(firm, text, np.array([0, 1, 2, 5])).tolist() == [2, 2, 1, 1]
     game = gymnasium.make("FrozenLake-v1").unwrapped
-    moves = lake_rule({}, text)(np.arange(16))
+    moves = choose_on_lake({}, text, np.arange(16))
     value = np.zeros(16)
     for _ in range(3000):
         value = np.array(
@@ -88,9 +88,9 @@ def test_lake_rule(text):
     assert value[0] == pytest.approx(0.8235, abs=1e-3)
 
 
-def lake_rule(kwargs, text):
+def choose_on_lake(kwargs, text, states):
     env = make_env("gymnasium", id="FrozenLake-v1", kwargs=kwargs, n_envs=1, text=text)
-    return HeuristicAgent(env.spec, env.env_factory).policy._rule
+    return HeuristicAgent(env.spec, env.env_factory).policy.rule.choose_actions(states[:, None], None, ())[:, 0]
 
 
 class TestRefusals:
