@@ -14,7 +14,7 @@ import numpy as np
 
 import llmrl
 from llmrl.agents.heuristic_agent import HeuristicAgent
-from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy
+from llmrl.agents.mixed.mixed_agent import MixedPolicy, SeatedPolicy
 from llmrl.agents.random_agent import RandomAgent
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.seeding import Seeds
@@ -33,7 +33,7 @@ def make_society(env: VecEnv, n: int) -> MixedPolicy:
     """Return `n` cleaners, and foragers in the other places."""
     places = {"cleaner": tuple(range(n)), "forager": tuple(range(n, env.spec.n_agents))}
     parts = [
-        SeatedPolicy(role, HeuristicAgent(env.spec.part(seats, False), role=role).policy, seats)  # type: ignore[arg-type]
+        SeatedPolicy(HeuristicAgent(env.spec.part(seats, False), role=role).policy, seats)  # type: ignore[arg-type]
         for role, seats in places.items()
     ]
     return MixedPolicy(parts, env.spec.n_agents)

@@ -7,7 +7,7 @@ import torch
 
 from environments import make_env
 from llmrl.agents.llm_player.talk import Talk, connect_talks
-from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy
+from llmrl.agents.mixed.mixed_agent import MixedPolicy, SeatedPolicy
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
@@ -59,7 +59,7 @@ def play(model, intervals=(1, 1), steps=2, n_envs=2):
         for seats, interval in zip(SEATS, intervals, strict=True)
     ]
     connect_talks([agent.policy.talk for agent in agents], SEATS)
-    parts = [SeatedPolicy(f"kind_{i}", agent.policy, SEATS[i]) for i, agent in enumerate(agents)]
+    parts = [SeatedPolicy(agent.policy, SEATS[i]) for i, agent in enumerate(agents)]
     collector = Collector(env, MixedPolicy(parts, 3), "cpu")
     collector.reset(0)
     collector.collect(steps, torch.Generator(), learn=False)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from environments import make_env
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.agents.mixed.mixed_agent import MixedAgent, assign_seats
-from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy, slice_rollout
+from llmrl.agents.mixed.mixed_agent import MixedAgent, MixedPolicy, SeatedPolicy, assign_seats, slice_rollout
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import CHOSEN, CallEstimate, ChatReply, PolicyOutput
@@ -69,7 +68,7 @@ class FeedbackAgent(Constant):
 class TestPolicy:
     def test_members_act_in_their_seats(self):
         first, second = Constant(1, width=1), Constant(2, width=3, notes=True)
-        policy = MixedPolicy([SeatedPolicy("a", first, (0, 3)), SeatedPolicy("b", second, (1, 2))], 4)
+        policy = MixedPolicy([SeatedPolicy(first, (0, 3)), SeatedPolicy(second, (1, 2))], 4)
         inputs = {"vector": torch.zeros(2, 4, 5)}
         act = policy.act(inputs)
         assert act.action.tolist() == [[1, 2, 2, 1]] * 2
@@ -79,10 +78,10 @@ class TestPolicy:
         second_act = policy.act(inputs, act.state)
         assert second_act.state[0].tolist() == [[2, 0, 0], [4] * 3, [4] * 3, [2, 0, 0]]
         assert policy.values(inputs, act.state).tolist() == [[1, 2, 2, 1]] * 2
-        assert (policy.memory_width("a"), policy.memory_width("b"), policy.memory_width("c")) == (1, 3, None)
+        assert policy.widths == {0: 1, 1: 3}
 
     def test_missing_outputs_are_merged(self):
-        policy = MixedPolicy([SeatedPolicy("a", Constant(1), (0,)), SeatedPolicy("b", Constant(2), (1,))], 2)
+        policy = MixedPolicy([SeatedPolicy(Constant(1), (0,)), SeatedPolicy(Constant(2), (1,))], 2)
         act = policy.act({"vector": torch.zeros(1, 2, 5)})
         assert act.log_prob is None and act.logits is None and act.notes is None
         env, agent = make_agent("[{count:4,agent:ppo},{count:1,agent:random}]")
@@ -93,7 +92,7 @@ class TestPolicy:
     def test_observers_receive_their_players(self):
         env = make_env("escape_room", n_envs=2, n_agents=3, horizon=3, min_agents_per_lever=1)
         watcher = FeedbackAgent(0)
-        policy = MixedPolicy([SeatedPolicy("a", Constant(3), (0, 1)), SeatedPolicy("b", watcher, (2,))], 3)
+        policy = MixedPolicy([SeatedPolicy(Constant(3), (0, 1)), SeatedPolicy(watcher, (2,))], 3)
         collector = Collector(env, policy, "cpu")
         collector.reset(0)
         collector.collect(2, torch.Generator(), learn=False)

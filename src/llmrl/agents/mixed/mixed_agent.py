@@ -1,20 +1,29 @@
-"""Agent `agent=mixed`, a society of several kinds of agents."""
+"""Agent `agent=mixed`, a society whose members are several agents, each with its own players."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from torch.nn import functional
 
-from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy, slice_rollout
 from llmrl.core.agent_interfaces import NeedsSteps, unrecorded
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, Teacher
+from llmrl.core.model_protocols import (
+    ChatModel,
+    ConversationGenerator,
+    ConversingPolicy,
+    merge_conversations,
+    run_conversation,
+)
+from llmrl.core.observers import StepObserver, Transition
+from llmrl.core.protocols import Agent, AgentLoop, Camera, EstimatesCalls, NeedsCamera, Policy, Teacher, unchanged
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.core.records import CallEstimate, State
+from llmrl.core.records import CallEstimate, ChatReply, ChatRequest, Observation, PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import PartFactory
@@ -81,17 +90,17 @@ class MixedAgent:
                 Misfit.UNTAUGHT,
                 "agent=mixed cannot have a teacher, which advises all players of a game; use teacher=none",
             )
-        kinds = [member for member in members if isinstance(member, Member)]
-        if len(kinds) < len(members):
+        valid_members = [member for member in members if isinstance(member, Member)]
+        if len(valid_members) < len(members):
             raise ConfigError("agent.members must be `Member` objects; compose the config with `llmrl.compose`")
-        self.spec, self._names = spec, _unique_names([member.name for member in kinds])
-        self._seats = assign_seats(kinds, spec)
+        self.spec, self._names = spec, _make_unique([member.name for member in valid_members])
+        self._seats = assign_seats(valid_members, spec)
         self.agents: list[Agent] = []
-        for i, (member, seats) in enumerate(zip(kinds, self._seats, strict=True)):
+        for i, (member, seats) in enumerate(zip(valid_members, self._seats, strict=True)):
             init_options = {"init_from": init_from} if member.begins else {}
-            texts = getattr(member.agent.target, "reads_texts", False)
-            part_options = {"spec": spec.part(seats, texts), "seeds": seeds.child("members").child(i), "member": i}
-            agent: Agent = member.agent(init_options, **part_options, teacher=None)
+            reads_texts = getattr(member.agent.target, "reads_texts", False)
+            services = {"spec": spec.part(seats, reads_texts), "seeds": seeds.child("members").child(i), "member": i}
+            agent: Agent = member.agent(init_options, **services, teacher=None)
             if agent.loop not in ("learn", "play"):
                 raise ConfigError(
                     f"{member.agent.where}: {type(agent).__name__} has its own loop (`{agent.loop}`) and cannot play "
@@ -105,10 +114,7 @@ class MixedAgent:
 
             connect_talks(list(talks.values()), [self._seats[i] for i in talks])
         self.learns = any(agent.learns for agent in self.agents)
-        triples = zip(self._names, self.agents, self._seats, strict=True)
-        self.policy = MixedPolicy(
-            [SeatedPolicy(name, agent.policy, seats) for name, agent, seats in triples], spec.n_agents
-        )
+        self.policy = MixedPolicy(list(map(SeatedPolicy, policies, self._seats)), spec.n_agents)
         self.kinds: Mapping[str, tuple[int, ...]] = dict(zip(self._names, self._seats, strict=True))
         learners = {name: agent for name, agent in zip(self._names, self.agents, strict=True) if agent.learns}
         widths = {name: getattr(agent.policy, "frozen_features", None) for name, agent in learners.items()}
@@ -136,10 +142,9 @@ class MixedAgent:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Update every kind that learns, one after the other; return their metrics as `<kind>/<metric>`."""
         metrics: dict[str, float] = {}
-        for name, agent, seats in zip(self._names, self.agents, self._seats, strict=True):
+        for i, (name, agent, seats) in enumerate(zip(self._names, self.agents, self._seats, strict=True)):
             if agent.learns:
-                width = self.policy.memory_width(name)
-                part = slice_rollout(rollout, seats, agent.policy.channels, width)
+                part = slice_rollout(rollout, seats, agent.policy.channels, self.policy.widths.get(i))
                 metrics |= {f"{name}/{metric}": x for metric, x in agent.update(part, generator).items()}
         return metrics
 
@@ -193,9 +198,9 @@ def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ..
     if len(set(explicit_slots)) < len(explicit_slots):
         duplicate = next(slot for slot in explicit_slots if explicit_slots.count(slot) > 1)
         raise ConfigError(f"agent.members: player {duplicate} (from 0) is given twice; assign each player once")
-    n_total = len(explicit_slots) + sum(member.count or 0 for member in members)
-    if n_total != spec.n_agents:
-        raise ConfigError(f"agent.members has {n_total} players, but {players_text}")
+    n_assigned = len(explicit_slots) + sum(member.count or 0 for member in members)
+    if n_assigned != spec.n_agents:
+        raise ConfigError(f"agent.members has {n_assigned} players, but {players_text}")
     free = [seat for seat in range(spec.n_agents) if seat not in explicit_slots]
     seats = []
     for member in members:
@@ -208,8 +213,228 @@ def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ..
     return seats
 
 
-def _unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number appended to repeated ones."""
+def _make_unique(names: Sequence[str]) -> list[str]:
+    """Return the names, with numbers appended to repeated ones."""
     return [
         name if names[:i].count(name) == 0 else f"{name}_{names[:i].count(name) + 1}" for i, name in enumerate(names)
     ]
+
+
+@dataclass(frozen=True)
+class SeatedPolicy:
+    """Policy of a member of a society, and the seats of its players in every game.
+
+    Attributes:
+        policy: policy of `len(seats)` agents.
+        seats: indices of these agents in the game, in increasing order.
+    """
+
+    policy: Policy
+    seats: tuple[int, ...]
+
+
+class MixedPolicy:
+    """Policy of a society that consists of the policies of its members, each for the players in its own seats.
+
+    Every member observes the channels that it reads, of its own players. Members draw from one random stream, one after
+    the other. Outputs that a member does not have (such as log-probabilities of a chat model) are zeros.
+
+    Args:
+        members: the members; together they fill every seat once.
+        n_agents: number of players of a game.
+
+    Attributes:
+        widths: width of the memory of each member that has one, by its index; known after the first `act`, and saved
+            with the memory.
+    """
+
+    def __init__(self, members: Sequence[SeatedPolicy], n_agents: int) -> None:
+        self.members, self.n_agents = tuple(members), n_agents
+        self.channels = tuple(dict.fromkeys(name for member in members for name in member.policy.channels))
+        self.widths: dict[int, int] = {}
+        self._camera: Camera | None = None
+
+    @property
+    def llm(self) -> ChatModel | None:
+        """Chat model that all members with a chat model share; None if there are none."""
+        return next((member.policy.llm for member in self.members if isinstance(member.policy, ConversingPolicy)), None)
+
+    @property
+    def camera(self) -> Camera | None:
+        """Camera for all players of a game, for the members that observe frames; the collector sets it."""
+        return self._camera
+
+    @camera.setter
+    def camera(self, camera: Camera | None) -> None:
+        self._camera = camera
+        for member in self.members:
+            if isinstance(member.policy, NeedsCamera):
+                member.policy.camera = None if camera is None else _make_seat_camera(camera, member.seats)
+
+    @property
+    def episodes(self) -> Sequence[int] | None:
+        """Numbers of the episodes in progress, for the members that include them in their requests."""
+        return next((member.policy.episodes for member in self.members if hasattr(member.policy, "episodes")), None)
+
+    @episodes.setter
+    def episodes(self, numbers: Sequence[int] | None) -> None:
+        for member in self.members:
+            if hasattr(member.policy, "episodes"):
+                member.policy.episodes = numbers
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Promise that all members stay unchanged within the `with` block, as in `Memoizing`."""
+        with ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(unchanged(member.policy))
+            yield
+
+    def act(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> PolicyOutput:
+        return run_conversation(self.acting(observation, state, generator, greedy), self._send_requests)
+
+    def acting(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> ConversationGenerator[PolicyOutput]:
+        outputs: dict[int, PolicyOutput] = {}
+        conversations: dict[int, ConversationGenerator[PolicyOutput]] = {}
+        for i, member in enumerate(self.members):
+            inputs = *self._slice_inputs(i, observation, state), generator, greedy
+            if isinstance(member.policy, ConversingPolicy):
+                conversations[i] = member.policy.acting(*inputs)
+                continue
+            outputs[i] = output = member.policy.act(*inputs)
+            if output.state is not None:
+                self.widths[i] = output.state.shape[-1]
+        return self._finish_conversations(outputs, conversations)
+
+    def _finish_conversations(
+        self, outputs: dict[int, PolicyOutput], conversations: dict[int, ConversationGenerator[PolicyOutput]]
+    ) -> ConversationGenerator[PolicyOutput]:
+        """Run the conversations of the members that ask a chat model; return the outputs of all members as one."""
+        conversation_outputs = yield from merge_conversations(list(conversations.values()))
+        output_by_index = outputs | dict(zip(conversations, conversation_outputs, strict=True))
+        ordered = [output_by_index[i] for i in range(len(self.members))]
+        names = ("action", "log_prob", "value", "features", "state", "logits")
+        tensors: dict[str, Any] = {name: self._merge([getattr(output, name) for output in ordered]) for name in names}
+        return PolicyOutput(**tensors, notes=self._merge_notes([output.notes for output in ordered]))
+
+    def _send_requests(self, requests: Sequence[ChatRequest]) -> Sequence[ChatReply]:
+        assert self.llm is not None
+        return self.llm.chat(requests)
+
+    def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
+        values = self._merge(
+            [member.policy.values(*self._slice_inputs(i, observation, state)) for i, member in enumerate(self.members)]
+        )
+        assert values is not None
+        return values
+
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
+        for member in self.members:
+            if isinstance(member.policy, StepObserver):
+                member.policy.on_reset(games, {name: x[:, list(member.seats)] for name, x in observation.items()})
+
+    def on_step(self, transition: Transition) -> None:
+        for member in self.members:
+            if isinstance(member.policy, StepObserver):
+                member.policy.on_step(transition.part(slice(None), list(member.seats)))
+
+    def _slice_inputs(
+        self, i: int, observation: dict[str, Any], state: torch.Tensor | None
+    ) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """Return the observation and the memory of the players of member `i`."""
+        seats = list(self.members[i].seats)
+        member_state = None if state is None or i not in self.widths else state[:, seats, : self.widths[i]]
+        return {name: observation[name][:, seats] for name in self.members[i].policy.channels}, member_state
+
+    def _merge(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """Merge the members' tensors into one, [n_envs, n_agents, ...]; None if no member has one.
+
+        Members without a tensor get zeros, and narrower tensors are padded with zeros.
+        """
+        present = [x for x in tensors if x is not None]
+        if not present:
+            return None
+        first = present[0]
+        widths = [x.shape[-1] for x in present if x.dim() > 2]
+        shape = (first.shape[0], self.n_agents, *([max(widths)] if widths else []))
+        output = torch.zeros(shape, dtype=first.dtype, device=first.device)
+        for member, x in zip(self.members, tensors, strict=True):
+            if x is None:
+                continue
+            tensor = x.to(first.device)
+            if widths and tensor.shape[-1] < max(widths):
+                tensor = functional.pad(tensor, (0, max(widths) - tensor.shape[-1]))
+            output[:, list(member.seats)] = tensor
+        return output
+
+    def _merge_notes(
+        self, member_notes: Sequence[list[list[dict[str, Any]]] | None]
+    ) -> list[list[dict[str, Any]]] | None:
+        present = [notes for notes in member_notes if notes is not None]
+        if not present:
+            return None
+        all_notes: list[list[dict[str, Any]]] = [[{} for _ in range(self.n_agents)] for _ in present[0]]
+        for member, notes in zip(self.members, member_notes, strict=True):
+            for game, row in enumerate(notes or []):
+                for seat, note in zip(member.seats, row, strict=True):
+                    all_notes[game][seat] = note
+        return all_notes
+
+
+def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str], width: int | None) -> Rollout:
+    """Return the part of a rollout that the players in some seats learn from.
+
+    Args:
+        rollout: rollout of all players.
+        seats: indices of these players.
+        channels: channels that their policy reads.
+        width: width of their policy's memory; None: it has none.
+    """
+    seat_indices = list(seats)
+    observation = {name: x[:, :, seat_indices] for name, x in rollout.observation.items() if name in channels}
+    episodes = [
+        replace(
+            episode,
+            returns=episode.returns[seat_indices],
+            base_returns=episode.base_returns[seat_indices],
+            gains=episode.gains[seat_indices],
+            gain_times=episode.gain_times[seat_indices],
+        )
+        for episode in rollout.episodes
+    ]
+    return replace(
+        rollout,
+        observation=observation,
+        features=None if rollout.features is None else rollout.features[:, :, seat_indices],
+        action=rollout.action[:, :, seat_indices],
+        log_prob=rollout.log_prob[:, :, seat_indices],
+        value=rollout.value[:, :, seat_indices],
+        reward=rollout.reward[:, :, seat_indices],
+        base_reward=rollout.base_reward[:, :, seat_indices],
+        next_value=rollout.next_value[:, :, seat_indices],
+        reward_jacobian=None if rollout.reward_jacobian is None else rollout.reward_jacobian[:, :, seat_indices],
+        state=None if rollout.state is None or width is None else rollout.state[:, seat_indices, :width],
+        episodes=episodes,
+    )
+
+
+def _make_seat_camera(camera: Camera, seats: Sequence[int]) -> Camera:
+    """Return the camera of the players in some seats."""
+
+    def render_seats(game: int) -> list[np.ndarray]:
+        frames = camera(game)
+        return [frames[seat] for seat in seats]
+
+    return render_seats
