@@ -21,8 +21,8 @@ from llmrl.llms.by_name import chat_model
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
-from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner, Planner
+from llmrl.teachers.policy_teacher import PlanPolicy
 from llmrl.teachers.teacher_factory import find_domain
 
 SCENARIOS: dict[str, Scenario] = {

@@ -18,8 +18,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor, UnlockPickup
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.teachers.offline_planner import OfflinePlanner
-from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner, Planner
+from llmrl.teachers.policy_teacher import PlanPolicy
 from llmrl.teachers.teacher_factory import find_domain
 
 TASKS: dict[str, tuple[type[RoomTask], int]] = {

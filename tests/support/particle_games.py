@@ -13,9 +13,9 @@ from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import Plan, PlanStep
+from llmrl.teachers.policy_teacher import PlanPolicy
 from llmrl.teachers.teacher_factory import find_domain
 
 SCENARIOS: list[Scenario] = [

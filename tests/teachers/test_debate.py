@@ -20,7 +20,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import ANNOUNCED
-from llmrl.teachers.plan_policy import PlanPolicy
+from llmrl.teachers.policy_teacher import PlanPolicy
 from llmrl.teachers.schedules import Constant
 from llmrl.teachers.teacher_factory import find_domain
 from shipped import build_option, llm_planner

@@ -24,10 +24,9 @@ from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.offline_planner import OfflinePlanner
-from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import PlanStep, Skill
-from llmrl.teachers.policy_teacher import PolicyTeacher, TeacherPolicy
+from llmrl.teachers.policy_teacher import PlanPolicy, PolicyTeacher, TeacherPolicy
 from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
 from llmrl.teachers.teacher_factory import DOMAINS, check_domain, find_domain
 from models import Echo, scripted

@@ -17,9 +17,8 @@ from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED, OfflinePlanner
-from llmrl.teachers.plan_policy import Mode, PlanPolicy, Sharing
 from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, Planner
-from llmrl.teachers.policy_teacher import PolicyTeacher
+from llmrl.teachers.policy_teacher import Mode, PlanPolicy, PolicyTeacher, Sharing
 from llmrl.teachers.schedules import Schedule
 
 
