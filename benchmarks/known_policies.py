@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
+from llmrl.agents.controllers.linear import LayerSettings
+from llmrl.agents.search_agent import LayeredAgent, SearchAgent, TabularAgent
 from llmrl.api.environments import make_env
 from llmrl.envs.gym.evaluator import EpisodeBatch
 
@@ -36,7 +37,7 @@ def make_environment(entry: dict[str, Any]) -> Any:
 def make_agent(entry: dict[str, Any], env: Any, bound: float = 1e9, decimals: int | None = None) -> SearchAgent:
     if entry["agent"] == "tabular":
         return TabularAgent(env.spec)
-    return LinearAgent(env.spec, bound=bound, decimals=decimals, clip_actions=entry["clip_actions"])
+    return LayeredAgent(env.spec, LayerSettings(True, bound, decimals, "raw", entry["clip_actions"]))
 
 
 def evaluate_policy(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> EpisodeBatch:

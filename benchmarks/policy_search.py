@@ -29,7 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 import numpy as np
 
-from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
+from llmrl.agents.controllers.linear import LayerSettings
+from llmrl.agents.search_agent import LayeredAgent, SearchAgent, TabularAgent
 from llmrl.core.option_files import option
 from llmrl.envs.gym import tasks
 
@@ -115,7 +116,7 @@ def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     agent: SearchAgent = (
         TabularAgent(env.spec)
         if entry["agent"] == "tabular"
-        else LinearAgent(env.spec, bound=1e9, decimals=None, clip_actions=clip)
+        else LayeredAgent(env.spec, LayerSettings(True, 1e9, None, "raw", clip))
     )
     seeds, known = np.arange(EPISODES), np.array(entry["parameters"], dtype=np.float64)
     similar_policies = policies(known, entry["agent"] == "tabular", env.spec.n_actions)

@@ -22,7 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from llmrl.agents.search_agent import LinearAgent
+from llmrl.agents.controllers.linear import LayerSettings
+from llmrl.agents.search_agent import LayeredAgent
 from llmrl.config.builder import Builder
 from llmrl.core.option_files import option
 from llmrl.core.records import Outcome
@@ -44,7 +45,7 @@ def count_prompt_tokens(
 ) -> list[int]:
     """Return the estimated tokens of each prompt of a search."""
     env = make_env("cartpole", n_envs=1, seed=seed)
-    agent = LinearAgent(env.spec)
+    agent = LayeredAgent(env.spec, LayerSettings(True, 6.0, 1, "raw", True))
     seeds = Seeds(seed).child("benchmark")
     model = chat_model("scripted", seeds=seeds)
     services = PrincipalServices(env.spec, seeds, llm=model, controller=agent.controller)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.agents.controllers.tabular import QTableController, TabularController
-from llmrl.agents.search_agent import LinearAgent, TabularAgent
+from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller, SearchableAgent
 from llmrl.core.seeding import Seeds
@@ -21,9 +21,9 @@ from shipped import search_agent
 
 BINS = [[-1, 1, 3], [0, 2, 2], [0.1, 0.2, 4]]
 AGENTS = {
-    "linear": lambda: LinearAgent(POLE),
-    "without bias": lambda: LinearAgent(POLE, bias=False),
-    "linear, numbers": lambda: LinearAgent(ARM),
+    "linear": lambda: search_agent("linear", POLE),
+    "without bias": lambda: search_agent("linear", POLE, bias=False),
+    "linear, numbers": lambda: search_agent("linear", ARM),
     "mlp": lambda: search_agent("mlp_policy", ARM, hidden=[5, 3]),
     "leaky mlp": lambda: search_agent("mlp_policy", POLE, hidden=[4], activation="leaky_relu", bias=False),
     "table": lambda: TabularAgent(LAKE),
@@ -73,7 +73,7 @@ def test_batch_keeps_action(name):
 
 def test_linear_weights_are_row_major_with_biases_last():
     """Check the published order: number i is the weight of input i div m on output i mod m."""
-    controller = LinearAgent(ARM, clip_actions=False).controller
+    controller = search_agent("linear", ARM, clip_actions=False).controller
     weights, biases = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0.5, -0.5])
     flat = np.concatenate([weights.ravel(), biases])
     state = np.array([[0.1, -0.2]])
@@ -84,7 +84,7 @@ def test_linear_weights_are_row_major_with_biases_last():
 
 
 def test_choice_is_first_maximum():
-    controller = LinearAgent(POLE, bias=False).controller
+    controller = search_agent("linear", POLE, bias=False).controller
     flat = np.array([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
     for state, action in (([2.0, 1.0, 0.0], 0), ([1.0, 2.0, 0.0], 1), ([1.0, 1.0, 9.0], 0)):
         assert controller.act(np.array([state]), flat).tolist() == [action]
@@ -101,7 +101,7 @@ def test_choice_is_first_maximum():
     ],
 )
 def test_outputs_map_to_actions(settings, expected):
-    controller = LinearAgent(ARM, **settings).controller
+    controller = search_agent("linear", ARM, **settings).controller
     flat = np.array([[4.0, 0.0, 0.0, -8.0, 0.0, 0.0]])
     np.testing.assert_allclose(controller.act(np.ones((1, 2)), flat), [expected])
 
@@ -110,7 +110,7 @@ def test_integers_are_clipped():
     integer_space = replace(
         ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=(True, True))
     )
-    controller = LinearAgent(integer_space, clip_actions=False).controller
+    controller = search_agent("linear", integer_space, clip_actions=False).controller
     flat = np.array([[1.4, 6.0, 0.0, 0.0, 0.0, 0.0]])
     assert controller.act(np.ones((1, 2)), flat).tolist() == [[1.0, 5.0]]
 
@@ -163,7 +163,11 @@ def test_directions_are_orthonormal_and_seed_dependent():
 @settings(max_examples=30)
 @given(st.integers(1, 30), st.integers(0, 5))
 def test_rounded_vectors_stay_in_bounds(n, seed):
-    for agent in (LinearAgent(POLE), LinearAgent(POLE, bound=0.5, decimals=3), TabularAgent(LAKE)):
+    for agent in (
+        search_agent("linear", POLE),
+        search_agent("linear", POLE, bound=0.5, decimals=3),
+        TabularAgent(LAKE),
+    ):
         space = agent.controller.space
         wild = np.random.default_rng(seed).normal(0, 10, (n, space.dim))
         rounding = space.rounded(wild)
@@ -180,7 +184,7 @@ def test_rounded_vectors_stay_in_bounds(n, seed):
 
 class TestWords:
     def test_layout_lists_linear_parameters(self):
-        layout = LinearAgent(POLE).controller.layout
+        layout = search_agent("linear", POLE).controller.layout
         assert "params[2 * i + j] + params[6 + j]" in layout
         for line in (
             "- params[0] and params[1]: weights of observation[0] (position)",
@@ -191,17 +195,22 @@ class TestWords:
             assert line in layout
 
     def test_layout_states_effective_bounds(self):
-        assert "output[1] is elbow, from -2 to 2; each is put inside these bounds" in LinearAgent(ARM).controller.layout
-        raw = LinearAgent(ARM, clip_actions=False).controller.layout
+        assert (
+            "output[1] is elbow, from -2 to 2; each is put inside these bounds"
+            in search_agent("linear", ARM).controller.layout
+        )
+        raw = search_agent("linear", ARM, clip_actions=False).controller.layout
         assert "each is given to the game as it is" in raw
 
     def test_observation_names_are_optional(self):
         bare = replace(ARM, observation={"vector": Channel((2,), "float32")})
-        assert "- params[2] and params[3]: weights of observation[1]\n" in LinearAgent(bare).controller.layout
+        assert (
+            "- params[2] and params[3]: weights of observation[1]\n" in search_agent("linear", bare).controller.layout
+        )
 
     def test_large_inputs_are_abbreviated(self):
         wide = replace(ARM, observation={"vector": Channel((100,), "float32")})
-        layout = LinearAgent(wide).controller.layout
+        layout = search_agent("linear", wide).controller.layout
         assert len(layout) < 1000 and "observation[0], observation[1]" in layout
 
     def test_layout_matches_computation(self):
@@ -229,17 +238,17 @@ class TestWords:
 
 class TestAgent:
     def test_controller_saves_parameters(self):
-        agent = LinearAgent(POLE, bias=False)
+        agent = search_agent("linear", POLE, bias=False)
         inputs = {"vector": torch.tensor([[[1.0, 0.0, 0.0]]])}
         assert agent.policy.act(inputs).action.tolist() == [[0]]
         agent.set_parameters(np.array([0.0, 1.0, 0, 0, 0, 0]))
         assert agent.policy.act(inputs).action.tolist() == [[1]]
-        unbiased_agent = LinearAgent(POLE, bias=False)
+        unbiased_agent = search_agent("linear", POLE, bias=False)
         unbiased_agent.load_state_dict(agent.state_dict())
         assert unbiased_agent.policy.act(inputs).action.tolist() == [[1]] and not unbiased_agent.learns
 
     def test_plays_vector_actions(self):
-        agent = LinearAgent(ARM)
+        agent = search_agent("linear", ARM)
         agent.set_parameters(np.array([0.5, 1.0, 0, 0, 0, 0]))
         action = agent.policy.act({"vector": torch.ones(2, 1, 2)}).action
         assert action.shape == (2, 1, 2) and action.dtype == torch.float32 and action[1, 0].tolist() == [0.5, 1.0]
@@ -254,13 +263,13 @@ class TestAgent:
     ("build", "message"),
     [
         (lambda: TabularAgent(POLE), "env=pole.*agent=linear"),
-        (lambda: LinearAgent(replace(LAKE, observation={"state": LAKE.observation["state"]})), "env=lake"),
+        (lambda: search_agent("linear", replace(LAKE, observation={"state": LAKE.observation["state"]})), "env=lake"),
         (lambda: TabularAgent(LAKE, actions=[0, 2]), r"agent.actions=\[0, 2\] must be ascending"),
         (lambda: TabularAgent(LAKE, actions=[2, 3]), r"agent.actions=\[2, 3\].*\(0 to 2\)"),
         (lambda: TabularAgent(LAKE, decimals=1), "agent.decimals=1: a table of actions holds integers"),
         (lambda: TabularAgent(LAKE, entries="values", actions=[0]), r"agent.actions=\[0\]: a table of values"),
-        (lambda: LinearAgent(POLE, bound=0.25), "agent.bound=0.25 has more digits than agent.decimals=1"),
-        (lambda: LinearAgent(POLE, output="tanh"), "agent.output=tanh needs numeric actions"),
+        (lambda: search_agent("linear", POLE, bound=0.25), "agent.bound=0.25 has more digits than agent.decimals=1"),
+        (lambda: search_agent("linear", POLE, output="tanh"), "agent.output=tanh needs numeric actions"),
         (
             lambda: search_agent("projection", POLE, Seeds(0), rank=9),
             "agent.rank=9 exceeds the 8 parameters of the linear policy",

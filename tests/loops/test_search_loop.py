@@ -10,7 +10,6 @@ import pytest
 
 import commands
 from experiments import comparable_metrics, compose, only_run_folder, run, search_in, silent_run
-from llmrl.agents.search_agent import LinearAgent
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.seeding import Seeds
@@ -27,6 +26,7 @@ from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run.artifacts import saved_state
 from llmrl.run.proposals import FILE_NAME, read_proposals
 from policies import LAKE, POLE
+from shipped import search_agent
 from societies import toy
 
 SMALL = ("env=cartpole", "agent=linear", "env.horizon=60", "search.episodes=4", "search.evaluate_episodes=10")
@@ -62,7 +62,7 @@ class TestRun:
     def test_proposals_are_logged(self, small):
         _, _, _, proposals = small
         assert [(p["iteration"], p["candidate"]) for p in proposals] == [(i, k) for i in range(1, 10) for k in range(3)]
-        space = LinearAgent(replace(POLE, observation=compose_spec().observation)).controller.space
+        space = search_agent("linear", replace(POLE, observation=compose_spec().observation)).controller.space
         for p in proposals:
             vector = space.check(p["vector"])
             assert np.array_equal(vector, space.rounded(vector))
@@ -191,7 +191,7 @@ class TestWarmup:
         assert rows[-1]["env_steps"] > sum(sum(p["returns"]) for p in proposals)
 
     def test_draws(self):
-        space, rng = LinearAgent(POLE).controller.space, np.random.default_rng(0)
+        space, rng = search_agent("linear", POLE).controller.space, np.random.default_rng(0)
         normal = warmup_vectors(space, "normal3_round1", 4000, rng)
         assert np.array_equal(normal, normal.round(1)) and normal.std() == pytest.approx(3, abs=0.05)
         assert np.abs(normal).max() > 6, "the published draw heeds no bounds"

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from llmrl.agents.search_agent import LinearAgent, TabularAgent
+from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
 from llmrl.statistics.estimators import standard_error_of_mean
 from models import scripted
-from shipped import llm_principal
+from shipped import llm_principal, search_agent
 
 POLE = EnvSpec(
     name="pole",
@@ -46,7 +46,7 @@ LAKE = EnvSpec(
 
 def searcher(spec=POLE, agent=None, llm=None, **settings):
     """Return a principal that searches the policy of `agent`, with the scripted model if none is given."""
-    agent = agent or (TabularAgent(spec) if "state" in spec.observation else LinearAgent(spec))
+    agent = agent or (TabularAgent(spec) if "state" in spec.observation else search_agent("linear", spec))
     return llm_principal(spec, llm or scripted(), controller=agent.controller, **settings)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.linear import Basis, LayeredController, LayerSettings, Output, ProjectedController
+from llmrl.agents.controllers.linear import Basis, LayeredController, LayerSettings, ProjectedController
 from llmrl.agents.controllers.tabular import Bins, QTableController, TabularController
 from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
 from llmrl.core.errors import ConfigError
@@ -20,7 +20,7 @@ from llmrl.core.spaces import EnvSpec
 if TYPE_CHECKING:
     import torch
 
-VALUE_BOUND = 1.0
+DEFAULT_VALUE_BOUND = 1.0
 """Default bound of a table's values, of which only the order matters."""
 
 
@@ -88,32 +88,8 @@ class SearchAgent(NonLearningAgent):
         self.set_parameters(state["parameters"])
 
 
-class LinearAgent(SearchAgent):
-    """Linear policy, `agent=linear`: actions depend on weighted sums of the observation (ProPS, arXiv 2511.21928).
-
-    Args:
-        spec: spec of the environment.
-        bias: whether a constant is added to each sum.
-        bound: largest absolute value of a weight.
-        decimals: digits after the decimal point of every weight; None: all.
-        output, clip_actions: map from sums to actions, see `ActionDecoder`.
-    """
-
-    def __init__(
-        self,
-        spec: EnvSpec,
-        bias: bool = True,
-        bound: PositiveFloat = 6.0,
-        decimals: NonNegativeInt | None = 1,
-        output: Output = "raw",
-        clip_actions: bool = True,
-    ) -> None:
-        layers = LayerSettings((), bias, "tanh", bound, decimals, output, clip_actions)
-        super().__init__(spec, LayeredController(spec, layers))
-
-
-class MLPAgent(SearchAgent):
-    """Small multilayer perceptron, `agent=mlp_policy`.
+class LayeredAgent(SearchAgent):
+    """Linear policy (`agent=linear`, ProPS, arXiv 2511.21928) or small multilayer perceptron (`agent=mlp_policy`).
 
     Args:
         spec: spec of the environment.
@@ -134,7 +110,7 @@ class TabularAgent(SearchAgent):
         entries: `actions`: one integer per state, the action taken; `values`: one number per state and action, the
             largest of which determines the action.
         actions: consecutive indices of the actions allowed in a table of `actions`; None: all.
-        bound, decimals: bound and precision of `values`, as in `LinearAgent`.
+        bound, decimals: bound and precision of `values`, as in `LayerSettings`.
         bins: [low, high, number of bins of equal width] for each number of a numeric observation; None: the observation
             is the index of the state.
 
@@ -166,7 +142,7 @@ class TabularAgent(SearchAgent):
                     f"agent.actions={actions}: a table of values has a value for every action; use null, or "
                     "agent.entries=actions"
                 )
-            controller = QTableController(spec, VALUE_BOUND if bound is None else bound, decimals, binning)
+            controller = QTableController(spec, DEFAULT_VALUE_BOUND if bound is None else bound, decimals, binning)
         super().__init__(spec, controller)
 
 

@@ -13,17 +13,18 @@ import pytest
 
 import commands
 from environments import make_env
-from llmrl.agents.search_agent import LinearAgent, TabularAgent
+from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
+from shipped import search_agent
 from some import some
 from worker_policies import Careful, Deadly, Dizzy, Faulty, Weighted
 
 
 def linear(name: str, **kwargs):
-    return LinearAgent(make_env("gymnasium", id=name, n_envs=1).spec, **kwargs).controller
+    return search_agent("linear", make_env("gymnasium", id=name, n_envs=1).spec, **kwargs).controller
 
 
 def plainly(env_factory: EnvFactory, controller, vector: np.ndarray, seed: int) -> tuple[float, int]:
@@ -64,7 +65,7 @@ def plainly(env_factory: EnvFactory, controller, vector: np.ndarray, seed: int) 
 def test_matches_plain_loop(name, engine, workers):
     env_factory = EnvFactory(name, {}, 60, engine)
     spec = make_env("gymnasium", id=name, n_envs=1).spec
-    controller = (TabularAgent if "state" in spec.observation else LinearAgent)(spec).controller
+    controller = (TabularAgent(spec) if "state" in spec.observation else search_agent("linear", spec)).controller
     space, rng = controller.space, np.random.default_rng(0)
     vectors = space.rounded(rng.uniform(space.low, space.high, (3, space.dim)))
     seeds = np.array([3, 1, 4, 1])

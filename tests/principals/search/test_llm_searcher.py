@@ -10,7 +10,7 @@ import pytest
 
 from experiments import compose, search_in
 from fake_openai_server import FakeOpenAIServer
-from llmrl.agents.search_agent import LinearAgent, TabularAgent
+from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.spaces import Channel
 from llmrl.llms.client import ChatClient
@@ -165,7 +165,7 @@ class TestPrompt:
 
     def test_unlabeled_policy_lists_numbers(self):
         class Plain:
-            channel, space = "vector", LinearAgent(POLE).controller.space
+            channel, space = "vector", search_agent("linear", POLE).controller.space
 
             def act(self, observation, parameters):
                 raise NotImplementedError
@@ -190,7 +190,7 @@ class TestAdvice:
         """
         rng = np.random.default_rng(0)
         observations = rng.normal(size=(50, 3))
-        for agent, last in ((LinearAgent(POLE), 0), (search_agent("mlp_policy", POLE, hidden=[4]), 16)):
+        for agent, last in ((search_agent("linear", POLE), 0), (search_agent("mlp_policy", POLE, hidden=[4]), 16)):
             controller = agent.controller
             theta = rng.normal(0, 2, controller.space.dim)
             assert "So nothing changes where" in searcher(agent=agent).question(None).text
@@ -205,7 +205,7 @@ class TestAdvice:
                 assert (controller.act(observations, np.tile(equivalent, (50, 1))) == acts).all()
             assert (controller.act(observations, np.tile(wrong, (50, 1))) != acts).any()
         assert f"params[{last}] to params[25] are multiplied" in searcher(agent=agent).question(None).text
-        assert "add" not in searcher(ARM, LinearAgent(ARM)).controller.invariances
+        assert "add" not in searcher(ARM, search_agent("linear", ARM)).controller.invariances
 
     def test_advice_on_tables(self):
         agent = TabularAgent(LAKE, entries="values")
@@ -353,7 +353,7 @@ def test_partial_history_saves_tokens():
     for treatment in ("short_history", "props"):
         settings = {**compose(*search_in("cartpole", treatment))["principal"]}
         assert settings.pop("_target_").endswith("llm_principal")
-        principal, tokens = searcher(TEN, LinearAgent(TEN), **settings), []
+        principal, tokens = searcher(TEN, search_agent("linear", TEN), **settings), []
         principal.on_search_start(400, 20)
         with_history(principal, 20)
         for moment in moments:

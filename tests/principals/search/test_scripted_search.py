@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from llmrl.agents.search_agent import LinearAgent
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.vector_parser import VectorParser
@@ -13,6 +12,7 @@ from llmrl.llms.scripted import UnreadPromptError
 from llmrl.principals import scripted_search
 from models import ask, scripted
 from policies import ARM, LAKE, POLE, returned, searcher
+from shipped import search_agent
 
 FORMS = {
     "json": {},
@@ -77,7 +77,7 @@ def test_heterogeneous_ranges():
             "mixed", (Parameter("params[0]", 0.0, 3.0, "u", "a", 0), Parameter("params[1]", -0.5, 0.25, "u", "b", 2))
         )
 
-    agent = LinearAgent(POLE)
+    agent = search_agent("linear", POLE)
     agent.controller = MixedController()
     principal = searcher(agent=agent)
     assert "- params[1]: from -0.5 to 0.25, 2 digits after the point" in principal.question(None).text
@@ -118,7 +118,7 @@ WAVES = {
 @pytest.mark.parametrize("name", WAVES)
 def test_known_functions_through_prompts(name):
     """Two numbers from -6 to 6, numbers only: 30 questions for 4 bring it nearer the top than 99 of 100 places are."""
-    agent = LinearAgent(ARM, bias=False)
+    agent = search_agent("linear", ARM, bias=False)
     space = agent.controller.space
     agent.controller.space = ParameterSpace(space.name, space.parameters[:2])
     shift = np.array([0.7, -0.4])

@@ -29,21 +29,21 @@ class LayerSettings:
     """Shape of a `LayeredController`, and the range of its parameters.
 
     Attributes:
-        hidden: number of units in each hidden layer; empty for a linear policy.
         bias: whether layers have biases.
-        activation: activation of hidden layers.
-        output, clip_actions: map from the last layer's outputs to actions, see `ActionDecoder`.
         bound: each parameter is between -bound and bound.
         decimals: digits after the decimal point of each parameter; None: all.
+        output, clip_actions: map from the last layer's outputs to actions, see `ActionDecoder`.
+        hidden: number of units in each hidden layer; empty for a linear policy.
+        activation: activation of hidden layers.
     """
 
-    hidden: Sequence[PositiveInt]
     bias: bool
-    activation: Activation
     bound: PositiveFloat
     decimals: NonNegativeInt | None
     output: Output
     clip_actions: bool
+    hidden: Sequence[PositiveInt] = ()
+    activation: Activation = "tanh"
 
 
 class LayeredController:
