@@ -200,7 +200,7 @@ def test_transitions_contain_next_observation(bootstrap):
     action = np.concatenate([r.action.numpy().ravel() for r in rollouts])
     assert truncated.sum() > 10
     columns = replay.state_dict()["columns"]
-    texts = replay._texts
+    texts = replay._stored_texts
     for i in range(len(prompts)):
         assert texts[columns["prompt"][i]] == learner.agent.policy.words.encode(prompts[i])
         goal, place_before = place(texts[columns["prompt"][i]])

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from llmrl.agents.ppo_agent import pretraining_of
+from llmrl.agents.ppo_agent import read_pretraining
 from llmrl.core.records import Pretraining
 
 BOXES = [
@@ -23,4 +23,4 @@ BOXES = [
 )
 def test_ranges_match_boxes(tmp_path, config, expected):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    assert pretraining_of(tmp_path) == expected
+    assert read_pretraining(tmp_path) == expected

@@ -16,7 +16,7 @@ def transitions(numbers, texts=lambda i: f"text {i}", legal=False):
         reward=np.array(numbers, dtype=np.float32),
         next_prompt=[texts(i + 1).encode() for i in numbers],
         terminal=np.array(numbers) % 4 == 0,
-        legal=np.ones((n, 3), dtype=bool) if legal else None,
+        next_action_mask=np.ones((n, 3), dtype=bool) if legal else None,
     )
 
 

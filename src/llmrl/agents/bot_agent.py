@@ -14,9 +14,9 @@ from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 
-EXPERT = "expert"
+EXPERT_CHANNEL = "expert"
 """Channel with the index of the expert's action; -1 where the expert has given up."""
-NO_OP_NAMES = ("done", "turn left")
+NO_OP_ACTION_NAMES = ("done", "turn left")
 """Names of actions that change at most a player's orientation, in order of preference."""
 
 
@@ -36,7 +36,7 @@ class BotPolicy(PolicyWithoutValues, StateFields):
 
     _state_fields = ("playing", "given_up", "decisions")
 
-    channels: tuple[str, ...] = (EXPERT,)
+    channels: tuple[str, ...] = (EXPERT_CHANNEL,)
 
     def __init__(self, spec: EnvSpec) -> None:
         self.adapt(spec)
@@ -44,15 +44,15 @@ class BotPolicy(PolicyWithoutValues, StateFields):
 
     def adapt(self, spec: EnvSpec) -> None:
         """Use the actions of `spec` from now on. No episode may be in progress."""
-        if EXPERT not in spec.observation:
+        if EXPERT_CHANNEL not in spec.observation:
             raise Incompatible(
                 Misfit.ONE_GAME,
-                f"agent=bot needs the channel {EXPERT!r}, but env={spec.name} has only "
+                f"agent=bot needs the channel {EXPERT_CHANNEL!r}, but env={spec.name} has only "
                 f"{', '.join(sorted(spec.observation))}; use env=babyai_text, agent=heuristic or agent=random",
             )
         spec.need_discrete("agent=bot")
         self.fallback_action = next(
-            (spec.action_names.index(name) for name in NO_OP_NAMES if name in spec.action_names), 0
+            (spec.action_names.index(name) for name in NO_OP_ACTION_NAMES if name in spec.action_names), 0
         )
         self.playing = np.zeros(spec.n_envs, dtype=bool)
 
@@ -72,12 +72,12 @@ class BotPolicy(PolicyWithoutValues, StateFields):
         greedy: bool = False,
     ) -> PolicyOutput:
         """Return the expert's actions; they depend only on the observations."""
-        expert = observation[EXPERT].long()
-        no_expert = expert < 0
-        playing = torch.from_numpy(self.playing)[:, None].expand_as(no_expert)
-        self.given_up += int((no_expert.cpu() & playing).sum())
+        expert = observation[EXPERT_CHANNEL].long()
+        given_up_mask = expert < 0
+        playing = torch.from_numpy(self.playing)[:, None].expand_as(given_up_mask)
+        self.given_up += int((given_up_mask.cpu() & playing).sum())
         self.decisions += int(playing.sum())
-        return PolicyOutput(torch.where(no_expert, self.fallback_action, expert))
+        return PolicyOutput(torch.where(given_up_mask, self.fallback_action, expert))
 
 
 class BotAgent(NonLearningAgent):

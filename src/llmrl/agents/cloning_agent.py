@@ -23,7 +23,7 @@ from llmrl.core.text_array import TextArray, TextTable
 from llmrl.run.artifacts import CONFIG_NAME, read_config
 from llmrl.run.trajectories import FOLDER, Trajectories, read
 
-TEXT_OPTIONS = ("language", "actions", "history", "template", "replace")
+PROMPT_WORDING_OPTIONS = ("language", "actions", "history", "template", "replace")
 """Options of text environments that determine the wording of prompts."""
 
 
@@ -83,7 +83,7 @@ class CloningAgent:
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
         self._seeds, self._settings, self._data = seeds, settings, settings.data
         self._env_options = env_options or {}
-        self._channel = _text_channel(student, spec)
+        self._channel = _find_text_channel(student, spec)
         self._cloning: BehavioralCloning | None = None
 
     def imitate(self, epochs: int) -> BehavioralCloning:
@@ -100,21 +100,21 @@ class CloningAgent:
             )
         path = Path(self._data).expanduser()
         trajectories = self._select_steps(read(path))
-        self._check_wording(_data_env_options(path))
-        actions = self._to_actions(trajectories)
-        is_validation = self._validation_mask(trajectories)
+        self._check_wording(_read_recorded_env_options(path))
+        actions = self._map_actions(trajectories)
+        validation_mask = self._draw_validation_mask(trajectories)
         table = TextTable(trajectories.prompts)
-        parts: list[Batch] = []
-        for indices in (np.flatnonzero(~is_validation), np.flatnonzero(is_validation)):
+        batches: list[Batch] = []
+        for indices in (np.flatnonzero(~validation_mask), np.flatnonzero(validation_mask)):
             prompt_indices = torch.from_numpy(trajectories.prompt[indices].astype(np.int64))
-            parts.append(
+            batches.append(
                 {
                     self._channel: TextArray(prompt_indices, table),
                     "action": torch.from_numpy(actions[indices]).to(self.device),
                 }
             )
         [(network, _)] = self.policy.groups()  # type: ignore[attr-defined]
-        self._cloning = BehavioralCloning(network, self._settings.cloning, parts[0], parts[1], self._seeds, epochs)
+        self._cloning = BehavioralCloning(network, self._settings.cloning, batches[0], batches[1], self._seeds, epochs)
         return self._cloning
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
@@ -163,75 +163,76 @@ class CloningAgent:
                 "environment, e.g. env=babyai_text"
             )
         if self._settings.episodes == "successful":
-            successes = np.flatnonzero(steps.success > 0)
-            if not len(successes):
+            success_indices = np.flatnonzero(steps.success > 0)
+            if not len(success_indices):
                 raise ConfigError(
                     f"agent.data={self._data}: none of its {len(steps):,} steps is from a successful episode; use "
                     "agent.episodes=all or other data"
                 )
-            steps = steps.rows(successes)
+            steps = steps.rows(success_indices)
         return steps
 
-    def _check_wording(self, data_options: Mapping[str, Any]) -> None:
+    def _check_wording(self, recorded_options: Mapping[str, Any]) -> None:
         """Raise an error if the data's prompts were built with other options than those of the played games.
 
-        `data_options` are the options of the data's environment; options that only one of the environments has are not
-        compared.
+        `recorded_options` are the options of the data's environment; options that only one of the environments has are
+        not compared.
         """
         env_options = self._env_options
-        for name in TEXT_OPTIONS:
-            if name in data_options and name in env_options and data_options[name] != env_options[name]:
-                data_setting, env_setting = (
-                    f"env.{name}={_yaml_text(options[name])}" for options in (data_options, env_options)
+        for name in PROMPT_WORDING_OPTIONS:
+            if name in recorded_options and name in env_options and recorded_options[name] != env_options[name]:
+                recorded_setting, env_setting = (
+                    f"env.{name}={_format_as_yaml(options[name])}" for options in (recorded_options, env_options)
                 )
                 raise ConfigError(
-                    f"agent.data={self._data}: its prompts were built with {data_setting}, but env={self.spec.name} "
-                    f"has {env_setting}; use {data_setting}, or data recorded with {env_setting}"
+                    f"agent.data={self._data}: its prompts were built with {recorded_setting}, but "
+                    f"env={self.spec.name} has {env_setting}; use {recorded_setting}, or data recorded with "
+                    f"{env_setting}"
                 )
 
-    def _to_actions(self, trajectories: Trajectories) -> np.ndarray:
+    def _map_actions(self, trajectories: Trajectories) -> np.ndarray:
         """Return the recorded actions as indices of this environment's actions, [n] int64."""
-        indices = {name: i for i, name in enumerate(self.spec.action_names)}
+        index_by_name = {name: i for i, name in enumerate(self.spec.action_names)}
         recorded = np.asarray(trajectories.action, dtype=np.int64)
-        missing = [name for i in np.unique(recorded) if (name := trajectories.action_names[i]) not in indices]
-        if missing:
+        unknown = [name for i in np.unique(recorded) if (name := trajectories.action_names[i]) not in index_by_name]
+        if unknown:
             raise ConfigError(
-                f"agent.data={self._data}: its action {missing[0]!r} does not exist in env={self.spec.name}, which has "
-                f"{', '.join(indices)}; use the env.actions and env.language of the data"
+                f"agent.data={self._data}: its action {unknown[0]!r} does not exist in env={self.spec.name}, which has "
+                f"{', '.join(index_by_name)}; use the env.actions and env.language of the data"
             )
-        return np.array([indices.get(name, -1) for name in trajectories.action_names], dtype=np.int64)[recorded]
+        return np.array([index_by_name.get(name, -1) for name in trajectories.action_names], dtype=np.int64)[recorded]
 
-    def _validation_mask(self, trajectories: Trajectories) -> np.ndarray:
+    def _draw_validation_mask(self, trajectories: Trajectories) -> np.ndarray:
         """Return the mask [n] bool of steps used for validation; all steps of an episode are on the same side."""
         episode_ids = np.unique(trajectories.episode)
-        share = self._settings.held_out
-        n = round(share * len(episode_ids))
-        if n == len(episode_ids):
+        fraction = self._settings.held_out
+        n_validation = round(fraction * len(episode_ids))
+        if n_validation == len(episode_ids):
             raise ConfigError(
-                f"agent.held_out={share:g} of {len(episode_ids)} episodes leaves none to learn from; use a smaller "
+                f"agent.held_out={fraction:g} of {len(episode_ids)} episodes leaves none to learn from; use a smaller "
                 "share"
             )
-        order = torch.randperm(len(episode_ids), generator=self._seeds.torch("held_out")).numpy()
-        return np.isin(trajectories.episode, episode_ids[order[:n]])
+        permutation = torch.randperm(len(episode_ids), generator=self._seeds.torch("held_out")).numpy()
+        return np.isin(trajectories.episode, episode_ids[permutation[:n_validation]])
 
 
-def _data_env_options(path: Path) -> Mapping[str, Any]:
+def _read_recorded_env_options(path: Path) -> Mapping[str, Any]:
     """Return the options of the environment in which trajectories were recorded; empty if no config is next to them."""
     folder = path.parent if path.is_file() else path
     folder = folder.parent if folder.name == FOLDER else folder
     return (read_config(folder, ()).get("env") or {}) if (folder / CONFIG_NAME).is_file() else {}
 
 
-def _yaml_text(value: Any) -> str:
+def _format_as_yaml(value: Any) -> str:
     """Format a value as it is typed on the command line."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_yaml_text(x)}' for key, x in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_format_as_yaml(x)}' for key, x in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_yaml_text, value))}]"
+        return f"[{', '.join(map(_format_as_yaml, value))}]"
     return str(value)
 
 
-def _text_channel(student: Agent, spec: EnvSpec) -> str:
+def _find_text_channel(student: Agent, spec: EnvSpec) -> str:
     """Return the single channel that the student reads.
 
     Raises:

@@ -96,15 +96,15 @@ class PPOAgent:
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
         self.learns = freeze != self.no_learning_setting[1]
         self._keep_optimizer = settings.keep_optimizer
-        init_run = None if settings.init_from is None else Path(settings.init_from)
-        if freeze == "core" and init_run is None:
+        init_dir = None if settings.init_from is None else Path(settings.init_from)
+        if freeze == "core" and init_dir is None:
             logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")
-        self.shares_learning = init_run is not None
-        self.pretraining = None if init_run is None else pretraining_of(init_run)
+        self.shares_learning = init_dir is not None
+        self.pretraining = None if init_dir is None else read_pretraining(init_dir)
         self._ppo = PPO(self.policy, settings.ppo, teacher) if self.learns else None
-        if init_run is not None:
-            self._load_weights(init_run, settings.init_parts)
-        self._original = copy.deepcopy(self.policy.state_dict())
+        if init_dir is not None:
+            self._load_weights(init_dir, settings.init_parts)
+        self._initial_weights = copy.deepcopy(self.policy.state_dict())
 
     def min_rollout_steps(self, games: int) -> int:
         return 1 if self._ppo is None else self._ppo.min_rollout_steps(games)
@@ -134,7 +134,7 @@ class PPOAgent:
         return MetaGradient(self._ppo, values, settings)
 
     def reset(self) -> None:
-        self.policy.load_state_dict(self._original)
+        self.policy.load_state_dict(self._initial_weights)
         if self._ppo is not None:
             self._ppo.reset(self._keep_optimizer)
 
@@ -142,7 +142,7 @@ class PPOAgent:
         parameters = list(self.policy.parameters())
         trainable = sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0
         return {
-            "policy": " + ".join(_part_names(self.policy.groups()[0][0])) + " actor-critic",
+            "policy": " + ".join(_list_part_names(self.policy.groups()[0][0])) + " actor-critic",
             "networks": len(self.policy.members),
             "parameters": sum(p.numel() for p in parameters),
             "trainable": trainable,
@@ -164,20 +164,20 @@ class PPOAgent:
             raise ConfigError(f"agent.init_from={folder}: the agent of that run has no weights; use another run")
         if parts == "core":
             weights = {name: x for name, x in weights.items() if ".core." in name}
-        present = self.policy.state_dict()
-        mismatched = [n for n, x in weights.items() if n not in present or present[n].shape != x.shape]
-        if mismatched or (parts == "all" and set(weights) != set(present)):
-            first = (mismatched or sorted(set(present) ^ set(weights)))[0]
+        own_weights = self.policy.state_dict()
+        mismatched = [n for n, x in weights.items() if n not in own_weights or own_weights[n].shape != x.shape]
+        if mismatched or (parts == "all" and set(weights) != set(own_weights)):
+            first_difference = (mismatched or sorted(set(own_weights) ^ set(weights)))[0]
             core_fits = parts == "all" and not any(".core." in name for name in mismatched)
             raise ConfigError(
-                f"agent.init_from={folder}: its weights do not fit this agent (first difference: {first}); "
+                f"agent.init_from={folder}: its weights do not fit this agent (first difference: {first_difference}); "
                 "use the same env (and env.rules), agent.features and "
                 f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
             )
-        self.policy.load_state_dict({**present, **weights})
-        learner = agent_state.get("learner") or {}
-        if self._ppo is not None and parts == "all" and "scales" in learner:
-            self._ppo.set_initial_scales(learner["scales"])  # units of the loaded critic's values
+        self.policy.load_state_dict({**own_weights, **weights})
+        learner_state = agent_state.get("learner") or {}
+        if self._ppo is not None and parts == "all" and "scales" in learner_state:
+            self._ppo.set_initial_scales(learner_state["scales"])  # units of the loaded critic's values
 
 
 def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher | None) -> None:
@@ -200,14 +200,14 @@ def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher
         raise ConfigError("agent.freeze=all: agents that do not learn cannot have a teacher; use teacher=none")
 
 
-def _part_names(network: ActorCritic) -> list[str]:
+def _list_part_names(network: ActorCritic) -> list[str]:
     """Return the names of a network's parts, for display."""
     names = [type(network.core).__name__]
     names += [] if network.memory is None else [f"LSTM {network.memory.layers}x{network.memory.units}"]
     return [*names, "central critic"] if network.central else names
 
 
-def pretraining_of(run: Path) -> Pretraining | None:
+def read_pretraining(run: Path) -> Pretraining | None:
     """Return the pretraining of the agents of a run; None if the run did not train agents with `learn`.
 
     Args:
@@ -216,18 +216,18 @@ def pretraining_of(run: Path) -> Pretraining | None:
     Raises:
         RunFolderError: the config cannot be read.
     """
-    learn = read_config(run, ()).get("learn")
-    if not isinstance(learn, Mapping) or "env_steps" not in learn:
+    learn_settings = read_config(run, ()).get("learn")
+    if not isinstance(learn_settings, Mapping) or "env_steps" not in learn_settings:
         return None
-    boxes = list(_boxes(learn.get("mechanism")))
+    boxes = list(_iterate_boxes(learn_settings.get("mechanism")))
     if not boxes:
-        return Pretraining(int(learn["env_steps"]))
+        return Pretraining(int(learn_settings["env_steps"]))
     low = np.min([box[0] for box in boxes], axis=0)
     high = np.max([box[1] for box in boxes], axis=0)
-    return Pretraining(int(learn["env_steps"]), tuple(low.tolist()), tuple(high.tolist()))
+    return Pretraining(int(learn_settings["env_steps"]), tuple(low.tolist()), tuple(high.tolist()))
 
 
-def _boxes(mechanism: Any) -> Iterator[tuple[list[float], list[float]]]:
+def _iterate_boxes(mechanism: Any) -> Iterator[tuple[list[float], list[float]]]:
     """Yield the lowest and highest values of each box of `learn.mechanism`."""
     for entry in mechanism or ():
         if not isinstance(entry, Mapping):  # one list of values

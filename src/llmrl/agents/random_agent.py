@@ -20,7 +20,7 @@ class RandomPolicy:
 
     def adapt(self, spec: EnvSpec) -> None:
         """Use the actions of `spec` from now on."""
-        self.numbers = spec.continuous_actions
+        self.continuous_actions = spec.continuous_actions
         self.n_agents, self.n_actions, self.n_envs = spec.n_agents, spec.n_actions, spec.n_envs
         self.channels: tuple[str, ...] = tuple(name for name in ("action_mask",) if name in spec.observation)
 
@@ -32,11 +32,13 @@ class RandomPolicy:
         greedy: bool = False,
     ) -> PolicyOutput:
         """Draw actions [n_envs, n_agents] int64, or [n_envs, n_agents, a] if numeric; `greedy` is ignored."""
-        if self.numbers is not None:
-            low, high = torch.tensor(self.numbers.low), torch.tensor(self.numbers.high)
-            share = torch.rand(self.n_envs, self.n_agents, self.numbers.dim, generator=generator)
-            integers = torch.floor(low + share * (high - low + 1)).clamp(max=high)
-            return PolicyOutput(torch.where(torch.tensor(self.numbers.whole), integers, low + share * (high - low)))
+        if self.continuous_actions is not None:
+            low, high = torch.tensor(self.continuous_actions.low), torch.tensor(self.continuous_actions.high)
+            fraction = torch.rand(self.n_envs, self.n_agents, self.continuous_actions.dim, generator=generator)
+            integers = torch.floor(low + fraction * (high - low + 1)).clamp(max=high)
+            return PolicyOutput(
+                torch.where(torch.tensor(self.continuous_actions.whole), integers, low + fraction * (high - low))
+            )
         mask = observation.get("action_mask")
         device = None if mask is None else mask.device
         logits = mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)

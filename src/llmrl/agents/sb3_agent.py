@@ -32,7 +32,7 @@ Algorithm = Literal["ppo", "a2c", "trpo", "ars", "dqn", "sac", "td3", "ddpg"]
 CONTRIB_ALGORITHMS = ("trpo", "ars")
 """Algorithms of sb3-contrib."""
 
-MAX_STEPS = 2**62
+MAX_TRAINING_STEPS = 2**62
 """Number of steps passed to `learn`; training ends earlier, by the number of episodes."""
 
 
@@ -68,7 +68,7 @@ class SB3Agent:
         arguments: dict[str, Any] | None = None,
     ) -> None:
         try:
-            _library(algorithm)
+            _import_library(algorithm)
         except ModuleNotFoundError as error:
             raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
         numbers = spec.continuous_actions
@@ -92,7 +92,7 @@ class SB3Agent:
         self.arguments = dict(arguments or {})
         self.seed = seeds.integer("sb3")
         with _preserve_global_rng():
-            self.network: BasePolicy = self._build_model([_placeholder_env(spec, self.channel)]).policy
+            self.network: BasePolicy = self._build_model([_make_placeholder_env(spec, self.channel)]).policy
         self.policy = SB3Policy(self)
 
     def fit(
@@ -131,20 +131,20 @@ class SB3Agent:
             if is_flat:
                 return EpisodeCounter(env)
             # Texts and images cannot be flattened and are omitted, as in the channel `vector`.
-            numbers = select_numeric_part(space)
-            assert numbers is not None, "the environment has the channel `vector`"
-            return EpisodeCounter(FlattenObservation(TransformObservation(env, numbers[1], numbers[0])))
+            numeric_space = select_numeric_part(space)
+            assert numeric_space is not None, "the environment has the channel `vector`"
+            return EpisodeCounter(FlattenObservation(TransformObservation(env, numeric_space[1], numeric_space[0])))
 
-        def progress(*_: int) -> None:
+        def update_progress(*_: int) -> None:
             model._current_progress_remaining = max(0.0, 1.0 - n_episodes / episodes)
 
         with _preserve_global_rng():
             model: Any = self._build_model([make_training_env() for _ in range(self.games)])
             # The model's own progress counts steps, whose total is unknown.
-            model._update_current_progress_remaining = progress
+            model._update_current_progress_remaining = update_progress
             self.network = model.policy
             try:
-                model.learn(MAX_STEPS)
+                model.learn(MAX_TRAINING_STEPS)
             except _TrainingFinished:
                 pass
             finally:
@@ -177,16 +177,16 @@ class SB3Agent:
     def _build_model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
         from stable_baselines3.common.vec_env import DummyVecEnv
 
-        build: Any = getattr(_library(self.algorithm), self.algorithm.upper())
+        algorithm_class: Any = getattr(_import_library(self.algorithm), self.algorithm.upper())
         env_iterator = iter(envs)
-        games = DummyVecEnv([lambda: next(env_iterator) for _ in envs])
+        vec_env = DummyVecEnv([lambda: next(env_iterator) for _ in envs])
         arguments = {"seed": self.seed, "device": self.device, **self.arguments}
         try:
             # The published network types.
-            policy = "LinearPolicy" if self.algorithm == "ars" else "MlpPolicy"
-            model: BaseAlgorithm = build(policy, games, **arguments)
+            policy_name = "LinearPolicy" if self.algorithm == "ars" else "MlpPolicy"
+            model: BaseAlgorithm = algorithm_class(policy_name, vec_env, **arguments)
         except (TypeError, ValueError, AssertionError) as error:
-            games.close()
+            vec_env.close()
             raise ConfigError(
                 f"agent.algorithm={self.algorithm}, agent.arguments={self.arguments}: Stable-Baselines3 rejects this "
                 f"for env={self.spec.name}: {error}"
@@ -248,11 +248,11 @@ class _TrainingFinished(Exception):  # noqa: N818  (not an error)
     """Raised to end training after the planned number of episodes."""
 
 
-def _library(algorithm: str) -> ModuleType:
+def _import_library(algorithm: str) -> ModuleType:
     return importlib.import_module("sb3_contrib" if algorithm in CONTRIB_ALGORITHMS else "stable_baselines3")
 
 
-def _placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
+def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
     """Return an environment with the right spaces, for which networks are built. It is never played."""
     import gymnasium
     from gymnasium import spaces

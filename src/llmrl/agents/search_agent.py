@@ -76,10 +76,10 @@ class SearchAgent(NonLearningAgent):
     def describe(self) -> dict[str, Any]:
         space = self.controller.space
         low, high = space.low, space.high
-        bounds = f"{low.min():g} to {high.max():g}"
-        digits = {p.decimals for p in space.parameters}
-        precision = "any" if digits == {None} else "/".join(sorted(str(digit) for digit in digits))
-        return {"policy": space.name, "parameters": space.dim, "bounds": bounds, "decimals": precision}
+        bounds_text = f"{low.min():g} to {high.max():g}"
+        decimals = {p.decimals for p in space.parameters}
+        decimals_text = "any" if decimals == {None} else "/".join(sorted(str(n) for n in decimals))
+        return {"policy": space.name, "parameters": space.dim, "bounds": bounds_text, "decimals": decimals_text}
 
     def state_dict(self) -> State:
         return {"parameters": self.policy.parameters.copy()}
@@ -128,21 +128,21 @@ class TabularAgent(SearchAgent):
         decimals: NonNegativeInt | None = None,
         bins: list[list[float]] | None = None,
     ) -> None:
-        binning = None if bins is None else Bins(spec, bins)
+        state_bins = None if bins is None else Bins(spec, bins)
         if entries == "actions":
             if bound is not None or decimals is not None:
                 raise ConfigError(
                     f"agent.bound={bound}, agent.decimals={decimals}: a table of actions holds integers; use null for "
                     "both, or agent.entries=values"
                 )
-            controller: Controller = TabularController(spec, actions, binning)
+            controller: Controller = TabularController(spec, actions, state_bins)
         else:
             if actions is not None:
                 raise ConfigError(
                     f"agent.actions={actions}: a table of values has a value for every action; use null, or "
                     "agent.entries=actions"
                 )
-            controller = QTableController(spec, DEFAULT_VALUE_BOUND if bound is None else bound, decimals, binning)
+            controller = QTableController(spec, DEFAULT_VALUE_BOUND if bound is None else bound, decimals, state_bins)
         super().__init__(spec, controller)
 
 

@@ -115,18 +115,18 @@ class _GridPlayers:
                 first_moves[has_arrived] = self._action_index[name]
             if (first_moves >= 0).all():
                 break
-            expanded = reachable.copy()
-            expanded[..., 1:, :] |= reachable[..., :-1, :]
-            expanded[..., :-1, :] |= reachable[..., 1:, :]
-            expanded[..., :, 1:] |= reachable[..., :, :-1]
-            expanded[..., :, :-1] |= reachable[..., :, 1:]
-            reachable = expanded & is_free
+            next_reachable = reachable.copy()
+            next_reachable[..., 1:, :] |= reachable[..., :-1, :]
+            next_reachable[..., :-1, :] |= reachable[..., 1:, :]
+            next_reachable[..., :, 1:] |= reachable[..., :, :-1]
+            next_reachable[..., :, :-1] |= reachable[..., :, 1:]
+            reachable = next_reachable & is_free
         is_blocked = ~is_free[..., y - 1, x]
         # The checksum of the view varies the steps of turns; otherwise players could walk in circles forever.
         checksum = (views.reshape(*first_moves.shape, -1).astype(np.int64) * np.arange(1, views[0, 0].size + 1)).sum(-1)
         is_turning = is_blocked | (checksum % 12 == 0)
-        turn = np.where(checksum % 2 == 0, self._action_index["turn_left"], self._action_index["turn_right"])
-        return np.where(first_moves >= 0, first_moves, np.where(is_turning, turn, self._action_index["forward"]))
+        turn_action = np.where(checksum % 2 == 0, self._action_index["turn_left"], self._action_index["turn_right"])
+        return np.where(first_moves >= 0, first_moves, np.where(is_turning, turn_action, self._action_index["forward"]))
 
 
 def _shift_cells(cells: np.ndarray, d_row: int, d_column: int) -> np.ndarray:

@@ -51,15 +51,15 @@ class QLearning:
         self.target: nn.Module | None = None
         if settings.target_update_interval is not None:
             self.target = copy.deepcopy(network).requires_grad_(False)
-        self.updates = 0
+        self.n_updates = 0
         self._updates_due = 0.0
 
     def learn(
-        self, transitions: Transitions, steps: int, actions: Sequence[bytes], generator: torch.Generator
+        self, transitions: Transitions, n_env_steps: int, actions: Sequence[bytes], generator: torch.Generator
     ) -> dict[str, float]:
-        """Store the transitions of `steps` steps of all games, take the due gradient steps, and return their means.
+        """Store the transitions of `n_env_steps` steps of all games, and take the gradient steps that are due.
 
-        `actions` are the texts of the actions.
+        `actions` are the texts of the actions. The metrics are means over the gradient steps.
 
         Raises:
             Diverged: a loss, a Q or a gradient is not finite.
@@ -69,11 +69,11 @@ class QLearning:
         metrics = {"replay/transitions": float(len(self.replay))}
         if len(self.replay) < max(s.warmup, 1):
             return metrics
-        self._updates_due += steps * s.updates_per_step
-        n_updates = int(self._updates_due + 1e-9)
-        self._updates_due -= n_updates
-        choices = pad_texts(actions)
-        records = [self._step(self.replay.sample(s.batch_size, generator), choices) for _ in range(n_updates)]
+        self._updates_due += n_env_steps * s.updates_per_step
+        n_steps = int(self._updates_due + 1e-9)
+        self._updates_due -= n_steps
+        action_inputs = pad_texts(actions)
+        records = [self._step(self.replay.sample(s.batch_size, generator), action_inputs) for _ in range(n_steps)]
         if records:
             names = ("q", "mean_q", "grad_norm")
             means = torch.stack(records).mean(0).tolist()
@@ -81,18 +81,18 @@ class QLearning:
             if not all(math.isfinite(value) for value in means):
                 losses_text = ", ".join(f"{name} {value:g}" for name, value in zip(names, means, strict=True))
                 raise Diverged(
-                    f"gradient step {self.updates}: not finite (means of the last {n_updates} steps: {losses_text}). "
+                    f"gradient step {self.n_updates}: not finite (means of the last {n_steps} steps: {losses_text}). "
                     "Earlier checkpoints are intact: resume from one with a smaller agent.q.learning_rate or "
                     "agent.q.max_grad_norm"
                 )
-        return {**metrics, "loss/updates": float(n_updates)}
+        return {**metrics, "loss/updates": float(n_steps)}
 
     def state_dict(self) -> State:
         return {
             "optimizer": self.optimizer.state_dict(),
             "target": None if self.target is None else dict(self.target.state_dict()),
             "replay": self.replay.state_dict(),
-            "updates": self.updates,
+            "updates": self.n_updates,
             "owed": self._updates_due,
         }
 
@@ -101,25 +101,25 @@ class QLearning:
         if self.target is not None:
             self.target.load_state_dict(state["target"])
         self.replay.load_state_dict(state["replay"])
-        self.updates, self._updates_due = state["updates"], state["owed"]
+        self.n_updates, self._updates_due = state["updates"], state["owed"]
 
     def _step(self, batch: Transitions, actions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Take one gradient step; return the loss, the mean Q of the actions taken, and the gradient norm, [3]."""
         s = self.settings
         target = self._targets(batch, actions)
         device = target.device
-        prompts, prompt_indices = _unique_texts(batch.prompt)
+        prompts, prompt_indices = _index_unique_texts(batch.prompt)
         q = self.network(pad_texts(prompts), actions)
         action_values = q[prompt_indices.to(device), torch.from_numpy(batch.action).to(device)]
         loss = nn.functional.huber_loss(action_values, target, delta=s.huber)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self.network.parameters(), s.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(self.network.parameters(), s.max_grad_norm)
         self.optimizer.step()
-        self.updates += 1
-        if self.target is not None and self.updates % (s.target_update_interval or 1) == 0:
+        self.n_updates += 1
+        if self.target is not None and self.n_updates % (s.target_update_interval or 1) == 0:
             self.target.load_state_dict(self.network.state_dict())
-        return torch.stack([loss, action_values.mean(), norm]).detach()
+        return torch.stack([loss, action_values.mean(), grad_norm]).detach()
 
     @torch.no_grad()
     def _targets(self, batch: Transitions, actions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -130,10 +130,10 @@ class QLearning:
         nonterminal = np.flatnonzero(~batch.terminal)
         if not len(nonterminal):
             return reward
-        prompts, prompt_indices = _unique_texts([batch.next_prompt[i] for i in nonterminal.tolist()])
+        prompts, prompt_indices = _index_unique_texts([batch.next_prompt[i] for i in nonterminal.tolist()])
         q = network(pad_texts(prompts), actions)[prompt_indices.to(device)]
-        if batch.legal is not None:
-            q = q.masked_fill(~torch.from_numpy(batch.legal[nonterminal]).to(device), -torch.inf)
+        if batch.next_action_mask is not None:
+            q = q.masked_fill(~torch.from_numpy(batch.next_action_mask[nonterminal]).to(device), -torch.inf)
         return reward.index_add(0, torch.from_numpy(nonterminal).to(device), self.settings.gamma * q.amax(1))
 
 
@@ -146,7 +146,7 @@ class Transitions:
         action: [n] int64.
         reward: [n] float32.
         terminal: whether the episode ended with the step, [n] bool.
-        legal: legal actions in the next state, [n, n_actions] bool; None where all actions are always legal.
+        next_action_mask: legal actions in the next state, [n, n_actions] bool; None where all actions are always legal.
     """
 
     prompt: Sequence[bytes]
@@ -154,7 +154,7 @@ class Transitions:
     reward: np.ndarray
     next_prompt: Sequence[bytes]
     terminal: np.ndarray
-    legal: np.ndarray | None = None
+    next_action_mask: np.ndarray | None = None
 
 
 class ReplayBuffer:
@@ -162,35 +162,35 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.added = 0
+        self.n_added = 0
         self._columns: dict[str, np.ndarray] = {}
-        self._texts: list[bytes] = []
+        self._stored_texts: list[bytes] = []
         self._text_indices: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        return min(self.added, self.capacity)
+        return min(self.n_added, self.capacity)
 
     def add(self, transitions: Transitions) -> None:
         """Store transitions; the oldest are overwritten when the buffer is full."""
-        new = {
+        new_columns = {
             "prompt": self._to_text_indices(transitions.prompt),
             "action": np.asarray(transitions.action, dtype=np.int16),
             "reward": np.asarray(transitions.reward, dtype=np.float32),
             "next_prompt": self._to_text_indices(transitions.next_prompt),
             "terminal": np.asarray(transitions.terminal, dtype=bool),
         }
-        if transitions.legal is not None:
-            new["legal"] = np.asarray(transitions.legal, dtype=bool)
-        n = len(new["action"])
-        self._grow(min(self.added + n, self.capacity), new)
-        slots = np.arange(self.added, self.added + n) % self.capacity
+        if transitions.next_action_mask is not None:
+            new_columns["legal"] = np.asarray(transitions.next_action_mask, dtype=bool)
+        n = len(new_columns["action"])
+        self._grow(min(self.n_added + n, self.capacity), new_columns)
+        positions = np.arange(self.n_added, self.n_added + n) % self.capacity
         for name, column in self._columns.items():
             # If there are more transitions than fit, only the last are stored.
-            column[slots[-self.capacity :]] = new[name][-self.capacity :]
-        rounds = (self.added + n) // self.capacity - self.added // self.capacity
-        self.added += n
-        if rounds and self.added > self.capacity:
-            self._drop_unused()
+            column[positions[-self.capacity :]] = new_columns[name][-self.capacity :]
+        n_passes = (self.n_added + n) // self.capacity - self.n_added // self.capacity
+        self.n_added += n
+        if n_passes and self.n_added > self.capacity:
+            self._drop_unused_texts()
 
     def sample(self, n: int, generator: torch.Generator) -> Transitions:
         """Return `n` independent samples.
@@ -198,68 +198,68 @@ class ReplayBuffer:
         Raises:
             ValueError: the buffer is empty.
         """
-        if not self.added:
+        if not self.n_added:
             raise ValueError("the replay buffer is empty; call add() before sample()")
         indices = torch.randint(len(self), (n,), generator=generator).numpy()
         columns = {name: column[indices] for name, column in self._columns.items()}
         return Transitions(
-            prompt=[self._texts[i] for i in columns["prompt"].tolist()],
+            prompt=[self._stored_texts[i] for i in columns["prompt"].tolist()],
             action=columns["action"].astype(np.int64),
             reward=columns["reward"],
-            next_prompt=[self._texts[i] for i in columns["next_prompt"].tolist()],
+            next_prompt=[self._stored_texts[i] for i in columns["next_prompt"].tolist()],
             terminal=columns["terminal"],
-            legal=columns.get("legal"),
+            next_action_mask=columns.get("legal"),
         )
 
     def state_dict(self) -> State:
         """Return arrays and numbers; texts are compressed, because prompts differ in few words."""
-        payload = zlib.compress(b"".join(self._texts), level=1)
+        compressed_texts = zlib.compress(b"".join(self._stored_texts), level=1)
         return {
-            "added": self.added,
+            "added": self.n_added,
             "columns": {name: column[: len(self)].copy() for name, column in self._columns.items()},
-            "texts": np.frombuffer(payload, dtype=np.uint8).copy(),
-            "lengths": np.array([len(text) for text in self._texts], dtype=np.int32),
+            "texts": np.frombuffer(compressed_texts, dtype=np.uint8).copy(),
+            "lengths": np.array([len(text) for text in self._stored_texts], dtype=np.int32),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.added = state["added"]
+        self.n_added = state["added"]
         self._columns = {name: np.array(column) for name, column in state["columns"].items()}
-        payload = zlib.decompress(state["texts"].tobytes())
+        compressed_texts = zlib.decompress(state["texts"].tobytes())
         ends = np.cumsum(state["lengths"], dtype=np.int64).tolist()
         starts = [0, *ends][: len(ends)]
-        self._texts = [payload[start:end] for start, end in zip(starts, ends, strict=True)]
-        self._text_indices = {text: i for i, text in enumerate(self._texts)}
+        self._stored_texts = [compressed_texts[start:end] for start, end in zip(starts, ends, strict=True)]
+        self._text_indices = {text: i for i, text in enumerate(self._stored_texts)}
 
     def _to_text_indices(self, texts: Sequence[bytes]) -> np.ndarray:
         indices = np.empty(len(texts), dtype=np.int32)
         for i, text in enumerate(texts):
-            index = indices[i] = self._text_indices.setdefault(text, len(self._texts))
-            if index == len(self._texts):
-                self._texts.append(text)
+            index = indices[i] = self._text_indices.setdefault(text, len(self._stored_texts))
+            if index == len(self._stored_texts):
+                self._stored_texts.append(text)
         return indices
 
-    def _grow(self, n: int, like: dict[str, np.ndarray]) -> None:
+    def _grow(self, n: int, examples: dict[str, np.ndarray]) -> None:
         """Resize columns to at least `n` elements, doubling their size each time."""
-        size = len(next(iter(self._columns.values()))) if self._columns else 0
-        if n <= size:
+        old_size = len(next(iter(self._columns.values()))) if self._columns else 0
+        if n <= old_size:
             return
-        new_size = min(max(n, 2 * size, 1024), self.capacity)
-        for name, new in like.items():
-            added = np.zeros((new_size - size, *new.shape[1:]), dtype=new.dtype)
-            self._columns[name] = np.concatenate([self._columns.get(name, new[:0]), added])
+        new_size = min(max(n, 2 * old_size, 1024), self.capacity)
+        for name, example in examples.items():
+            padding = np.zeros((new_size - old_size, *example.shape[1:]), dtype=example.dtype)
+            self._columns[name] = np.concatenate([self._columns.get(name, example[:0]), padding])
 
-    def _drop_unused(self) -> None:
+    def _drop_unused_texts(self) -> None:
         """Remove the texts of overwritten transitions."""
         names = ("prompt", "next_prompt")
-        used, indices = np.unique(np.concatenate([self._columns[name] for name in names]), return_inverse=True)
+        used_indices, indices = np.unique(np.concatenate([self._columns[name] for name in names]), return_inverse=True)
         half = len(indices) // 2
         for name, column in zip(names, (indices[:half], indices[half:]), strict=True):
             self._columns[name] = column.astype(np.int32)
-        self._texts = [self._texts[i] for i in used.tolist()]
-        self._text_indices = {text: i for i, text in enumerate(self._texts)}
+        self._stored_texts = [self._stored_texts[i] for i in used_indices.tolist()]
+        self._text_indices = {text: i for i, text in enumerate(self._stored_texts)}
 
 
-def _unique_texts(texts: Sequence[bytes]) -> tuple[list[bytes], torch.Tensor]:
+def _index_unique_texts(texts: Sequence[bytes]) -> tuple[list[bytes], torch.Tensor]:
     """Return the distinct texts, and the index of each text among them, [n] int64."""
     unique_texts: dict[bytes, int] = {}
     indices = [unique_texts.setdefault(text, len(unique_texts)) for text in texts]

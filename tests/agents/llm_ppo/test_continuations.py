@@ -105,7 +105,7 @@ def list_candidates(env):
         module = EmptyModule()
 
     settings = LanguageNetworkSettings("prompt", "scores", 1.0, [4], "relu", "float32", 64)
-    return LanguageActorCritic(env.spec, AnyTokenizer(), torch.Generator(), settings, ProcessGroup()).candidates
+    return LanguageActorCritic(env.spec, AnyTokenizer(), torch.Generator(), settings, ProcessGroup()).action_texts
 
 
 def rooms(**options):

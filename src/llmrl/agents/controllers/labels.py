@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.spaces import EnvSpec
 
-MAX_NAMES = 12
+MAX_LISTED_NAMES = 12
 """Maximum number of names in a list that is not abbreviated."""
 
 
-def n_inputs(spec: EnvSpec, subject: str) -> int:
+def count_inputs(spec: EnvSpec, consumer: str) -> int:
     """Return the length of the channel `vector`.
 
     Raises:
@@ -20,13 +20,13 @@ def n_inputs(spec: EnvSpec, subject: str) -> int:
     if "vector" not in spec.observation:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"{subject} needs the channel vector, but env={spec.name} has only {', '.join(spec.observation)}; use an "
+            f"{consumer} needs the channel vector, but env={spec.name} has only {', '.join(spec.observation)}; use an "
             "environment with that channel, or agent=llm_player if there are texts",
         )
     return int(spec.observation["vector"].shape[0])
 
 
-def n_states(spec: EnvSpec, subject: str) -> int:
+def count_states(spec: EnvSpec, consumer: str) -> int:
     """Return the number of states in the channel `state`.
 
     Raises:
@@ -35,7 +35,7 @@ def n_states(spec: EnvSpec, subject: str) -> int:
     if "state" not in spec.observation:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"{subject} needs a discrete observation (the channel state), but env={spec.name} has only "
+            f"{consumer} needs a discrete observation (the channel state), but env={spec.name} has only "
             f"{', '.join(spec.observation)}; discretize numbers with agent.bins, or use agent=linear or "
             "agent=mlp_policy",
         )
@@ -43,39 +43,39 @@ def n_states(spec: EnvSpec, subject: str) -> int:
 
 
 def describe_states(spec: EnvSpec) -> str:
-    """Return a line that explains the numbers of states, if the environment has such a text; else ""."""
-    states = "" if spec.text is None else spec.text.states
-    operators = " (// divides without a remainder, % is the remainder)" if "%" in states else ""
-    return f"In state s: {states}{operators}.\n" if states else ""
+    """Return a line that explains the indices of states, if the environment has such a text; else ""."""
+    states_text = "" if spec.text is None else spec.text.states
+    operator_note = " (// divides without a remainder, % is the remainder)" if "%" in states_text else ""
+    return f"In state s: {states_text}{operator_note}.\n" if states_text else ""
 
 
-def input_names(spec: EnvSpec) -> tuple[str, ...]:
+def list_input_names(spec: EnvSpec) -> tuple[str, ...]:
     """Return a name for each element of the channel `vector`: the environment's own, if it names each."""
-    n = int(spec.observation["vector"].shape[0])
+    n_elements = int(spec.observation["vector"].shape[0])
     if "state" in spec.observation:
-        return tuple(f"in state {i}" for i in range(n))
+        return tuple(f"in state {i}" for i in range(n_elements))
     field_names = [] if spec.text is None else [name for name, _ in spec.text.observation]
     # An object is listed before its parts; only the parts are elements of the vector.
     leaf_names = [name for name in field_names if not any(other.startswith(f"{name}.") for other in field_names)]
-    if len(leaf_names) == n:
+    if len(leaf_names) == n_elements:
         return tuple(leaf_names)
-    names = [f"observation[{i}]" for i in range(n)]
+    names = [f"observation[{i}]" for i in range(n_elements)]
     for parts in spec.observation["vector"].parts[:1]:
-        for name, part in parts.items():
-            entries = range(*part.indices(n))
-            for k, i in enumerate(entries):
-                names[i] = name if len(entries) == 1 else f"{name}[{k}]"
+        for name, indices in parts.items():
+            element_indices = range(*indices.indices(n_elements))
+            for k, i in enumerate(element_indices):
+                names[i] = name if len(element_indices) == 1 else f"{name}[{k}]"
     return tuple(names)
 
 
-def output_names(spec: EnvSpec) -> tuple[str, ...]:
+def list_output_names(spec: EnvSpec) -> tuple[str, ...]:
     """Return a name for each output. It is the number and name of an action, or the name of a number of the action."""
     if spec.continuous_actions is not None:
         return spec.continuous_actions.names
-    return tuple(action_name(spec, i) for i in range(spec.n_actions))
+    return tuple(format_action_label(spec, i) for i in range(spec.n_actions))
 
 
-def action_name(spec: EnvSpec, action: int) -> str:
+def format_action_label(spec: EnvSpec, action: int) -> str:
     """Return the number of an action, with its name if it has one."""
     name = spec.action_names[action]
     return str(action) if name == str(action) else f"{action} ({name})"
@@ -83,10 +83,10 @@ def action_name(spec: EnvSpec, action: int) -> str:
 
 def join_abbreviated(names: Sequence[str]) -> str:
     """Join names with commas; the middle of a long list is omitted."""
-    if len(names) <= MAX_NAMES:
+    if len(names) <= MAX_LISTED_NAMES:
         return ", ".join(names)
-    n_shown = MAX_NAMES // 2
-    return f"{', '.join(names[:n_shown])}, ..., {', '.join(names[-n_shown:])}"
+    n_ends = MAX_LISTED_NAMES // 2
+    return f"{', '.join(names[:n_ends])}, ..., {', '.join(names[-n_ends:])}"
 
 
 def format_indices(first: int, last: int) -> str:

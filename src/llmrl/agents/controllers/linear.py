@@ -9,16 +9,22 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.labels import format_indices, input_names, join_abbreviated, n_inputs, output_names
+from llmrl.agents.controllers.labels import (
+    count_inputs,
+    format_indices,
+    join_abbreviated,
+    list_input_names,
+    list_output_names,
+)
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 
 Activation = Literal["tanh", "leaky_relu"]
-Output = Literal["raw", "tanh", "leaky_relu"]
+OutputTransform = Literal["raw", "tanh", "leaky_relu"]
 
-LEAK = 0.2
+LEAKY_SLOPE = 0.2
 """Slope of the leaky ReLU below zero (the published one)."""
 MAX_LISTED_INPUTS = 40
 """Maximum number of inputs of a layer that are described one by one; larger layers get only a general rule."""
@@ -40,7 +46,7 @@ class LayerSettings:
     bias: bool
     bound: PositiveFloat
     decimals: NonNegativeInt | None
-    output: Output
+    output: OutputTransform
     clip_actions: bool
     hidden: Sequence[PositiveInt] = ()
     activation: Activation = "tanh"
@@ -81,11 +87,11 @@ class LayeredController:
             )
         self.name = "multilayer perceptron" if s.hidden else "linear policy"
         self.bias, self.activation = s.bias, s.activation
-        self.decision, self.clip_actions = ActionDecoder(spec, s.clip_actions, s.output), s.clip_actions
-        widths = [n_inputs(spec, f"a {self.name}"), *s.hidden, self.decision.size]
-        self.layers = tuple(itertools.pairwise(widths))
-        self.input_names = input_names(spec)
-        self.space = ParameterSpace(self.name, tuple(self._parameters(s.bound, s.decimals)))
+        self.action_decoder, self.clip_actions = ActionDecoder(spec, s.clip_actions, s.output), s.clip_actions
+        widths = [count_inputs(spec, f"a {self.name}"), *s.hidden, self.action_decoder.n_outputs]
+        self.layer_sizes = tuple(itertools.pairwise(widths))
+        self.input_names = list_input_names(spec)
+        self.space = ParameterSpace(self.name, tuple(self._build_parameters(s.bound, s.decimals)))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] or [n, a] for observations [n, k] under parameters [n, d]."""
@@ -96,7 +102,7 @@ class LayeredController:
         # Games are the last axis, so that NumPy's inner loop runs over the longest axis.
         n, columns, offset = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
         layers = []
-        for k, m in self.layers:
+        for k, m in self.layer_sizes:
             # Biases, then the products of each input; they are summed in this order.
             terms = np.zeros((1 + k, m, n))
             if self.bias:
@@ -106,13 +112,13 @@ class LayeredController:
 
         def act(observation: np.ndarray) -> np.ndarray:
             x = observation.T
-            for number, (weights, terms, products) in enumerate(layers):
-                if number:
+            for layer_index, (weights, terms, products) in enumerate(layers):
+                if layer_index:
                     x = np.tanh(x) if self.activation == "tanh" else leaky_relu(x)
                 np.multiply(x[:, None], weights, products)
                 # NumPy would sum a single column pairwise, in another order.
                 x = np.add.reduce(terms, axis=0) if terms[0].size > 1 else np.cumsum(terms, axis=0)[-1]
-            return self.decision(x.T)
+            return self.action_decoder(x.T)
 
         return act
 
@@ -120,60 +126,63 @@ class LayeredController:
     def layout(self) -> str:
         """Description of the parameters by index, for prompts."""
         lines, offset = [], 0
-        for number, (k, m) in enumerate(self.layers):
-            lines += self._describe_layer(number, offset, k, m)
+        for layer_index, (k, m) in enumerate(self.layer_sizes):
+            lines += self._describe_layer(layer_index, offset, k, m)
             offset += (k + self.bias) * m
-        return "\n".join([*lines, self.decision.description])
+        return "\n".join([*lines, self.action_decoder.description])
 
     @property
     def invariances(self) -> str:
         """Description of the changes to the parameters that affect no action, for prompts; "" if there are none."""
-        if self.decision.numbers is not None:
+        if self.action_decoder.continuous_actions is not None:
             return ""
-        k, m = self.layers[-1]
+        k, m = self.layer_sizes[-1]
         offset = self.space.dim - (k + self.bias) * m
         if offset:
-            subject, inputs = f"params[{offset}] to params[{self.space.dim - 1}]", "of one hidden unit"
+            parameters_text, source_text = f"params[{offset}] to params[{self.space.dim - 1}]", "of one hidden unit"
         else:
-            subject, inputs = "all numbers", "of one entry of the observation"
-        biases = ", or to all biases of the outputs" if self.bias else ""
+            parameters_text, source_text = "all numbers", "of one entry of the observation"
+        biases_text = ", or to all biases of the outputs" if self.bias else ""
         return (
             "Only which output is largest counts. So nothing changes where "
-            f"{subject} are multiplied by the same positive factor, or the same amount is added to the {m} weights "
-            f"{inputs}{biases}. Numbers that differ in nothing else are one policy, up to what rounding does."
+            f"{parameters_text} are multiplied by the same positive factor, or the same amount is added to the {m} "
+            f"weights {source_text}{biases_text}. Numbers that differ in nothing else are one policy, up to what "
+            "rounding does."
         )
 
-    def _describe_layer(self, number: int, offset: int, k: int, m: int) -> list[str]:
-        last = number == len(self.layers) - 1
-        source = f"hidden{number}" if number else "observation"
-        target = "output" if last else f"hidden{number + 1}"
-        shift = f" + params[{offset + k * m} + j]" if self.bias else ""
-        start = f"{offset} + " if offset else ""
-        sum_ = f"the sum over i of {source}[i] * params[{start}{m} * i + j]{shift}"
-        rule = "tanh" if self.activation == "tanh" else f"leaky ReLU (slope {LEAK:g} below 0)"
-        prefix = "" if last else f"{rule} of "
-        lines = [f"{target}[j], for j from 0 to {m - 1}, is {prefix}{sum_}, with i from 0 to {k - 1}."]
-        if number == 0 and k <= MAX_LISTED_INPUTS:
+    def _describe_layer(self, layer_index: int, offset: int, k: int, m: int) -> list[str]:
+        is_last = layer_index == len(self.layer_sizes) - 1
+        input_name = f"hidden{layer_index}" if layer_index else "observation"
+        output_name = "output" if is_last else f"hidden{layer_index + 1}"
+        bias_text = f" + params[{offset + k * m} + j]" if self.bias else ""
+        offset_text = f"{offset} + " if offset else ""
+        sum_text = f"the sum over i of {input_name}[i] * params[{offset_text}{m} * i + j]{bias_text}"
+        activation_text = "tanh" if self.activation == "tanh" else f"leaky ReLU (slope {LEAKY_SLOPE:g} below 0)"
+        prefix = "" if is_last else f"{activation_text} of "
+        lines = [f"{output_name}[j], for j from 0 to {m - 1}, is {prefix}{sum_text}, with i from 0 to {k - 1}."]
+        if layer_index == 0 and k <= MAX_LISTED_INPUTS:
             for i, name in enumerate(self.input_names):
-                suffix = "" if name == f"observation[{i}]" else f" ({name})"
-                lines.append(f"- {format_indices(i * m, i * m + m - 1)}: weights of observation[{i}]{suffix}")
+                name_suffix = "" if name == f"observation[{i}]" else f" ({name})"
+                lines.append(f"- {format_indices(i * m, i * m + m - 1)}: weights of observation[{i}]{name_suffix}")
             if self.bias:
                 lines.append(f"- {format_indices(k * m, k * m + m - 1)}: biases")
-        elif number == 0:
+        elif layer_index == 0:
             lines.append(f"The entries of the observation are: {join_abbreviated(self.input_names)}.")
         return lines
 
-    def _parameters(self, bound: float, decimals: int | None) -> list[Parameter]:
+    def _build_parameters(self, bound: float, decimals: int | None) -> list[Parameter]:
         parameters: list[Parameter] = []
-        for number, (k, m) in enumerate(self.layers):
-            last = number == len(self.layers) - 1
-            targets = self.decision.names if last else [f"hidden {number + 1}.{j}" for j in range(m)]
-            sources = self.input_names if number == 0 else [f"hidden {number}.{i}" for i in range(k)]
-            meanings = [f"weight of {source} on {target}" for source in sources for target in targets]
-            meanings += [f"bias of {target}" for target in targets] if self.bias else []
+        for layer_index, (k, m) in enumerate(self.layer_sizes):
+            is_last = layer_index == len(self.layer_sizes) - 1
+            outputs = self.action_decoder.names if is_last else [f"hidden {layer_index + 1}.{j}" for j in range(m)]
+            inputs = self.input_names if layer_index == 0 else [f"hidden {layer_index}.{i}" for i in range(k)]
+            descriptions = [
+                f"weight of {input_name} on {output_name}" for input_name in inputs for output_name in outputs
+            ]
+            descriptions += [f"bias of {output_name}" for output_name in outputs] if self.bias else []
             parameters += [
-                Parameter(f"params[{len(parameters) + i}]", -bound, bound, "weight", meaning, decimals)
-                for i, meaning in enumerate(meanings)
+                Parameter(f"params[{len(parameters) + i}]", -bound, bound, "weight", description, decimals)
+                for i, description in enumerate(descriptions)
             ]
         return parameters
 
@@ -186,63 +195,66 @@ class ActionDecoder:
 
     Args:
         spec: spec of the environment.
-        clip: clip numbers of an action to their bounds; integers are always clipped.
-        output: function applied to the outputs first. `raw`: none; `leaky_relu`: slope 0.2; `tanh`: scaled to the
+        clip_actions: clip numbers of an action to their bounds; integers are always clipped.
+        transform: function applied to the outputs first. `raw`: none; `leaky_relu`: slope 0.2; `tanh`: scaled to the
             bounds of each number.
     """
 
-    def __init__(self, spec: EnvSpec, clip: bool, output: Output = "raw") -> None:
-        self.numbers, self.clip, self.output = spec.continuous_actions, clip, output
-        self.size = spec.n_actions if spec.continuous_actions is None else spec.continuous_actions.dim
-        self.names = output_names(spec)
+    def __init__(self, spec: EnvSpec, clip_actions: bool, transform: OutputTransform = "raw") -> None:
+        self.continuous_actions, self.clip_actions, self.transform = spec.continuous_actions, clip_actions, transform
+        self.n_outputs = spec.n_actions if spec.continuous_actions is None else spec.continuous_actions.dim
+        self.names = list_output_names(spec)
         if spec.continuous_actions is not None:
             self.low, self.high = np.array(spec.continuous_actions.low), np.array(spec.continuous_actions.high)
 
     def __call__(self, outputs: np.ndarray) -> np.ndarray:
-        """Return actions [n] int64 or [n, a] float64 for outputs [n, size]."""
-        if self.output == "leaky_relu":
+        """Return actions [n] int64 or [n, a] float64 for outputs [n, n_outputs]."""
+        if self.transform == "leaky_relu":
             outputs = leaky_relu(outputs)
-        elif self.output == "tanh":
+        elif self.transform == "tanh":
             outputs = np.tanh(outputs)
-        if self.numbers is None:
+        if self.continuous_actions is None:
             actions: np.ndarray = outputs.argmax(axis=1)
             return actions
-        if self.output == "tanh":
+        if self.transform == "tanh":
             outputs = (self.high + self.low) / 2 + (self.high - self.low) / 2 * outputs
-        is_integer = np.array(self.numbers.whole)
+        is_integer = np.array(self.continuous_actions.whole)
         outputs = np.where(is_integer, np.rint(outputs), outputs)
-        return np.where(self.clip | is_integer, np.clip(outputs, self.low, self.high), outputs)
+        return np.where(self.clip_actions | is_integer, np.clip(outputs, self.low, self.high), outputs)
 
     @property
     def description(self) -> str:
         """Description of the map, for prompts, with outputs called output[0], output[1], ..."""
-        squashing = {"raw": "", "tanh": "tanh of ", "leaky_relu": f"leaky ReLU (slope {LEAK:g} below 0) of "}[
-            self.output
-        ]
-        if self.numbers is None:
+        transform_text = {
+            "raw": "",
+            "tanh": "tanh of ",
+            "leaky_relu": f"leaky ReLU (slope {LEAKY_SLOPE:g} below 0) of ",
+        }[self.transform]
+        if self.continuous_actions is None:
             return f"The action taken is the one whose output is largest: {join_abbreviated(self._output_labels())}."
         bounds = [
             f"output[{j}] is {name}, from {low:g} to {high:g}"
             for j, (name, low, high) in enumerate(zip(self.names, self.low, self.high, strict=True))
         ]
-        all_integer, any_integer = all(self.numbers.whole), any(self.numbers.whole)
-        rule = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.output, "")
-        clipping = "put inside these bounds" if self.clip or all_integer else "given to the game as it is"
+        all_integer, has_integer = all(self.continuous_actions.whole), any(self.continuous_actions.whole)
+        scaling = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.transform, "")
+        clipping = "put inside these bounds" if self.clip_actions or all_integer else "given to the game as it is"
         rounding = " rounded to a whole number and" if all_integer else ""
-        rule_text = (
-            f"The action is {squashing}the outputs{rule}: {join_abbreviated(bounds)}; each is{rounding} {clipping}."
+        action_text = (
+            f"The action is {transform_text}the outputs{scaling}: {join_abbreviated(bounds)}; each is{rounding} "
+            f"{clipping}."
         )
-        if all_integer or not any_integer:
-            return rule_text
-        names = [name for name, is_integer in zip(self.names, self.numbers.whole, strict=True) if is_integer]
-        return f"{rule_text} Rounded to a whole number inside the bounds: {join_abbreviated(names)}."
+        if all_integer or not has_integer:
+            return action_text
+        names = [name for name, is_integer in zip(self.names, self.continuous_actions.whole, strict=True) if is_integer]
+        return f"{action_text} Rounded to a whole number inside the bounds: {join_abbreviated(names)}."
 
     def _output_labels(self) -> list[str]:
         return [f"output[{j}] is of action {name}" for j, name in enumerate(self.names)]
 
 
 def leaky_relu(x: np.ndarray) -> np.ndarray:
-    return np.where(x >= 0.0, x, LEAK * x)
+    return np.where(x >= 0.0, x, LEAKY_SLOPE * x)
 
 
 Basis = Literal["orthonormal", "normal"]
@@ -284,11 +296,11 @@ class ProjectedController:
         else:
             self.basis = rng.standard_normal((d, rank)) / np.sqrt(rank)
         name = f"projection of a {inner.space.name}"
-        entries = (
+        parameters = (
             Parameter(f"params[{i}]", -bound, bound, "weight", f"amount of direction {i}", decimals)
             for i in range(rank)
         )
-        self.space = ParameterSpace(name, tuple(entries))
+        self.space = ParameterSpace(name, tuple(parameters))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return the actions of n games for their observations under z [n, rank]."""
@@ -296,10 +308,10 @@ class ProjectedController:
 
     def prepared(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """Return `act` with fixed parameters for many steps."""
-        return self.inner.prepared(self.expand(parameters))
+        return self.inner.prepared(self.compute_weights(parameters))
 
-    def expand(self, parameters: np.ndarray) -> np.ndarray:
-        """Return theta [n, d] for z [n, rank].
+    def compute_weights(self, parameters: np.ndarray) -> np.ndarray:
+        """Return theta [n, d], the parameters of `inner`, for z [n, rank].
 
         Sums run direction by direction, so that results of a game do not depend on the others.
         """
@@ -311,7 +323,7 @@ class ProjectedController:
     @property
     def invariances(self) -> str:
         """Description of the changes to the parameters that affect no action, for prompts; "" if there are none."""
-        if not self.inner.invariances or len(self.inner.layers) > 1:
+        if not self.inner.invariances or len(self.inner.layer_sizes) > 1:
             return ""
         return (
             "Only which output of the policy is largest counts. So nothing changes where all numbers are multiplied by "

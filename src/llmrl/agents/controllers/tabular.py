@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmrl.agents.controllers.labels import (
-    action_name,
+    count_inputs,
+    count_states,
     describe_states,
-    input_names,
+    format_action_label,
     join_abbreviated,
-    n_inputs,
-    n_states,
+    list_input_names,
 )
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
@@ -30,17 +30,17 @@ class Bins:
         ranges: low, high and number of bins, for each number of the channel `vector`.
 
     Attributes:
-        n: number of states, the product of the numbers of bins.
+        n_states: number of states, the product of the numbers of bins.
 
     Raises:
         ConfigError: there is no such channel, it has another length, a range is empty, or there are too many states.
     """
 
     def __init__(self, spec: EnvSpec, ranges: Sequence[Sequence[float]]) -> None:
-        inputs, names = n_inputs(spec, "agent.bins"), input_names(spec)
-        if len(ranges) != inputs:
+        n_inputs, names = count_inputs(spec, "agent.bins"), list_input_names(spec)
+        if len(ranges) != n_inputs:
             raise ConfigError(
-                f"agent.bins has {len(ranges)} ranges, but env={spec.name} observes {inputs} numbers "
+                f"agent.bins has {len(ranges)} ranges, but env={spec.name} observes {n_inputs} numbers "
                 f"({', '.join(names)}); write [low, high, bins] for each"
             )
         for name, bin_range in zip(names, ranges, strict=True):
@@ -48,7 +48,7 @@ class Bins:
                 len(bin_range) != 3
                 or not np.isfinite(bin_range).all()
                 or bin_range[0] >= bin_range[1]
-                or not _is_integer(bin_range[2])
+                or not _is_positive_integer(bin_range[2])
             ):
                 raise ConfigError(
                     f"agent.bins: {list(bin_range)} for {name} must be [low, high, bins] with low < high and bins >= 1"
@@ -56,14 +56,16 @@ class Bins:
         self._low = np.array([low for low, _, _ in ranges], dtype=np.float64)
         self._high = np.array([high for _, high, _ in ranges], dtype=np.float64)
         self._counts = np.array([int(count) for _, _, count in ranges], dtype=np.int64)
-        self.n = int(np.prod(self._counts.astype(object)))
-        if self.n > MAX_STATES:
-            raise ConfigError(f"agent.bins results in {self.n:,} states; use fewer bins, at most {MAX_STATES:,} states")
+        self.n_states = int(np.prod(self._counts.astype(object)))
+        if self.n_states > MAX_STATES:
+            raise ConfigError(
+                f"agent.bins results in {self.n_states:,} states; use fewer bins, at most {MAX_STATES:,} states"
+            )
         # The bin of the last number changes fastest, as in a C-ordered array.
         self._strides = np.append(np.cumprod(self._counts[:0:-1])[::-1], 1)
         self._names = names
 
-    def state(self, observation: np.ndarray) -> np.ndarray:
+    def compute_states(self, observation: np.ndarray) -> np.ndarray:
         """Return the states, [n] int64, of observations [n, k]."""
         fraction = (observation - self._low) / (self._high - self._low)
         # Clip first, since infinity cannot be converted to an integer.
@@ -86,24 +88,24 @@ class Bins:
         return "\n".join(lines) + "\nNumbers outside a range are in its first or last bin.\n"
 
 
-def _is_integer(x: float) -> bool:
+def _is_positive_integer(x: float) -> bool:
     return x == int(x) and x >= 1
 
 
-class _Table:
-    """A table with a row for each state; the state is observed, or computed from numbers by `bins`."""
+class _TableController:
+    """Table with a row for each state; the state is observed, or computed from numbers by `bins`."""
 
     def __init__(self, spec: EnvSpec, bins: Bins | None) -> None:
         self.channel, self._bins = "state" if bins is None else "vector", bins
-        self.n_states = n_states(spec, "agent=tabular") if bins is None else bins.n
+        self.n_states = count_states(spec, "agent=tabular") if bins is None else bins.n_states
         self.n_actions = spec.need_discrete("agent=tabular")
         self._description = describe_states(spec) if bins is None else bins.description
 
-    def _states(self, observation: np.ndarray) -> np.ndarray:
-        return observation if self._bins is None else self._bins.state(observation)
+    def _compute_states(self, observation: np.ndarray) -> np.ndarray:
+        return observation if self._bins is None else self._bins.compute_states(observation)
 
 
-class TabularController(_Table):
+class TabularController(_TableController):
     """Table with one integer per state, the action taken in it.
 
     Args:
@@ -128,7 +130,7 @@ class TabularController(_Table):
                     f"(0 to {len(indices) - 1}) without gaps; null allows all actions"
                 )
             indices = list(actions)
-        self.names = tuple(action_name(spec, i) for i in indices)
+        self.names = tuple(format_action_label(spec, i) for i in indices)
         low, high = float(indices[0]), float(indices[-1])
         entries = (
             Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0, choice=True)
@@ -138,7 +140,7 @@ class TabularController(_Table):
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, states]."""
-        states = self._states(observation)
+        states = self._compute_states(observation)
         actions: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
         return actions
 
@@ -151,7 +153,7 @@ class TabularController(_Table):
         )
 
 
-class QTableController(_Table):
+class QTableController(_TableController):
     """Table with a value for each state and action; the action with the largest value is taken.
 
     Of equal values the first counts. Parameter s * n_actions + a is the value of action a in state s.
@@ -170,7 +172,7 @@ class QTableController(_Table):
 
     def __init__(self, spec: EnvSpec, bound: float, decimals: int | None, bins: Bins | None = None) -> None:
         super().__init__(spec, bins)
-        self.names = tuple(action_name(spec, i) for i in range(self.n_actions))
+        self.names = tuple(format_action_label(spec, i) for i in range(self.n_actions))
         self.space = ParameterSpace(
             self.name,
             tuple(
@@ -189,7 +191,7 @@ class QTableController(_Table):
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, states * actions]."""
-        states = self._states(observation)
+        states = self._compute_states(observation)
         tables = parameters.reshape(-1, self.n_states, self.n_actions)
         actions: np.ndarray = np.argmax(tables[np.arange(len(states)), states], axis=1)
         return actions

@@ -25,7 +25,7 @@ from llmrl.llms.local.lora import AdapterSet, Lora, write_adapter
 from llmrl.run.artifacts import saved_state
 
 Tune = Literal["full", "lora", "heads", "nothing"]
-_WEIGHT_OPTIONS = "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
+_WEIGHT_SHAPE_OPTIONS = "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
 """Options that determine the names and shapes of the trained weights."""
 
 
@@ -107,40 +107,42 @@ class LanguagePPOAgent:
             )
         generator = seeds.torch("weights")
         module = scorer.module
-        self._adapters: AdapterSet | None = None
-        parts = [f"society_{society_index}"] * has_principal + [f"member_{member}"] * (member is not None)
-        self._adapter = "_".join(parts)
+        self._adapter_set: AdapterSet | None = None
+        name_parts = [f"society_{society_index}"] * has_principal + [f"member_{member}"] * (member is not None)
+        self._adapter_name = "_".join(name_parts)
         if tune == "lora":
-            self._adapters = scorer.adapters(settings.lora, seeds.integer("adapter"))
+            self._adapter_set = scorer.adapters(settings.lora, seeds.integer("adapter"))
         else:
             module.requires_grad_(tune == "full")
-        self._activate()
+        self._activate_adapter()
         if settings.recompute:
             scorer.recompute_activations()
         network = LanguageActorCritic(spec, scorer, generator, settings, processes)
-        network.activate = self._activate
+        network.activate_adapter = self._activate_adapter
         self.policy = LanguagePolicy(spec, network).to(device)
         self.learns = tune != self.no_learning_setting[1]
         self.tune, self.label = tune, scorer.label
-        self._lora, self._revision = settings.lora, scorer.settings.revision
-        self._model, self._files = scorer.model, folder_fingerprint(scorer.model, sampled=True)
-        self._trained = {
-            AdapterSet.general_name(name, self._adapter): p
+        self._lora_settings, self._revision = settings.lora, scorer.settings.revision
+        self._model, self._model_fingerprint = scorer.model, folder_fingerprint(scorer.model, sampled=True)
+        self._trained_parameters = {
+            AdapterSet.general_name(name, self._adapter_name): p
             for name, p in self.policy.named_parameters()
             if p.requires_grad
         }
         if settings.init_from is not None:
             self._load_initial_weights(Path(settings.init_from))
-        self._initial = {n: p.detach().clone() for n, p in self._trained.items()} if has_principal else None
+        self._initial_weights = (
+            {n: p.detach().clone() for n, p in self._trained_parameters.items()} if has_principal else None
+        )
         # Created before a checkpoint of this run is loaded, so that a resumed run has the same reference policy.
         weight = settings.kl_coefficient
-        anchor = ReferenceKL(network, weight, adapters=tune == "lora") if weight else None
-        self._ppo = PPO(self.policy, settings.ppo, anchor) if self.learns else None
+        reference_kl = ReferenceKL(network, weight, adapters=tune == "lora") if weight else None
+        self._ppo = PPO(self.policy, settings.ppo, reference_kl) if self.learns else None
 
-    def _activate(self) -> None:
+    def _activate_adapter(self) -> None:
         """Make the model use this agent's adapter, whose parameters then require gradients."""
-        if self._adapters is not None:
-            self._adapters.activate(self._adapter)
+        if self._adapter_set is not None:
+            self._adapter_set.activate(self._adapter_name)
 
     def min_rollout_steps(self, games: int) -> int:
         """Return the minimum number of steps of a rollout of `games` games."""
@@ -155,8 +157,8 @@ class LanguagePPOAgent:
             return {}
         metrics = self._ppo.update(rollout, generator)
         network = self.policy.network
-        metrics["language/tokens"] = float(sum(network.processes.all_gather_object(network.tokens)))
-        network.tokens = 0
+        metrics["language/tokens"] = float(sum(network.processes.all_gather_object(network.n_tokens)))
+        network.n_tokens = 0
         return metrics
 
     def adapt(self, spec: EnvSpec) -> None:
@@ -165,28 +167,28 @@ class LanguagePPOAgent:
         Raises:
             ConfigError: the number of actions does not fit the head.
         """
-        self.policy.network.name_actions(spec)
+        self.policy.network.set_actions(spec)
 
     def reset(self) -> None:
         """Restore the initial weights, which are stored if a principal governs the agent."""
-        assert self._initial is not None
-        copy_weights(self._initial, self._trained, "the initial model", _WEIGHT_OPTIONS)
+        assert self._initial_weights is not None
+        copy_weights(self._initial_weights, self._trained_parameters, "the initial model", _WEIGHT_SHAPE_OPTIONS)
         if self._ppo is not None:
-            self._activate()
+            self._activate_adapter()
             self._ppo.reset()
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
         network = self.policy.network
         if self.tune == "lora" and network.processes.is_main:
-            assert self._adapters is not None
-            weights = self._adapters.parameters(self._adapter)
-            write_adapter(network.language, weights, self._lora, folder, self._model, self._revision)
+            assert self._adapter_set is not None
+            weights = self._adapter_set.parameters(self._adapter_name)
+            write_adapter(network.language, weights, self._lora_settings, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the policy, what is trained, and numbers of parameters."""
         parameters = list(self.policy.parameters())
-        output = "names of actions scored" if self.policy.network.scoring else "a head for the actions"
+        output = "names of actions scored" if self.policy.network.scores_actions else "a head for the actions"
         return {
             "policy": f"{self.label}, {output}",
             "tuned": self.tune,
@@ -199,18 +201,18 @@ class LanguagePPOAgent:
         learner = None if self._ppo is None else self._ppo.state_dict()
         network = self.policy.network
         return {
-            "policy": {name: parameter.detach() for name, parameter in self._trained.items()},
-            "model": self._files,
+            "policy": {name: parameter.detach() for name, parameter in self._trained_parameters.items()},
+            "model": self._model_fingerprint,
             "learner": learner,
-            "tokens": sum(network.processes.all_gather_object(network.tokens)),
+            "tokens": sum(network.processes.all_gather_object(network.n_tokens)),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Restore weights and learner; raise ConfigError if the model's files differ or weights do not fit."""
-        check_unchanged(self._model, state.get("model"), self._files)
-        copy_weights(state["policy"], self._trained, "the checkpoint", _WEIGHT_OPTIONS)
+        check_unchanged(self._model, state.get("model"), self._model_fingerprint)
+        copy_weights(state["policy"], self._trained_parameters, "the checkpoint", _WEIGHT_SHAPE_OPTIONS)
         # The stored number is the sum over all processes, so only one process restores it.
-        self.policy.network.tokens = state["tokens"] if self.policy.network.processes.is_main else 0
+        self.policy.network.n_tokens = state["tokens"] if self.policy.network.processes.is_main else 0
         if self._ppo is not None:
             self._ppo.load_state_dict(state["learner"])
 
@@ -228,7 +230,7 @@ class LanguagePPOAgent:
             raise ConfigError(
                 f"agent.init_from={run}: the agent of that run has no weights of a policy; use a run of agent=llm_ppo"
             )
-        copy_weights(weights, self._trained, f"agent.init_from={run}", _WEIGHT_OPTIONS)
+        copy_weights(weights, self._trained_parameters, f"agent.init_from={run}", _WEIGHT_SHAPE_OPTIONS)
 
 
 def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:

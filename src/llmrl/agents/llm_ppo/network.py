@@ -27,8 +27,8 @@ from llmrl.networks.action_distributions import CategoricalActions, mask_logits,
 from llmrl.networks.layers import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 from llmrl.networks.memo import Memo
 
-Actions = Literal["scores", "head"]
-Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
+ActionSource = Literal["scores", "head"]
+PromptReader = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
 Activation = Literal["relu", "tanh", "sigmoid"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -51,7 +51,7 @@ class LanguageNetworkSettings:
     """
 
     text_channel: str
-    actions: Actions
+    actions: ActionSource
     temperature: PositiveFloat
     head_hidden: Sequence[PositiveInt]
     head_activation: Activation
@@ -88,27 +88,33 @@ class LanguageActorCritic(nn.Module):
         super().__init__()
         channel, hidden, activation = settings.text_channel, settings.head_hidden, settings.head_activation
         self.n_actions = spec.need_discrete("a language model that scores actions")
-        texts = [name for name, layout in spec.observation.items() if layout.dtype == "object"]
-        if channel not in texts:
+        text_channels = [name for name, layout in spec.observation.items() if layout.dtype == "object"]
+        if channel not in text_channels:
             problem = f"agent=llm_ppo reads texts, but env={spec.name} has no text channel {channel!r}"
-            if texts:
-                raise ConfigError(f"{problem}, only {', '.join(texts)}; set agent.text_channel={texts[0]}")
+            if text_channels:
+                raise ConfigError(
+                    f"{problem}, only {', '.join(text_channels)}; set agent.text_channel={text_channels[0]}"
+                )
             raise Incompatible(Misfit.INTERFACE, f"{problem}; use env=babyai_text")
         self.scorer, self.channel, self.processes = scorer, channel, processes
-        self.scoring, self.temperature = settings.actions == "scores", settings.temperature
+        self.scores_actions, self.temperature = settings.actions == "scores", settings.temperature
         self.precision, self.piece_tokens = settings.precision, settings.piece_tokens
-        self.candidates: tuple[str, ...] = ()
-        self.name_actions(spec)
+        self.action_texts: tuple[str, ...] = ()
+        self.set_actions(spec)
         self.language = scorer.module
         config: Any = self.language.config
         width = config.get_text_config().hidden_size
-        self.critic = _head(width, hidden, 1, VALUE_GAIN, activation, generator)
-        self.actor = None if self.scoring else _head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
-        self.tokens = 0  # number of positions computed so far
-        self.activate: Callable[[], None] = lambda: None
+        self.critic = _build_head(width, hidden, 1, VALUE_GAIN, activation, generator)
+        self.actor = (
+            None
+            if self.scores_actions
+            else _build_head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
+        )
+        self.n_tokens = 0  # number of positions computed so far
+        self.activate_adapter: Callable[[], None] = lambda: None
         """Function that makes the model use this network's adapter, if it has one."""
 
-    def name_actions(self, spec: EnvSpec) -> None:
+    def set_actions(self, spec: EnvSpec) -> None:
         """Score the actions of `spec` instead of the previous ones.
 
         Raises:
@@ -116,28 +122,28 @@ class LanguageActorCritic(nn.Module):
         """
         names = spec.continuations(self.channel)
         labels = [name.strip() for name in names]
-        if not self.scoring and len(names) != self.n_actions:
+        if not self.scores_actions and len(names) != self.n_actions:
             raise ConfigError(
                 f"agent.actions=head has one output for each of {self.n_actions} actions, but env={spec.name} has "
                 f"{len(names)}; use agent.actions=scores for environments with other actions"
             )
-        if self.scoring and (duplicates := [name for i, name in enumerate(labels) if name in labels[:i]]):
+        if self.scores_actions and (duplicates := [name for i, name in enumerate(labels) if name in labels[:i]]):
             raise ConfigError(
                 f"two actions of env={spec.name} have the name {duplicates[0]!r}; use agent.actions=head, or "
                 "different names"
             )
-        if self.scoring and not all(labels):
+        if self.scores_actions and not all(labels):
             raise ConfigError(f"an action of env={spec.name} has an empty name: {labels}; use agent.actions=head")
-        self.candidates, self.n_actions = names, len(names)
+        self.action_texts, self.n_actions = names, len(names)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits, masked if the batch has an `action_mask`, and values; equal texts are computed once."""
         texts = batch[self.channel]
         assert isinstance(texts, TextArray)
-        prompts, prompt_index = texts.distinct()
+        prompts, prompt_indices = texts.distinct()
         logits, value = self.read(prompts)
-        prompt_index = prompt_index.to(logits.device)
-        return mask_logits(logits[prompt_index], batch.get("action_mask")), value[prompt_index]
+        prompt_indices = prompt_indices.to(logits.device)
+        return mask_logits(logits[prompt_indices], batch.get("action_mask")), value[prompt_indices]
 
     def read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] float32 and values [n] float32 of distinct prompts.
@@ -145,10 +151,10 @@ class LanguageActorCritic(nn.Module):
         Raises:
             ConfigError: a prompt is too long for the model.
         """
-        self.activate()
+        self.activate_adapter()
         with self._autocast():
-            output = self.scorer.forward(prompts, self.candidates if self.actor is None else ())
-        self.tokens += output.tokens
+            output = self.scorer.forward(prompts, self.action_texts if self.actor is None else ())
+        self.n_tokens += output.tokens
         state = output.state.float()
         logits = output.log_probs / self.temperature if self.actor is None else self.actor(state)
         return logits, self.critic(state).squeeze(-1)
@@ -159,48 +165,48 @@ class LanguageActorCritic(nn.Module):
         A piece has complete joint actions (`team_step`; without it every sample is one) with prompts of similar length
         and at most `piece_tokens` tokens; a joint action with more is in a separate piece.
         """
-        n, world = len(batch["action"]), self.processes.world_size
-        prompts, prompt_index = batch[self.channel].distinct()
+        n_samples, world_size = len(batch["action"]), self.processes.world_size
+        prompts, prompt_indices = batch[self.channel].distinct()
         lengths = self.scorer.lengths(prompts)
-        joint = batch.get("team_step", torch.arange(n)).to(prompt_index.device)
-        prompt_indices_by_joint: list[set[int]] = [set() for _ in range(int(joint.max()) + 1)]
-        for joint_index, i in zip(joint.tolist(), prompt_index.tolist(), strict=True):
+        joint_indices = batch.get("team_step", torch.arange(n_samples)).to(prompt_indices.device)
+        prompt_indices_by_joint: list[set[int]] = [set() for _ in range(int(joint_indices.max()) + 1)]
+        for joint_index, i in zip(joint_indices.tolist(), prompt_indices.tolist(), strict=True):
             prompt_indices_by_joint[joint_index].add(i)
         # Joint actions with the same prompts are in one piece, so that few prompts are computed repeatedly.
         joints_by_prompts: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for joint_index, indices in enumerate(prompt_indices_by_joint):
             joints_by_prompts[tuple(sorted(indices, key=lambda i: (-lengths[i], i)))].append(joint_index)
         groups: list[tuple[set[int], list[int]]] = []
-        # Every process makes the same groups and computes one in `world`; the budget is such that each gets some.
-        budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
+        # All processes form the same groups, and each computes its share; the limit is such that each gets some.
+        max_tokens = min(self.piece_tokens, -(-sum(lengths) // world_size)) if world_size > 1 else self.piece_tokens
         max_length = 0
-        for prompt_indices in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
-            if not groups or len(groups[-1][0] | set(prompt_indices)) * max_length > budget:
+        for joint_prompt_indices in sorted(joints_by_prompts, key=lambda key: [(-lengths[i], i) for i in key]):
+            if not groups or len(groups[-1][0] | set(joint_prompt_indices)) * max_length > max_tokens:
                 groups.append((set(), []))
-                max_length = lengths[prompt_indices[0]]
-            groups[-1][0].update(prompt_indices)
-            groups[-1][1].extend(joints_by_prompts[prompt_indices])
-        local_groups = groups[self.processes.rank :: world]
-        for _, joint_indices in local_groups:
-            rows = torch.isin(joint, torch.tensor(joint_indices, device=joint.device)).nonzero().squeeze(1)
-            yield _select(batch, rows), len(rows) / n
+                max_length = lengths[joint_prompt_indices[0]]
+            groups[-1][0].update(joint_prompt_indices)
+            groups[-1][1].extend(joints_by_prompts[joint_prompt_indices])
+        local_groups = groups[self.processes.rank :: world_size]
+        for _, group in local_groups:
+            indices = torch.isin(joint_indices, torch.tensor(group, device=joint_indices.device)).nonzero().squeeze(1)
+            yield _select_samples(batch, indices), len(indices) / n_samples
         if not local_groups:  # at least one piece
-            yield _select(batch, torch.zeros(1, dtype=torch.int64, device=joint.device)), 0.0
+            yield _select_samples(batch, torch.zeros(1, dtype=torch.int64, device=joint_indices.device)), 0.0
 
     def _autocast(self) -> AbstractContextManager[Any]:
         device_type = next(self.language.parameters()).device.type
         return torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
 
 
-def _select(batch: Batch, index: torch.Tensor) -> Batch:
+def _select_samples(batch: Batch, indices: torch.Tensor) -> Batch:
     """Return some samples of a minibatch, with joint actions numbered from 0."""
-    subset = {name: x[index.to(x.device)] for name, x in batch.items()}
-    if "team_step" in subset:
-        subset["team_step"] = subset["team_step"].unique(return_inverse=True)[1]
-    return subset
+    samples = {name: x[indices.to(x.device)] for name, x in batch.items()}
+    if "team_step" in samples:
+        samples["team_step"] = samples["team_step"].unique(return_inverse=True)[1]
+    return samples
 
 
-def _head(
+def _build_head(
     width: int, hidden: Sequence[int], n_out: int, gain: float, activation: Activation, generator: torch.Generator
 ) -> nn.Sequential:
     """Return a multilayer perceptron from the hidden state to `n_out` outputs."""
@@ -228,7 +234,7 @@ class LanguagePolicy(nn.Module):
         self.channels: tuple[str, ...] = tuple(
             name for name in (network.channel, "action_mask") if name in spec.observation
         )
-        self._memo = Memo(self._compute)
+        self._memo = Memo(self._compute_outputs)
 
     @property
     def distribution(self) -> CategoricalActions:
@@ -269,7 +275,7 @@ class LanguagePolicy(nn.Module):
     @torch.no_grad()
     def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
         """Return the probabilities of actions after each prompt, [n, n_actions]."""
-        return self._compute(list(prompts))[0].softmax(-1)
+        return self._compute_outputs(list(prompts))[0].softmax(-1)
 
     def _evaluate(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n_envs, n_agents, n_actions] and values [n_envs, n_agents]."""
@@ -278,12 +284,14 @@ class LanguagePolicy(nn.Module):
         logits, value = logits.reshape(*prompts.shape, -1), value.reshape(prompts.shape)
         return mask_logits(logits, observation.get("action_mask")), value
 
-    def _compute(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute_outputs(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [n, n_actions] and values [n] of distinct prompts."""
         return read_distributed(self.network.processes, prompts, self.network.read)
 
 
-def read_distributed(processes: ProcessGroup, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+def read_distributed(
+    processes: ProcessGroup, prompts: Sequence[str], read: PromptReader
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs of `read` for all prompts, [n, ...]; each process computes its share of them."""
     if processes.world_size == 1:
         return read(prompts)
@@ -309,15 +317,15 @@ class ReferenceKL:
 
     def __init__(self, network: LanguageActorCritic, beta: float, adapters: bool) -> None:
         self.network, self.beta = network, beta
-        self._frozen = None if adapters else _frozen_copy(network)
+        self._frozen = None if adapters else _copy_frozen(network)
 
     @torch.no_grad()
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Return the logits of pi_0, [T, n_envs, n_agents, n_actions]."""
-        prompts, prompt_index = rollout.observation[self.network.channel].distinct()
+        prompts, prompt_indices = rollout.observation[self.network.channel].distinct()
         with adapters_off(self.network.language) if self._frozen is None else nullcontext():
             logits, _ = read_distributed(self.network.processes, prompts, (self._frozen or self.network).read)
-        return {"reference": logits[prompt_index.to(logits.device)]}
+        return {"reference": logits[prompt_indices.to(logits.device)]}
 
     def loss(
         self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
@@ -347,12 +355,12 @@ class ReferenceKL:
         """Do nothing, because there is no state."""
 
 
-def _frozen_copy(network: LanguageActorCritic) -> LanguageActorCritic:
+def _copy_frozen(network: LanguageActorCritic) -> LanguageActorCritic:
     """Return a copy of the network whose language model is frozen and not shared."""
-    clone = copy.copy(network)
-    scorer = copy.copy(network.scorer)
-    scorer.replace_module(copy.deepcopy(network.language).requires_grad_(False))
+    network_copy = copy.copy(network)
+    scorer_copy = copy.copy(network.scorer)
+    scorer_copy.replace_module(copy.deepcopy(network.language).requires_grad_(False))
     # Set directly, because the copy shares the dictionary of `nn.Module` with the original.
-    clone.__dict__["_modules"] = {**network._modules, "language": scorer.module}
-    clone.scorer = scorer
-    return clone
+    network_copy.__dict__["_modules"] = {**network._modules, "language": scorer_copy.module}
+    network_copy.scorer = scorer_copy
+    return network_copy
