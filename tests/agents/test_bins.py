@@ -18,7 +18,7 @@ RANGES = [[-1.2, 0.6, 10], [-0.07, 0.07, 20], [-5, 5, 3]]
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=3))
 def test_state_combines_bins(numbers):
     bins = Bins(POLE, RANGES)
-    [state] = bins.state(np.array([numbers]))
+    [state] = bins.compute_states(np.array([numbers]))
     places = np.unravel_index(state, [10, 20, 3])
     for x, place, (low, high, n) in zip(numbers, places, RANGES, strict=True):
         edges = np.linspace(low, high, n + 1)
@@ -29,8 +29,8 @@ def test_state_combines_bins(numbers):
 
 def test_outliers_use_boundary_bins():
     bins = Bins(POLE, RANGES)
-    low, high = bins.state(np.array([[-np.inf] * 3, [np.inf] * 3]))
-    assert (low, high) == (0, bins.n - 1) == (0, 599)
+    low, high = bins.compute_states(np.array([[-np.inf] * 3, [np.inf] * 3]))
+    assert (low, high) == (0, bins.n_states - 1) == (0, 599)
 
 
 def test_text_describes_states():

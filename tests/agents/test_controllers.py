@@ -41,7 +41,7 @@ def observations(controller, n, seed=0):
     if isinstance(controller, TabularController | QTableController):
         return rng.normal(size=(n, 3))
     inner = getattr(controller, "inner", controller)
-    return rng.normal(size=(n, inner.layers[0][0]))
+    return rng.normal(size=(n, inner.layer_sizes[0][0]))
 
 
 def sample_parameters(controller, n, seed=0):
@@ -153,9 +153,9 @@ def test_directions_are_orthonormal_and_seed_dependent():
     assert np.array_equal(first_basis, second_basis) and not np.allclose(first_basis, third_basis)
     controller = agents[0].controller
     z = sample_parameters(controller, 3)
-    np.testing.assert_allclose(controller.expand(z), z @ first_basis.T)
+    np.testing.assert_allclose(controller.compute_weights(z), z @ first_basis.T)
     # theta = z Q^T is found again by z = theta Q.
-    np.testing.assert_allclose(controller.expand(z) @ first_basis, z)
+    np.testing.assert_allclose(controller.compute_weights(z) @ first_basis, z)
     normal = search_agent("projection", ARM, Seeds(0), rank=4, basis="normal").controller
     assert not np.allclose(normal.basis.T @ normal.basis, np.eye(4))
 

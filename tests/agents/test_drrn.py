@@ -188,7 +188,7 @@ def test_transitions_contain_next_observation(bootstrap):
     learner = Learner(steps=7, env=env, bootstrap_truncation=bootstrap, warmup=10**6)
     rollouts = [learner.iterate()[0].copy() for _ in range(3)]
     replay = learner.agent._learner.replay
-    words = {i + 2: word for i, word in enumerate(learner.agent.policy.words.state_dict())}
+    words = {i + 2: word for i, word in enumerate(learner.agent.policy.vocabulary.state_dict())}
 
     def place(row):
         read = [words[i] for i in np.frombuffer(row, np.int16)]
@@ -202,7 +202,7 @@ def test_transitions_contain_next_observation(bootstrap):
     columns = replay.state_dict()["columns"]
     texts = replay._stored_texts
     for i in range(len(prompts)):
-        assert texts[columns["prompt"][i]] == learner.agent.policy.words.encode(prompts[i])
+        assert texts[columns["prompt"][i]] == learner.agent.policy.vocabulary.encode(prompts[i])
         goal, place_before = place(texts[columns["prompt"][i]])
         next_place = place(texts[columns["next_prompt"][i]])
         # Not the first state of the next episode, which has another goal, or is in the middle.
@@ -248,15 +248,15 @@ def test_non_finite_weights_end_run():
 def test_agent_accepts_new_actions():
     learner = Learner()
     learner.iterate()
-    vocabulary_state = learner.agent.policy.words.state_dict()
-    learner.agent.policy.words.encode("dax")
+    vocabulary_state = learner.agent.policy.vocabulary.state_dict()
+    learner.agent.policy.vocabulary.encode("dax")
     new_game = Corridor(n_envs=3, names=("walk east", "walk west", "dance"))
     learner.agent.adapt(new_game.spec)
     collector = Collector(new_game, learner.agent.policy, "cpu")
     collector.reset(1)
     rollout = collector.collect(4, torch.Generator().manual_seed(0), learn=False)
     assert rollout.action.shape == (4, 3, 1)
-    assert learner.agent.policy.words.state_dict() == [*vocabulary_state, "walk", "dance"]
+    assert learner.agent.policy.vocabulary.state_dict() == [*vocabulary_state, "walk", "dance"]
 
 
 def test_reset_restores_initial_state():

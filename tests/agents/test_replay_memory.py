@@ -77,7 +77,7 @@ def test_state_restores_sampling(added):
         replay.add(transitions([100, 101, 102], legal=True))
     left, b = sample_all(first), sample_all(second)
     assert list(left.prompt) == list(b.prompt) and list(left.next_prompt) == list(b.next_prompt)
-    assert (left.reward == b.reward).all() and (left.legal == b.legal).all()
+    assert (left.reward == b.reward).all() and (left.next_action_mask == b.next_action_mask).all()
 
 
 def test_state_is_smaller_than_prompts():

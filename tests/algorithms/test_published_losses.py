@@ -310,7 +310,7 @@ class TestGrounding:
             from llmrl.networks.drrn import pad_texts
 
             batch = learner.replay.sample(64, minibatches())
-            actions = pad_texts(agent.policy.actions)
+            actions = pad_texts(agent.policy.action_texts)
             errors = []
             for k in range(64):
                 with torch.no_grad():

@@ -130,8 +130,8 @@ def test_learner_is_callable_between_rollouts(make, kind):
     for i in range(3):
         rollout = collector.collect(8, generator)
         if kind == "drrn":
-            transitions = agent._transitions(rollout)
-            agent._learner.learn(transitions, 8, agent.policy.actions, Seeds(i).torch("x"))
+            transitions = agent._build_transitions(rollout)
+            agent._learner.learn(transitions, 8, agent.policy.action_texts, Seeds(i).torch("x"))
         else:
             agent._ppo.update(rollout, Seeds(i).torch("x"))
         observation = env.observe()
@@ -205,7 +205,7 @@ def test_additional_questions_are_not_states(make):
         rollout = collector.collect(8, Seeds(0).torch("actions"))
         if i:
             agent.policy.values(Corridor(4, length=9).observe())
-        outputs.append(agent._transitions(rollout))
+        outputs.append(agent._build_transitions(rollout))
     assert outputs[0].next_prompt == outputs[1].next_prompt
 
 
