@@ -15,7 +15,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ContinuousActions
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
-from llmrl.networks.drrn import DRRN, UNKNOWN, Vocabulary, last_states, pad_texts
+from llmrl.networks.drrn import DRRN, UNKNOWN, Vocabulary, compute_last_states, pad_texts
 from llmrl.rollout.collector import Collector
 from llmrl.run.checkpoints import CheckpointStore
 
@@ -115,7 +115,7 @@ def test_text_encoding_matches_torch():
     for shared in (0, 3, 4):
         words, lengths = torch.randint(0, 20, (6, 9)), torch.tensor([5, 9, 4, 7, 9, 5])
         words[:, :shared] = words[0, :shared]
-        outputs = last_states(reader, vectors, words, lengths)
+        outputs = compute_last_states(reader, vectors, words, lengths)
         expected = torch.cat([reader(vectors[row[None, :n]])[1][0] for row, n in zip(words, lengths, strict=True)])
         assert torch.allclose(outputs, expected, atol=1e-12)
         weights, parameters = torch.randn(6, 6, dtype=torch.float64), [vectors, *reader.parameters()]

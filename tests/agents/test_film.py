@@ -111,15 +111,15 @@ def test_parameter_count_matches_publication():
 def test_mission_is_read_to_last_word():
     net = core()
     _, words = make_inputs(5)
-    embedding = net.read(words)
+    embedding = net.encode_instruction(words)
     longer = torch.nn.functional.pad(words, (0, 7))
-    torch.testing.assert_close(net.read(longer), embedding)
-    embedding_a, embedding_b = net.read(torch.tensor([[2, 3, 4, 0], [3, 2, 4, 0]]))
+    torch.testing.assert_close(net.encode_instruction(longer), embedding)
+    embedding_a, embedding_b = net.encode_instruction(torch.tensor([[2, 3, 4, 0], [3, 2, 4, 0]]))
     assert (embedding_a - embedding_b).abs().max() > 1e-2
     for row in range(5):  # with others or alone, once or several times
-        torch.testing.assert_close(net.read(words[row : row + 1])[0], embedding[row])
-    torch.testing.assert_close(net.read(words[[3, 1, 3, 3]]), embedding[[3, 1, 3, 3]])
-    assert net.read(torch.zeros(2, 24, dtype=torch.int64)).isfinite().all()
+        torch.testing.assert_close(net.encode_instruction(words[row : row + 1])[0], embedding[row])
+    torch.testing.assert_close(net.encode_instruction(words[[3, 1, 3, 3]]), embedding[[3, 1, 3, 3]])
+    assert net.encode_instruction(torch.zeros(2, 24, dtype=torch.int64)).isfinite().all()
 
 
 def test_mission_changes_actions():

@@ -139,7 +139,7 @@ class TestLearning:
     def test_players_keep_pretrained_weights(self):
         _, mixed_agent = make_agent("[{slots:[1,4],agent:ppo},{slots:[0,2,3],agent:random}]")
         policy = mixed_agent.agents[0].policy
-        assert policy.identity.tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
+        assert policy.player_one_hots.tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
         _, full_agent = make_agent("[{count:5,agent:ppo}]")
         assert {name: x.shape for name, x in full_agent.agents[0].policy.state_dict().items()} == {
             name: x.shape for name, x in policy.state_dict().items()

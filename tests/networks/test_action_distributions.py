@@ -10,7 +10,7 @@ from torch import distributions as reference
 
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ContinuousActions
-from llmrl.networks.action_distributions import MAX_CHOICES, CategoricalActions, NumericActions, sample_actions
+from llmrl.networks.action_distributions import MAX_CATEGORIES, CategoricalActions, NumericActions, sample_actions
 
 ARM = ContinuousActions(("push", "gear", "turn"), (-2.0, 3.0, 0.0), (2.0, 5.0, 10.0), (False, True, False))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -74,8 +74,8 @@ def test_choice_action():
 
 
 def test_integer_actions():
-    wide = ContinuousActions(("level", "speed"), (0.0, -math.inf), (float(MAX_CHOICES), math.inf), (True, False))
+    wide = ContinuousActions(("level", "speed"), (0.0, -math.inf), (float(MAX_CATEGORIES), math.inf), (True, False))
     actions = NumericActions(wide)
-    assert (actions.n_real, actions.choices) == (2, [])
+    assert (actions.n_real, actions.categorical_integers) == (2, [])
     # Without bounds a number is as it is drawn.
-    assert actions.mode(torch.tensor([[0.0, 7.5, 0.0, 0.0]])).tolist() == [[MAX_CHOICES / 2, 7.5]]
+    assert actions.mode(torch.tensor([[0.0, 7.5, 0.0, 0.0]])).tolist() == [[MAX_CATEGORIES / 2, 7.5]]

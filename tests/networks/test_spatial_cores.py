@@ -64,13 +64,13 @@ def test_stack_matches_single_networks(channels, encoding):
 def test_chunks_match_full_batch():
     net, observation = network(map_channels=(8, 4)), samples(23)
     batched = net(observation)
-    net._piece = 5
+    net._max_samples_per_pass = 5
     with torch.no_grad():
         in_pieces = net(observation)
     for full, chunk in zip(batched, in_pieces, strict=True):
         torch.testing.assert_close(full, chunk)
     stacked = StackedNetwork([net, net])
-    stacked.network._piece = 6  # of both networks
+    stacked.network._max_samples_per_pass = 6  # of both networks
     with torch.no_grad():
         repeated = stacked.network({name: torch.stack([x, x]) for name, x in observation.items()})
     for full, chunk in zip(batched, repeated, strict=True):

@@ -83,7 +83,7 @@ class DRRNPolicy:
 
         The vocabulary does not change: new words remain unknown.
         """
-        texts = [self.vocabulary.encode(prompt, learn=False) for prompt in prompts]
+        texts = [self.vocabulary.encode(prompt, add_words=False) for prompt in prompts]
         q: torch.Tensor = self.network(pad_texts(texts), pad_texts(self.action_texts))
         return (q / self.temperature).softmax(-1)
 

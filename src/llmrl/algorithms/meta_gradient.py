@@ -22,7 +22,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, MetaSettings, Outcome
 from llmrl.core.rollouts import Rollout
 from llmrl.core.welfare_measures import Objective
-from llmrl.networks.actor_critic import JOINT, MECHANISM
+from llmrl.networks.actor_critic import JOINT_CHANNEL, MECHANISM_CHANNEL
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 MAX_SAMPLES = 8192
@@ -63,7 +63,9 @@ class MetaGradient:
         self.tau = torch.as_tensor(values, dtype=weight.dtype, device=weight.device).clone().requires_grad_()
         # Zero, with derivative one: adding it keeps recorded numbers and makes them depend on tau.
         self._shift = self.tau - self.tau.detach()
-        self._observed_shift = self._shift if settings.observation_gradient and MECHANISM in policy.channels else None
+        self._observed_shift = (
+            self._shift if settings.observation_gradient and MECHANISM_CHANNEL in policy.channels else None
+        )
         network = policy.groups()[0][0]
         self._columns, self._joint = network.mechanism_columns, network.joint_columns
         if self._observed_shift is not None and policy.core_frozen and self._columns is None:
@@ -200,12 +202,14 @@ def _shift_mechanism(batch: Batch, shift: torch.Tensor, columns: slice | None, j
 
     They are in the channel of the mechanism (and in that of a central critic), or in the features.
     """
-    if MECHANISM in batch:
-        shifted = {MECHANISM: batch[MECHANISM] + shift}
+    if MECHANISM_CHANNEL in batch:
+        shifted = {MECHANISM_CHANNEL: batch[MECHANISM_CHANNEL] + shift}
         if joint:
-            inputs = batch[JOINT]
+            inputs = batch[JOINT_CHANNEL]
             places = torch.tensor(joint, device=inputs.device)
-            shifted[JOINT] = inputs.index_add(1, places, shift.repeat(len(joint) // len(shift)).expand(len(inputs), -1))
+            shifted[JOINT_CHANNEL] = inputs.index_add(
+                1, places, shift.repeat(len(joint) // len(shift)).expand(len(inputs), -1)
+            )
         return {**batch, **shifted}
     if "features" in batch and columns is not None:
         padding = (columns.start, batch["features"].shape[-1] - columns.stop)

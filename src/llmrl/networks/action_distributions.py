@@ -15,9 +15,9 @@ import torch
 
 from llmrl.core.spaces import ContinuousActions, EnvSpec
 
-MAX_CHOICES = 256
+MAX_CATEGORIES = 256
 """Integers with more values are drawn as real numbers, which the environment rounds."""
-LOG_STD = (-5.0, 2.0)
+LOG_STD_BOUNDS = (-5.0, 2.0)
 """Bounds of the logarithm of a Gaussian's standard deviation, in units of half the range of a number."""
 
 
@@ -67,40 +67,39 @@ class NumericActions:
 
     Real numbers are Gaussian in units in which their bounds are -1 and 1 (in their own units, if they have no bounds).
     The environment clips numbers outside the bounds. Densities and entropies are in the same units. Integers with up to
-    `MAX_CHOICES` values are categorical.
+    `MAX_CATEGORIES` values are categorical.
 
     The outputs are the means of the real numbers, the logits of the integers, one after the other, and the logarithms
     of the Gaussians' standard deviations.
 
     Args:
-        numbers: the action's numbers and their bounds.
+        continuous_actions: the action's numbers and their bounds.
 
     Attributes:
         n_real: number of the numbers that are drawn as real numbers, n_real <= a.
-        choices: index and number of values of each integer that is categorical.
-        center, half: middle and half the width of the bounds of the real numbers, [n_real].
+        categorical_integers: index and number of values of each integer that is categorical.
+        center, half_range: middle and half the width of the bounds of the real numbers, [n_real].
     """
 
-    numbers: ContinuousActions
+    continuous_actions: ContinuousActions
     has_logits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        numbers = self.numbers
+        numbers = self.continuous_actions
         low, high = np.array(numbers.low), np.array(numbers.high)
         counts = high - low + 1
-        self.real = [i for i in range(numbers.dim) if not numbers.whole[i] or counts[i] > MAX_CHOICES]
-        self.choices = [(i, int(counts[i])) for i in range(numbers.dim) if i not in self.real]
+        self.real_indices = [i for i in range(numbers.dim) if not numbers.whole[i] or counts[i] > MAX_CATEGORIES]
+        self.categorical_integers = [(i, int(counts[i])) for i in range(numbers.dim) if i not in self.real_indices]
         bounded = np.isfinite(low) & np.isfinite(high)
         self._low = low
         # Indices of the real numbers in an action; a slice needs no index tensor on the device.
-        self._real: slice | list[int] = self.real if self.choices else slice(None)
-        self._tensors: dict[object, torch.Tensor] = {}
-        lower, upper = np.where(bounded, low, -1.0)[self.real], np.where(bounded, high, 1.0)[self.real]
-        self.center, self.half = (lower + upper) / 2, (upper - lower) / 2
-        self._constants = {"center": self.center, "half": self.half}
-        self.n_real = len(self.real)
-        self.n_outputs = 2 * self.n_real + sum(n for _, n in self.choices)
-        self.n_draws = self.n_real + sum(n for _, n in self.choices)
+        self._real_selector: slice | list[int] = self.real_indices if self.categorical_integers else slice(None)
+        self._bound_tensors: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+        lower, upper = np.where(bounded, low, -1.0)[self.real_indices], np.where(bounded, high, 1.0)[self.real_indices]
+        self.center, self.half_range = (lower + upper) / 2, (upper - lower) / 2
+        self.n_real = len(self.real_indices)
+        self.n_outputs = 2 * self.n_real + sum(n for _, n in self.categorical_integers)
+        self.n_draws = self.n_real + sum(n for _, n in self.categorical_integers)
 
     def choose(self, outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         mean, log_std, logits = self._split(outputs)
@@ -108,61 +107,63 @@ class NumericActions:
         probability = uniform[..., : self.n_real].clamp(limits.eps, 1 - limits.eps)
         noise = torch.erfinv(2 * probability - 1) * math.sqrt(2)
         integers, offset = [], self.n_real
-        for (_, n), choice_logits in zip(self.choices, logits, strict=True):
+        for (_, n), choice_logits in zip(self.categorical_integers, logits, strict=True):
             integers.append(CategoricalActions.choose(choice_logits, uniform[..., offset : offset + n]))
             offset += n
-        return self._action(mean + log_std.exp() * noise, integers)
+        return self._build_action(mean + log_std.exp() * noise, integers)
 
     def mode(self, outputs: torch.Tensor) -> torch.Tensor:
         mean, _, logits = self._split(outputs)
-        return self._action(mean, [choice_logits.argmax(-1) for choice_logits in logits])
+        return self._build_action(mean, [choice_logits.argmax(-1) for choice_logits in logits])
 
     def log_prob_entropy(self, outputs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mean, log_std, logits = self._split(outputs)
         log_prob = entropy = outputs.new_zeros(outputs.shape[:-1])
         if self.n_real:
-            x = (action[..., self._real].to(mean.dtype) - self._constant(mean, "center")) / self._constant(mean, "half")
+            center, half_range = self._center_and_half_range(mean)
+            x = (action[..., self._real_selector].to(mean.dtype) - center) / half_range
             deviation = (x - mean) * (-log_std).exp()
             density = -0.5 * deviation.square() - log_std - 0.5 * math.log(2 * math.pi)
-            number_entropy = log_std + 0.5 * (1 + math.log(2 * math.pi))
-            log_prob, entropy = log_prob + density.sum(-1), entropy + number_entropy.sum(-1)
-        for (i, n), choice_logits in zip(self.choices, logits, strict=True):
+            gaussian_entropy = log_std + 0.5 * (1 + math.log(2 * math.pi))
+            log_prob, entropy = log_prob + density.sum(-1), entropy + gaussian_entropy.sum(-1)
+        for (i, n), choice_logits in zip(self.categorical_integers, logits, strict=True):
             choice = (action[..., i] - self._low[i]).round().long().clamp(0, n - 1)
-            terms = CategoricalActions.log_prob_entropy(choice_logits, choice)
-            log_prob, entropy = log_prob + terms[0], entropy + terms[1]
+            choice_terms = CategoricalActions.log_prob_entropy(choice_logits, choice)
+            log_prob, entropy = log_prob + choice_terms[0], entropy + choice_terms[1]
         return log_prob, entropy
 
     def _split(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """Return means and log standard deviations, each [..., n_real], and the logits of each integer."""
-        sizes = [self.n_real, *(n for _, n in self.choices), self.n_real]
+        sizes = [self.n_real, *(n for _, n in self.categorical_integers), self.n_real]
         mean, *logits, log_std = torch.split(outputs, sizes, dim=-1)
-        return mean, log_std.clamp(*LOG_STD), logits
+        return mean, log_std.clamp(*LOG_STD_BOUNDS), logits
 
-    def _action(self, x: torch.Tensor, integers: list[torch.Tensor]) -> torch.Tensor:
+    def _build_action(self, x: torch.Tensor, integers: list[torch.Tensor]) -> torch.Tensor:
         """Return actions [..., a] float32 for normalized numbers `x` [..., n_real] and choices [...] each."""
-        action = x.new_empty((*x.shape[:-1], self.numbers.dim), dtype=torch.float32)
-        action[..., self._real] = (self._constant(x, "center") + self._constant(x, "half") * x).float()
-        for (i, _), integer in zip(self.choices, integers, strict=True):
+        action = x.new_empty((*x.shape[:-1], self.continuous_actions.dim), dtype=torch.float32)
+        center, half_range = self._center_and_half_range(x)
+        action[..., self._real_selector] = (center + half_range * x).float()
+        for (i, _), integer in zip(self.categorical_integers, integers, strict=True):
             action[..., i] = integer + self._low[i]
         return action
 
-    def _constant(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a constant as a tensor like `x`.
-
-        It is copied to the device once, since each copy would block a GPU.
-        """
-        key = name, x.dtype, x.device
-        if key not in self._tensors:
+    def _center_and_half_range(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `center` and `half_range` as tensors like `x`, copied once, since each copy would block a GPU."""
+        key = x.dtype, x.device
+        if key not in self._bound_tensors:
             with torch.inference_mode(False):  # the tensors are also used with gradients
-                self._tensors[key] = torch.as_tensor(self._constants[name], dtype=x.dtype, device=x.device)
-        return self._tensors[key]
+                center, half_range = (
+                    torch.as_tensor(array, dtype=x.dtype, device=x.device) for array in (self.center, self.half_range)
+                )
+            self._bound_tensors[key] = center, half_range
+        return self._bound_tensors[key]
 
 
 ActionDistribution = CategoricalActions | NumericActions
 """Distribution of an action, given the outputs [..., n_outputs] of a network; methods: see `CategoricalActions`."""
 
 
-def action_distribution(spec: EnvSpec) -> ActionDistribution:
+def make_action_distribution(spec: EnvSpec) -> ActionDistribution:
     """Return the distribution of an agent's actions in an environment."""
     actions = spec.continuous_actions
     return CategoricalActions(spec.n_actions) if actions is None else NumericActions(actions)
@@ -175,9 +176,9 @@ def sample_actions(
 
     Numbers are drawn on the generator's device (the CPU) and copied, so that results on a GPU equal those on a CPU.
     """
-    source = outputs.device if generator is None else generator.device
+    device = outputs.device if generator is None else generator.device
     shape = (*outputs.shape[:-1], actions.n_draws)
-    uniform = torch.rand(shape, generator=generator, device=source, dtype=outputs.dtype)
+    uniform = torch.rand(shape, generator=generator, device=device, dtype=outputs.dtype)
     # The copy does not wait for a GPU: memory that is not pinned is read before the call returns.
     return actions.choose(outputs, uniform.to(outputs.device, non_blocking=outputs.is_cuda))
 

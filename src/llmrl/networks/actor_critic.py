@@ -19,7 +19,7 @@ from torch import nn
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks.action_distributions import NumericActions, action_distribution, mask_logits
+from llmrl.networks.action_distributions import NumericActions, make_action_distribution, mask_logits
 from llmrl.networks.layers import (
     POLICY_GAIN,
     VALUE_GAIN,
@@ -29,20 +29,20 @@ from llmrl.networks.layers import (
     initialize,
     mlp,
 )
-from llmrl.networks.spatial_cores import MAP_CHANNELS, FilmCore, FilmSettings, GridCore, PixelCore, PlanesCore
+from llmrl.networks.spatial_cores import MAP_CONV_CHANNELS, FilmCore, FilmSettings, GridCore, PixelCore, PlanesCore
 
-MECHANISM = "mechanism"
+MECHANISM_CHANNEL = "mechanism"
 """Channel with the mechanism's values, in environments that show them."""
-PLAYER = "player"
+PLAYER_CHANNEL = "player"
 """Channel with the agent's index as one-hot, added by the policy and not by environments."""
-JOINT = "joint"
+JOINT_CHANNEL = "joint"
 """Channel with the numbers that all agents of a game observe, added by the policy for a central critic."""
-MISSION = "mission"
+MISSION_CHANNEL = "mission"
 """Channel with the words of an instruction as indices into a vocabulary, read by `film` cores only."""
-NON_NUMERIC = ("text", "prompt", "state", "action_mask", MISSION, "expert")
+NON_NUMERIC_CHANNELS = ("text", "prompt", "state", "action_mask", MISSION_CHANNEL, "expert")
 """Channels that networks do not read as numeric input."""
 
-MAX_CELLS = 2**15
+MAX_CELLS_PER_PASS = 2**15
 """Maximum number of map cells in one forward pass of a core on the CPU without gradients."""
 
 Critic = Literal["own", "separate", "central"]
@@ -86,7 +86,7 @@ class NetworkSettings:
     core: CoreType = "auto"
     encoding: Encoding = "onehot"
     film: FilmSettings | None = None
-    map_channels: Sequence[PositiveInt] = MAP_CHANNELS
+    map_channels: Sequence[PositiveInt] = MAP_CONV_CHANNELS
     planes: Sequence[str] | None = None
     activation: Activation = "relu"
     initial_std: PositiveFloat = 1.0
@@ -124,37 +124,39 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
         super().__init__()
         s = settings
-        self.distribution = action_distribution(spec)
+        self.distribution = make_action_distribution(spec)
         if s.core == "film":
             _check_mission(spec, s.observation_channels)
-        channel_names = readable_channels(spec, s.observation_channels)
+        channel_names = list_readable_channels(spec, s.observation_channels)
         spatial = [name for name in channel_names if s.core != "mlp" and len(spec.observation[name].shape) == 3]
-        _check_channels(spec, s, channel_names, spatial)
+        _check_spatial_channels(spec, s, channel_names, spatial)
         self.image = spatial[0] if spatial else None
         self.vector_channels = tuple(name for name in channel_names if name not in spatial)
-        self.words = MISSION if s.core == "film" else None
+        self.words = MISSION_CHANNEL if s.core == "film" else None
         # With a single agent the index carries no information.
-        self.vectors = (*self.vector_channels, PLAYER) if spec.n_players > 1 else self.vector_channels
-        self.central, self.separate = s.critic == "central", s.critic == "separate"
+        self.vector_inputs = (*self.vector_channels, PLAYER_CHANNEL) if spec.n_players > 1 else self.vector_channels
+        is_central = s.critic == "central"
+        self.has_central_critic, self.has_separate_critic = is_central, s.critic == "separate"
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.vector_channels}
         vector_width = sum(widths.values())
-        width = vector_width + (spec.n_players if PLAYER in self.vectors else 0)
+        width = vector_width + (spec.n_players if PLAYER_CHANNEL in self.vector_inputs else 0)
         mechanism_slice = slice(0, 0)
-        if MECHANISM in widths:
-            start = sum(widths[name] for name in self.vector_channels[: self.vector_channels.index(MECHANISM)])
-            mechanism_slice = slice(start, start + widths[MECHANISM])
+        if MECHANISM_CHANNEL in widths:
+            start = sum(widths[name] for name in self.vector_channels[: self.vector_channels.index(MECHANISM_CHANNEL)])
+            mechanism_slice = slice(start, start + widths[MECHANISM_CHANNEL])
         self.mechanism_columns: slice | None = None
         self.core: nn.Module
         if self.image is None:
             self.n_features = s.features or 64
             self.core = mlp([width, *s.core_hidden, self.n_features], generator, s.activation)
         else:
-            self.core, self.n_features = _spatial_core(spec, self.image, generator, s)
+            self.core, self.n_features = _build_spatial_core(spec, self.image, generator, s)
             image_channel = spec.observation[self.image]
             # A film core may use batch normalization, and splitting images does not make them faster.
-            single_pass = s.core == "film" or self.image == "pixels"
-            self._piece = 0 if single_pass else max(1, MAX_CELLS // (image_channel.shape[0] * image_channel.shape[1]))
-            if MECHANISM in widths:
+            is_single_pass = s.core == "film" or self.image == "pixels"
+            n_cells = image_channel.shape[0] * image_channel.shape[1]
+            self._max_samples_per_pass = 0 if is_single_pass else max(1, MAX_CELLS_PER_PASS // n_cells)
+            if MECHANISM_CHANNEL in widths:
                 self.mechanism_columns = slice(
                     self.n_features + mechanism_slice.start, self.n_features + mechanism_slice.stop
                 )
@@ -162,23 +164,23 @@ class ActorCritic(nn.Module):
         self.memory = (
             None if s.memory is None else RecurrentLayer(self.n_features, s.memory, s.memory_layers, generator)
         )
-        head = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
+        head_widths = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
         n_std = self.distribution.n_real if isinstance(self.distribution, NumericActions) else 0
-        last = nn.Linear(head[-1], self.distribution.n_outputs - n_std)
-        self.actor = nn.Sequential(*mlp(head, generator, s.activation), initialize(last, POLICY_GAIN, generator))
+        last = nn.Linear(head_widths[-1], self.distribution.n_outputs - n_std)
+        self.actor = nn.Sequential(*mlp(head_widths, generator, s.activation), initialize(last, POLICY_GAIN, generator))
         self.std: LogStd | None = LogStd(n_std, math.log(s.initial_std)) if n_std else None
-        n_joint = spec.n_agents * vector_width + spec.n_players
+        joint_width = spec.n_agents * vector_width + spec.n_players
         self.joint_columns = [
             agent * vector_width + i
-            for agent in range(spec.n_agents if self.central else 0)
+            for agent in range(spec.n_agents if is_central else 0)
             for i in range(mechanism_slice.start, mechanism_slice.stop)
         ]
         if s.critic != "own":
-            head = [n_joint if self.central else width, *s.core_hidden, self.n_features, *s.head_hidden]
+            head_widths = [joint_width if is_central else width, *s.core_hidden, self.n_features, *s.head_hidden]
         self.normalizer = RunningNormalizer((width,)) if s.normalize_observations and width else None
-        self.joint_normalizer = RunningNormalizer((n_joint,)) if s.normalize_observations and self.central else None
-        layers = mlp(head, generator, s.activation)
-        self.critic = nn.Sequential(*layers, initialize(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
+        self.joint_normalizer = RunningNormalizer((joint_width,)) if s.normalize_observations and is_central else None
+        layers = mlp(head_widths, generator, s.activation)
+        self.critic = nn.Sequential(*layers, initialize(nn.Linear(head_widths[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs [batch, n_outputs] and values [batch] of `samples["features"]`, if given, else of channels.
@@ -194,10 +196,10 @@ class ActorCritic(nn.Module):
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the inputs [batch, F] of memory and heads: core output, then joined channels, from [batch, ...]."""
         if self.image is None:
-            return self.core(self._numbers(channels, self._core_width()))  # type: ignore[no-any-return]
+            return self.core(self._read_vectors(channels, self._core_input_width()))  # type: ignore[no-any-return]
         core_inputs = (self.image,) if self.words is None else (self.image, self.words)
         features = self._encode_spatial(*(channels[name] for name in core_inputs))
-        return torch.cat([features, self._numbers(channels)], dim=-1) if self.vectors else features
+        return torch.cat([features, self._read_vectors(channels)], dim=-1) if self.vector_inputs else features
 
     def _encode_spatial(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return the core's output for an image or map, and the words of a `film` core, each [batch, ...].
@@ -205,14 +207,14 @@ class ActorCritic(nn.Module):
         On the CPU, large batches of maps without gradients are split into pieces whose one-hots fit into its cache.
         """
         image = inputs[0]
-        if not self._piece or image.device.type != "cpu" or torch.is_grad_enabled():
+        if not self._max_samples_per_pass or image.device.type != "cpu" or torch.is_grad_enabled():
             return self.core(*inputs)  # type: ignore[no-any-return]
-        batch = image.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
+        sample_axis = image.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
         # The piece size must not depend on the number of stacked networks: a product's shape decides its rounding.
-        split = [torch.split(x, self._piece, batch) for x in inputs]
-        if len(split[0]) == 1:
+        split_inputs = [torch.split(x, self._max_samples_per_pass, sample_axis) for x in inputs]
+        if len(split_inputs[0]) == 1:
             return self.core(*inputs)  # type: ignore[no-any-return]
-        return torch.cat([self.core(*piece_inputs) for piece_inputs in zip(*split, strict=True)], batch)
+        return torch.cat([self.core(*piece_inputs) for piece_inputs in zip(*split_inputs, strict=True)], sample_axis)
 
     def outputs(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return the parameters of `distribution`, [..., n_outputs], for inputs of the heads, [..., F].
@@ -227,11 +229,11 @@ class ActorCritic(nn.Module):
 
         A separate or central critic reads `channels` instead.
         """
-        if self.central:
-            joint = self._concatenate([channels[JOINT], channels[PLAYER]])
+        if self.has_central_critic:
+            joint = self._concatenate([channels[JOINT_CHANNEL], channels[PLAYER_CHANNEL]])
             features = joint if self.joint_normalizer is None else self.joint_normalizer(joint)
-        elif self.separate:
-            features = self._numbers(channels)
+        elif self.has_separate_critic:
+            features = self._read_vectors(channels)
         return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
 
     @property
@@ -242,21 +244,21 @@ class ActorCritic(nn.Module):
     def update_normalizers(self, samples: dict[str, torch.Tensor]) -> None:
         """Update the running moments with the samples [n, ...] of an update."""
         if self.normalizer is not None:
-            self.normalizer.update(self._concatenate([samples[name] for name in self.vectors]))
+            self.normalizer.update(self._concatenate([samples[name] for name in self.vector_inputs]))
         if self.joint_normalizer is not None:
-            self.joint_normalizer.update(self._concatenate([samples[JOINT], samples[PLAYER]]))
+            self.joint_normalizer.update(self._concatenate([samples[JOINT_CHANNEL], samples[PLAYER_CHANNEL]]))
 
-    def _core_width(self) -> int:
+    def _core_input_width(self) -> int:
         """Return the number of inputs of the core's first layer; stacked layers are padded to whole cache lines."""
         weight = next(self.core.parameters(), None)
         return 0 if weight is None else weight.shape[-1]
 
-    def _numbers(self, channels: dict[str, torch.Tensor], width: int = 0) -> torch.Tensor:
+    def _read_vectors(self, channels: dict[str, torch.Tensor], width: int = 0) -> torch.Tensor:
         """Return all numbers except those of an image or map, [batch, n]; there must be at least one channel of them.
 
         They are normalized if there is a normalizer; otherwise they are padded with zeros if n < `width`.
         """
-        vectors = [channels[name] for name in self.vectors]
+        vectors = [channels[name] for name in self.vector_inputs]
         if self.normalizer is None:
             return self._concatenate(vectors, width)
         return self.normalizer(self._concatenate(vectors))  # type: ignore[no-any-return]
@@ -298,13 +300,13 @@ class LogStd(nn.Module):
         return torch.cat([outputs, self.weight.expand(*outputs.shape[:-1], -1)], dim=-1)
 
 
-def readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | None) -> tuple[str, ...]:
+def list_readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | None) -> tuple[str, ...]:
     """Return the channels that a network reads as numbers: `observation_channels`, or (None) every numeric one.
 
     Raises:
         ConfigError: one of `observation_channels` is not a numeric channel, or no channel is left.
     """
-    available = [name for name in spec.observation if name not in NON_NUMERIC]
+    available = [name for name in spec.observation if name not in NON_NUMERIC_CHANNELS]
     if not available:
         raise Incompatible(
             Misfit.INTERFACE,
@@ -324,41 +326,41 @@ def readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | None)
 
 def _check_mission(spec: EnvSpec, observation_channels: Sequence[str] | None) -> None:
     """Raise an error unless there are a mission and, among `observation_channels` (None: all), a map of codes."""
-    maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
-    if not maps or MISSION not in spec.observation:
+    code_maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
+    if not code_maps or MISSION_CHANNEL not in spec.observation:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"agent.core=film needs a map of codes and the channel {MISSION!r}, but env={spec.name} has only "
+            f"agent.core=film needs a map of codes and the channel {MISSION_CHANNEL!r}, but env={spec.name} has only "
             f"{', '.join(sorted(spec.observation))}; use env=babyai_text or agent=ppo",
         )
-    if observation_channels is not None and not set(observation_channels) & set(maps):
+    if observation_channels is not None and not set(observation_channels) & set(code_maps):
         raise ConfigError(
             f"agent.core=film needs a map, but agent.observation_channels={list(observation_channels)} contains none; "
-            f"add {maps[0]!r}"
+            f"add {code_maps[0]!r}"
         )
 
 
-def _spatial_core(
-    spec: EnvSpec, image: str, generator: torch.Generator, settings: NetworkSettings
+def _build_spatial_core(
+    spec: EnvSpec, image_channel: str, generator: torch.Generator, settings: NetworkSettings
 ) -> tuple[nn.Module, int]:
-    """Return the core for the map or image `image` and the width of its output."""
-    s, channel = settings, spec.observation[image]
+    """Return the core for the map or image `image_channel` and the width of its output."""
+    s, channel = settings, spec.observation[image_channel]
     codes = channel.codes if s.encoding == "onehot" else ()
     if s.core == "planes":
         features = s.features or 64
-        return PlanesCore(channel.shape, _planes(spec, image, s.planes), features, generator), features
-    if image == "pixels":
+        return PlanesCore(channel.shape, _select_planes(spec, image_channel, s.planes), features, generator), features
+    if image_channel == "pixels":
         features = s.features or 512
         return PixelCore(channel.shape, features, generator), features
     if s.core == "film":
-        [n_words] = spec.observation[MISSION].codes
-        film = FilmCore(channel.shape, codes, n_words, s.features or 32, s.film or FilmSettings(), generator)
-        return film, film.n_features
-    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels)
-    return grid, grid.n_features
+        [n_words] = spec.observation[MISSION_CHANNEL].codes
+        film_core = FilmCore(channel.shape, codes, n_words, s.features or 32, s.film or FilmSettings(), generator)
+        return film_core, film_core.n_features
+    grid_core = GridCore(channel.shape, s.features, generator, codes, s.map_channels)
+    return grid_core, grid_core.n_features
 
 
-def _planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) -> list[tuple[int, int, int]]:
+def _select_planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) -> list[tuple[int, int, int]]:
     """Return the planes of the map `name` that a `planes` core reads: `selection`, or all if None.
 
     A plane is a binary fact about each cell.
@@ -380,7 +382,9 @@ def _planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) -> list[t
     return [available[plane] for plane in (available if selection is None else selection)]
 
 
-def _check_channels(spec: EnvSpec, settings: NetworkSettings, channels: Sequence[str], spatial: Sequence[str]) -> None:
+def _check_spatial_channels(
+    spec: EnvSpec, settings: NetworkSettings, channels: Sequence[str], spatial: Sequence[str]
+) -> None:
     """Raise an error if the settings do not fit the channels that a network reads.
 
     Args:

@@ -28,59 +28,60 @@ class Vocabulary:
     sequence of letters or of digits, in lower case.
 
     Attributes:
-        n_committed: number of words that `roll_back` retains.
+        n_committed_words: number of words that `roll_back` retains.
     """
 
     def __init__(self, size: int) -> None:
         if not 3 <= size <= np.iinfo(np.int16).max:
             raise ValueError(f"size={size} must be from 3 to {np.iinfo(np.int16).max}")
         self.size = size
-        self.n_committed = 0
-        self._numbers: dict[str, int] = {}
+        self.n_committed_words = 0
+        self._id_by_word: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._id_by_word)
 
-    def encode(self, text: str, learn: bool = True) -> bytes:
+    def encode(self, text: str, add_words: bool = True) -> bytes:
         """Return the numbers of a text's words as the bytes of an int16 array, which are hashable.
 
-        A text without words is one unknown word. New words are added if `learn` and the table has room, else unknown.
+        A text without words is one unknown word. New words are added if `add_words` and the table has room; otherwise
+        they are unknown.
         """
-        numbers = self._numbers
+        id_by_word = self._id_by_word
         word_ids = []
         for word in _WORD.findall(text.lower()):
-            if word not in numbers and learn and len(numbers) + 2 < self.size:
-                numbers[word] = len(numbers) + 2
-            word_ids.append(numbers.get(word, UNKNOWN))
+            if word not in id_by_word and add_words and len(id_by_word) + 2 < self.size:
+                id_by_word[word] = len(id_by_word) + 2
+            word_ids.append(id_by_word.get(word, UNKNOWN))
         return np.array(word_ids or [UNKNOWN], dtype=np.int16).tobytes()
 
     def commit(self) -> None:
         """Mark all present words, so that `roll_back` retains them."""
-        self.n_committed = len(self._numbers)
+        self.n_committed_words = len(self._id_by_word)
 
     def roll_back(self) -> None:
         """Remove the words added since the last `commit`."""
-        self._numbers = dict(list(self._numbers.items())[: self.n_committed])
+        self._id_by_word = dict(list(self._id_by_word.items())[: self.n_committed_words])
 
     def state_dict(self) -> list[str]:
         """Return the words in the order of their numbers."""
-        return list(self._numbers)
+        return list(self._id_by_word)
 
     def load_state_dict(self, words: Sequence[str]) -> None:
-        self._numbers = {word: i + 2 for i, word in enumerate(words)}
+        self._id_by_word = {word: i + 2 for i, word in enumerate(words)}
         self.commit()
 
 
-def pad_texts(rows: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_texts(encoded_texts: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode n results of `Vocabulary.encode` to padded words and lengths.
 
     Words are [n, longest] int64 with `PADDING` at the end; lengths are [n] int64.
     """
-    arrays = [np.frombuffer(row, dtype=np.int16) for row in rows]
+    arrays = [np.frombuffer(encoded_text, dtype=np.int16) for encoded_text in encoded_texts]
     lengths = np.array([len(array) for array in arrays])
     words = np.full((len(arrays), lengths.max()), PADDING, dtype=np.int64)
-    for row, array in zip(words, arrays, strict=True):
-        row[: len(array)] = array
+    for encoded_text, array in zip(words, arrays, strict=True):
+        encoded_text[: len(array)] = array
     return torch.from_numpy(words), torch.from_numpy(lengths)
 
 
@@ -113,46 +114,48 @@ class DRRN(nn.Module):
         self, prompts: tuple[torch.Tensor, torch.Tensor], actions: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """Return Q of every action in every state, [n, n_actions], for texts from `pad_texts`."""
-        state = last_states(self.prompt, self.embedding.weight, *prompts)
-        action = last_states(self.action, self.embedding.weight, *actions)
+        state = compute_last_states(self.prompt, self.embedding.weight, *prompts)
+        action = compute_last_states(self.action, self.embedding.weight, *actions)
         n, m = len(state), len(action)
         pairs = torch.cat([state[:, None].expand(n, m, -1), action[None].expand(n, m, -1)], dim=2)
         q: torch.Tensor = self.out(self.hidden(pairs).relu()).squeeze(-1)
         return q
 
 
-def last_states(reader: nn.GRU, vectors: torch.Tensor, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return the state of the GRU `reader` after the last word of each of n texts, [n, units].
+def compute_last_states(
+    gru: nn.GRU, embeddings: torch.Tensor, words: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """Return the state of a GRU after the last word of each of n texts, [n, units].
 
     Up to rounding, the result is that of torch's packed sequences, but forward and backward passes take a third of the
     time on a CPU. The input projection is computed once per distinct word, the common beginning of all texts (prompts
     of a game share it) is processed once, and the gradient of the recurrent weights is one product.
 
     Args:
-        reader: GRU with one layer and one direction.
-        vectors: embeddings of all words, [n_words, width].
+        gru: GRU with one layer and one direction.
+        embeddings: embeddings of all words, [n_words, width].
         words: [n, longest] int64, padded with any word.
         lengths: number of words in each text, [n] int64, each at least 1.
     """
-    device = vectors.device
+    device = embeddings.device
     unique_words, word_indices = torch.unique(words, return_inverse=True)
-    parameters = dict(reader.named_parameters())
+    parameters = dict(gru.named_parameters())
     inputs = nn.functional.linear(
-        vectors[unique_words.to(device)], parameters["weight_ih_l0"], parameters["bias_ih_l0"]
+        embeddings[unique_words.to(device)], parameters["weight_ih_l0"], parameters["bias_ih_l0"]
     )
     order = torch.argsort(lengths, descending=True, stable=True)
     word_indices, lengths = word_indices[order], lengths[order]
-    n_shared = 0
+    n_shared_words = 0
     if len(words) > 1:
         prefix = (word_indices == word_indices[:1]).all(0).int().cumprod(0).sum()
-        n_shared = min(int(prefix), int(lengths[-1]) - 1)
+        n_shared_words = min(int(prefix), int(lengths[-1]) - 1)
     weights = (parameters["weight_hh_l0"], parameters["bias_hh_l0"])
-    state = inputs.new_zeros(1, reader.hidden_size)
-    if n_shared:
-        state = _run_gru(inputs, *weights, state, word_indices[:1, :n_shared].to(device), [1] * n_shared)
-    counts = (lengths[:, None] > torch.arange(n_shared, int(lengths[0]))).sum(0).tolist()
+    state = inputs.new_zeros(1, gru.hidden_size)
+    if n_shared_words:
+        state = _run_gru(inputs, *weights, state, word_indices[:1, :n_shared_words].to(device), [1] * n_shared_words)
+    active_counts = (lengths[:, None] > torch.arange(n_shared_words, int(lengths[0]))).sum(0).tolist()
     initial_state = state.expand(len(words), -1)
-    last = _run_gru(inputs, *weights, initial_state, word_indices[:, n_shared:].to(device), counts)
+    last = _run_gru(inputs, *weights, initial_state, word_indices[:, n_shared_words:].to(device), active_counts)
     return last[torch.argsort(order).to(device)]
 
 
@@ -167,7 +170,7 @@ class _GRULastState(torch.autograd.Function):
         bias: torch.Tensor,
         initial_state: torch.Tensor,
         word_indices: torch.Tensor,
-        counts: list[int],
+        active_counts: list[int],
     ) -> torch.Tensor:
         """Return the last states [n, units].
 
@@ -177,7 +180,7 @@ class _GRULastState(torch.autograd.Function):
         units, state = initial_state.shape[1], initial_state.clone()
         history = []
         transposed = weight.t()
-        for t, n in enumerate(counts):
+        for t, n in enumerate(active_counts):
             projections, previous = inputs[word_indices[:n, t]], state[:n].clone()
             recurrent = torch.addmm(bias, previous, transposed)
             gates = torch.sigmoid_(projections[:, : 2 * units] + recurrent[:, : 2 * units])
@@ -186,20 +189,20 @@ class _GRULastState(torch.autograd.Function):
             torch.lerp(new, previous, update, out=state[:n])
             history.append((previous, gates, new, recurrent[:, 2 * units :]))
         ctx.save_for_backward(weight, word_indices, *(x for step in history for x in step))
-        ctx.counts, ctx.different = counts, len(inputs)
+        ctx.active_counts, ctx.n_unique_words = active_counts, len(inputs)
         return state
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         weight, word_indices, *history = ctx.saved_tensors
-        counts, units = ctx.counts, weight.shape[1]
+        active_counts, units = ctx.active_counts, weight.shape[1]
         state_gradient = gradients[0].clone()
-        n_steps = sum(counts)
+        n_steps = sum(active_counts)
         input_gradients, recurrent_gradients = (state_gradient.new_empty(n_steps, 3 * units) for _ in range(2))
         end = n_steps
-        for t in range(len(counts) - 1, -1, -1):
+        for t in range(len(active_counts) - 1, -1, -1):
             previous, gates, new, recurrent_new = history[4 * t : 4 * t + 4]
-            n = counts[t]
+            n = active_counts[t]
             reset, update = gates[:, :units], gates[:, units:]
             step_gradient = state_gradient[:n]
             input_gradient, recurrent = input_gradients[end - n : end], recurrent_gradients[end - n : end]
@@ -214,9 +217,9 @@ class _GRULastState(torch.autograd.Function):
             recurrent[:, : 2 * units] = gate_gradient
             torch.mul(new_gradient, reset, out=recurrent[:, 2 * units :])
             torch.addmm(direct, recurrent, weight, out=step_gradient)
-        words = torch.cat([word_indices[:n, t] for t, n in enumerate(counts)])
+        words = torch.cat([word_indices[:n, t] for t, n in enumerate(active_counts)])
         states = torch.cat(history[0::4])
-        word_gradients = state_gradient.new_zeros(ctx.different, 3 * units).index_add_(0, words, input_gradients)
+        word_gradients = state_gradient.new_zeros(ctx.n_unique_words, 3 * units).index_add_(0, words, input_gradients)
         return word_gradients, recurrent_gradients.t() @ states, recurrent_gradients.sum(0), state_gradient, None, None
 
 

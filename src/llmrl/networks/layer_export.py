@@ -16,7 +16,7 @@ from torch import nn
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.networks.action_distributions import NumericActions
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.layers import MAX_DEVIATIONS, RunningMoments
+from llmrl.networks.layers import MAX_NORMALIZED_VALUE, RunningMoments
 from llmrl.networks.spatial_cores import FilmCore, GridCore, OneHots, PixelCore, PlanesCore
 
 
@@ -45,74 +45,74 @@ class ActorLayers:
                 Misfit.INTERFACE, "a core that reads an instruction (agent.core=film) cannot be exported"
             )
         if isinstance(network.core, nn.Sequential):
-            self._add_numbers(network)
-            self._add_sequence(network.core)
+            self._add_vector_inputs(network)
+            self._add_modules(network.core)
         else:
-            self._add_spatial(network.core)
-            self._add_sequence(network.core.linear)  # type: ignore[arg-type]
-            self._add_numbers(network)
+            self._add_spatial_core(network.core)
+            self._add_modules(network.core.linear)  # type: ignore[arg-type]
+            self._add_vector_inputs(network)
         if network.memory is not None:
             lstm = network.memory.lstm
             for i in range(lstm.num_layers):
                 names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-                self._add("lstm_cell", {name: getattr(lstm, f"{name}_l{i}") for name in names})
-        self._add_sequence(network.actor)
+                self._add_layer("lstm_cell", {name: getattr(lstm, f"{name}_l{i}") for name in names})
+        self._add_modules(network.actor)
         if isinstance(network.distribution, NumericActions):
             self._add_numeric_actions(network.distribution)
 
-    def _add(self, function: str, weights: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
+    def _add_layer(self, function: str, weights: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
         names = {f"{len(self.layers)}.{name}": tensor for name, tensor in (weights or {}).items()}
         self.layers.append({"function": function, "weights": list(names), "options": options})
         self.tensors |= {name: tensor.detach() for name, tensor in names.items()}
 
-    def _add_sequence(self, modules: nn.Module) -> None:
+    def _add_modules(self, modules: nn.Module) -> None:
         for module in modules.children():
             match module:
                 case nn.Linear(weight=weight, bias=bias):
-                    self._add("linear", {"weight": weight, "bias": bias})
+                    self._add_layer("linear", {"weight": weight, "bias": bias})
                 case nn.Conv2d(weight=weight, bias=bias):
                     geometry = {"stride": list(module.stride), "padding": list(module.padding)}
-                    self._add("conv2d", {"weight": weight, "bias": bias}, **geometry)  # type: ignore[dict-item]
+                    self._add_layer("conv2d", {"weight": weight, "bias": bias}, **geometry)  # type: ignore[dict-item]
                 case nn.ReLU() | nn.Tanh():
-                    self._add(type(module).__name__.lower())
+                    self._add_layer(type(module).__name__.lower())
                 case _:
                     raise TypeError(f"{type(module).__name__} is not a layer of an actor")
 
-    def _add_numbers(self, network: ActorCritic) -> None:
+    def _add_vector_inputs(self, network: ActorCritic) -> None:
         """Append the other numbers that a network reads and the index of the agent: (x - mean) / deviation, clipped."""
-        if not network.vectors:
+        if not network.vector_inputs:
             return
         moments = network.normalizer or RunningMoments()
-        limit = math.inf if network.normalizer is None else MAX_DEVIATIONS
+        limit = math.inf if network.normalizer is None else MAX_NORMALIZED_VALUE
         weights = {"mean": moments.mean, "deviation": moments.deviation, "limit": torch.tensor(limit)}
         weights = {name: tensor.float() for name, tensor in weights.items()}
-        self._add("append_numbers", weights, channels=list(network.vector_channels))
+        self._add_layer("append_numbers", weights, channels=list(network.vector_channels))
 
-    def _add_spatial(self, core: nn.Module) -> None:
+    def _add_spatial_core(self, core: nn.Module) -> None:
         """Add the layers of a core for a map or an image, except its last layer."""
         if isinstance(core, PlanesCore):
-            self._add("planes", planes=[list(plane) for plane in core.planes])
+            self._add_layer("planes", planes=[list(plane) for plane in core.planes])
         elif isinstance(core, PixelCore):
-            self._add("div", other=255.0)
-            self._add("permute", dims=[2, 0, 1])
-            self._add_sequence(core.convolutions)
-            self._add("flatten")
+            self._add_layer("div", other=255.0)
+            self._add_layer("permute", dims=[2, 0, 1])
+            self._add_modules(core.convolutions)
+            self._add_layer("flatten")
         elif isinstance(core, GridCore):
             encoder = core.codes
-            if isinstance(encoder, OneHots) and encoder.n_entries:
-                offsets = [*encoder.first_code.tolist(), encoder.n_entries]
-                self._add("one_hot", codes=[high - low for low, high in itertools.pairwise(offsets)])
-            self._add("permute", dims=[2, 0, 1])
-            self._add_sequence(core.convolutions)
+            if isinstance(encoder, OneHots) and encoder.n_columns:
+                offsets = [*encoder.first_code.tolist(), encoder.n_columns]
+                self._add_layer("one_hot", codes=[high - low for low, high in itertools.pairwise(offsets)])
+            self._add_layer("permute", dims=[2, 0, 1])
+            self._add_modules(core.convolutions)
             if not len(core.convolutions):
-                self._add("permute", dims=[1, 2, 0])
-            self._add("flatten")
+                self._add_layer("permute", dims=[1, 2, 0])
+            self._add_layer("flatten")
 
     def _add_numeric_actions(self, actions: NumericActions) -> None:
         """Replace the last layer by one with the means of the numbers, and scale these to their bounds."""
-        if actions.choices:
+        if actions.categorical_integers:
             raise Incompatible(Misfit.INTERFACE, "actions that include integers with few values cannot be exported")
         for name in self.layers[-1]["weights"]:
             self.tensors[name] = self.tensors[name][: actions.n_real]
-        center, half = (torch.tensor(x, dtype=torch.float32) for x in (actions.center, actions.half))
-        self._add("linear", {"weight": half.diag(), "bias": center})
+        center, half_range = (torch.tensor(x, dtype=torch.float32) for x in (actions.center, actions.half_range))
+        self._add_layer("linear", {"weight": half_range.diag(), "bias": center})

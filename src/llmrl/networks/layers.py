@@ -64,8 +64,8 @@ class IndependentHeads(nn.Module):
         self.critic = initialize(nn.Linear(sizes[-1], 1), VALUE_GAIN, generator)
         self.shape = (n_heads, n_choices)
 
-    def forward(self, observed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = self.trunk(observed)
+    def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.trunk(observations)
         return self.actor(features).unflatten(-1, self.shape), self.critic(features).squeeze(-1)
 
 
@@ -89,8 +89,8 @@ class BoxHead(nn.Module):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
-    def forward(self, observed: torch.Tensor) -> torch.Tensor:
-        return self.low + (self.high - self.low) * torch.sigmoid(self.layers(observed))
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.low + (self.high - self.low) * torch.sigmoid(self.layers(observations))
 
 
 class RecurrentLayer(nn.Module):
@@ -141,9 +141,9 @@ class RecurrentLayer(nn.Module):
         return torch.stack(pair).permute(2, 0, 1, 3).flatten(1)
 
 
-MIN_DEVIATION = 1e-8
+MIN_STANDARD_DEVIATION = 1e-8
 """Standard deviations up to this are treated as zero."""
-MAX_DEVIATIONS = 10.0
+MAX_NORMALIZED_VALUE = 10.0
 """Number of standard deviations to which normalized numbers are clipped."""
 
 
@@ -170,7 +170,7 @@ class RunningMoments(nn.Module):
     def deviation(self) -> torch.Tensor:
         """Standard deviation of each element; 1 as long as it is (almost) zero."""
         deviation = (self.squares / self.count.clamp_min(1)).sqrt()
-        return torch.where(deviation > MIN_DEVIATION, deviation, 1.0)
+        return torch.where(deviation > MIN_STANDARD_DEVIATION, deviation, 1.0)
 
     @torch.no_grad()
     def update(self, samples: torch.Tensor) -> None:
@@ -196,4 +196,4 @@ class RunningNormalizer(RunningMoments):
     """Normalizer of a network's numeric inputs, [..., n]; before the first update it only clips them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.normalize(x).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+        return self.normalize(x).clamp(-MAX_NORMALIZED_VALUE, MAX_NORMALIZED_VALUE)

@@ -25,12 +25,12 @@ class Memo(Generic[Key]):
 
     def __init__(self, compute: Callable[[Sequence[Key]], Outputs]) -> None:
         self._compute = compute
-        self._rows: dict[Key, Outputs] | None = None
+        self._outputs_by_key: dict[Key, Outputs] | None = None
 
     @property
     def is_active(self) -> bool:
         """True while an `unchanged` block is active."""
-        return self._rows is not None
+        return self._outputs_by_key is not None
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -38,15 +38,15 @@ class Memo(Generic[Key]):
         if self.is_active:
             yield
             return
-        self._rows = {}
+        self._outputs_by_key = {}
         try:
             yield
         finally:
-            self._rows = None
+            self._outputs_by_key = None
 
     def __call__(self, keys: Sequence[Key]) -> Outputs:
         """Return the outputs for keys [n], at least one, each [n, ...]."""
-        outputs = {} if self._rows is None else self._rows
+        outputs = {} if self._outputs_by_key is None else self._outputs_by_key
         if new_keys := [key for key in dict.fromkeys(keys) if key not in outputs]:
             outputs.update(zip(new_keys, zip(*self._compute(new_keys), strict=True), strict=True))
         return tuple(torch.stack(column) for column in zip(*(outputs[key] for key in keys), strict=True))

@@ -10,7 +10,7 @@ from torch import nn
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks.action_distributions import ActionDistribution, sample_actions
-from llmrl.networks.actor_critic import JOINT, PLAYER, ActorCritic
+from llmrl.networks.actor_critic import JOINT_CHANNEL, PLAYER_CHANNEL, ActorCritic
 
 
 class SocietyPolicy(nn.Module):
@@ -24,7 +24,7 @@ class SocietyPolicy(nn.Module):
         distribution: distribution of actions that the networks' outputs parameterize.
     """
 
-    identity: torch.Tensor
+    player_one_hots: torch.Tensor
 
     def __init__(self, spec: EnvSpec, members: Sequence[ActorCritic], core_frozen: bool) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SocietyPolicy(nn.Module):
         self.core_frozen = core_frozen
         network = members[0]
         self.distribution: ActionDistribution = network.distribution
-        self.recurrent, self._central = network.memory is not None, network.central
+        self.recurrent, self._has_central_critic = network.memory is not None, network.has_central_critic
         self._vector_channels = network.vector_channels
         channel_names = {network.image, network.words, *network.vector_channels, "action_mask"}
         self.channels = tuple(name for name in spec.observation if name in channel_names)
@@ -44,7 +44,7 @@ class SocietyPolicy(nn.Module):
         self.register_buffer("identity", torch.eye(spec.n_players)[seats], persistent=False)
 
     @property
-    def frozen_features(self) -> int | None:
+    def frozen_feature_width(self) -> int | None:
         """Width of the features that rollouts hold instead of observations; None if the cores are trained."""
         return self.members[0].n_features if self.core_frozen else None  # type: ignore[return-value]
 
@@ -57,11 +57,11 @@ class SocietyPolicy(nn.Module):
     def extended(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Add the channels `player` and, for central critics, `joint` to an observation [n, n_agents, ...]."""
         n = next(iter(observation.values())).shape[0]
-        additional = {PLAYER: self.identity.unsqueeze(0).expand(n, -1, -1)}
-        if self._central:
-            dtype = self.identity.dtype
+        additional = {PLAYER_CHANNEL: self.player_one_hots.unsqueeze(0).expand(n, -1, -1)}
+        if self._has_central_critic:
+            dtype = self.player_one_hots.dtype
             joint = torch.cat([observation[name].flatten(2).to(dtype) for name in self._vector_channels], dim=2)
-            additional[JOINT] = joint.flatten(1).unsqueeze(1).expand(-1, self.n_agents, -1)
+            additional[JOINT_CHANNEL] = joint.flatten(1).unsqueeze(1).expand(-1, self.n_agents, -1)
         return {**observation, **additional}
 
     @torch.inference_mode()
@@ -86,8 +86,8 @@ class SocietyPolicy(nn.Module):
         core, features. These are inference tensors; clone them before use in autograd.
         """
         channels = self.extended(observation)
-        parts_by_network = [self._compute_outputs(*pair, channels, state) for pair in self.groups()]
-        outputs, value, features, next_state = (_concatenate(parts) for parts in zip(*parts_by_network, strict=True))
+        outputs_by_network = [self._compute_outputs(*pair, channels, state) for pair in self.groups()]
+        outputs, value, features, next_state = (_concatenate(parts) for parts in zip(*outputs_by_network, strict=True))
         assert outputs is not None
         action = self.distribution.mode(outputs) if greedy else sample_actions(self.distribution, outputs, generator)
         log_prob, _ = self.distribution.log_prob_entropy(outputs, action)
@@ -109,14 +109,14 @@ class SocietyPolicy(nn.Module):
         [n_envs, k, state_size] (None without a memory).
         """
         member_channels = channels if len(self.members) == 1 else {name: x[:, agents] for name, x in channels.items()}
-        shape = member_channels[PLAYER].shape[:2]
+        shape = member_channels[PLAYER_CHANNEL].shape[:2]
         flat = {name: x.flatten(0, 1) for name, x in member_channels.items()}
         features = network.encode(flat)
-        latent, next_state = features, None
+        head_inputs, next_state = features, None
         if network.memory is not None:
             flat_state = None if state is None else state[:, agents].flatten(0, 1)
-            latent, next_state = network.memory.step(features, flat_state)
-        results = (network.outputs(latent, flat.get("action_mask")), network.value(latent, flat), features)
+            head_inputs, next_state = network.memory.step(features, flat_state)
+        results = (network.outputs(head_inputs, flat.get("action_mask")), network.value(head_inputs, flat), features)
         outputs, values, features = (x.reshape(*shape, *x.shape[1:]) for x in results)
         return outputs, values, features, None if next_state is None else next_state.reshape(*shape, -1)
 

@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.networks.layers import HIDDEN_GAIN, initialize, initialize_uniform
 
-MAP_CHANNELS = (16, 32, 64)
+MAP_CONV_CHANNELS = (16, 32, 64)
 """Output channels of the 3x3 convolutions that keep a map's size, as published for students."""
 KERNEL = 3
 """Kernel size of convolutions over a map, in cells."""
@@ -33,7 +33,7 @@ class OneHots(nn.Module):
         codes: number of codes of each of the k numbers; empty: codes are returned unchanged.
 
     Attributes:
-        n_entries: width of the output; 0 if codes stay unchanged.
+        n_columns: width of the output; 0 if codes stay unchanged.
         n_kinds: number of distinct outputs; 0 if there are too many for a table.
         table: [n_kinds, n_entries], the encoding of each kind.
     """
@@ -47,18 +47,18 @@ class OneHots(nn.Module):
         # Code c of number i becomes element first_code[i] + c of one long one-hot.
         offsets = torch.tensor([sum(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
         self.register_buffer("first_code", offsets, persistent=False)
-        self.n_entries = sum(codes)
+        self.n_columns = sum(codes)
         n_kinds = math.prod(codes) if codes else 0
-        self.n_kinds = n_kinds if n_kinds * self.n_entries <= MAX_TABLE_SIZE else 0
+        self.n_kinds = n_kinds if n_kinds * self.n_columns <= MAX_TABLE_SIZE else 0
         radix = torch.tensor([math.prod(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
         self.register_buffer("radix", radix, persistent=False)
-        table = torch.zeros(self.n_kinds, self.n_entries)
+        table = torch.zeros(self.n_kinds, self.n_columns)
         if self.n_kinds:
             digits = torch.arange(n_kinds)[:, None] // radix % torch.tensor(codes)
             table.scatter_(1, digits + offsets, 1.0)
         self.register_buffer("table", table, persistent=False)
 
-    def kinds(self, codes: torch.Tensor) -> torch.Tensor:
+    def compute_kinds(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the index into `table` of each cell, [...] int32."""
         # float32 holds these numbers exactly and multiplies much faster than integers.
         numbers = codes.reshape(-1, codes.shape[-1]).to(torch.float32)
@@ -66,11 +66,11 @@ class OneHots(nn.Module):
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         if self.n_kinds:
-            return nn.functional.embedding(self.kinds(codes), self.table)
-        if not self.n_entries:
+            return nn.functional.embedding(self.compute_kinds(codes), self.table)
+        if not self.n_columns:
             return codes
         entries = codes.long() + self.first_code
-        return self.table.new_zeros((*codes.shape[:-1], self.n_entries)).scatter_(-1, entries, 1.0)
+        return self.table.new_zeros((*codes.shape[:-1], self.n_columns)).scatter_(-1, entries, 1.0)
 
 
 class GridCore(nn.Module):
@@ -98,23 +98,26 @@ class GridCore(nn.Module):
         features: int | None,
         generator: torch.Generator,
         codes: Sequence[int] = (),
-        hidden: Sequence[int] = MAP_CHANNELS,
+        hidden: Sequence[int] = MAP_CONV_CHANNELS,
     ) -> None:
         super().__init__()
         width, height, channels = shape
         layers: list[nn.Module] = []
         self.codes = OneHots(codes)
-        channels = self.codes.n_entries or channels
+        channels = self.codes.n_columns or channels
         for n_out in hidden:
-            layers += [initialize(nn.Conv2d(channels, n_out, KERNEL, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
+            layers += [
+                initialize(nn.Conv2d(channels, n_out, KERNEL, padding=1), HIDDEN_GAIN, generator),
+                nn.ReLU(),
+            ]
             channels = n_out
         self.convolutions = nn.Sequential(*layers)
-        flat = channels * height * width
+        n_flat = channels * height * width
         self.linear: nn.Module = nn.Identity()
         if features is not None:
-            layer = initialize(nn.Linear(flat, features), HIDDEN_GAIN, generator)
+            layer = initialize(nn.Linear(n_flat, features), HIDDEN_GAIN, generator)
             self.linear = nn.Sequential(layer, nn.ReLU())
-        self.n_features = features or flat
+        self.n_features = features or n_flat
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         map_ = self.codes(codes)
@@ -151,15 +154,15 @@ class PlanesCore(nn.Module):
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         numbers = codes.flatten(-3, -2).unbind(-1)
-        facts = [
+        values = [
             numbers[k] == low if low == high else (numbers[k] >= low) & (numbers[k] <= high)
             for k, low, high in self.planes
         ]
         weight: torch.Tensor = self.linear[0].weight  # type: ignore[assignment]
-        if n_padding := weight.shape[-1] - len(facts) * facts[0].shape[-1]:
-            facts.append(facts[0].new_zeros((*facts[0].shape[:-1], n_padding)))  # stacked weights are wider
+        if n_padding := weight.shape[-1] - len(values) * values[0].shape[-1]:
+            values.append(values[0].new_zeros((*values[0].shape[:-1], n_padding)))  # stacked weights are wider
         # Bytes are converted six times as fast as booleans.
-        flat = torch.cat(facts, dim=-1).view(torch.uint8).to(weight.dtype)
+        flat = torch.cat(values, dim=-1).view(torch.uint8).to(weight.dtype)
         return self.linear(flat)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
@@ -203,9 +206,9 @@ class PixelCore(nn.Module):
 
 
 Normalization = Literal["none", "group", "batch"]
-Output = Literal["map", "maximum"]
+FilmOutput = Literal["map", "maximum"]
 
-GROUPS = 4
+N_NORMALIZATION_GROUPS = 4
 """Number of groups of channels that are normalized together, if it divides the number of channels; else one."""
 
 
@@ -215,7 +218,7 @@ class FilmSettings:
 
     blocks: PositiveInt = 2
     normalization: Normalization = "none"
-    output: Output = "map"
+    output: FilmOutput = "map"
 
 
 class FilmCore(nn.Module):
@@ -262,9 +265,9 @@ class FilmCore(nn.Module):
         self.n_features = width * (map_size[0] * map_size[1] if self.output == "map" else 1)
         self.codes = OneHots(codes)
         self.convolutions = nn.Sequential(
-            *_layer(self.codes.n_entries or shape[-1], width, 2, normalization, generator),
+            *_build_layer(self.codes.n_columns or shape[-1], width, 2, normalization, generator),
             *(nn.ReLU(), nn.MaxPool2d(2)),
-            *_layer(width, width, 3, normalization, generator),
+            *_build_layer(width, width, 3, normalization, generator),
             *(nn.ReLU(), nn.MaxPool2d(2)),
         )
         self.blocks = nn.ModuleList(FilmBlock(width, normalization, generator) for _ in range(settings.blocks))
@@ -274,14 +277,14 @@ class FilmCore(nn.Module):
         initialize_uniform(self.instruction, width**-0.5, generator)
 
     def forward(self, codes: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        sentence = self.read(words)
+        sentence = self.encode_instruction(words)
         map_ = self.convolutions(self.codes(codes).permute(0, 3, 1, 2).to(self.words.weight.dtype))
         for block in self.blocks:
             map_ = block(map_, sentence)
         features: torch.Tensor = map_.flatten(1) if self.output == "map" else map_.amax((2, 3))
         return features
 
-    def read(self, words: torch.Tensor) -> torch.Tensor:
+    def encode_instruction(self, words: torch.Tensor) -> torch.Tensor:
         """Return the state [batch, width] of the GRU at the last word of each instruction [batch, n_words]."""
         # Instructions stay the same during a game, so each distinct one is encoded once.
         unique_words, index = torch.unique(words, dim=0, return_inverse=True)
@@ -299,31 +302,31 @@ class FilmBlock(nn.Module):
 
     def __init__(self, channels: int, normalization: Normalization, generator: torch.Generator) -> None:
         super().__init__()
-        self.seen = nn.Sequential(*_layer(channels, channels, 3, normalization, generator), nn.ReLU())
+        self.seen = nn.Sequential(*_build_layer(channels, channels, 3, normalization, generator), nn.ReLU())
         self.convolution = initialize(nn.Conv2d(channels, channels, 3, padding=1), HIDDEN_GAIN, generator)
         self.scale = initialize(nn.Linear(channels, channels), 1.0, generator)
         self.shift = initialize(nn.Linear(channels, channels), 1.0, generator)
         # Without an instruction, the map passes through unchanged.
         nn.init.ones_(self.scale.bias)  # type: ignore[arg-type]
-        self.after = nn.Sequential(*_normalization(channels, normalization), nn.ReLU())
+        self.after = nn.Sequential(*_build_normalization(channels, normalization), nn.ReLU())
 
     def forward(self, map_: torch.Tensor, sentence: torch.Tensor) -> torch.Tensor:
         features = self.convolution(self.seen(map_))
         return self.after(self.scale(sentence)[..., None, None] * features + self.shift(sentence)[..., None, None])  # type: ignore[no-any-return]
 
 
-def _layer(
+def _build_layer(
     n_in: int, n_out: int, kernel: int, normalization: Normalization, generator: torch.Generator
 ) -> list[nn.Module]:
     return [
         initialize(nn.Conv2d(n_in, n_out, kernel, padding=1), HIDDEN_GAIN, generator),
-        *_normalization(n_out, normalization),
+        *_build_normalization(n_out, normalization),
     ]
 
 
-def _normalization(channels: int, normalization: Normalization) -> list[nn.Module]:
+def _build_normalization(channels: int, normalization: Normalization) -> list[nn.Module]:
     """Return the modules between a convolution and its ReLU."""
     if normalization == "group":
-        return [nn.GroupNorm(GROUPS if channels % GROUPS == 0 else 1, channels)]
+        return [nn.GroupNorm(N_NORMALIZATION_GROUPS if channels % N_NORMALIZATION_GROUPS == 0 else 1, channels)]
     # No running means, so that the output depends only on weights and samples.
     return [nn.BatchNorm2d(channels, track_running_stats=False)] if normalization == "batch" else []

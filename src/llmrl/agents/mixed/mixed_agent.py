@@ -117,7 +117,7 @@ class MixedAgent:
         self.policy = MixedPolicy(list(map(SeatedPolicy, policies, self._seats)), spec.n_agents)
         self.kinds: Mapping[str, tuple[int, ...]] = dict(zip(self._names, self._seats, strict=True))
         learners = {name: agent for name, agent in zip(self._names, self.agents, strict=True) if agent.learns}
-        widths = {name: getattr(agent.policy, "frozen_features", None) for name, agent in learners.items()}
+        widths = {name: getattr(agent.policy, "frozen_feature_width", None) for name, agent in learners.items()}
         if len(set(widths.values())) > 1:
             raise ConfigError(
                 "agent=mixed: learners need frozen cores with features of the same width, or no frozen cores, but the "

@@ -212,4 +212,4 @@ def _shapes(network: nn.Module) -> Iterator[object]:
     for name, p in network.named_parameters():
         yield name, p.shape, p.dtype, p.device, p.requires_grad
     if isinstance(network, ActorCritic):
-        yield network.image, network.words, network.vectors, network.central, network.distribution
+        yield network.image, network.words, network.vector_inputs, network.has_central_critic, network.distribution
