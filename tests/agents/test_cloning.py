@@ -195,7 +195,7 @@ def test_student_imitates_teacher(data, tmp_path):
     rows = read_metrics(folder / "metrics.jsonl")
     assert rows[0]["clone/accuracy"] < 0.9 < rows[-2]["clone/accuracy"]
     assert rows[-1]["held_out/accuracy"] == 1.0 and rows[-1]["held_out/loss"] < 0.2
-    assert rows[-1]["evaluation/won"] == 1.0 and rows[-1]["updates"] == loop.cloning.updates
+    assert rows[-1]["evaluation/won"] == 1.0 and rows[-1]["updates"] == loop.cloning.n_updates
     assert any("evaluation/won" in row for row in rows[:-1])
     assert [row["kind"] for row in rows[-2:]] == ["update", "evaluation"] and {row["x"] for row in rows} == {"updates"}
     assert rows[-1]["samples"] == 8 * loop.cloning.n_train
@@ -270,7 +270,7 @@ def test_epoch_visits_all_steps():
     samples = {"x": torch.arange(37), "action": torch.zeros(37, dtype=torch.int64)}
     network = RecordingModule()
     cloning = BehavioralCloning(network, QUICK, samples, {n: x[:5] for n, x in samples.items()}, Seeds(0), epochs=2)
-    assert cloning.updates == 6 and cloning.updates_per_epoch == 3
+    assert cloning.n_updates == 6 and cloning.n_updates_per_epoch == 3
     for i in range(6):
         cloning.update(i)
     epochs = [torch.cat(network.inputs[k : k + 3]).tolist() for k in (0, 3)]

@@ -161,7 +161,7 @@ def test_gradient_matches_finite_difference(case):
     ppo.reset()
     targets = []
     for i in range(rounds):
-        targets.append(ppo.estimate(adapted_rollouts[i])[1])
+        targets.append(ppo.estimate_advantages(adapted_rollouts[i])[1])
 
     def objective(tau):
         transform = (lambda r: observe_mechanism(r, network, tau)) if settings.observation_gradient else (lambda r: r)
@@ -169,7 +169,7 @@ def test_gradient_matches_finite_difference(case):
         ppo.reset()
         for i in range(rounds):
             changed_rollout = observe_mechanism(adapted_rollouts[i], network, tau)
-            advantage, target = ppo.estimate(changed_rollout)
+            advantage, target = ppo.estimate_advantages(changed_rollout)
             target = target if settings.differentiate_targets else targets[i]
             ppo.fit(transform(adapted_rollouts[i]), advantage, target, Seeds(i).torch("minibatches"), ppo.updaters)
         return surrogate(ppo, [transform(rollout) for rollout in validation], credits)
@@ -334,8 +334,8 @@ def test_estimator_has_no_bias(objective, games):
             perturbed = dataclasses.replace(
                 rollout, reward=rollout.reward + rollout.reward_jacobian @ torch.tensor(knobs - KNOBS)
             )
-            advantage, _ = ppo.estimate(perturbed)
-            _, target = ppo.estimate(rollout)
+            advantage, _ = ppo.estimate_advantages(perturbed)
+            _, target = ppo.estimate_advantages(rollout)
             ppo.fit(rollout, advantage, target, Seeds(0).torch("m"), ppo.updaters)
             after = play_single_step(ppo.policy, PAIRS)
             total += chance * (probability(after) * value(after, knobs)).sum()

@@ -173,7 +173,7 @@ def test_metrics_average_all_samples(signal_game, share, size, clip):
     shift = 0.3 * torch.randn(rollout.log_prob.shape, generator=Seeds(2).torch("noise"))
     rollout.log_prob += shift
     rollout.value += 0.3 * torch.randn(rollout.value.shape, generator=Seeds(3).torch("noise"))
-    advantage, target = ppo.estimate(rollout)
+    advantage, target = ppo.estimate_advantages(rollout)
     parts = {name: [] for name in ("policy", "value", "entropy", "kl", "clip_fraction")}
     for network, agents in policy.groups():
         batch = ppo.samples(rollout, agents)
@@ -260,7 +260,7 @@ def test_state_includes_teacher_and_optimizers(signal_game):
     state = copy.deepcopy(ppo.state_dict())
     _, restored, _ = make(signal_game(), share=False, teacher=Counting(1.0))
     restored.load_state_dict(state)
-    assert restored.teacher.resets == 7 and restored.updates == 1
+    assert restored.teacher.resets == 7 and restored.n_updates == 1
     assert str(restored.state_dict()) == str(state)
     _, shared, _ = make(signal_game(), teacher=Counting(1.0))
     with pytest.raises(ValueError, match="longer"):
@@ -273,9 +273,9 @@ def test_rewards_are_scaled_within_episodes(signal_game):
     episode_end = rollout.terminated | rollout.truncated
     scale = RunningMoments()
     scale.update(discounted_returns(rollout.reward, episode_end, 0.9).flatten())
-    ppo.begin(rollout)
+    ppo.begin_update(rollout)
     assert str(ppo.reward_moments.state_dict()) == str(scale.state_dict())
-    advantage, target = ppo.estimate(rollout)
+    advantage, target = ppo.estimate_advantages(rollout)
     reward, done = rollout.reward / scale.deviation, episode_end[..., None].expand_as(rollout.reward)
     expected = generalized_advantages(reward, rollout.value, rollout.next_value, done, 0.9, 0.95)
     torch.testing.assert_close(advantage, expected)
@@ -288,7 +288,7 @@ def test_reset_reinitializes_parts(signal_game):
     train(ppo, collector, 2)
     scales, updaters = ppo.state_dict()["scales"], ppo.updaters
     ppo.reset(keep_moments=True)
-    assert ppo.updaters is updaters and (ppo.updates, ppo.teacher.resets) == (0, 1)
+    assert ppo.updaters is updaters and (ppo.n_updates, ppo.teacher.resets) == (0, 1)
     assert str(ppo.state_dict()["scales"]) == str(first) != str(scales)
     ppo.set_initial_scales(scales)
     assert str(ppo.state_dict()["scales"]) == str(scales)
@@ -324,7 +324,7 @@ def test_networks_have_updaters(signal_game):
     _, ppo, collector = make(signal_game(), share=False)
     rollout = collector.collect(16, Seeds(1).torch("actions"))
     with pytest.raises(ValueError, match="shorter"):
-        ppo.fit(rollout, *ppo.estimate(rollout), Seeds(0).torch("minibatches"), ppo.updaters[:1])
+        ppo.fit(rollout, *ppo.estimate_advantages(rollout), Seeds(0).torch("minibatches"), ppo.updaters[:1])
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -338,7 +338,7 @@ def test_advantages_are_normalized_over_rollout(signal_game, share, full_rollout
             signal_game(n_envs=4), share=share, advantage_eps=0.1, minibatch_size=7, **changes
         )
         rollout = collector.collect(16, Seeds(1).torch("actions"))
-        advantage, target = ppo.estimate(rollout)
+        advantage, target = ppo.estimate_advantages(rollout)
         if dim is None:
             axes = (0,) + (() if full_rollout == "game" else (1,)) + ((2,) if share else ())
             deviation = advantage.std(axes, keepdim=True) + 0.1

@@ -168,7 +168,9 @@ def stretches(rollout, size, epochs):
         index, index["action"], size, rollout.episode_start, rollout.state.reshape(games, -1)
     )
     return [
-        batch for _ in range(epochs) for batch in sequences.batches(torch.randperm(sequences.n, generator=generator))
+        batch
+        for _ in range(epochs)
+        for batch in sequences.batches(torch.randperm(sequences.n_units, generator=generator))
     ]
 
 

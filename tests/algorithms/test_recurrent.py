@@ -69,7 +69,7 @@ def test_sequences_cover_samples_once(first, size):
     place = torch.arange(steps * rows)
     state = torch.arange(1.0, rows + 1)[:, None]
     minibatches = SequenceMinibatches({"action": place, "place": place}, place, size, first, state)
-    batches = list(minibatches.batches(torch.randperm(minibatches.n, generator=Seeds(3).torch("order"))))
+    batches = list(minibatches.batches(torch.randperm(minibatches.n_units, generator=Seeds(3).torch("order"))))
     assert sorted(torch.cat([b["place"] for b in batches]).tolist()) == place.tolist()
     assert all(len(b["place"]) >= (size or steps * rows) for b in batches[:-1])
     assert size is None or all(len(b["place"]) - b["lengths"][-1] < size for b in batches), (
@@ -95,13 +95,13 @@ def test_training_states_equal_rollout_states(share):
     for i in range(3):
         rollout = collector.collect(4, Seeds(i).torch("actions"))
         assert i == 0 or (~rollout.episode_start[0]).any(), "no episode goes on into this rollout"
-        advantage, _ = ppo.estimate(rollout)
+        advantage, _ = ppo.estimate_advantages(rollout)
         data = ppo.samples(rollout) | {"advantage": advantage.flatten()}
         groups = policy.groups()
         indices = sample_indices(rollout.reward.shape, 1, len(groups))
         for (network, agents), samples in zip(groups, indices, strict=True):
-            minibatches = ppo.minibatches(rollout, data, samples, agents)
-            for batch in minibatches.batches(next(ppo.permutations(minibatches.n, Seeds(9).torch("order")))):
+            minibatches = ppo.make_minibatches(rollout, data, samples, agents)
+            for batch in minibatches.batches(next(ppo.draw_permutations(minibatches.n_units, Seeds(9).torch("order")))):
                 logits, value = network(batch)
                 log_prob = logits.log_softmax(-1).gather(1, batch["action"][:, None])[:, 0]
                 torch.testing.assert_close(log_prob, batch["log_prob"])

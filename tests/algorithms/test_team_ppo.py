@@ -55,7 +55,7 @@ def test_estimates_use_denormalized_values(signal_game):
         value=rollout.value * deviation + mean,
         next_value=torch.where(rollout.terminated[..., None], 0.0, rollout.next_value * deviation + mean),
     )
-    for found, expected in zip(ppo.estimate(rollout), plain.estimate(denormalized), strict=True):
+    for found, expected in zip(ppo.estimate_advantages(rollout), plain.estimate_advantages(denormalized), strict=True):
         torch.testing.assert_close(found, expected)
 
 
@@ -85,12 +85,12 @@ def test_joint_action_ratio_is_product(team, n, seed):
 
 def test_minibatches_preserve_teams():
     data = {"action": torch.arange(12)}
-    batches = list(Minibatches(data, torch.arange(12), 6, team=3).batches(torch.tensor([2, 0, 3, 1])))
+    batches = list(Minibatches(data, torch.arange(12), 6, team_size=3).batches(torch.tensor([2, 0, 3, 1])))
     assert [len(batch["action"]) for batch in batches] == [6, 6]
     assert torch.equal(torch.cat([batch["action"] for batch in batches]).sort().values, torch.arange(12))
     for batch in batches:
         assert (batch["action"] // 3).view(-1, 3).unique(dim=1).shape == (2, 1)
-        assert batch["team_step"].tolist() == [0, 0, 0, 1, 1, 1]
+        assert batch["joint_action_index"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 30))
@@ -102,14 +102,14 @@ def test_sequences_preserve_teams(seed, team, size):
     state = torch.arange(games * team, dtype=torch.float32)[:, None]
     minibatches = SequenceMinibatches({"action": place}, place, size, first, state, team)
     teams = []
-    for batch in minibatches.batches(torch.randperm(minibatches.n, generator=Seeds(seed).torch("order"))):
+    for batch in minibatches.batches(torch.randperm(minibatches.n_units, generator=Seeds(seed).torch("order"))):
         teams += batch["action"].tolist()
         assert int(batch["lengths"].sum()) == len(batch["action"])
         if team == 1:
-            assert "team_step" not in batch
+            assert "joint_action_index" not in batch
             continue
-        for number in batch["team_step"].unique():
-            team_actions = batch["action"][batch["team_step"] == number]
+        for number in batch["joint_action_index"].unique():
+            team_actions = batch["action"][batch["joint_action_index"] == number]
             assert (team_actions // team).unique().numel() == 1
             assert sorted((team_actions % team).tolist()) == list(range(team))
     assert sorted(teams) == place.tolist()
@@ -122,7 +122,7 @@ def test_team_loss_matches_formula(signal_game):
     policy, ppo, collector = make(env, joint_ratio=True, **settings)
     rollout = collector.collect(8, Seeds(1).torch("actions"))
     rollout = dataclasses.replace(rollout, log_prob=rollout.log_prob - 0.15)
-    advantage, _ = ppo.estimate(rollout)
+    advantage, _ = ppo.estimate_advantages(rollout)
     ratio = math.exp(0.15 * policy.n_agents)
     expected = -surrogate(torch.full_like(advantage[..., 0], ratio), advantage.mean(-1), 0.2).mean()
     metrics = ppo.update(rollout, Seeds(0).torch("minibatches"))

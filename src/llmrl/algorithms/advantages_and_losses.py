@@ -41,11 +41,11 @@ def generalized_advantages(
         lam = 1 it is the discounted reward to go.
     """
     delta = reward + gamma * next_value - value
-    carry = gamma * lam * (~done).to(reward.dtype)
+    decay = gamma * lam * (~done).to(reward.dtype)
     advantage = []
     running = torch.zeros_like(delta[0])
     for t in range(delta.shape[0] - 1, -1, -1):
-        running = delta[t] + carry[t] * running
+        running = delta[t] + decay[t] * running
         advantage.append(running)
     return torch.stack(advantage[::-1])
 
@@ -63,10 +63,10 @@ def discounted_returns(reward: torch.Tensor, done: torch.Tensor, gamma: float) -
         gamma: discount per step, [0, 1].
     """
     running, returns = torch.zeros_like(reward[0]), []
-    for step, end in zip(reward, done, strict=True):
-        running = step + gamma * running
+    for step_reward, is_end in zip(reward, done, strict=True):
+        running = step_reward + gamma * running
         returns.append(running)
-        running = torch.where(end[:, None], 0.0, running)
+        running = torch.where(is_end[:, None], 0.0, running)
     return torch.stack(returns)
 
 
@@ -90,7 +90,7 @@ def surrogate(
 
 
 def combine_joint_actions(
-    log_ratio: torch.Tensor, advantage: torch.Tensor, joint: torch.Tensor
+    log_ratio: torch.Tensor, advantage: torch.Tensor, joint_indices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logarithm of the ratio of joint actions, and their advantage, each [m].
 
@@ -98,28 +98,30 @@ def combine_joint_actions(
 
     Args:
         log_ratio, advantage: of each agent's action, [n].
-        joint: number of the joint action that each is part of, in 0 .. m - 1, [n] int64; all have equally many agents.
+        joint_indices: index of the joint action that each is part of, 0 .. m - 1, [n] int64; all have equally many
+            agents.
     """
-    zeros = log_ratio.new_zeros(int(joint.max()) + 1)
-    agents = len(joint) / len(zeros)
-    return zeros.index_add(0, joint, log_ratio), zeros.index_add(0, joint, advantage) / agents
+    zeros = log_ratio.new_zeros(int(joint_indices.max()) + 1)
+    n_agents = len(joint_indices) / len(zeros)
+    return zeros.index_add(0, joint_indices, log_ratio), zeros.index_add(0, joint_indices, advantage) / n_agents
 
 
 def value_error(
-    value: torch.Tensor, old: torch.Tensor, target: torch.Tensor, clip: float | None, huber: float | None = None
+    value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip: float | None, huber: float | None = None
 ) -> torch.Tensor:
-    """Return the squared error [...] of `value`; with `clip`, at least that of `value` clipped to `old` +- `clip`.
+    """Return the squared error [...] of `value`.
 
-    With `huber` d > 0, it is 2 d |e| - d^2 for errors |e| > d: twice the Huber loss, in which value losses are halved.
+    With `clip`, it is at least that of `value` clipped to `old_value` +- `clip`. With `huber` d > 0, it is
+    2 d |e| - d^2 for errors |e| > d: twice the Huber loss, in which value losses are halved.
     """
-    error = _squared(value - target, huber)
+    error = _compute_error(value - target, huber)
     if clip is None:
         return error
-    bounded = old + (value - old).clamp(-clip, clip)
-    return torch.maximum(error, _squared(bounded - target, huber))
+    bounded = old_value + (value - old_value).clamp(-clip, clip)
+    return torch.maximum(error, _compute_error(bounded - target, huber))
 
 
-def _squared(error: torch.Tensor, huber: float | None) -> torch.Tensor:
+def _compute_error(error: torch.Tensor, huber: float | None) -> torch.Tensor:
     if huber is None:
         return error.square()
     return torch.where(error.abs() <= huber, error.square(), 2 * huber * error.abs() - huber**2)

@@ -40,11 +40,11 @@ class BehavioralCloning:
         settings: hyperparameters.
         train_samples: training samples: `action` [n] and the network's inputs, each [n, ...].
         validation_samples: samples for `validate`; may be empty.
-        seeds: seed tree; epoch i is shuffled by stream `i` of its child `order`.
+        seeds: seed tree; epoch i is shuffled by stream `update_index` of its child `permutation`.
         epochs: number of passes over the training samples.
 
     Attributes:
-        updates: number of updates in all epochs.
+        n_updates: number of updates in all epochs.
         n_train, n_validation: number of training and of held-out samples.
     """
 
@@ -59,8 +59,8 @@ class BehavioralCloning:
     ) -> None:
         self.network, self.settings = network, settings
         self.n_train, self.n_validation = len(train_samples["action"]), len(validation_samples["action"])
-        self.updates_per_epoch = -(-self.n_train // settings.batch_size)
-        self.updates = epochs * self.updates_per_epoch
+        self.n_updates_per_epoch = -(-self.n_train // settings.batch_size)
+        self.n_updates = epochs * self.n_updates_per_epoch
         self._samples, self._validation_samples, self._seeds = train_samples, validation_samples, seeds
         self._updater = OptimizerStep(
             network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf
@@ -72,35 +72,37 @@ class BehavioralCloning:
             weight_decay=settings.weight_decay,
             decoupled_weight_decay=True,
         )
-        self._order: tuple[int, torch.Tensor] | None = None
+        self._epoch_permutation: tuple[int, torch.Tensor] | None = None
 
-    def update(self, i: int) -> dict[str, float]:
-        """Make update number `i` from 0; return its loss, accuracy, gradient norm and learning rate.
+    def update(self, update_index: int) -> dict[str, float]:
+        """Make update number `update_index` from 0; return its loss, accuracy, gradient norm and learning rate.
 
         Raises:
             Diverged: the loss or the gradient is not finite.
         """
         for group in self._updater.optimizer.param_groups:
-            group["lr"] = self.learning_rate(i)
-        record = self._updater.step(_select_samples(self._samples, self._minibatch(i)), self._loss)
+            group["lr"] = self.learning_rate(update_index)
+        record = self._updater.step(
+            _select_samples(self._samples, self._draw_minibatch(update_index)), self._compute_loss
+        )
         metrics = {name: float(x) for name, x in record.items()}
         if not all(math.isfinite(x) for x in metrics.values()):
             raise Diverged(
-                f"update {i + 1}: not finite (loss {metrics['loss']:g}, gradient norm {metrics['grad_norm']:g}). "
-                "Earlier checkpoints are intact: resume from one with a smaller agent.cloning.learning_rate or "
-                "agent.cloning.max_grad_norm"
+                f"update {update_index + 1}: not finite (loss {metrics['loss']:g}, gradient norm "
+                f"{metrics['grad_norm']:g}). Earlier checkpoints are intact: resume from one with a smaller "
+                "agent.cloning.learning_rate or agent.cloning.max_grad_norm"
             )
-        return {**metrics, "learning_rate": self.learning_rate(i)}
+        return {**metrics, "learning_rate": self.learning_rate(update_index)}
 
-    def learning_rate(self, i: int) -> float:
-        """Return the learning rate of update `i`: linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
+    def learning_rate(self, update_index: int) -> float:
+        """Return the learning rate of an update: linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
         s = self.settings
-        warmup_updates = math.ceil(s.warmup * self.updates)
-        if i < warmup_updates:
-            return s.learning_rate * (i + 1) / warmup_updates
+        n_warmup = math.ceil(s.warmup * self.n_updates)
+        if update_index < n_warmup:
+            return s.learning_rate * (update_index + 1) / n_warmup
         if s.schedule == "constant":
             return s.learning_rate
-        progress = (i - warmup_updates) / max(self.updates - warmup_updates, 1)
+        progress = (update_index - n_warmup) / max(self.n_updates - n_warmup, 1)
         return s.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     @torch.no_grad()
@@ -120,16 +122,16 @@ class BehavioralCloning:
     def load_state_dict(self, state: State) -> None:
         self._updater.load_state_dict(state["optimizer"])
 
-    def _minibatch(self, i: int) -> torch.Tensor:
-        """Return the indices of the samples of update `i`; every sample occurs once per epoch."""
-        epoch, batch_index = divmod(i, self.updates_per_epoch)
-        if self._order is None or self._order[0] != epoch:
-            order = torch.randperm(self.n_train, generator=self._seeds.child("order").torch(epoch))
-            self._order = (epoch, order)
+    def _draw_minibatch(self, update_index: int) -> torch.Tensor:
+        """Return the indices of the samples of update `update_index`; every sample occurs once per epoch."""
+        epoch, batch_index = divmod(update_index, self.n_updates_per_epoch)
+        if self._epoch_permutation is None or self._epoch_permutation[0] != epoch:
+            permutation = torch.randperm(self.n_train, generator=self._seeds.child("order").torch(epoch))
+            self._epoch_permutation = (epoch, permutation)
         start = batch_index * self.settings.batch_size
-        return self._order[1][start : start + self.settings.batch_size]
+        return self._epoch_permutation[1][start : start + self.settings.batch_size]
 
-    def _loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
+    def _compute_loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
         logits, _ = self.network(batch)
         loss = nn.functional.cross_entropy(logits, batch["action"])
         accuracy = (logits.argmax(1) == batch["action"]).float().mean()
@@ -138,10 +140,10 @@ class BehavioralCloning:
     def _evaluate_batch(self, batch: Batch) -> Record:
         """Return the record of a batch, averaged over all processes, without training."""
         if not isinstance(self.network, GradientAccumulation):
-            return self._loss(batch)[1]
+            return self._compute_loss(batch)[1]
         record: Record = {}
         for piece, share in self.network.pieces(batch):
-            record = {name: x * share + record.get(name, 0.0) for name, x in self._loss(piece)[1].items()}
+            record = {name: x * share + record.get(name, 0.0) for name, x in self._compute_loss(piece)[1].items()}
         self.network.processes.all_reduce(list(record.values()))
         return record
 

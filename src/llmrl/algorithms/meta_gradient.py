@@ -67,22 +67,23 @@ class MetaGradient:
             self._shift if settings.observation_gradient and MECHANISM_CHANNEL in policy.channels else None
         )
         network = policy.groups()[0][0]
-        self._columns, self._joint = network.mechanism_columns, network.joint_columns
-        if self._observed_shift is not None and policy.core_frozen and self._columns is None:
+        self._mechanism_columns, self._joint_columns = network.mechanism_columns, network.joint_columns
+        if self._observed_shift is not None and policy.core_frozen and self._mechanism_columns is None:
             raise ConfigError(
                 "principal.observation_gradient=true needs the derivative of a frozen core, which is not stored; set "
                 "agent.freeze=none or principal.observation_gradient=false"
             )
         self._updaters = [
-            DifferentiableStep(updater, self._observed_shift, self._columns, self._joint) for updater in ppo.updaters
+            DifferentiableStep(updater, self._observed_shift, self._mechanism_columns, self._joint_columns)
+            for updater in ppo.updaters
         ]
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Run `PPO.update`, with the same numbers, and keep their dependence on tau."""
         assert rollout.reward_jacobian is not None
-        advice = self.ppo.begin(rollout)
+        advice = self.ppo.begin_update(rollout)
         reward = rollout.reward + rollout.reward_jacobian.to(self._shift.dtype) @ self._shift
-        advantage, target = self.ppo.estimate(replace(rollout, reward=reward))
+        advantage, target = self.ppo.estimate_advantages(replace(rollout, reward=reward))
         if not self.settings.differentiate_targets:
             target = target.detach()
         metrics = self.ppo.fit(rollout, advantage, target, generator, self._updaters, advice)
@@ -104,16 +105,20 @@ class MetaGradient:
         total = direct_derivative(rollouts, spending_cost).to(self.tau.device)
         for (_, agents), updater in zip(self.ppo.policy.groups(), self._updaters, strict=True):
             # First the derivative with respect to the final weights, then once through the updates that led to them.
-            final = DifferentiableStep(updater.ordinary, self._observed_shift, self._columns, self._joint)
-            inputs = [*final.weights.values(), self.tau]
+            final_step = DifferentiableStep(
+                updater.optimizer_step, self._observed_shift, self._mechanism_columns, self._joint_columns
+            )
+            inputs = [*final_step.weights.values(), self.tau]
             sums = [torch.zeros_like(x) for x in inputs]
             for rollout, credit in zip(rollouts, credits, strict=True):
-                data = self.ppo.samples(rollout, agents)
+                samples = self.ppo.samples(rollout, agents)
                 weight = credit[:, :, None].expand(rollout.log_prob[:, :, agents].shape).flatten().to(self.tau.dtype)
-                for chunk in torch.split(torch.arange(len(weight), device=weight.device), MAX_SAMPLES):
-                    policy_outputs, _ = final.forward({name: x[chunk] for name, x in data.items()})
-                    log_prob, _ = self.ppo.policy.distribution.log_prob_entropy(policy_outputs, data["action"][chunk])
-                    surrogate = (weight[chunk] * log_prob).sum()
+                for indices in torch.split(torch.arange(len(weight), device=weight.device), MAX_SAMPLES):
+                    policy_outputs, _ = final_step.forward({name: x[indices] for name, x in samples.items()})
+                    log_prob, _ = self.ppo.policy.distribution.log_prob_entropy(
+                        policy_outputs, samples["action"][indices]
+                    )
+                    surrogate = (weight[indices] * log_prob).sum()
                     parts = torch.autograd.grad(
                         surrogate, inputs, allow_unused=True, retain_graph=self._observed_shift is not None
                     )
@@ -124,8 +129,10 @@ class MetaGradient:
             ]
             if differentiable:
                 outputs, gradients = zip(*differentiable, strict=True)
-                [indirect] = torch.autograd.grad(outputs, [self.tau], gradients, allow_unused=True, retain_graph=True)
-                total += 0.0 if indirect is None else indirect.double()
+                [indirect_derivative] = torch.autograd.grad(
+                    outputs, [self.tau], gradients, allow_unused=True, retain_graph=True
+                )
+                total += 0.0 if indirect_derivative is None else indirect_derivative.double()
         self._updaters = []
         gradient: np.ndarray = total.cpu().numpy()
         return gradient
@@ -138,54 +145,55 @@ class DifferentiableStep:
     `OptimizerStep`, which it changes only in `write_back`.
 
     Args:
-        ordinary: updater whose steps are reproduced.
+        optimizer_step: updater whose steps are reproduced.
         shift: zeros [d] whose derivative with respect to the mechanism's values is one; added to the values in the
             network's observations. None: observations are constants.
-        columns: columns of the features that hold the mechanism's values (`ActorCritic.mechanism_columns`).
-        joint: columns of a central critic's channel that hold them (`ActorCritic.joint_columns`).
+        mechanism_columns: columns of the features that hold the mechanism's values (`ActorCritic.mechanism_columns`).
+        joint_columns: columns of a central critic's channel that hold them (`ActorCritic.joint_columns`).
     """
 
     def __init__(
         self,
-        ordinary: OptimizerStep,
+        optimizer_step: OptimizerStep,
         shift: torch.Tensor | None = None,
-        columns: slice | None = None,
-        joint: Sequence[int] = (),
+        mechanism_columns: slice | None = None,
+        joint_columns: Sequence[int] = (),
     ) -> None:
-        self.ordinary, self.shift, self.columns, self.joint = ordinary, shift, columns, joint
-        self.network = ordinary.network
+        self.optimizer_step, self.shift = optimizer_step, shift
+        self.mechanism_columns, self.joint_columns = mechanism_columns, joint_columns
+        self.network = optimizer_step.network
         trainable = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
         self.weights = {name: p.detach().clone().requires_grad_() for name, p in trainable.items()}
-        self.moments = {name: _moments(ordinary.optimizer, p) for name, p in trainable.items()}
+        self.moments = {name: _read_moments(optimizer_step.optimizer, p) for name, p in trainable.items()}
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         if self.shift is not None:
-            batch = _shift_mechanism(batch, self.shift, self.columns, self.joint)
+            batch = _shift_mechanism(batch, self.shift, self.mechanism_columns, self.joint_columns)
         outputs, value = functional_call(self.network, self.weights, (batch,))
         return outputs, value
 
     def step(self, batch: Batch, loss: Loss) -> Record:
-        group = self.ordinary.optimizer.param_groups[0]
+        options = self.optimizer_step.optimizer.param_groups[0]
         value, record = loss(batch)
         raw_gradients = torch.autograd.grad(value, list(self.weights.values()), create_graph=True, allow_unused=True)
         gradients = {name: g for name, g in zip(self.weights, raw_gradients, strict=True) if g is not None}
         norms = []
-        for part in self.ordinary.parts:
-            part_gradients = {name: gradients[name] for name in part if name in gradients}
-            if not part_gradients:
+        for names in self.optimizer_step.clipping_groups:
+            group_gradients = {name: gradients[name] for name in names if name in gradients}
+            if not group_gradients:
                 continue
-            scaled_gradients, norm = clip_by_norm(part_gradients, self.ordinary.max_grad_norm)
+            clipped, norm = clip_by_norm(group_gradients, self.optimizer_step.max_grad_norm)
             norms.append(norm.detach())
-            for name, gradient in scaled_gradients.items():
+            for name, gradient in clipped.items():
                 self.weights[name], self.moments[name] = adam_step(
-                    self.weights[name], gradient, self.moments[name], group["lr"], group["eps"], group["betas"]
+                    self.weights[name], gradient, self.moments[name], options["lr"], options["eps"], options["betas"]
                 )
         return record | {"grad_norm": torch.linalg.vector_norm(torch.stack(norms))}
 
     @torch.no_grad()
     def write_back(self) -> None:
         """Copy the weights to the network and the moments to the optimizer, without their graph."""
-        optimizer = self.ordinary.optimizer
+        optimizer = self.optimizer_step.optimizer
         for name, parameter in self.network.named_parameters():
             if name in self.weights and self.moments[name].steps:
                 moments = self.moments[name]
@@ -197,27 +205,29 @@ class DifferentiableStep:
                 }
 
 
-def _shift_mechanism(batch: Batch, shift: torch.Tensor, columns: slice | None, joint: Sequence[int]) -> Batch:
+def _shift_mechanism(
+    batch: Batch, shift: torch.Tensor, mechanism_columns: slice | None, joint_columns: Sequence[int]
+) -> Batch:
     """Return samples with `shift` [d] added to the mechanism's values in them.
 
     They are in the channel of the mechanism (and in that of a central critic), or in the features.
     """
     if MECHANISM_CHANNEL in batch:
         shifted = {MECHANISM_CHANNEL: batch[MECHANISM_CHANNEL] + shift}
-        if joint:
+        if joint_columns:
             inputs = batch[JOINT_CHANNEL]
-            places = torch.tensor(joint, device=inputs.device)
+            column_indices = torch.tensor(joint_columns, device=inputs.device)
             shifted[JOINT_CHANNEL] = inputs.index_add(
-                1, places, shift.repeat(len(joint) // len(shift)).expand(len(inputs), -1)
+                1, column_indices, shift.repeat(len(joint_columns) // len(shift)).expand(len(inputs), -1)
             )
         return {**batch, **shifted}
-    if "features" in batch and columns is not None:
-        padding = (columns.start, batch["features"].shape[-1] - columns.stop)
+    if "features" in batch and mechanism_columns is not None:
+        padding = (mechanism_columns.start, batch["features"].shape[-1] - mechanism_columns.stop)
         return {**batch, "features": batch["features"] + nn.functional.pad(shift, padding)}
     return batch
 
 
-def _moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Moments:
+def _read_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Moments:
     state = optimizer.state.get(parameter)
     if not state:
         return Moments(0, torch.zeros_like(parameter), torch.zeros_like(parameter))
@@ -298,21 +308,21 @@ def step_credits(
             for rollout, end in zip(rollouts, end_masks, strict=True)
         ]
     else:
-        returns = _episode_welfare(rollouts, end_masks, outcome)
-    gain, end = torch.cat(returns, dim=1), torch.cat(end_masks, dim=1)
+        returns = _gather_welfare(rollouts, end_masks, outcome)
+    episode_returns, end = torch.cat(returns, dim=1), torch.cat(end_masks, dim=1)
     is_complete = _is_complete(end)
     step_index = _steps_since_start(end)
-    baseline = torch.full_like(gain, settings.past_return)
+    baseline = torch.full_like(episode_returns, settings.past_return)
     if settings.baseline == "others":
         if objective.step is not None:
             # Expected remaining fraction of the return if payoffs are spread evenly over the episode.
             baseline *= 1 - step_index / len(step_index)
-        total, count = gain.new_zeros(len(step_index)), gain.new_zeros(len(step_index))
-        total.index_add_(0, step_index.flatten(), (gain * is_complete).flatten())
-        count.index_add_(0, step_index.flatten(), is_complete.to(gain.dtype).flatten())
+        total, count = episode_returns.new_zeros(len(step_index)), episode_returns.new_zeros(len(step_index))
+        total.index_add_(0, step_index.flatten(), (episode_returns * is_complete).flatten())
+        count.index_add_(0, step_index.flatten(), is_complete.to(episode_returns.dtype).flatten())
         n_others = count[step_index] - 1
-        baseline = torch.where(n_others > 0, (total[step_index] - gain) / n_others.clamp_min(1), baseline)
-    credit = torch.where(is_complete, gain - baseline, 0.0) / end.sum().clamp_min(1)
+        baseline = torch.where(n_others > 0, (total[step_index] - episode_returns) / n_others.clamp_min(1), baseline)
+    credit = torch.where(is_complete, episode_returns - baseline, 0.0) / end.sum().clamp_min(1)
     return list(torch.split(credit, [part.shape[1] for part in returns], dim=1))
 
 
@@ -343,7 +353,7 @@ def _returns_to_go(
     return generalized_advantages(payoff, zeros, zeros, end_mask, gamma, 1.0)
 
 
-def _episode_welfare(
+def _gather_welfare(
     rollouts: Sequence[Rollout], end_masks: Sequence[torch.Tensor], outcome: Outcome
 ) -> list[torch.Tensor]:
     """Return the welfare of each step's episode, [T, n_envs] float64; 0 for unfinished episodes."""
@@ -351,13 +361,14 @@ def _episode_welfare(
     welfare = []
     for rollout, end in zip(rollouts, end_masks, strict=True):
         steps, n_envs = end.shape
-        table = torch.zeros((steps + 1, n_envs), dtype=torch.float64, device=end.device)  # k-th episode of each game
+        # Row k has the welfare of the k-th episode of each game.
+        welfare_table = torch.zeros((steps + 1, n_envs), dtype=torch.float64, device=end.device)
         counts = [0] * n_envs
         for episode in rollout.episodes:
-            table[counts[episode.game], episode.game] = next(values)
+            welfare_table[counts[episode.game], episode.game] = next(values)
             counts[episode.game] += 1
         n_ended = end.long().cumsum(0) - end.long()
-        welfare.append(table.gather(0, n_ended))
+        welfare.append(welfare_table.gather(0, n_ended))
     return welfare
 
 

@@ -51,26 +51,27 @@ class Minibatches:
     """Minibatches of independent samples of one network, or of k networks with equally many samples.
 
     Args:
-        data: samples of all networks by name, each [n_all, ...].
+        samples: samples of all networks by name, each [n_all, ...].
         indices: samples of the network, [n] int64, or of each network, [k, n].
         size: samples of a minibatch and network; None: all.
         drop_last: drop the last minibatch of an epoch if it is smaller.
-        team: consecutive samples that stay together, those of a team in one step; 1: none do.
+        team_size: consecutive samples that stay together, those of a team in one step; 1: none do.
 
     Attributes:
-        n: samples of a network, or those of teams, that are permuted.
+        n_units: samples of a network, or those of teams, that are permuted.
     """
 
     def __init__(
-        self, data: Batch, indices: torch.Tensor, size: int | None, drop_last: bool = False, team: int = 1
+        self, samples: Batch, indices: torch.Tensor, size: int | None, drop_last: bool = False, team_size: int = 1
     ) -> None:
-        self.data, self.indices, self.size, self.drop_last, self.team = data, indices, size, drop_last, team
-        self.n = indices.shape[-1] // team
+        self.samples, self.indices, self.size, self.drop_last = samples, indices, size, drop_last
+        self.team_size = team_size
+        self.n_units = indices.shape[-1] // team_size
 
     def batches(self, order: torch.Tensor) -> Iterator[Batch]:
         """Yield the minibatches of an epoch, each [size, ...] or [k, size, ...].
 
-        For teams they have `team_step` [n], the number within the minibatch of a sample's joint action.
+        For teams they have `joint_action_index` [n], the number within the minibatch of a sample's joint action.
 
         Args:
             order: permutation of the samples of each network, [n] or [k, n] int64.
@@ -79,21 +80,22 @@ class Minibatches:
             ConfigError: as `split_minibatches`.
         """
         order = order.to(self.indices.device)
-        size = None if self.size is None else max(1, self.size // self.team)
-        for samples in split_minibatches(order, size, self.drop_last):
-            team_steps = {}
-            if self.team > 1:
-                members = torch.arange(self.team, device=samples.device)
-                team_steps["team_step"] = torch.arange(len(samples), device=samples.device).repeat_interleave(self.team)
-                samples = (samples[:, None] * self.team + members).flatten()
-            batch_indices = self.indices.gather(-1, samples)
-            yield select(self.data, batch_indices) | team_steps
+        size = None if self.size is None else max(1, self.size // self.team_size)
+        for units in split_minibatches(order, size, self.drop_last):
+            positions, joint_actions = units, {}
+            if self.team_size > 1:
+                members = torch.arange(self.team_size, device=units.device)
+                positions = (units[:, None] * self.team_size + members).flatten()
+                joint_actions["joint_action_index"] = torch.arange(len(units), device=units.device).repeat_interleave(
+                    self.team_size
+                )
+            yield select_samples(self.samples, self.indices.gather(-1, positions)) | joint_actions
 
 
-def select(data: Batch, indices: torch.Tensor) -> Batch:
+def select_samples(samples: Batch, indices: torch.Tensor) -> Batch:
     """Return the samples `indices` [...] of data by name, each [..., *shape of a sample]."""
     flat = indices.flatten()  # indexing with a flat tensor takes half the time of a table
-    return {name: x.index_select(0, flat).reshape(*indices.shape, *x.shape[1:]) for name, x in data.items()}
+    return {name: x.index_select(0, flat).reshape(*indices.shape, *x.shape[1:]) for name, x in samples.items()}
 
 
 class SequenceMinibatches:
@@ -104,74 +106,78 @@ class SequenceMinibatches:
     smaller, is never dropped.
 
     Args:
-        data: samples of all networks by name, each [n_all, ...].
+        samples: samples of all networks by name, each [n_all, ...].
         indices: samples of the network, [n] int64, with n = T * n_rows and time slowest.
         size: samples of a minibatch; None: all.
-        first: starts of episodes, [T, n_rows] bool; a row is one agent of one game.
+        episode_starts: starts of episodes, [T, n_rows] bool; a row is one agent of one game.
         state: memory before the first step, [n_rows, state_size].
-        team: consecutive rows that stay together, those of a team in one game, whose episodes begin together; 1: none.
+        team_size: consecutive rows that stay together, those of a team in one game, whose episodes begin together; 1:
+            none.
 
     Attributes:
-        n: stretches, or those of teams, that are permuted.
+        n_units: stretches, or those of teams, that are permuted.
     """
 
     def __init__(
         self,
-        data: Batch,
+        samples: Batch,
         indices: torch.Tensor,
         size: int | None,
-        first: torch.Tensor,
+        episode_starts: torch.Tensor,
         state: torch.Tensor,
-        team: int = 1,
+        team_size: int = 1,
     ) -> None:
-        self.data, self.size, self.team = data, size, team
-        steps, rows = first.shape
-        starts = first.cpu().clone()
+        self.samples, self.size, self.team_size = samples, size, team_size
+        n_steps, n_rows = episode_starts.shape
+        starts = episode_starts.cpu().clone()
         starts[0] = True
         positions = starts.T.nonzero()  # sorted by row, then by time
-        row, start = positions[:, 0], positions[:, 1]
-        last = torch.ones(len(row), dtype=torch.bool)
-        last[:-1] = row[1:] != row[:-1]
-        end = torch.where(last, steps, torch.roll(start, -1))
-        self.lengths = end - start
-        stretches = zip(row.tolist(), start.tolist(), end.tolist(), strict=True)
-        grid = indices.cpu().view(steps, rows)  # many short slices, which a GPU would launch one by one
-        self.indices = [grid[begin:stop, r] for r, begin, stop in stretches]
-        is_start = first[0].to(state.device)[:, None]
-        initial_state = torch.where(is_start, 0, state)[row.to(state.device)]
-        self.state = torch.where((start == 0).to(state.device)[:, None], initial_state, 0)
+        rows, begins = positions[:, 0], positions[:, 1]
+        is_last_in_row = torch.ones(len(rows), dtype=torch.bool)
+        is_last_in_row[:-1] = rows[1:] != rows[:-1]
+        ends = torch.where(is_last_in_row, n_steps, torch.roll(begins, -1))
+        self.lengths = ends - begins
+        row_start_ends = zip(rows.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        grid = indices.cpu().view(n_steps, n_rows)  # many short slices, which a GPU would launch one by one
+        self.indices = [grid[begin:stop, r] for r, begin, stop in row_start_ends]
+        is_start = episode_starts[0].to(state.device)[:, None]
+        initial_state = torch.where(is_start, 0, state)[rows.to(state.device)]
+        self.state = torch.where((begins == 0).to(state.device)[:, None], initial_state, 0)
         # A team's unit: stretches with the same number within their rows.
-        stretch_numbers = torch.cat([torch.arange(int(n)) for n in torch.bincount(row, minlength=rows)])
-        order = sorted(range(len(row)), key=lambda i: (int(row[i]) // team, int(stretch_numbers[i]), int(row[i])))
-        self.units = torch.tensor(order).view(-1, team)
-        self.n = len(self.units)
+        stretch_indices = torch.cat([torch.arange(int(n_units)) for n_units in torch.bincount(rows, minlength=n_rows)])
+        order = sorted(
+            range(len(rows)),
+            key=lambda i: (int(rows[i]) // team_size, int(stretch_indices[i]), int(rows[i])),
+        )
+        self.units = torch.tensor(order).view(-1, team_size)
+        self.n_units = len(self.units)
 
     def batches(self, order: torch.Tensor) -> Iterator[Batch]:
         """Yield minibatches of all samples, with `lengths` and `state` of each stretch.
 
-        For teams they have `team_step`, as `Minibatches`.
+        For teams they have `joint_action_index`, as `Minibatches`.
 
         Args:
             order: permutation of the stretches (of teams), [n] int64.
         """
         order = order.cpu()
-        ends = (self.lengths[self.units[order, 0]] * self.team).cumsum(0)
+        ends = (self.lengths[self.units[order, 0]] * self.team_size).cumsum(0)
         size = self.size or int(ends[-1])
-        device = self.data["action"].device
+        device = self.samples["action"].device
         begin = 0
         while begin < len(order):
             previous_end = 0 if begin == 0 else int(ends[begin - 1])
             end = int(torch.searchsorted(ends, previous_end + size)) + 1
             units = self.units[order[begin:end]]
             begin, selection = end, units.flatten()
-            batch = select(self.data, torch.cat([self.indices[i] for i in selection.tolist()]).to(device))
+            batch = select_samples(self.samples, torch.cat([self.indices[i] for i in selection.tolist()]).to(device))
             batch |= {"lengths": self.lengths[selection], "state": self.state[selection.to(self.state.device)]}
-            if self.team > 1:
-                batch["team_step"] = self._team_steps(self.lengths[units[:, 0]]).to(device)
+            if self.team_size > 1:
+                batch["joint_action_index"] = self._index_joint_actions(self.lengths[units[:, 0]]).to(device)
             yield batch
 
-    def _team_steps(self, lengths: torch.Tensor) -> torch.Tensor:
+    def _index_joint_actions(self, lengths: torch.Tensor) -> torch.Tensor:
         """Return the numbers of joint actions of stretches of `lengths` [n_units], each repeated for the team."""
         starts = lengths.cumsum(0) - lengths
         pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
-        return torch.cat([torch.arange(offset, offset + n).repeat(self.team) for offset, n in pairs])
+        return torch.cat([torch.arange(offset, offset + n).repeat(self.team_size) for offset, n in pairs])

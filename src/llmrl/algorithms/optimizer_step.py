@@ -45,8 +45,8 @@ class GradientAccumulation(Protocol):
     def pieces(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, at least one, each with its share of the minibatch's samples.
 
-        The shares of all processes sum to 1. Samples of one joint action (`team_step`) are in one piece, because the
-        loss of a joint action needs the probabilities of all its agents.
+        The shares of all processes sum to 1. Samples of one joint action (`joint_action_index`) are in one piece,
+        because the loss of a joint action needs the probabilities of all its agents.
         """
         ...
 
@@ -91,7 +91,7 @@ class OptimizerStep:
         separate_clipping: clip the gradients of the module `critic` and of all other parameters separately.
 
     Attributes:
-        parts: names of the parameters in each group whose gradients are clipped together.
+        clipping_groups: names of the parameters in each group whose gradients are clipped together.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class OptimizerStep:
         trainable = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.parameters = list(trainable.values())
         critic = [name for name in trainable if separate_clipping and name.startswith("critic.")]
-        parts = (critic, [name for name in trainable if name not in critic])
-        self.parts = [part for part in parts if part]
-        self._clipped = [[trainable[name] for name in part] for part in self.parts]
+        name_groups = (critic, [name for name in trainable if name not in critic])
+        self.clipping_groups = [names for names in name_groups if names]
+        self._parameters_by_group = [[trainable[name] for name in names] for names in self.clipping_groups]
         # Fused: one kernel for all parameters instead of several for each parameter.
         self.optimizer = Adam(self.parameters, lr=learning_rate, eps=eps, fused=True)
 
@@ -119,7 +119,7 @@ class OptimizerStep:
     def step(self, batch: Batch, loss: Loss) -> Record:
         if not isinstance(self.network, GradientAccumulation):
             value, record = loss(batch)
-            return record | {"grad_norm": self.descend(value)}
+            return record | {"grad_norm": self.step_on_loss(value)}
         self.optimizer.zero_grad()
         record = {}
         for piece, share in self.network.pieces(batch):
@@ -128,13 +128,13 @@ class OptimizerStep:
             record = {name: x * share + record.get(name, 0.0) for name, x in parts.items()}
         self.network.processes.all_reduce_gradients(self.parameters)
         self.network.processes.all_reduce(list(record.values()))
-        return record | {"grad_norm": self._descend()}
+        return record | {"grad_norm": self._clip_and_step()}
 
-    def descend(self, loss: torch.Tensor) -> torch.Tensor:
+    def step_on_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Take one step on a computed loss; return the norm of its gradient before clipping."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        return self._descend()
+        return self._clip_and_step()
 
     def state_dict(self) -> State:
         state: dict[str, Any] = self.optimizer.state_dict()
@@ -143,9 +143,9 @@ class OptimizerStep:
     def load_state_dict(self, state: State) -> None:
         self.optimizer.load_state_dict(state)
 
-    def _descend(self) -> torch.Tensor:
-        parts = [part for part in self._clipped if any(p.grad is not None for p in part)]
-        norms = [nn.utils.clip_grad_norm_(part, self.max_grad_norm).detach() for part in parts]
+    def _clip_and_step(self) -> torch.Tensor:
+        groups = [parameters for parameters in self._parameters_by_group if any(p.grad is not None for p in parameters)]
+        norms = [nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).detach() for parameters in groups]
         self.optimizer.step()
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm

@@ -1,11 +1,11 @@
 """Proximal policy optimization for every policy with features and heads.
 
 The module contains the settings, the learner `PPO` with its optimizers and scales, and `fit`, which runs the epochs of
-an update of one or several learners. Every update runs `PPO.begin`, `PPO.estimate` and `fit`: that of a single learner
-(`PPO.update`), of many learners whose networks are stacked (`societies/batched_trainer.py`), and a differentiable one
-(`meta_gradient.py`). The estimators and losses are in `advantages_and_losses.py`, the division of samples in
-`minibatches.py`, the steps of Adam in `optimizer_step.py`. Plain policy gradient is PPO with one epoch, one batch and
-no clipping (`agent=pg`).
+an update of one or several learners. Every update runs `PPO.begin_update`, `PPO.estimate_advantages` and `fit`: that of
+a single learner (`PPO.update`), of many learners whose networks are stacked (`societies/batched_trainer.py`), and a
+differentiable one (`meta_gradient.py`). The estimators and losses are in `advantages_and_losses.py`, the division of
+samples in `minibatches.py`, the steps of Adam in `optimizer_step.py`. Plain policy gradient is PPO with one epoch, one
+batch and no clipping (`agent=pg`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from llmrl.core.rollouts import Rollout
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.layers import RunningMoments
 
-DIAGNOSTICS = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
+DIAGNOSTIC_NAMES = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
 """Names of the losses and diagnostics that every update records; a teacher adds others."""
 
 
-Updaters = Callable[[int], Iterable[tuple[int | slice, Updater]]]
+UpdaterFactory = Callable[[int], Iterable[tuple[int | slice, Updater]]]
 """Function from the number of samples in a minibatch to updaters that cover all networks in order, each with the index
 of its network, or with a slice of several networks that it trains at once."""
 
@@ -98,10 +98,10 @@ class PPO:
                 "agent.ppo.joint_ratio=true needs one network for all agents, but each agent has its own; set "
                 "agent.share_parameters=true"
             )
-        self.updaters = self._new_updaters()
-        self.updates = 0
+        self.updaters = self._make_updaters()
+        self.n_updates = 0
         self.reward_moments, self.value_moments = RunningMoments(), RunningMoments()
-        self._first_scales = self._scales()
+        self._initial_scales = self._copy_scales()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train for `epochs` on one rollout; return means of losses and diagnostics over minibatches and networks.
@@ -110,8 +110,8 @@ class PPO:
             ConfigError: `drop_last` with fewer samples than a minibatch holds.
             Diverged: a loss or a gradient is not finite.
         """
-        advice = self.begin(rollout)
-        advantage, target = self.estimate(rollout)
+        advice = self.begin_update(rollout)
+        advantage, target = self.estimate_advantages(rollout)
         return self.fit(rollout, advantage, target, generator, self.updaters, advice)
 
     def fit(
@@ -161,7 +161,7 @@ class PPO:
             return -(-max(1, size // min_agents) // games)
         return -(-size // (games * min_agents))
 
-    def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+    def begin_update(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Start an update: update the scale of rewards and the learning rate, and return the teacher's advice."""
         if self.settings.scale_rewards:
             done = rollout.terminated | rollout.truncated
@@ -169,10 +169,10 @@ class PPO:
             self.reward_moments.update(returns.flatten().cpu())
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
         self._set_learning_rate()
-        self.updates += 1
+        self.n_updates += 1
         return advice
 
-    def estimate(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    def estimate_advantages(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
         """Return advantages and value targets, each [T, n_envs, n_agents], differentiable with respect to the rewards.
 
         If rewards are scaled, both are in units of the running standard deviation of `discounted_returns`. With
@@ -228,23 +228,23 @@ class PPO:
         flat = normalize_advantages(by_game.flatten(-2), s.advantage_eps)
         return flat.view_as(by_game).transpose(-3, -2).reshape_as(advantage)
 
-    def permutations(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    def draw_permutations(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
         """Yield a random permutation of n samples for each epoch, [n] int64."""
         for _ in range(self.settings.epochs):
             yield torch.randperm(n, generator=generator, device=generator.device)
 
-    def minibatches(
-        self, rollout: Rollout, data: Batch, indices: torch.Tensor, agents: slice
+    def make_minibatches(
+        self, rollout: Rollout, samples: Batch, indices: torch.Tensor, agents: slice
     ) -> Minibatches | SequenceMinibatches:
         """Return the minibatches of samples `indices` [n], those of `agents`, or of several networks, [k, n]."""
-        size = self.settings.minibatch_size
-        team = rollout.reward[0, 0, agents].numel() if self.settings.joint_ratio else 1
+        minibatch_size = self.settings.minibatch_size
+        team_size = rollout.reward[0, 0, agents].numel() if self.settings.joint_ratio else 1
         if not self.policy.recurrent:
-            return Minibatches(data, indices, size, self.settings.drop_last, team)
+            return Minibatches(samples, indices, minibatch_size, self.settings.drop_last, team_size)
         assert rollout.state is not None
         state = rollout.state[:, agents]
-        starts = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
-        return SequenceMinibatches(data, indices, size, starts, state.flatten(0, 1), team)
+        episode_starts = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
+        return SequenceMinibatches(samples, indices, minibatch_size, episode_starts, state.flatten(0, 1), team_size)
 
     def run_epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
         """Take a gradient step on every minibatch and return its record; stop after an epoch that exceeds `target_kl`.
@@ -258,12 +258,12 @@ class PPO:
                 advantage = batch["advantage"]
                 if s.normalize_advantage and s.normalization_scope == "minibatch":
                     advantage = normalize_advantages(advantage, s.advantage_eps)
-                records.append(updater.step({**batch, "weight": advantage}, lambda b: self._loss(updater, b)))
+                records.append(updater.step({**batch, "weight": advantage}, lambda b: self._compute_loss(updater, b)))
             if s.target_kl is not None and records[-1]["kl"] > s.target_kl:
                 break
         return records
 
-    def _loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, Record]:
+    def _compute_loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, Record]:
         """Return the mean loss of samples [..., n] over the last axis, and its parts.
 
         The parts are policy, value, entropy, KL, clipped fraction and those of the teacher. `batch["weight"]` is the
@@ -272,11 +272,11 @@ class PPO:
         s = self.settings
         outputs, value = updater.forward(batch)
         log_prob, entropy = self.policy.distribution.log_prob_entropy(outputs, batch["action"])
-        log_ratio, weight = log_prob - batch["log_prob"], batch["weight"]
-        if "team_step" in batch:
-            log_ratio, weight = combine_joint_actions(log_ratio, weight, batch["team_step"])
+        log_ratio, advantage = log_prob - batch["log_prob"], batch["weight"]
+        if "joint_action_index" in batch:
+            log_ratio, advantage = combine_joint_actions(log_ratio, advantage, batch["joint_action_index"])
         ratio = log_ratio.exp()
-        policy_loss = -surrogate(ratio, weight, s.clip).mean(-1)
+        policy_loss = -surrogate(ratio, advantage, s.clip).mean(-1)
         mean_entropy = entropy.mean(-1)
         if s.baseline == "value":
             value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip, s.huber).mean(-1)
@@ -300,15 +300,15 @@ class PPO:
         """Return the metrics of an update, or the exception that ends training if a mean is not finite.
 
         Args:
-            means: means of the steps' records, in the order of `DIAGNOSTICS`, and the unexplained fraction of the
+            means: means of the steps' records, in the order of `DIAGNOSTIC_NAMES`, and the unexplained fraction of the
                 targets' variance (`unexplained_variance`).
             steps: number of optimizer steps.
         """
         *losses, residual_variance = means
-        metrics = {f"loss/{name}": value for name, value in zip(DIAGNOSTICS, losses, strict=True)}
+        metrics = {f"loss/{name}": value for name, value in zip(DIAGNOSTIC_NAMES, losses, strict=True)}
         if not all(math.isfinite(value) for value in losses):
             return Diverged(
-                f"update {self.updates}: losses are not finite ("
+                f"update {self.n_updates}: losses are not finite ("
                 + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
                 + "). Earlier checkpoints are intact: resume from one with a smaller agent.ppo.learning_rate or "
                 "agent.ppo.max_grad_norm, or with float32 instead of a half-precision type"
@@ -322,17 +322,17 @@ class PPO:
         s = self.settings
         if s.final_learning_rate is None:
             return
-        progress = min(self.updates / s.decay_updates, 1.0)
+        progress = min(self.n_updates / s.decay_updates, 1.0)
         for updater in self.updaters:
             for group in updater.optimizer.param_groups:
                 group["lr"] = s.learning_rate + progress * (s.final_learning_rate - s.learning_rate)
 
     def set_initial_scales(self, scales: State) -> None:
         """Use the scales of rewards and values from loaded weights (from `state_dict`); `reset` restores them."""
-        self._first_scales = scales
+        self._initial_scales = scales
         self._load_scales(scales)
 
-    def _scales(self) -> State:
+    def _copy_scales(self) -> State:
         return copy.deepcopy({"reward": self.reward_moments.state_dict(), "value": self.value_moments.state_dict()})
 
     def _load_scales(self, scales: State) -> None:
@@ -345,26 +345,26 @@ class PPO:
         Adam's moments are reset unless `keep_moments`.
         """
         if not keep_moments:
-            self.updaters = self._new_updaters()
-        self.updates = 0
-        self._load_scales(self._first_scales)
+            self.updaters = self._make_updaters()
+        self.n_updates = 0
+        self._load_scales(self._initial_scales)
         if self.teacher is not None:
             self.teacher.reset()
 
     def state_dict(self) -> State:
         teacher = None if self.teacher is None else self.teacher.state_dict()
         optimizers = [updater.state_dict() for updater in self.updaters]
-        return {"optimizers": optimizers, "updates": self.updates, "teacher": teacher, "scales": self._scales()}
+        return {"optimizers": optimizers, "updates": self.n_updates, "teacher": teacher, "scales": self._copy_scales()}
 
     def load_state_dict(self, state: State) -> None:
-        self.updates = state["updates"]
+        self.n_updates = state["updates"]
         self._load_scales(state["scales"])
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
         for updater, updater_state in zip(self.updaters, state["optimizers"], strict=True):
             updater.load_state_dict(updater_state)
 
-    def _new_updaters(self) -> list[OptimizerStep]:
+    def _make_updaters(self) -> list[OptimizerStep]:
         s = self.settings
         adam = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.separate_clipping)
         return [OptimizerStep(network, *adam) for network, _ in self.policy.groups()]
@@ -376,7 +376,7 @@ def fit(
     advantage: torch.Tensor,
     target: torch.Tensor,
     generators: Sequence[torch.Generator],
-    updaters: Updaters,
+    updaters: UpdaterFactory,
     indices: torch.Tensor | None = None,
     advice: Mapping[str, torch.Tensor] | None = None,
 ) -> list[dict[str, float] | Diverged]:
@@ -385,7 +385,7 @@ def fit(
     Args:
         learners: the learners; several must be stackable (`PPO.is_stackable`).
         rollout: games of all learners, and possibly of others.
-        advantage, target: estimates [T, n_envs, n_agents] (`PPO.estimate`).
+        advantage, target: estimates [T, n_envs, n_agents] (`PPO.estimate_advantages`).
         generators: generator of each learner's minibatches.
         updaters: updaters of the networks, learner after learner.
         indices: samples of each network in the order of its own rollout, [K * G, n] int64; None: all samples, of equal
@@ -398,54 +398,57 @@ def fit(
     Raises:
         ConfigError: as `PPO.update`.
     """
-    lead, k = learners[0], len(learners)
-    settings, groups = lead.settings, lead.policy.groups()
+    ppo, n_learners = learners[0], len(learners)
+    settings, groups = ppo.settings, ppo.policy.groups()
     if indices is None:
-        indices = sample_indices(rollout.reward.shape, k, len(groups))
+        indices = sample_indices(rollout.reward.shape, n_learners, len(groups))
     # Gathered tensors have the layout of their index; a contiguous one makes them independent of other learners.
     indices = indices.contiguous().to(advantage.device)
-    pairs = (target, lead.critic_values(rollout.value))
-    residual_variance = unexplained_variance(*(x.detach().flatten()[indices].view(k, -1) for x in pairs))
+    targets_and_values = (target, ppo.critic_values(rollout.value))
+    flat = (x.detach().flatten()[indices].view(n_learners, -1) for x in targets_and_values)
+    residual_variance = unexplained_variance(*flat)
     if settings.normalize_values:
-        lead.value_moments.update(target.detach().flatten().cpu())
-        target = lead.value_moments.normalize(target)
-    weight = torch.empty_like(advantage).flatten()
-    weight[indices] = lead.normalize_over_rollout(advantage.flatten()[indices], len(advantage))
-    data = lead.samples(rollout) | {"advantage": weight, "target": target.flatten()}
-    data |= {name: x.flatten(0, 2) for name, x in (advice or {}).items()}
-    n = indices.shape[1]
+        ppo.value_moments.update(target.detach().flatten().cpu())
+        target = ppo.value_moments.normalize(target)
+    normalized_advantage = torch.empty_like(advantage).flatten()
+    normalized_advantage[indices] = ppo.normalize_over_rollout(advantage.flatten()[indices], len(advantage))
+    samples = ppo.samples(rollout) | {"advantage": normalized_advantage, "target": target.flatten()}
+    samples |= {name: x.flatten(0, 2) for name, x in (advice or {}).items()}
+    n_samples = indices.shape[1]
     records: list[list[Record]] = []
-    for index, updater in updaters(min(settings.minibatch_size or n, n)):
+    for index, updater in updaters(min(settings.minibatch_size or n_samples, n_samples)):
         if isinstance(index, slice):
-            minibatches = lead.minibatches(rollout, data, indices[index], slice(None))
-            sources = [generators[i // len(groups)] for i in range(len(indices))[index]]
+            minibatches = ppo.make_minibatches(rollout, samples, indices[index], slice(None))
+            stack_generators = [generators[i // len(groups)] for i in range(len(indices))[index]]
             # The order of draws is that of networks trained one after the other.
-            orders = torch.stack([torch.stack(list(lead.permutations(minibatches.n, source))) for source in sources])
-            records.append(lead.run_epochs(updater, map(minibatches.batches, orders.unbind(1))))
+            n_units = minibatches.n_units
+            permutations = torch.stack([torch.stack(list(ppo.draw_permutations(n_units, g))) for g in stack_generators])
+            records.append(ppo.run_epochs(updater, map(minibatches.batches, permutations.unbind(1))))
             continue
         network, agents = groups[index]
-        minibatches = lead.minibatches(rollout, data, indices[index], agents)
+        minibatches = ppo.make_minibatches(rollout, samples, indices[index], agents)
         records.append(
-            lead.run_epochs(updater, map(minibatches.batches, lead.permutations(minibatches.n, generators[0])))
+            ppo.run_epochs(updater, map(minibatches.batches, ppo.draw_permutations(minibatches.n_units, generators[0])))
         )
         if isinstance(network, ActorCritic) and network.has_normalizers:
-            network.update_normalizers({name: x[indices[index]] for name, x in data.items()})
-    means = torch.cat([_mean(steps) for steps in records], dim=1).view(len(DIAGNOSTICS), k, -1).mean(2)
+            network.update_normalizers({name: x[indices[index]] for name, x in samples.items()})
+    network_means = torch.cat([_average_records(steps) for steps in records], dim=1)
+    means = network_means.view(len(DIAGNOSTIC_NAMES), n_learners, -1).mean(2)
     columns = torch.cat([means, residual_variance[None]]).T.tolist()  # one transfer for all minibatches
-    counts = sum(len(steps) * steps[0]["policy"].numel() for steps in records) // k
-    results = [ppo.summarize(column, counts) for ppo, column in zip(learners, columns, strict=True)]
-    if lead.teacher is not None and isinstance(results[0], dict):
-        results[0] |= _teacher_means(records) | lead.teacher.metrics()
-    return results
+    n_steps = sum(len(steps) * steps[0]["policy"].numel() for steps in records) // n_learners
+    metrics = [learner.summarize(column, n_steps) for learner, column in zip(learners, columns, strict=True)]
+    if ppo.teacher is not None and isinstance(metrics[0], dict):
+        metrics[0] |= _average_teacher_records(records) | ppo.teacher.metrics()
+    return metrics
 
 
-def _mean(records: Sequence[Record]) -> torch.Tensor:
+def _average_records(records: Sequence[Record]) -> torch.Tensor:
     """Return the means over steps of the records of k networks, [len(DIAGNOSTICS), k]."""
-    steps = [torch.stack([record[name] for name in DIAGNOSTICS]) for record in records]
-    return torch.stack(steps, dim=-1).mean(-1).view(len(DIAGNOSTICS), -1)
+    steps = [torch.stack([record[name] for name in DIAGNOSTIC_NAMES]) for record in records]
+    return torch.stack(steps, dim=-1).mean(-1).view(len(DIAGNOSTIC_NAMES), -1)
 
 
-def _teacher_means(records: Sequence[Sequence[Record]]) -> dict[str, float]:
+def _average_teacher_records(records: Sequence[Sequence[Record]]) -> dict[str, float]:
     steps = [record for part in records for record in part]
-    names = [name for name in steps[0] if name not in DIAGNOSTICS]
+    names = [name for name in steps[0] if name not in DIAGNOSTIC_NAMES]
     return {name: float(torch.stack([step[name] for step in steps]).double().mean()) for name in names}

@@ -75,13 +75,16 @@ class CloneLoop(Loop):
         c = self.cloning
         return [
             ("  lessons", f"{c.n_train:,} steps, {c.n_validation:,} held out"),
-            ("  updates", f"{c.updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs"),
+            (
+                "  updates",
+                f"{c.n_updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs",
+            ),
         ]
 
     def requests(self, run: Run) -> Requests[float]:
         """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
         self._restore(run)
-        total = self.cloning.updates
+        total = self.cloning.n_updates
         with run.progress(total, "updates", "clone", self.updates) as progress:
             while self.updates < total:
                 self.recent.append((yield Call(partial(self.cloning.update, self.updates))))
@@ -113,14 +116,14 @@ class CloneLoop(Loop):
 
     def _log(self) -> Requests[None]:
         """Log metrics and measurements after an update, as often as the settings say."""
-        if self.updates % self.settings.log_interval == 0 or self.updates == self.cloning.updates:
+        if self.updates % self.settings.log_interval == 0 or self.updates == self.cloning.n_updates:
             names = self.recent[0]
             metrics = {f"clone/{name}": sum(r[name] for r in self.recent) / len(self.recent) for name in names}
-            metrics["clone/epoch"] = self.updates / self.cloning.updates_per_epoch
+            metrics["clone/epoch"] = self.updates / self.cloning.n_updates_per_epoch
             self.recent = []
             yield self._row("update", metrics)
         measures: dict[str, float] = {}
-        unfinished = self.updates < self.cloning.updates
+        unfinished = self.updates < self.cloning.n_updates
         if unfinished and self.settings.validation_interval and self.updates % self.settings.validation_interval == 0:
             measures |= self._held_out()
         if unfinished and self.settings.evaluation_interval and self.updates % self.settings.evaluation_interval == 0:
@@ -137,7 +140,7 @@ class CloneLoop(Loop):
     def _samples(self) -> int:
         """Return the number of samples learned from so far; a sample counts once for each pass."""
         c = self.cloning
-        epochs, updates = divmod(self.updates, c.updates_per_epoch)
+        epochs, updates = divmod(self.updates, c.n_updates_per_epoch)
         return epochs * c.n_train + min(updates * c.settings.batch_size, c.n_train)
 
     def _restore(self, run: Run) -> None:

@@ -225,7 +225,7 @@ class DualRLPrincipal(StateFields):
                 + settings.value_coefficient * 0.5 * error.mean()
                 - settings.entropy_coefficient * entropy.sum(-1).mean()
             )
-            norms.append(float(self.updater.descend(loss)))
+            norms.append(float(self.updater.step_on_loss(loss)))
         self.encoder.tell(outcomes)
         return {
             "principal/entropy": float(entropy.detach().mean()),
@@ -393,7 +393,7 @@ class MetaGradPrincipal(StateFields):
                 "agent.ppo.learning_rate or a larger agent.ppo.adam_eps"
             )
         vector = self.network(self.last_proposal["observation"])
-        norm = self.updater.descend(-(torch.as_tensor(outcome.gradient) * vector).sum())
+        norm = self.updater.step_on_loss(-(torch.as_tensor(outcome.gradient) * vector).sum())
         row = self.last_proposal["row"]
         self.counts[row] += 1
         self.means[row] += (outcome.value - self.means[row]) / self.counts[row]

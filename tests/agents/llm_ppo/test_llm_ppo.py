@@ -160,18 +160,18 @@ def test_microbatches_contain_full_joint_actions(folders, seed, players, piece_t
     order = torch.from_numpy(draws.permutation(n))
     batch = {"prompt": TextArray.of(texts), "action": torch.arange(n)}
     if players > 1:
-        batch["team_step"] = (torch.arange(n) // players)[order]
+        batch["joint_action_index"] = (torch.arange(n) // players)[order]
     batches = []
     for piece, share in network.pieces(batch):
         assert share == len(piece["action"]) / n
         batches += piece["action"].tolist()
         if players > 1:
-            actions, numbers = piece["action"], piece["team_step"]
+            actions, numbers = piece["action"], piece["joint_action_index"]
             assert numbers.bincount().tolist() == [players] * (len(numbers) // players)
             for number in numbers.unique():
-                assert batch["team_step"][actions[numbers == number]].unique().numel() == 1
+                assert batch["joint_action_index"][actions[numbers == number]].unique().numel() == 1
         prompts, places = piece["prompt"].distinct()
-        numbers = piece.get("team_step", torch.arange(len(places)))
+        numbers = piece.get("joint_action_index", torch.arange(len(places)))
         read = {frozenset(places[numbers == number].tolist()) for number in numbers.tolist()}
         assert len(read) == 1 or len(prompts) * max(network.scorer.lengths(prompts)) <= piece_tokens
     assert sorted(batches) == list(range(n))
@@ -183,7 +183,7 @@ def test_values_are_regressed_per_state(folders):
     only_values = replace(PPO, entropy_coefficient=0.0, minibatch_size=None, epochs=1)
     agent = make_agent(folders, env, ppo=only_values)
     rollout = collect_rollout(agent, env)
-    _, target = agent._ppo.estimate(rollout)
+    _, target = agent._ppo.estimate_advantages(rollout)
     metrics = agent.update(rollout, Seeds(0).torch("minibatches"))
     assert metrics["loss/value"] == pytest.approx(0.5 * float((rollout.value - target).square().mean()), rel=1e-4)
 

@@ -162,13 +162,13 @@ class LanguageActorCritic(nn.Module):
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, each with its share of the samples.
 
-        A piece has complete joint actions (`team_step`; without it every sample is one) with prompts of similar length
-        and at most `piece_tokens` tokens; a joint action with more is in a separate piece.
+        A piece has complete joint actions (`joint_action_index`; without it every sample is one) with prompts of
+        similar length and at most `piece_tokens` tokens; a joint action with more is in a separate piece.
         """
         n_samples, world_size = len(batch["action"]), self.processes.world_size
         prompts, prompt_indices = batch[self.channel].distinct()
         lengths = self.scorer.lengths(prompts)
-        joint_indices = batch.get("team_step", torch.arange(n_samples)).to(prompt_indices.device)
+        joint_indices = batch.get("joint_action_index", torch.arange(n_samples)).to(prompt_indices.device)
         prompt_indices_by_joint: list[set[int]] = [set() for _ in range(int(joint_indices.max()) + 1)]
         for joint_index, i in zip(joint_indices.tolist(), prompt_indices.tolist(), strict=True):
             prompt_indices_by_joint[joint_index].add(i)
@@ -201,8 +201,8 @@ class LanguageActorCritic(nn.Module):
 def _select_samples(batch: Batch, indices: torch.Tensor) -> Batch:
     """Return some samples of a minibatch, with joint actions numbered from 0."""
     samples = {name: x[indices.to(x.device)] for name, x in batch.items()}
-    if "team_step" in samples:
-        samples["team_step"] = samples["team_step"].unique(return_inverse=True)[1]
+    if "joint_action_index" in samples:
+        samples["joint_action_index"] = samples["joint_action_index"].unique(return_inverse=True)[1]
     return samples
 
 

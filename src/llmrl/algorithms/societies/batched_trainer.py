@@ -16,7 +16,7 @@ from llmrl.algorithms.societies.stacked_networks import (
     StackedNetwork,
     are_stackable,
     count_cells,
-    member_views,
+    make_member_views,
     slices_to_stack,
 )
 from llmrl.core.errors import Diverged
@@ -27,7 +27,7 @@ from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Names of Adam's moments in its state of a parameter."""
-MAX_STACKS = 32
+MAX_CACHED_STACKS = 32
 """Maximum number of stacks that are cached."""
 
 
@@ -84,38 +84,38 @@ class BatchedTrainer:
     @staticmethod
     def _group_by_step(learners: Sequence[PPO]) -> list[list[int]]:
         """Return the indices of learners in groups whose steps can be taken together."""
-        keys = [(ppo.settings, [_step_key(updater) for updater in ppo.updaters]) for ppo in learners]
+        keys = [(ppo.settings, [_make_step_key(updater) for updater in ppo.updaters]) for ppo in learners]
         first_indices = [keys.index(key) for key in keys]
         return [[i for i, first in enumerate(first_indices) if first == k] for k in sorted(set(first_indices))]
 
     def _update_stacked(
-        self, learners: Sequence[PPO], group: Sequence[int], rollout: Rollout, generators: Sequence[torch.Generator]
+        self, all_learners: Sequence[PPO], group: Sequence[int], rollout: Rollout, generators: Sequence[torch.Generator]
     ) -> dict[int, dict[str, float] | Diverged]:
         """Update the agents of a group, whose networks are stacked; return results by agent index."""
-        group_learners = [learners[i] for i in group]
-        for ppo in group_learners:
-            ppo.begin(rollout)
-        lead = group_learners[0]
-        networks = [network for ppo in group_learners for network, _ in ppo.policy.groups()]
-        steps = [updater for ppo in group_learners for updater in ppo.updaters]
+        learners = [all_learners[i] for i in group]
+        for ppo in learners:
+            ppo.begin_update(rollout)
+        first_learner = learners[0]
+        networks = [network for ppo in learners for network, _ in ppo.policy.groups()]
+        optimizer_steps = [updater for ppo in learners for updater in ppo.updaters]
 
         def updaters(samples: int) -> Iterator[tuple[slice, Updater]]:
-            for part in slices_to_stack(networks, samples, count_cells(networks[0], rollout.observation)):  # type: ignore[arg-type]
-                stack = self._stack(tuple(group), part, networks[part])  # type: ignore[arg-type]
-                stack.read(steps[part])
-                yield part, stack
+            for network_slice in slices_to_stack(networks, samples, count_cells(networks[0], rollout.observation)):  # type: ignore[arg-type]
+                stack = self._get_stack(tuple(group), network_slice, networks[network_slice])  # type: ignore[arg-type]
+                stack.read(optimizer_steps[network_slice])
+                yield network_slice, stack
                 stack.write_back()
 
-        indices = sample_indices(rollout.reward.shape, len(learners), len(lead.updaters))
-        indices = indices.view(len(learners), -1, indices.shape[1])[list(group)].flatten(0, 1)
-        results = fit(group_learners, rollout, *lead.estimate(rollout), generators, updaters, indices)
+        indices = sample_indices(rollout.reward.shape, len(all_learners), len(first_learner.updaters))
+        indices = indices.view(len(all_learners), -1, indices.shape[1])[list(group)].flatten(0, 1)
+        results = fit(learners, rollout, *first_learner.estimate_advantages(rollout), generators, updaters, indices)
         return dict(zip(group, results, strict=True))
 
-    def _stack(self, group: tuple[int, ...], part: slice, networks: Sequence[ActorCritic]) -> StackedOptimizerStep:
+    def _get_stack(self, group: tuple[int, ...], part: slice, networks: Sequence[ActorCritic]) -> StackedOptimizerStep:
         """Return the cached stack of a part of the group's networks."""
         key = (part.start, part.stop, *group)
         if key not in self._stacks:
-            if len(self._stacks) >= MAX_STACKS:
+            if len(self._stacks) >= MAX_CACHED_STACKS:
                 self._stacks.clear()
             self._stacks[key] = StackedOptimizerStep(StackedNetwork(networks))
         return self._stacks[key]
@@ -164,28 +164,26 @@ class StackedOptimizerStep:
     def __init__(self, stack: StackedNetwork) -> None:
         self.stack = stack
         trainable = {name: p for name, p in stack.network.named_parameters() if p.requires_grad}
-        self._named = trainable
+        self._parameter_by_name = trainable
         self.parameters = list(trainable.values())
-        self._members = [members for p, members in stack.parameters if p.requires_grad]
-        self._ordinary: Sequence[OptimizerStep] = ()
+        self._member_parameters = [members for p, members in stack.parameters if p.requires_grad]
+        self._optimizer_steps: Sequence[OptimizerStep] = ()
 
-    def read(self, ordinary: Sequence[OptimizerStep]) -> None:
-        """Copy weights, moments and step size of `ordinary`, one updater per network, all at the same step."""
+    def read(self, optimizer_steps: Sequence[OptimizerStep]) -> None:
+        """Copy weights, moments and step size of `optimizer_steps`, one updater per network, all at the same step."""
         self.stack.read()
-        self._ordinary = ordinary
-        group = ordinary[0].optimizer.param_groups[0]
+        self._optimizer_steps = optimizer_steps
+        group = optimizer_steps[0].optimizer.param_groups[0]
         self.optimizer = Adam(self.parameters, lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True)
-        for p, members in zip(self.parameters, self._members, strict=True):
-            states = [
-                updater.optimizer.state.get(parameter) for updater, parameter in zip(ordinary, members, strict=True)
-            ]
-            present = [state for state in states if state]
-            if present:
-                stack_state = self.optimizer.state[p] = {"step": present[0]["step"].clone()}
+        for p, members in zip(self.parameters, self._member_parameters, strict=True):
+            pairs = zip(optimizer_steps, members, strict=True)
+            states = [state for updater, member in pairs if (state := updater.optimizer.state.get(member))]
+            if states:
+                stack_state = self.optimizer.state[p] = {"step": states[0]["step"].clone()}
                 for name in MOMENTS:
                     stack_state[name] = torch.zeros_like(p)
                     torch._foreach_copy_(
-                        member_views(stack_state[name], members[0]), [state[name] for state in present]
+                        make_member_views(stack_state[name], members[0]), [state[name] for state in states]
                     )
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,8 +195,8 @@ class StackedOptimizerStep:
         self.optimizer.zero_grad()
         value.sum().backward()  # type: ignore[no-untyped-call]
         norms = []
-        for part in self._ordinary[0].parts:
-            gradients = [g for name in part if (g := self._named[name].grad) is not None]
+        for names in self._optimizer_steps[0].clipping_groups:
+            gradients = [g for name in names if (g := self._parameter_by_name[name].grad) is not None]
             if gradients:
                 norms.append(self._clip(gradients))
         self.optimizer.step()
@@ -207,34 +205,34 @@ class StackedOptimizerStep:
     def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Clip the gradient norm of each network; return the norms before, [k]."""
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients], dim=-1)
-        norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1)
-        scale = (self._ordinary[0].max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        total_norms: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1)
+        scale = (self._optimizer_steps[0].max_grad_norm / (total_norms + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, [scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients])
-        return norm
+        return total_norms
 
     @torch.no_grad()
     def write_back(self) -> None:
         """Copy weights to the networks, and moments and steps to the ordinary optimizers."""
         self.stack.write()
-        new: list[torch.Tensor] = []
-        old: list[torch.Tensor] = []
-        for p, members in zip(self.parameters, self._members, strict=True):
+        new_moments: list[torch.Tensor] = []
+        old_moments: list[torch.Tensor] = []
+        for p, members in zip(self.parameters, self._member_parameters, strict=True):
             if not (state := self.optimizer.state.get(p)):
                 continue
-            moments = {name: member_views(state[name], members[0]) for name in MOMENTS}
-            for i, (updater, parameter) in enumerate(zip(self._ordinary, members, strict=True)):
+            moments = {name: make_member_views(state[name], members[0]) for name in MOMENTS}
+            for i, (updater, parameter) in enumerate(zip(self._optimizer_steps, members, strict=True)):
                 updater_state = updater.optimizer.state[parameter]
                 updater_state["step"] = state["step"].clone()
                 for name in MOMENTS:
-                    new.append(moments[name][i])
-                    old.append(updater_state.setdefault(name, torch.empty_like(parameter)))
-        if new:
-            torch._foreach_copy_(old, new)
+                    new_moments.append(moments[name][i])
+                    old_moments.append(updater_state.setdefault(name, torch.empty_like(parameter)))
+        if new_moments:
+            torch._foreach_copy_(old_moments, new_moments)
 
 
-def _step_key(updater: OptimizerStep) -> list[object]:
+def _make_step_key(updater: OptimizerStep) -> list[object]:
     """Return the settings of an updater, and the number of steps of each parameter."""
     [group] = updater.optimizer.param_groups
     states = [updater.optimizer.state.get(p) for p in updater.parameters]
     steps = [float(state["step"]) if state else None for state in states]
-    return [updater.max_grad_norm, updater.parts, group["lr"], group["eps"], group["betas"], steps]
+    return [updater.max_grad_norm, updater.clipping_groups, group["lr"], group["eps"], group["betas"], steps]

@@ -57,7 +57,7 @@ class PartitionedPolicy:
         self._llm = None if None in models else models[0]
         self._stacked: StackedPolicies | None = None
         self._is_unchanged = False  # within an `unchanged` block
-        self._is_current = False  # the weights were stacked within the present `unchanged` block
+        self._has_current_weights = False  # the weights were stacked within the present `unchanged` block
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -68,7 +68,7 @@ class PartitionedPolicy:
             if self._is_unchanged:
                 yield
                 return
-            self._is_unchanged, self._is_current = True, False
+            self._is_unchanged, self._has_current_weights = True, False
             try:
                 yield
             finally:
@@ -102,7 +102,7 @@ class PartitionedPolicy:
         return PolicyOutput(
             action=torch.cat([act.action for act in acts]),
             notes=[row for act in acts for row in act.notes or ()] if all(act.notes for act in acts) else None,
-            **{name: _concatenate([getattr(act, name) for act in acts]) for name in names},
+            **{name: _concatenate_if_complete([getattr(act, name) for act in acts]) for name in names},
         )
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -117,9 +117,9 @@ class PartitionedPolicy:
             return None
         if self._stacked is None:
             self._stacked = StackedPolicies(self.policies, self.games, observation)  # type: ignore[arg-type]
-        elif not (self._is_unchanged and self._is_current):
+        elif not (self._is_unchanged and self._has_current_weights):
             self._stacked.read()
-        self._is_current = self._is_unchanged
+        self._has_current_weights = self._is_unchanged
         return self._stacked
 
     def _group_inputs(
@@ -188,14 +188,14 @@ class StackedPolicies:
 
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policies, self.games = policies, games
-        self._groups = len(policies[0].members)
+        self._n_groups = len(policies[0].members)
         is_compiled = is_compilable(policies[0], games)
         self.compiled = CompiledSocieties(policies, games, observation) if is_compiled else None
         members = [network for policy in policies for network, _ in policy.groups()]
-        agents = policies[0].n_agents // self._groups
-        self._samples = games * agents
-        self._parts = slices_to_stack(members, self._samples, count_cells(members[0], observation))
-        self._stacks = [StackedNetwork(members[part]) for part in self._parts]
+        agents = policies[0].n_agents // self._n_groups
+        self._n_samples = games * agents
+        self._network_slices = slices_to_stack(members, self._n_samples, count_cells(members[0], observation))
+        self._stacks = [StackedNetwork(members[part]) for part in self._network_slices]
 
     def read(self) -> None:
         """Copy the weights of the policies."""
@@ -209,20 +209,20 @@ class StackedPolicies:
         self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
     ) -> PolicyOutput:
         """Return the actions of all games; groups that share a generator object draw the same numbers."""
-        actions = self.policies[0].distribution
+        distribution = self.policies[0].distribution
         if self.compiled is not None:
-            identity = self.policies[0].identity
+            player_one_hots = self.policies[0].player_one_hots
             return self.compiled.act(
-                observation, None if greedy else self._uniform(identity, actions.n_draws, generators)
+                observation, None if greedy else self._uniform(player_one_hots, distribution.n_draws, generators)
             )
         outputs, value, features = self._compute_outputs(observation)
         if greedy:
-            action = actions.mode(outputs)
+            action = distribution.mode(outputs)
         else:
-            action = actions.choose(outputs, self._uniform(outputs, actions.n_draws, generators))
-        log_prob, _ = actions.log_prob_entropy(outputs, action)
+            action = distribution.choose(outputs, self._uniform(outputs, distribution.n_draws, generators))
+        log_prob, _ = distribution.log_prob_entropy(outputs, action)
         core_features = features if self.policies[0].core_frozen else None
-        logits = outputs if actions.has_logits else None
+        logits = outputs if distribution.has_logits else None
         return PolicyOutput(action, log_prob, value, core_features, logits=logits)
 
     @torch.inference_mode()
@@ -233,32 +233,32 @@ class StackedPolicies:
     def _compute_outputs(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return outputs [n_envs, n_agents, n_outputs], values [n_envs, n_agents], features [n_envs, n_agents, F]."""
         samples = {name: self._group_samples(x) for name, x in self.policies[0].extended(observation).items()}
-        pieces = []
-        for part, stack in zip(self._parts, self._stacks, strict=True):
-            inputs = {name: x[part] for name, x in samples.items()}
+        stack_outputs = []
+        for network_slice, stack in zip(self._network_slices, self._stacks, strict=True):
+            inputs = {name: x[network_slice] for name, x in samples.items()}
             network: ActorCritic = stack.network
             features = network.encode(inputs)
-            pieces.append(
+            stack_outputs.append(
                 (network.outputs(features, inputs.get("action_mask")), network.value(features, inputs), features)
             )
         outputs, value, features = (
-            self._ungroup_samples(torch.cat(parts)[:, : self._samples]) for parts in zip(*pieces, strict=True)
+            self._ungroup_samples(torch.cat(parts)[:, : self._n_samples]) for parts in zip(*stack_outputs, strict=True)
         )
         return outputs, value, features
 
     def _group_samples(self, x: torch.Tensor) -> torch.Tensor:
         """Map [n_envs, n_agents, ...] to [K * G, games * k, ...], zero-padded to a multiple of `SAMPLE_MULTIPLE`."""
-        k = x.shape[1] // self._groups
-        split = x.reshape(-1, self.games, self._groups, k, *x.shape[2:])  # [K, games, G, k, ...]
+        k = x.shape[1] // self._n_groups
+        split = x.reshape(-1, self.games, self._n_groups, k, *x.shape[2:])  # [K, games, G, k, ...]
         samples = split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        if not (n_padding := -self._samples % SAMPLE_MULTIPLE):
+        if not (n_padding := -self._n_samples % SAMPLE_MULTIPLE):
             return samples
         return functional.pad(samples, (*[0, 0] * (samples.dim() - 2), 0, n_padding))
 
     def _ungroup_samples(self, x: torch.Tensor) -> torch.Tensor:
         """Invert `_group_samples` for unpadded samples."""
         k = x.shape[1] // self.games
-        split = x.reshape(-1, self._groups, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
+        split = x.reshape(-1, self._n_groups, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
         return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def _uniform(self, like: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
@@ -287,25 +287,25 @@ def split_rollout(rollout: Rollout, groups: int) -> list[Rollout]:
     games = rollout.reward.shape[1] // groups
     parts = []
     for i in range(groups):
-        columns = slice(i * games, (i + 1) * games)
+        game_slice = slice(i * games, (i + 1) * games)
         selection: dict[str, Any] = {
-            field.name: _select_games(getattr(rollout, field.name), columns)
+            field.name: _select_games(getattr(rollout, field.name), game_slice)
             for field in fields(rollout)
             if field.name not in ("episodes", "state")
         }
         selection["episodes"] = [episode for episode in rollout.episodes if episode.game // games == i]
-        selection["state"] = None if rollout.state is None else rollout.state[columns]
+        selection["state"] = None if rollout.state is None else rollout.state[game_slice]
         parts.append(replace(rollout, **selection))
     return parts
 
 
-def _select_games(x: Any, columns: slice) -> Any:
-    """Return the games `columns` of an array [T, n_envs, ...] or of each array in a dict; None unchanged."""
+def _select_games(x: Any, games: slice) -> Any:
+    """Return some games of an array [T, n_envs, ...] or of each array in a dict; None unchanged."""
     if isinstance(x, dict):
-        return {name: value[:, columns] for name, value in x.items()}
-    return None if x is None else x[:, columns]
+        return {name: value[:, games] for name, value in x.items()}
+    return None if x is None else x[:, games]
 
 
-def _concatenate(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [x for x in tensors if x is not None]
-    return torch.cat(present) if len(present) == len(tensors) else None
+def _concatenate_if_complete(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    available = [x for x in tensors if x is not None]
+    return torch.cat(available) if len(available) == len(tensors) else None

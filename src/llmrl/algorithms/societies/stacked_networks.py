@@ -20,11 +20,11 @@ from torch.nn import functional
 from llmrl.networks.actor_critic import ActorCritic, LogStd
 from llmrl.networks.spatial_cores import GridCore, OneHots, PixelCore, PlanesCore
 
-MAX_CELLS = 12_000
+MAX_CELLS_PER_BATCH = 12_000
 """Maximum number of map or image cells in one batch on a CPU; intermediate results then stay in its cache."""
-MAX_SAMPLES = 8192
+MAX_SAMPLES_PER_BATCH = 8192
 """Maximum number of samples in one batch on a CPU, for the same reason."""
-CACHE_LINE = 16
+FLOATS_PER_CACHE_LINE = 16
 """Number of float32 values in a cache line."""
 
 _STACKABLE_MODULES = (
@@ -40,12 +40,12 @@ class StackedLinear(nn.Module):
     def __init__(self, layer: nn.Linear, k: int) -> None:
         super().__init__()
         self.n_out = layer.out_features
-        self.weight = _parameter(layer.weight, k, _round_to_line(self.n_out), _round_to_line(layer.in_features))
-        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _round_to_line(self.n_out))
+        self.weight = _make_parameter(layer.weight, k, self.n_out, layer.in_features)
+        self.bias = None if layer.bias is None else _make_parameter(layer.bias, k, self.n_out)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (missing := self.weight.shape[-1] - x.shape[-1]) > 0:
-            x = functional.pad(x, (0, missing))
+        if (n_padding := self.weight.shape[-1] - x.shape[-1]) > 0:
+            x = functional.pad(x, (0, n_padding))
         if self.bias is None:
             return torch.bmm(x, self.weight.mT)[..., : self.n_out]
         return torch.baddbmm(self.bias[:, None], x, self.weight.mT)[..., : self.n_out]
@@ -60,8 +60,8 @@ class StackedConv2d(nn.Module):
     def __init__(self, layer: nn.Conv2d, k: int) -> None:
         super().__init__()
         self.shape, self.n_out = layer.weight.shape, layer.out_channels
-        self.weight = _parameter(layer.weight, k, _round_to_line(layer.weight.numel()))
-        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _round_to_line(self.n_out))
+        self.weight = _make_parameter(layer.weight, k, layer.weight.numel())
+        self.bias = None if layer.bias is None else _make_parameter(layer.bias, k, self.n_out)
         self.stride, self.padding, self.dilation = layer.stride, layer.padding, layer.dilation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ class StackedLogStd(nn.Module):
     def __init__(self, layer: LogStd, k: int) -> None:
         super().__init__()
         self.n_std = layer.weight.numel()
-        self.weight = _parameter(layer.weight, k, _round_to_line(self.n_std))
+        self.weight = _make_parameter(layer.weight, k, self.n_std)
 
     def forward(self, outputs: torch.Tensor) -> torch.Tensor:
         # A whole cache line is repeated, so that the gradient's sums are those of a bias.
@@ -110,27 +110,27 @@ class StackedNetwork:
         self.parameters: list[tuple[nn.Parameter, list[nn.Parameter]]] = [
             (p, [group[name] for group in member_parameters]) for name, p in self.network.named_parameters()
         ]
-        self._members = [member.data for _, group in self.parameters for member in group]
-        self._member_views = [place for p, group in self.parameters for place in member_views(p.data, group[0])]
+        self._member_weights = [member.data for _, group in self.parameters for member in group]
+        self._member_views = [view for p, group in self.parameters for view in make_member_views(p.data, group[0])]
         self.read()
 
     @torch.no_grad()
     def read(self) -> None:
         """Copy the weights of the networks into the stack."""
-        torch._foreach_copy_(self._member_views, self._members)
+        torch._foreach_copy_(self._member_views, self._member_weights)
 
     @torch.no_grad()
     def write(self) -> None:
         """Copy the weights of the stack into the networks."""
-        torch._foreach_copy_(self._members, self._member_views)
+        torch._foreach_copy_(self._member_weights, self._member_views)
 
 
-def member_views(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
+def make_member_views(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
     """Return views, one per network, of the part of a `stacked` parameter or moment that has the shape of `single`."""
     if stacked.dim() == single.dim() + 1:
         inner = tuple(slice(0, n) for n in single.shape)
-        return [row[inner] for row in stacked.unbind()]
-    return [row[: single.numel()].view(single.shape) for row in stacked.unbind()]
+        return [member[inner] for member in stacked.unbind()]
+    return [member[: single.numel()].view(single.shape) for member in stacked.unbind()]
 
 
 def are_stackable(networks: Sequence[nn.Module]) -> bool:
@@ -143,10 +143,10 @@ def are_stackable(networks: Sequence[nn.Module]) -> bool:
         return False
     if any(isinstance(m, nn.Conv2d) and (m.groups != 1 or m.padding_mode != "zeros") for _, m in modules):
         return False
-    architecture = _architecture(networks[0])
+    architecture = _describe_architecture(networks[0])
     buffers = list(networks[0].buffers())
     return all(
-        _architecture(network) == architecture
+        _describe_architecture(network) == architecture
         and all(torch.equal(*pair) for pair in zip(network.buffers(), buffers, strict=True))
         for network in networks[1:]
     )
@@ -162,10 +162,10 @@ def slices_to_stack(networks: Sequence[ActorCritic], samples: int, cells: int) -
     """
     max_networks = n = len(networks)
     if next(networks[0].parameters()).device.type == "cpu":
-        n_fitting = min(MAX_SAMPLES // samples, MAX_CELLS // (samples * cells) if cells else n)
-        max_networks = max(1, n_fitting)
-    pieces = -(-n // max_networks)
-    bounds = [n * i // pieces for i in range(pieces + 1)]
+        max_networks_by_cells = MAX_CELLS_PER_BATCH // (samples * cells) if cells else n
+        max_networks = max(1, min(MAX_SAMPLES_PER_BATCH // samples, max_networks_by_cells))
+    n_slices = -(-n // max_networks)
+    bounds = [n * i // n_slices for i in range(n_slices + 1)]
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
@@ -194,21 +194,21 @@ def _stack_layers(module: nn.Module, k: int) -> None:
             _stack_layers(child, k)
 
 
-def _parameter(single: torch.Tensor, k: int, *shape: int) -> nn.Parameter:
-    return nn.Parameter(single.data.new_zeros((k, *shape)), requires_grad=single.requires_grad)
+def _make_parameter(single: torch.Tensor, k: int, *shape: int) -> nn.Parameter:
+    """Return zeros [k, *shape] with the properties of a parameter, each axis padded to whole cache lines."""
+    padded_shape = (-(-n // FLOATS_PER_CACHE_LINE) * FLOATS_PER_CACHE_LINE for n in shape)
+    return nn.Parameter(single.data.new_zeros((k, *padded_shape)), requires_grad=single.requires_grad)
 
 
-def _round_to_line(n: int) -> int:
-    """Round `n` up to whole cache lines of numbers."""
-    return -(-n // CACHE_LINE) * CACHE_LINE
-
-
-def _architecture(network: nn.Module) -> list[object]:
+def _describe_architecture(network: nn.Module) -> list[object]:
     """Return the properties that must be equal in stacked networks."""
-    return [*_shapes(network), *((name, type(module), module.extra_repr()) for name, module in network.named_modules())]
+    return [
+        *_iterate_shapes(network),
+        *((name, type(module), module.extra_repr()) for name, module in network.named_modules()),
+    ]
 
 
-def _shapes(network: nn.Module) -> Iterator[object]:
+def _iterate_shapes(network: nn.Module) -> Iterator[object]:
     for name, p in network.named_parameters():
         yield name, p.shape, p.dtype, p.device, p.requires_grad
     if isinstance(network, ActorCritic):
