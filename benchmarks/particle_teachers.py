@@ -51,7 +51,7 @@ def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.nd
     env = ParticlesEnv(Seeds(seed), scenario, n_envs=games)
     spec, observation, rng = env.spec, env.reset(seed=seed), np.random.default_rng(seed)
     domain = find_domain(spec.name, spec=spec)
-    plan_policy = PlanPolicy(domain, build_planner(teacher, domain, spec.agent_names))
+    plan_policy = PlanPolicy(build_planner(teacher, domain, spec.agent_names))
     legal = np.ones((spec.n_agents, spec.n_actions)) if scenario.legal_actions is None else scenario.legal_actions
     total, metrics = np.zeros((games, spec.n_agents)), dict.fromkeys(spec.metrics, 0.0)
     for _ in range(spec.horizon or 25):

@@ -48,7 +48,7 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
     env = RoomsEnv(Seeds(seed), layout(), n_envs=episodes, agent_view_size=view)
     domain = find_domain(task, parity=teacher == "published")
     planner: Planner = OraclePlanner(domain) if teacher == "oracle" else OfflinePlanner(domain, teacher)
-    plan_policy = PlanPolicy(domain, planner, mode)  # type: ignore[arg-type]
+    plan_policy = PlanPolicy(planner, mode)  # type: ignore[arg-type]
     rng = np.random.default_rng(seed)
     observation = env.reset(seed=seed)
     memory = np.zeros((episodes, 1, domain.memory_size)) if domain.memory_size else None

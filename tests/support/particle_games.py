@@ -73,7 +73,7 @@ def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
 
 
 def make_guide(domain: Domain) -> PlanPolicy:
-    return PlanPolicy(domain, OraclePlanner(domain))
+    return PlanPolicy(OraclePlanner(domain))
 
 
 Choice = Callable[[Domain, int, str], Plan]

@@ -19,7 +19,7 @@ from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.teachers.debate import Debate
-from llmrl.teachers.domain import ANNOUNCED
+from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX
 from llmrl.teachers.policy_teacher import PlanPolicy
 from llmrl.teachers.schedules import Constant
 from llmrl.teachers.teacher_factory import find_domain
@@ -46,7 +46,7 @@ class Covetous(Provider):
     def _plan(self, request: ChatRequest) -> str:
         state = re.findall(r"^State: (.+)$", request.messages[0]["content"], re.MULTILINE)[-1]
         self.states.append(state)
-        sentence, _, announcements = state.partition(ANNOUNCED)
+        sentence, _, announcements = state.partition(ANNOUNCEMENT_PREFIX)
         me = re.match(r"The agent is (\w+)", sentence).group(1)
         if me == self.mute:
             return "Hm."
@@ -79,7 +79,7 @@ def debate(rounds: int, samples: int = 1, doubt: int = 0) -> tuple[Debate, Covet
 
 
 def goals(plans) -> list[str]:
-    return [distribution[0][0][0].object for distribution in plans]
+    return [normalize_weights[0][0][0].object for normalize_weights in plans]
 
 
 def test_agents_with_equal_goals_diverge() -> None:
@@ -129,13 +129,13 @@ def test_questions_are_cached(rounds: int) -> None:
 def test_distributions_use_last_round() -> None:
     debating, _ = debate(1, samples=10, doubt=4)
     [plans] = debating.deliberate([GAME])
-    for distribution, landmark in zip(plans, (0, 1, 1), strict=True):
-        assert {str(plan[0]): share for plan, share in distribution} == {
+    for normalize_weights, landmark in zip(plans, (0, 1, 1), strict=True):
+        assert {str(plan[0]): share for plan, share in normalize_weights} == {
             f"go to <landmark {landmark}>": 0.6,
             "stay": 0.4,
         }
     domain, env = debating.domain, ParticlesEnv(Seeds(1), SimpleSpread(), n_envs=5)
-    plan_policy = PlanPolicy(domain, debating)
+    plan_policy = PlanPolicy(debating)
     rows = plan_policy.advise(plan_policy.scenes({"vector": env.reset(seed=1)["vector"]}))
     assert rows.shape == (15, 5)
     np.testing.assert_allclose(rows.sum(-1), 1.0, atol=1e-6)

@@ -13,8 +13,8 @@ import models
 from llmrl.envs.particles.mpe_scenarios import SimpleReference, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.teachers.particles.spread import assign
-from llmrl.teachers.plans import PlanStep, parse_reply, parse_text, plan_text
+from llmrl.teachers.particles.spread import assign_landmarks
+from llmrl.teachers.plans import PlanStep, format_plan, parse_plan, parse_reply
 from particle_games import (
     SCENARIOS,
     all_scenarios,
@@ -126,7 +126,7 @@ def test_sentences_use_only_observations() -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=6, max_size=6).map(tuple))
 def test_assignment_respects_owners(nearest: tuple[int, ...]) -> None:
-    plan = assign(nearest)
+    plan = assign_landmarks(nearest)
     assert sorted(plan) == list(range(6))
     assert sum(nearest[landmark] == agent for agent, landmark in enumerate(plan)) == len(set(nearest))
 
@@ -155,7 +155,7 @@ def test_grammar_plans_are_legal_actions(scenario: Scenario) -> None:
         steps = [PlanStep(s.name, object_) for s in domain.skills for object_ in (objects if s.takes_object else [""])]
         plans = [domain.fallback, domain.best_plan(scene.sentence), *((step,) for step in steps), tuple(steps)]
         for plan in plans:
-            assert parse_text(plan_text(plan), domain.skills, objects) == plan
+            assert parse_plan(format_plan(plan), domain.skills, objects) == plan
             action = domain.action(scene, plan)
             assert 0 <= action < domain.n_actions
             assert scenario.legal_actions is None or scenario.legal_actions[k % scenario.bodies.n_agents, action]
@@ -167,19 +167,19 @@ def test_planner_rules_answer_all_states(scenario: Scenario) -> None:
     domain = make_domain(scenario)
     planner = llm_planner(domain, models.scripted(), samples=1)
     sentences = sorted(set(itertools.chain(*observe_sentences(scenario, random_world(scenario, 5, 40)))))
-    question = planner.question(sentences[0]).text
+    question = planner.render_question(sentences[0]).text
     assert all(f"- {skill.name}" in question for skill in domain.skills) and f"State: {sentences[0]}" in question
     assert "several agents" in question or "other agents" in question
     for sentence, ((plan, share),) in zip(sentences, planner.plans(sentences), strict=True):
         assert share == 1.0
-        assert parse_text(plan_text(plan), domain.skills, domain.objects(sentence)) == plan
+        assert parse_plan(format_plan(plan), domain.skills, domain.objects(sentence)) == plan
     assert planner.metrics()["teacher/fallbacks"] == 0 and planner.metrics()["llm/repairs"] == 0
 
 
 def test_prompt_examples_are_valid() -> None:
     for scenario in SCENARIOS[::3]:
         domain = make_domain(scenario)
-        text = llm_planner(domain, models.scripted()).question("The agent is nobody.").text
+        text = llm_planner(domain, models.scripted()).render_question("The agent is nobody.").text
         example = text.partition("## Example\n")[2].partition("\n\n")[0].strip()
         state, _, answer = example.removeprefix("State: ").partition("\n")
         assert parse_reply(answer, domain.skills, domain.objects(state)) == domain.best_plan(state)
@@ -189,7 +189,7 @@ def test_plan_references_must_exist() -> None:
     domain = make_domain(SimpleReference())
     sentence = "The agent is agent_0. It knows that agent_1 must go to <red>. agent_1, who knows ..., says <red>."
     with pytest.raises(InvalidReply, match="blue"):
-        parse_text("go to <blue>", domain.skills, domain.objects(sentence))
+        parse_plan("go to <blue>", domain.skills, domain.objects(sentence))
 
 
 # Words

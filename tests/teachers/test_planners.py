@@ -14,10 +14,10 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import UnreadPromptError
 from llmrl.teachers import scripted_planner
-from llmrl.teachers.domain import ANNOUNCED
+from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX
 from llmrl.teachers.offline_planner import OfflinePlanner
-from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, distribution
-from llmrl.teachers.plans import PlanStep, parse_reply, parse_text
+from llmrl.teachers.planners import ErroneousPlanner, OraclePlanner, normalize_weights
+from llmrl.teachers.plans import PlanStep, parse_plan, parse_reply
 from llmrl.teachers.teacher_factory import find_domain
 from models import Echo, connected, scripted
 from shipped import llm_planner
@@ -69,7 +69,7 @@ def check_snapshot(name, text):
 
 @pytest.mark.parametrize("task", STATES)
 def test_prompt_snapshots(task):
-    check_snapshot(task, planner(task=task).question(STATES[task]).text)
+    check_snapshot(task, planner(task=task).render_question(STATES[task]).text)
 
 
 def test_repair_prompt_snapshot():
@@ -79,7 +79,7 @@ def test_repair_prompt_snapshot():
 @pytest.mark.parametrize("task", STATES)
 def test_prompt_example_is_valid_plan(task):
     domain = find_domain(task)
-    lines = planner(task=task).question(STATES[task]).text.split("## Example")[1].splitlines()
+    lines = planner(task=task).render_question(STATES[task]).text.split("## Example")[1].splitlines()
     sentence = next(line for line in lines if line.startswith("State: "))
     answer = next(line for line in lines if line.startswith("{"))
     assert len(parse_reply(answer, domain.skills, domain.objects(sentence))) == 2
@@ -87,12 +87,12 @@ def test_prompt_example_is_valid_plan(task):
 
 def test_episode_description():
     """Its length, as it is configured; nothing where nothing is known."""
-    assert "after 90 actions" in planner(horizon=90).question(KEY).text
-    assert "An episode ends" not in planner().question(KEY).text
+    assert "after 90 actions" in planner(horizon=90).render_question(KEY).text
+    assert "An episode ends" not in planner().render_question(KEY).text
 
 
 def test_custom_prompt():
-    assert planner(prompt="lava_doorkey").question(KEY).name == "teacher/lava_doorkey"
+    assert planner(prompt="lava_doorkey").render_question(KEY).name == "teacher/lava_doorkey"
     with pytest.raises(ConfigError, match=r"nowhere.j2.*simple_spread_rule"):
         planner(prompt="nowhere")
 
@@ -113,7 +113,7 @@ def test_user_prompts_have_precedence(tmp_path):
     (tmp_path / "teacher" / "simple_doorkey.j2").write_text(
         '{% extends "ours/simple_doorkey.j2" %}{% block world %}My own world.{% endblock %}'
     )
-    text = planner(prompt_folder=tmp_path).question(KEY).text
+    text = planner(prompt_folder=tmp_path).render_question(KEY).text
     assert "My own world." in text and f"State: {KEY}" in text
 
 
@@ -184,7 +184,7 @@ def test_permanently_invalid_model(fault, caplog):
     assert planner_.metrics()["llm/invalid_replies"] == 20
     assert "no valid plan for 'Agent sees <key>" in caplog.text
     # That is nothing the model said, so it is not kept, and the state is asked for again, but ever more rarely.
-    assert planner_.known == {} and planner_.metrics()["teacher/unknown"] == 1
+    assert planner_.plans_by_sentence == {} and planner_.metrics()["teacher/unknown"] == 1
     rounds = []
     for _ in range(7):
         planner_.plans([KEY])
@@ -210,7 +210,7 @@ class TestFailures:
             server.faults += ["500"] * 2
             with pytest.raises(LLMError):
                 planner_.plans([KEY])
-            assert planner_.known == {}
+            assert planner_.plans_by_sentence == {}
             assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
 
     def test_fallback_is_temporary(self):
@@ -218,7 +218,7 @@ class TestFailures:
             planner_ = planner(connected(server, failures="fall_back"), samples=2)
             server.faults += ["500"] * 2
             assert planner_.plans([KEY, KEY]) == [((EXPLORE, 1.0),)] * 2
-            assert planner_.metrics()["teacher/fallbacks"] == 2 and planner_.known == {}
+            assert planner_.metrics()["teacher/fallbacks"] == 2 and planner_.plans_by_sentence == {}
             assert planner_.plans([KEY]) == [(((PlanStep("go to", "key"),), 1.0),)]
             assert planner_.metrics()["teacher/requested_states"] == 2
 
@@ -227,7 +227,7 @@ class TestFailures:
             server.faults += ["500"]
             planner_ = planner(connected(server, failures="fall_back"), samples=3)
             assert planner_.plans([EMPTY_STATE]) == [((EXPLORE, 1.0),)]
-            assert planner_.metrics()["teacher/fallbacks"] == 1 and EMPTY_STATE in planner_.known
+            assert planner_.metrics()["teacher/fallbacks"] == 1 and EMPTY_STATE in planner_.plans_by_sentence
 
     def test_transient_failures_retry(self):
         kinds = ("429", "500", "503", "reset", "truncated-json", "malformed", "no_choices")
@@ -243,7 +243,7 @@ class TestFailures:
         ) as server:
             planner_ = planner(connected(server), samples=6)
             assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
-            assert planner_.metrics()["teacher/fallbacks"] == 6 and planner_.known == {}
+            assert planner_.metrics()["teacher/fallbacks"] == 6 and planner_.plans_by_sentence == {}
 
 
 def test_replies_are_not_charged_twice(tmp_path):
@@ -317,7 +317,7 @@ class TestPaperReader:
 
     @pytest.mark.parametrize("task", TASKS)
     def test_prompt_snapshot(self, task):
-        text = self.planner("", task=task)[0].question(STATES[task]).text
+        text = self.planner("", task=task)[0].render_question(STATES[task]).text
         if task in ("simple_doorkey", "colored_doorkey"):
             check_snapshot(f"published_{task}", text)
         assert "JSON" not in text and text.endswith(f"State: {STATES[task]}\n")
@@ -466,7 +466,7 @@ class TestOffline:
 
     def test_missing_debate_warns(self, tmp_path, caplog):
         path = tmp_path / "plans.json"
-        plans = {KEY: {"explore": 1.0}, f"{KEY} {ANNOUNCED}bob: explore.": {"explore": 1.0}}
+        plans = {KEY: {"explore": 1.0}, f"{KEY} {ANNOUNCEMENT_PREFIX}bob: explore.": {"explore": 1.0}}
         path.write_text(json.dumps({"domain": "simple_doorkey", "plans": plans}))
         OfflinePlanner(find_domain("simple_doorkey"), str(path))
         assert "1 of 2 rows" in caplog.text and "debate" in caplog.text
@@ -481,11 +481,11 @@ def test_oracles_plans_are_valid(task):
     domain = find_domain(task)
     (plans,) = OraclePlanner(domain).plans([STATES[task]])
     ((plan, p),) = plans
-    assert p == 1.0 and parse_text(", ".join(map(str, plan)), domain.skills, domain.objects(STATES[task])) == plan
+    assert p == 1.0 and parse_plan(", ".join(map(str, plan)), domain.skills, domain.objects(STATES[task])) == plan
 
 
 def test_equal_plans_are_summed():
-    assert distribution([(EXPLORE, 1), (FETCH, 1), (EXPLORE, 2)]) == ((EXPLORE, 0.75), (FETCH, 0.25))
+    assert normalize_weights([(EXPLORE, 1), (FETCH, 1), (EXPLORE, 2)]) == ((EXPLORE, 0.75), (FETCH, 0.25))
 
 
 class TestRules:
@@ -507,7 +507,7 @@ class TestRules:
     def test_rules(self, task, sentence, plan):
         domain = find_domain(task)
         ((actual_plan, p),) = planner(task=task, samples=2).plans([sentence])[0]
-        assert p == 1.0 and actual_plan == parse_text(plan, domain.skills, domain.objects(sentence))
+        assert p == 1.0 and actual_plan == parse_plan(plan, domain.skills, domain.objects(sentence))
 
     def test_different_words(self):
         prompt = "You are the planner of an agent.\n- fetch <object>: get it\n{}State: You are at <pond> near <tree>."

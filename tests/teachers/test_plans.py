@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.teachers.plans import MAX_PLAN_STEPS, PlanStep, parse_reply, parse_text, plan_text, reply_schema
+from llmrl.teachers.plans import MAX_PLAN_STEPS, PlanStep, build_reply_schema, format_plan, parse_plan, parse_reply
 from llmrl.teachers.rooms.skills import SKILLS
 
 OBJECTS = ("red key", "blue door")
@@ -145,13 +145,13 @@ STEPS = st.one_of(
 @given(st.lists(STEPS, min_size=1, max_size=MAX_PLAN_STEPS))
 def test_round_trip(steps):
     plan = tuple(PlanStep(*step) for step in steps)
-    assert parse_text(plan_text(plan), SKILLS, OBJECTS) == plan
-    assert parse(f"Action: {{{plan_text(plan)}}}") == plan
+    assert parse_plan(format_plan(plan), SKILLS, OBJECTS) == plan
+    assert parse(f"Action: {{{format_plan(plan)}}}") == plan
     assert parse(reply(*steps)) == plan
 
 
 def test_schema_lists_skills():
-    schema = reply_schema(SKILLS)
+    schema = build_reply_schema(SKILLS)
     assert list(schema["properties"]) == ["reasoning", "plan"] == schema["required"]
     step = schema["$defs"]["_Step"]
     assert step["properties"]["skill"]["enum"] == [skill.name for skill in SKILLS]

@@ -28,7 +28,7 @@ from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PlanPolicy, PolicyTeacher, TeacherPolicy
 from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
-from llmrl.teachers.teacher_factory import DOMAINS, check_domain, find_domain
+from llmrl.teachers.teacher_factory import DOMAIN_PATHS, check_domain, find_domain
 from models import Echo, scripted
 from shipped import llm_planner
 
@@ -55,7 +55,7 @@ def build(option, env=None, llm=None, **changes):
 def teacher(mode="soft", parity=False, weight=1.0, task="colored_doorkey"):
     domain = find_domain(task, parity)
     planner = OfflinePlanner(domain, "published" if parity else "corrected")
-    return PolicyTeacher(PlanPolicy(domain, planner, mode), Constant(weight), Seeds(3))
+    return PolicyTeacher(PlanPolicy(planner, mode), Constant(weight), Seeds(3))
 
 
 class Player(TeacherPolicy):
@@ -97,7 +97,7 @@ class TestAdvice:
 
     def test_soft_advice_sums_plans(self):
         domain = find_domain("simple_doorkey", parity=True)
-        plan_policy = PlanPolicy(domain, OfflinePlanner(domain, "published"))
+        plan_policy = PlanPolicy(OfflinePlanner(domain, "published"))
         # A key is in reach of none: `go to` walks (.98) and `pick up` alone acts at once (.02).
         grid = draw("#####", "#>.K#", "#####")[None, None]
         advice = plan_policy.advise(plan_policy.scenes({"grid": grid}, np.zeros((1, 1, 4))))
@@ -105,7 +105,7 @@ class TestAdvice:
 
     def test_hard_advice_samples_plans(self):
         domain = find_domain("simple_doorkey", parity=True)
-        plan_policy = PlanPolicy(domain, OfflinePlanner(domain, "published"), "hard")
+        plan_policy = PlanPolicy(OfflinePlanner(domain, "published"), "hard")
         grid = draw("#####", "#>.K#", "#####")[None, None]
         scenes = plan_policy.scenes({"grid": grid}, np.zeros((1, 1, 4))) * 4
         advice = plan_policy.advise(scenes, np.array([0.0, 0.97, 0.981, 0.999999]))
@@ -115,7 +115,7 @@ class TestAdvice:
 
     def test_empty_plan_is_idle(self):
         domain = find_domain("simple_doorkey")
-        plan_policy = PlanPolicy(domain, OfflinePlanner(domain))
+        plan_policy = PlanPolicy(OfflinePlanner(domain))
         empty_room = draw("#####", "#>..#", "#####")[None, None]
         assert plan_policy.advise(plan_policy.scenes({"grid": empty_room})).tolist() == [[0, 0, 0, 0, 0, 0, 1]]
 
@@ -125,7 +125,7 @@ class TestAdvice:
         parts = teacher(parity=True)
         actual = [parts.advise(r)["advice"] for r in rollouts]
         domain = find_domain("colored_doorkey", parity=True)
-        plan_policy = PlanPolicy(domain, OfflinePlanner(domain, "published"))
+        plan_policy = PlanPolicy(OfflinePlanner(domain, "published"))
         memory = np.zeros((N_ENVS, 1, domain.memory_size))
         for r, advice in zip(rollouts, actual, strict=True):
             for t in range(12):
@@ -150,7 +150,7 @@ class TestAdvice:
 
         domain = find_domain("colored_doorkey")
         judge = PolicyTeacher(
-            PlanPolicy(domain, llm_planner(domain, ChatClient(Silent()))), LinearFloorCutoff(cutoff=0), Seeds(0)
+            PlanPolicy(llm_planner(domain, ChatClient(Silent()))), LinearFloorCutoff(cutoff=0), Seeds(0)
         )
         assert judge.advise(rollouts[0]) == {}
         assert judge.metrics()["teacher/weight"] == judge.metrics()["teacher/queries"] == 0
@@ -164,7 +164,7 @@ class TestAdvice:
                 raise LLMError("no")
 
         domain = find_domain("colored_doorkey")
-        judge = PolicyTeacher(PlanPolicy(domain, llm_planner(domain, ChatClient(Broken()))), Constant(), Seeds(0))
+        judge = PolicyTeacher(PlanPolicy(llm_planner(domain, ChatClient(Broken()))), Constant(), Seeds(0))
         state = judge.state_dict()
         with pytest.raises(LLMError):
             judge.advise(rollouts[0])
@@ -268,7 +268,7 @@ class TestRestoring:
     def test_model_plans_are_not_requested_twice(self, rollouts):
         def judge(llm):
             domain = find_domain("colored_doorkey")
-            return PolicyTeacher(PlanPolicy(domain, llm_planner(domain, llm, samples=2)), Constant(), Seeds(0))
+            return PolicyTeacher(PlanPolicy(llm_planner(domain, llm, samples=2)), Constant(), Seeds(0))
 
         first = judge(scripted())
         reference = first.advise(rollouts[0])["advice"]
@@ -306,7 +306,7 @@ class TestPolicy:
 
     def test_greedy_teacher_uses_mode(self):
         domain = find_domain("simple_doorkey", parity=True)
-        player = TeacherPolicy(PlanPolicy(domain, OfflinePlanner(domain, "published"), "hard"))
+        player = TeacherPolicy(PlanPolicy(OfflinePlanner(domain, "published"), "hard"))
         # As above: 0.98 of the plans walk.
         grid = torch.as_tensor(draw("#####", "#>.K#", "#####")[None, None].repeat(200, axis=0))
         stream = torch.Generator().manual_seed(0)
@@ -364,10 +364,10 @@ class TestOptions:
         judge = build("offline", parity=True, mode="hard")
         assert (
             judge.plan_policy.domain.parity
-            and judge.plan_policy.planner._name == "published"
+            and judge.plan_policy.planner._table_name == "published"
             and judge.plan_policy.mode == "hard"
         )
-        assert build("offline").plan_policy.planner._name == "corrected"
+        assert build("offline").plan_policy.planner._table_name == "corrected"
 
     def test_custom_schedule(self):
         node = {"_target_": "llmrl.teachers.schedules.Constant", "weight": 0.5}
@@ -384,7 +384,9 @@ class TestOptions:
 
         env = Env()
         env.spec = spec
-        with pytest.raises(ConfigError, match=f"no teacher's domain is shipped for env=chess.*{', '.join(DOMAINS)}"):
+        with pytest.raises(
+            ConfigError, match=f"no teacher's domain is shipped for env=chess.*{', '.join(DOMAIN_PATHS)}"
+        ):
             build(option, env, scripted())
 
     def test_incompatible_environments(self):
@@ -448,7 +450,7 @@ class TestOptions:
             def action(self, scene, plan):
                 return action
 
-        plan_policy = PlanPolicy(Mine(), OraclePlanner(Mine()))
+        plan_policy = PlanPolicy(OraclePlanner(Mine()))
         with pytest.raises(
             ConfigError, match=rf"domain Mine returned the action {action} for the plan 'follow' in the state"
         ):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.state_fields import StateFields
-from llmrl.teachers.domain import ANNOUNCED
+from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX
 from llmrl.teachers.llm_planner import LLMPlanner
-from llmrl.teachers.planners import Distribution
-from llmrl.teachers.plans import Plan, plan_text
+from llmrl.teachers.planners import PlanDistribution
+from llmrl.teachers.plans import Plan, format_plan
 
 AgentSentences = tuple[str, ...]
 """Sentence of each agent of a game, in order."""
 
-NO_PLAN = "has no plan yet"
+NO_PLAN_TEXT = "has no plan yet"
 """Announcement for an agent without a valid plan, instead of its fallback, which it did not choose."""
-
-_BRACKETS = re.compile("[<>]")
 
 
 class Debate(StateFields):
@@ -37,7 +34,7 @@ class Debate(StateFields):
 
     Args:
         planner: planner that answers; its cache avoids repeated questions about equal announcements.
-        names: names of the agents of a game.
+        agent_names: names of the agents of a game.
         rounds: number of rounds.
 
     Attributes:
@@ -50,21 +47,21 @@ class Debate(StateFields):
 
     _state_fields = ("looked_up", "changed", "planner")
 
-    def __init__(self, planner: LLMPlanner, names: Sequence[str], rounds: PositiveInt) -> None:
-        if len(names) < 2:
+    def __init__(self, planner: LLMPlanner, agent_names: Sequence[str], rounds: PositiveInt) -> None:
+        if len(agent_names) < 2:
             raise ConfigError(
                 f"teacher.debate_rounds={rounds} needs several agents in a game, but there is only one; set "
                 "teacher.debate_rounds=0"
             )
-        self.planner, self.names, self.rounds = planner, tuple(names), rounds
+        self.planner, self.agent_names, self.rounds = planner, tuple(agent_names), rounds
         self.domain = planner.domain
         self.looked_up, self.changed = 0, 0
 
-    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+    def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         """Return the plans for each sentence without a debate."""
         return self.planner.plans(sentences)
 
-    def deliberate(self, games: Sequence[AgentSentences]) -> list[tuple[Distribution, ...]]:
+    def deliberate(self, games: Sequence[AgentSentences]) -> list[tuple[PlanDistribution, ...]]:
         """Return the plans of each agent of each game, with one batch of questions per round for all games.
 
         Raises:
@@ -72,19 +69,19 @@ class Debate(StateFields):
         """
         counts = Counter(games)
         distinct = list(counts)
-        initial = latest = self._ask(distinct)
+        initial_plans = final_plans = self._request_plans(distinct)
         for _ in range(self.rounds):
-            latest = self._ask(
-                [self._append_announcements(game, plans) for game, plans in zip(distinct, latest, strict=True)]
+            final_plans = self._request_plans(
+                [self._append_announcements(game, plans) for game, plans in zip(distinct, final_plans, strict=True)]
             )
-        for game, first, final in zip(distinct, initial, latest, strict=True):
+        for game, initial, final in zip(distinct, initial_plans, final_plans, strict=True):
             n_changed = sum(
-                most_probable_plan(old) != most_probable_plan(new) for old, new in zip(first, final, strict=True)
+                find_likeliest_plan(old) != find_likeliest_plan(new) for old, new in zip(initial, final, strict=True)
             )
             self.changed += counts[game] * n_changed
-        self.looked_up += len(games) * len(self.names)
-        results = dict(zip(distinct, latest, strict=True))
-        return [results[game] for game in games]
+        self.looked_up += len(games) * len(self.agent_names)
+        plans_by_game = dict(zip(distinct, final_plans, strict=True))
+        return [plans_by_game[game] for game in games]
 
     def describe(self) -> dict[str, str]:
         return {**self.planner.describe(), "debate rounds": str(self.rounds)}
@@ -97,24 +94,25 @@ class Debate(StateFields):
         share = self.changed / self.looked_up if self.looked_up else 0.0
         return {"teacher/debate_changes": share, **self.planner.metrics()}
 
-    def _ask(self, games: Sequence[AgentSentences]) -> list[tuple[Distribution, ...]]:
+    def _request_plans(self, games: Sequence[AgentSentences]) -> list[tuple[PlanDistribution, ...]]:
         distinct = list(dict.fromkeys(sentence for game in games for sentence in game))
-        answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
-        return [tuple(answers[sentence] for sentence in game) for game in games]
+        plans_by_sentence = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+        return [tuple(plans_by_sentence[sentence] for sentence in game) for game in games]
 
-    def _append_announcements(self, game: AgentSentences, plans: tuple[Distribution, ...]) -> AgentSentences:
+    def _append_announcements(self, game: AgentSentences, plans: tuple[PlanDistribution, ...]) -> AgentSentences:
         """Return the sentences of a game, each followed by the announcements of the others."""
-        announcements = [
-            f"{name}: {NO_PLAN if p is self.planner.no_plan else _BRACKETS.sub('', plan_text(most_probable_plan(p)))}"
-            for name, p in zip(self.names, plans, strict=True)
-        ]
+        announcements = []
+        for name, distribution in zip(self.agent_names, plans, strict=True):
+            has_plan = distribution is not self.planner.fallback_plans
+            text = format_plan(find_likeliest_plan(distribution)) if has_plan else NO_PLAN_TEXT
+            announcements.append(f"{name}: {text.replace('<', '').replace('>', '')}")
         return tuple(
-            f"{sentence} {ANNOUNCED}{'; '.join(announcements[:i] + announcements[i + 1 :])}."
+            f"{sentence} {ANNOUNCEMENT_PREFIX}{'; '.join(announcements[:i] + announcements[i + 1 :])}."
             for i, sentence in enumerate(game)
         )
 
 
-def most_probable_plan(plans: Distribution) -> Plan:
+def find_likeliest_plan(plans: PlanDistribution) -> Plan:
     """Return the most probable plan; ties are broken alphabetically, independently of the order of replies."""
     max_probability = max(probability for _, probability in plans)
-    return min((plan for plan, probability in plans if probability == max_probability), key=plan_text)
+    return min((plan for plan, probability in plans if probability == max_probability), key=format_plan)

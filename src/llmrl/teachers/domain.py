@@ -10,13 +10,13 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.teachers.plans import Plan, PlanStep, Skill, parse_text
+from llmrl.teachers.plans import Plan, PlanStep, Skill, parse_plan
 
 _NAME_PATTERN = re.compile(r"<([^<>]+)>")
 
-NOTHING = "nothing"
+NO_OBJECT_NAME = "nothing"
 """Name that represents no object in a sentence, as `<nothing>`."""
-ANNOUNCED = "The others mean to do this: "
+ANNOUNCEMENT_PREFIX = "The others mean to do this: "
 """Text of a debate between an agent's own sentence and the plans of the others."""
 
 
@@ -83,7 +83,7 @@ class Domain(ABC):
 
         By default these are the names in angle brackets, without duplicates.
         """
-        return tuple(dict.fromkeys(name for name in _NAME_PATTERN.findall(sentence) if name != NOTHING))
+        return tuple(dict.fromkeys(name for name in _NAME_PATTERN.findall(sentence) if name != NO_OBJECT_NAME))
 
     def read_plan(self, text: str, sentence: str) -> Plan:
         """Parse a plan of a plan table for the state `sentence`.
@@ -91,7 +91,7 @@ class Domain(ABC):
         Raises:
             InvalidReply: the text is not a valid plan.
         """
-        return parse_text(text, self.skills, self.objects(sentence))
+        return parse_plan(text, self.skills, self.objects(sentence))
 
     def read_published(self, reply: str, sentence: str) -> Plan:
         """Return the plan in a model's reply for the state `sentence`, parsed like the published teacher does.

@@ -16,21 +16,21 @@ from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.offline_planner import save_plan_table
-from llmrl.teachers.planners import Distribution, distribution
-from llmrl.teachers.plans import Plan, parse_reply, plan_text, reply_schema
+from llmrl.teachers.planners import PlanDistribution, normalize_weights
+from llmrl.teachers.plans import Plan, build_reply_schema, format_plan, parse_reply
 
 logger = logging.getLogger(__name__)
 
-FAMILY = "teacher"
+PROMPT_FAMILY = "teacher"
 PROMPT_FOLDER = Path(__file__).with_name("prompts")
-PLANS_NAME = "plans.json"
+PLANS_FILE_NAME = "plans.json"
 """File in the run folder with the plans of all states that have a valid one; `teacher=offline teacher.table=<file>`
 replays it."""
 
 ReplyParser = Literal["shared", "published"]
 """Parser of replies: the shared one (`llmrl.llms.reading`), or that of the published teacher."""
 
-MAX_PAUSE = 64
+MAX_SKIPS = 64
 """Maximum number of look-ups between two questions about a state without a valid plan."""
 
 
@@ -52,7 +52,7 @@ class LLMPlanner:
     state without a valid sample gets the domain's `fallback`.
 
     The plans of a state are stored permanently, except a fallback. Such a state is asked again at its next look-up,
-    then less and less often: at every second look-up, every fourth, and so on up to `MAX_PAUSE`.
+    then less and less often: at every second look-up, every fourth, and so on up to `MAX_SKIPS`.
 
     Args:
         settings: options; with the parser `published` no reply is invalid, and no schema is requested.
@@ -83,46 +83,46 @@ class LLMPlanner:
         self.settings, self.domain, self.folder, self.horizon = settings, domain, folder, horizon
         self.prompt = settings.prompt or domain.prompt
         self.label = llm.label
-        self.prompts = PromptFamily(FAMILY, PROMPT_FOLDER, prompt_folder)
+        self.prompts = PromptFamily(PROMPT_FAMILY, PROMPT_FOLDER, prompt_folder)
         if self.prompt not in self.prompts.names:
             raise ConfigError(
                 f"teacher.prompt: the domain {domain.name} has no prompt {self.prompt}.j2; available: "
-                f"{', '.join(self.prompts.names)}. Put new ones into <folder>/{FAMILY}/ and set prompts=<folder>"
+                f"{', '.join(self.prompts.names)}. Put new ones into <folder>/{PROMPT_FAMILY}/ and set prompts=<folder>"
             )
         # Render now, so that errors of a template, or a missing parser, end the run before its first state.
         if settings.parser == "published":
             domain.read_published("", "")
-        self._render("Agent sees <thing>.", ("thing",))
-        self._repair("a fault")
-        schema = reply_schema(domain.skills, domain.vocabulary) if settings.parser == "shared" else None
+        self._render_question("Agent sees <thing>.", ("thing",))
+        self._render_repair("a fault")
+        schema = build_reply_schema(domain.skills, domain.vocabulary) if settings.parser == "shared" else None
         self.structured_query: StructuredQuery[Plan] = StructuredQuery(
-            llm, FAMILY, self._parser(""), self._repair, schema, settings.repair_turns
+            llm, PROMPT_FAMILY, self._make_parser(""), self._render_repair, schema, settings.repair_turns
         )
-        self.known: dict[str, Distribution] = {}
-        self.no_plan: Distribution = ((domain.fallback, 1.0),)
+        self.plans_by_sentence: dict[str, PlanDistribution] = {}
+        self.fallback_plans: PlanDistribution = ((domain.fallback, 1.0),)
         """Answer for states without a valid plan, recognized by the identity of this object."""
-        self.unknown: dict[str, tuple[int, int]] = {}
+        self.retries_by_sentence: dict[str, tuple[int, int]] = {}
         """States without a valid plan so far: number of failed questions, and of look-ups until the next one."""
         self.counters = {"requested_states": 0, "fallbacks": 0}
 
-    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+    def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         """Return the plans of each sentence, after one batch of questions about all new sentences.
 
         Raises:
             LLMError: the model failed permanently, or the budget is exhausted; no new plan is stored then.
         """
-        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.known]
-        due = [sentence for sentence in new if self.unknown.get(sentence, (0, 0))[1] == 0]
+        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.plans_by_sentence]
+        due = [sentence for sentence in new if self.retries_by_sentence.get(sentence, (0, 0))[1] == 0]
         if due:
-            self._ask(due)
+            self._request_plans(due)
         for sentence in set(new) - set(due):
-            times, pause = self.unknown[sentence]
-            self.unknown[sentence] = (times, pause - 1)
-        return [self.known.get(sentence, self.no_plan) for sentence in sentences]
+            n_failures, n_skips = self.retries_by_sentence[sentence]
+            self.retries_by_sentence[sentence] = (n_failures, n_skips - 1)
+        return [self.plans_by_sentence.get(sentence, self.fallback_plans) for sentence in sentences]
 
-    def question(self, sentence: str) -> Prompt:
+    def render_question(self, sentence: str) -> Prompt:
         """Return the prompt for the state `sentence`."""
-        return self._render(sentence, self.domain.objects(sentence))
+        return self._render_question(sentence, self.domain.objects(sentence))
 
     def describe(self) -> dict[str, str]:
         reading = {} if self.settings.parser == "shared" else {"replies": "read as published"}
@@ -136,30 +136,35 @@ class LLMPlanner:
         fallback.
         """
         counts = {f"teacher/{name}": float(count) for name, count in self.counters.items()}
-        return counts | {"teacher/unknown": float(len(self.unknown))} | self.structured_query.metrics()
+        return counts | {"teacher/unknown": float(len(self.retries_by_sentence))} | self.structured_query.metrics()
 
     def state_dict(self) -> State:
-        table = {sentence: [[plan_text(plan), p] for plan, p in plans] for sentence, plans in self.known.items()}
+        table = {
+            sentence: [[format_plan(plan), p] for plan, p in plans]
+            for sentence, plans in self.plans_by_sentence.items()
+        }
         return {
             "known": table,
-            "unknown": {sentence: list(counts) for sentence, counts in self.unknown.items()},
+            "unknown": {sentence: list(counts) for sentence, counts in self.retries_by_sentence.items()},
             "counters": dict(self.counters),
             "structured_query": self.structured_query.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.known = {
+        self.plans_by_sentence = {
             sentence: tuple((self.domain.read_plan(text, sentence), float(p)) for text, p in plans)
             for sentence, plans in state["known"].items()
         }
-        self.unknown = {sentence: (int(times), int(pause)) for sentence, (times, pause) in state["unknown"].items()}
+        self.retries_by_sentence = {
+            sentence: (int(n_failures), int(n_skips)) for sentence, (n_failures, n_skips) in state["unknown"].items()
+        }
         self.counters = dict(state["counters"])
         self.structured_query.load_state_dict(state["structured_query"])
 
-    def _ask(self, sentences: Sequence[str]) -> None:
+    def _request_plans(self, sentences: Sequence[str]) -> None:
         """Ask about all sentences and store the valid plans."""
-        questions = [self.question(sentence) for sentence in sentences for _ in range(self.settings.samples)]
-        parsers = [self._parser(sentence) for sentence in sentences for _ in range(self.settings.samples)]
+        questions = [self.render_question(sentence) for sentence in sentences for _ in range(self.settings.samples)]
+        parsers = [self._make_parser(sentence) for sentence in sentences for _ in range(self.settings.samples)]
         replies = self.structured_query.ask(questions, parsers)
         self.counters["requested_states"] += len(sentences)
         for i, sentence in enumerate(sentences):
@@ -167,31 +172,33 @@ class LLMPlanner:
             valid = [(plan, 1.0) for plan in (replies[k] for k in indices) if plan is not None]
             self.counters["fallbacks"] += self.settings.samples - len(valid)
             if valid:
-                self.known[sentence] = distribution(valid)
-                self.unknown.pop(sentence, None)
+                self.plans_by_sentence[sentence] = normalize_weights(valid)
+                self.retries_by_sentence.pop(sentence, None)
                 continue
-            times = self.unknown.get(sentence, (0, 0))[0]
+            n_failures = self.retries_by_sentence.get(sentence, (0, 0))[0]
             # A failed call is not evidence about the state and costs nothing, so it causes no pause.
             is_reachable = self.structured_query.failed_indices.isdisjoint(indices)
-            self.unknown[sentence] = (times + 1, min(2**times, MAX_PAUSE) - 1) if is_reachable else (times, 0)
+            self.retries_by_sentence[sentence] = (
+                (n_failures + 1, min(2**n_failures, MAX_SKIPS) - 1) if is_reachable else (n_failures, 0)
+            )
             logger.warning(
                 "%s gave no valid plan for %r; the plan is %s until it does",
                 self.label,
                 sentence,
-                plan_text(self.domain.fallback),
+                format_plan(self.domain.fallback),
             )
         if self.folder is not None:
             samples = self.settings.samples
             caption = f"Plans of {self.label}, {samples} samples for each state; none of those without a valid one."
-            save_plan_table(self.folder / PLANS_NAME, self.domain.name, caption, self.known)
+            save_plan_table(self.folder / PLANS_FILE_NAME, self.domain.name, caption, self.plans_by_sentence)
 
-    def _parser(self, sentence: str) -> Callable[[ChatReply], Plan]:
+    def _make_parser(self, sentence: str) -> Callable[[ChatReply], Plan]:
         skills, objects = self.domain.skills, self.domain.objects(sentence)
         if self.settings.parser == "published":
             return lambda reply: self.domain.read_published(reply.text, sentence)
         return lambda reply: parse_reply(reply.text, skills, objects, sentence, reply.cut)
 
-    def _render(self, sentence: str, objects: Sequence[str]) -> Prompt:
+    def _render_question(self, sentence: str, objects: Sequence[str]) -> Prompt:
         return self.prompts.render(
             self.prompt,
             domain=self.domain.name,
@@ -201,5 +208,5 @@ class LLMPlanner:
             horizon=self.horizon,
         )
 
-    def _repair(self, reason: str) -> Prompt:
+    def _render_repair(self, reason: str) -> Prompt:
         return self.prompts.render("_repair", fault=reason, skills=self.domain.skills)

@@ -19,11 +19,11 @@ from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.teachers.domain import ANNOUNCED, Domain
-from llmrl.teachers.planners import Distribution, distribution
-from llmrl.teachers.plans import UnknownSkill, plan_text
+from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX, Domain
+from llmrl.teachers.planners import PlanDistribution, normalize_weights
+from llmrl.teachers.plans import UnknownSkill, format_plan
 
-PlanRow = tuple[tuple[str, float], ...]
+WeightedPlanTexts = tuple[tuple[str, float], ...]
 """Pairs of the text of a plan and its probability."""
 
 
@@ -51,10 +51,10 @@ class PlanTable:
         interchangeable_words: words that are replaced by placeholders.
     """
 
-    rows: Mapping[str, PlanRow]
+    rows: Mapping[str, WeightedPlanTexts]
     interchangeable_words: tuple[str, ...] = ()
 
-    def find(self, sentence: str) -> PlanRow | None:
+    def find_plans(self, sentence: str) -> WeightedPlanTexts | None:
         """Return the row for `sentence`, with words in place of placeholders; None if there is none."""
         if not self.interchangeable_words:
             return self.rows.get(sentence)
@@ -71,7 +71,7 @@ class PlanTable:
             for text, probability in row
         )
 
-    def examples(self) -> list[str]:
+    def list_examples(self) -> list[str]:
         """Return an example sentence for each sentence pattern in `rows`."""
         sentences = list(self.rows)
         for number, word in enumerate(self.interchangeable_words, 1):
@@ -112,7 +112,7 @@ def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTab
     return PlanTable(plan_rows, tuple(content.interchangeable_words))
 
 
-def save_plan_table(path: Path, domain: str, about: str, plans: Mapping[str, Distribution]) -> None:
+def save_plan_table(path: Path, domain: str, about: str, plans: Mapping[str, PlanDistribution]) -> None:
     """Save a plan table atomically, with sentences in alphabetical order, so that files of two runs can be compared.
 
     Args:
@@ -124,7 +124,7 @@ def save_plan_table(path: Path, domain: str, about: str, plans: Mapping[str, Dis
     Raises:
         RunFolderError: the file cannot be written.
     """
-    rows = {sentence: {plan_text(plan): p for plan, p in plans[sentence]} for sentence in sorted(plans)}
+    rows = {sentence: {format_plan(plan): p for plan, p in plans[sentence]} for sentence in sorted(plans)}
     content: dict[str, Any] = {"domain": domain, "about": about, "plans": rows}
     try:
         with atomic_write(path) as file:
@@ -161,45 +161,45 @@ class OfflinePlanner(StateFields):
         self, domain: Domain, table: str = CORRECTED, missing_state: Literal["fallback", "error"] = "fallback"
     ) -> None:
         self.domain, self.missing_state = domain, missing_state
-        self._name, self._is_custom = table, table not in (PUBLISHED, CORRECTED)
-        self._table = _find(domain, table)
-        self._known: dict[str, Distribution | None] = {}
-        self._fallback: Distribution = ((domain.fallback, 1.0),)
+        self._table_name, self._is_user_table = table, table not in (PUBLISHED, CORRECTED)
+        self._table = _load_table(domain, table)
+        self._plans_by_sentence: dict[str, PlanDistribution | None] = {}
+        self._fallback_plans: PlanDistribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
-        examples = self._table.examples()
-        for sentence in examples:  # invalid rows end the run before its first look-up
-            self._known[sentence] = self._read(sentence)
-        if n_debates := sum(ANNOUNCED in sentence for sentence in examples):
+        example_sentences = self._table.list_examples()
+        for sentence in example_sentences:  # invalid rows end the run before its first look-up
+            self._plans_by_sentence[sentence] = self._read_plans(sentence)
+        if n_debates := sum(ANNOUNCEMENT_PREFIX in sentence for sentence in example_sentences):
             logger.warning(
                 "%d of %d rows of the plan table %s are from a debate, but teacher=offline has none: these rows are "
                 "unused, and plans are those before the debate",
                 n_debates,
-                len(examples),
+                len(example_sentences),
                 table,
             )
 
-    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+    def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""
         answers = []
         for sentence in sentences:
-            if sentence not in self._known:
-                self._known[sentence] = self._read(sentence)
-            plans = self._known[sentence]
+            if sentence not in self._plans_by_sentence:
+                self._plans_by_sentence[sentence] = self._read_plans(sentence)
+            plans = self._plans_by_sentence[sentence]
             self.fallbacks += plans is None
-            answers.append(self._fallback if plans is None else plans)
+            answers.append(self._fallback_plans if plans is None else plans)
         return answers
 
     def describe(self) -> dict[str, str]:
-        return {"planner": f"the table {self._name}"}
+        return {"planner": f"the table {self._table_name}"}
 
     def metrics(self) -> dict[str, float]:
         """Return teacher/fallbacks: look-ups of states without a row, each counted once per update."""
         return {"teacher/fallbacks": float(self.fallbacks)}
 
-    def _read(self, sentence: str) -> Distribution | None:
-        row = self._table.find(sentence)
+    def _read_plans(self, sentence: str) -> PlanDistribution | None:
+        row = self._table.find_plans(sentence)
         if row is None:
-            message = f"the plan table {self._name} of {self.domain.name} has no row for {sentence!r}"
+            message = f"the plan table {self._table_name} of {self.domain.name} has no row for {sentence!r}"
             if self.missing_state == "error":
                 raise ConfigError(f"{message}; add one, or set teacher.missing_state=fallback")
             logger.warning("%s; the plan is %s", message, ", ".join(map(str, self.domain.fallback)))
@@ -209,19 +209,21 @@ class OfflinePlanner(StateFields):
             try:
                 plans.append((self.domain.read_plan(text, sentence), probability))
             except UnknownSkill as error:
-                if self._is_custom:  # the shipped tables are as published
+                if self._is_user_table:  # the shipped tables are as published
                     raise ConfigError(
-                        f"the plan table {self._name} has no valid plan for {sentence!r} in {text!r}: {error}"
+                        f"the plan table {self._table_name} has no valid plan for {sentence!r} in {text!r}: {error}"
                     ) from error
                 reasons.append(str(error))
             except InvalidReply as error:
                 reasons.append(str(error))
         if not plans:
-            raise ConfigError(f"the plan table {self._name} has no valid plan for {sentence!r}: {'; '.join(reasons)}")
-        return distribution(plans)
+            raise ConfigError(
+                f"the plan table {self._table_name} has no valid plan for {sentence!r}: {'; '.join(reasons)}"
+            )
+        return normalize_weights(plans)
 
 
-def _find(domain: Domain, table: str) -> PlanTable:
+def _load_table(domain: Domain, table: str) -> PlanTable:
     if table not in (PUBLISHED, CORRECTED):
         return load_plan_table(Path(table).expanduser(), domain.name)
     if domain.tables is None:

@@ -12,7 +12,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plans import Plan, PlanStep
 
-Distribution = tuple[tuple[Plan, float], ...]
+PlanDistribution = tuple[tuple[Plan, float], ...]
 """Distinct plans with their probabilities, which sum to 1, in descending order."""
 
 
@@ -21,12 +21,12 @@ class Planner(Protocol):
 
     domain: Domain
 
-    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+    def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         """Return the distribution over plans for each sentence, in order.
 
         Raises:
             LLMError: a language model failed permanently, or the budget is exhausted.
-            ConfigError: a table has no plan for a sentence and `miss` is `error`, or an oracle has no rule.
+            ConfigError: a table has no plan for a sentence and `missing_state` is `error`.
         """
         ...
 
@@ -49,7 +49,7 @@ class OraclePlanner(StateFields):
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
 
-    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+    def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         return [((self.domain.best_plan(sentence), 1.0),) for sentence in sentences]
 
     def describe(self) -> dict[str, str]:
@@ -77,9 +77,9 @@ class ErroneousPlanner(StateFields):
         self.domain, self.planner, self.error_rate = planner.domain, planner, error_rate
         self._seeds = seeds.child("plan_errors")
 
-    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+    def plans(self, sentences: Sequence[str]) -> list[PlanDistribution]:
         return [
-            self._random_plan(sentence) or plans
+            self._draw_random_plan(sentence) or plans
             for sentence, plans in zip(sentences, self.planner.plans(sentences), strict=True)
         ]
 
@@ -89,7 +89,7 @@ class ErroneousPlanner(StateFields):
     def metrics(self) -> dict[str, float]:
         return self.planner.metrics()
 
-    def _random_plan(self, sentence: str) -> Distribution | None:
+    def _draw_random_plan(self, sentence: str) -> PlanDistribution | None:
         """Return the random plan of a sentence; None if its plans are right."""
         rng = self._seeds.numpy(sentence)
         if rng.random() >= self.error_rate:
@@ -103,7 +103,7 @@ class ErroneousPlanner(StateFields):
         return (((steps[rng.integers(len(steps))],), 1.0),)
 
 
-def distribution(weights: Sequence[tuple[Plan, float]]) -> Distribution:
+def normalize_weights(weights: Sequence[tuple[Plan, float]]) -> PlanDistribution:
     """Normalize weights (counts) of plans to probabilities, most probable first; equal plans are merged."""
     sums: dict[Plan, float] = {}
     for plan, weight in weights:

@@ -66,8 +66,8 @@ class _Reply(BaseModel):
     plan: list[_Step]
 
 
-def plan_text(plan: Plan) -> str:
-    """Return a plan as text, in the only notation of plans; `parse_text` reads it back.
+def format_plan(plan: Plan) -> str:
+    """Return a plan as text, in the only notation of plans; `parse_plan` reads it back.
 
     >>> plan_text((PlanStep("go to", "key"), PlanStep("pick up", "key")))
     'go to <key>, pick up <key>'
@@ -75,7 +75,7 @@ def plan_text(plan: Plan) -> str:
     return ", ".join(map(str, plan))
 
 
-def reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) -> dict[str, Any]:
+def build_reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) -> dict[str, Any]:
     """Return the JSON schema of a reply: reasoning first, so that a model thinks before it decides, then the plan.
 
     Objects are those of `vocabulary` or ""; any text if `vocabulary` is empty.
@@ -87,24 +87,26 @@ def reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) -> dic
     return schema
 
 
-def parse_reply(text: str, skills: Sequence[Skill], objects: Sequence[str], state: str = "", cut: bool = False) -> Plan:
+def parse_reply(
+    text: str, skills: Sequence[Skill], objects: Sequence[str], state: str = "", is_truncated: bool = False
+) -> Plan:
     """Return the plan in a model's reply: its steps before the first invalid one, without those for absent objects.
 
     Args:
         text: the reply.
         skills, objects: skills and objects that a plan may name.
         state: sentence of the state that the question was about.
-        cut: whether the reply was cut off because it grew too long.
+        is_truncated: whether the reply was cut off because it grew too long.
 
     Raises:
         InvalidReply: the reply holds no plan, or no usable step before the first invalid one.
     """
-    question = PlanParser([(s.name, s.takes_object) for s in skills], objects, MAX_PLAN_STEPS, state)
-    return tuple(PlanStep(*step) for step in parse_answer(text, question, cut).answer)
+    parser = PlanParser([(s.name, s.takes_object) for s in skills], objects, MAX_PLAN_STEPS, state)
+    return tuple(PlanStep(*step) for step in parse_answer(text, parser, is_truncated).answer)
 
 
-def parse_text(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
-    """Parse a plan in the notation of `plan_text`.
+def parse_plan(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
+    """Parse a plan in the notation of `format_plan`.
 
     Raises:
         InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.

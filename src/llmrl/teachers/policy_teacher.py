@@ -15,10 +15,10 @@ from llmrl.core.records import PolicyOutput, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
 from llmrl.teachers.debate import Debate
-from llmrl.teachers.domain import Domain, Scene
+from llmrl.teachers.domain import Scene
 from llmrl.teachers.llm_planner import LLMPlanner
-from llmrl.teachers.planners import Distribution, Planner
-from llmrl.teachers.plans import Plan, plan_text
+from llmrl.teachers.planners import PlanDistribution, Planner
+from llmrl.teachers.plans import Plan, format_plan
 from llmrl.teachers.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class PlanPolicy:
     It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373).
 
     Args:
-        domain: domain that describes states and executes skills.
-        planner: planner that maps sentences to plans.
+        planner: planner that maps sentences to plans; its domain describes states and executes skills.
         mode: `soft` gives pi_T itself; `hard` puts all probability on the action of one plan, drawn for every state.
         sharing: `own` advises each agent by its own plans; `mixture` advises all agents of a game by the mean over
             them.
@@ -48,15 +47,8 @@ class PlanPolicy:
         sentences: all sentences looked up so far.
     """
 
-    def __init__(
-        self,
-        domain: Domain,
-        planner: Planner,
-        mode: Mode = "soft",
-        sharing: Sharing = "own",
-        n_agents: int = 1,
-    ) -> None:
-        self.domain, self.planner, self.mode = domain, planner, mode
+    def __init__(self, planner: Planner, mode: Mode = "soft", sharing: Sharing = "own", n_agents: int = 1) -> None:
+        self.domain, self.planner, self.mode = planner.domain, planner, mode
         self.sharing, self.n_agents = sharing, n_agents
         self.sentences: set[str] = set()
 
@@ -73,7 +65,7 @@ class PlanPolicy:
             for agent in range(n_agents)
         ]
 
-    def plans(self, scenes: Sequence[Scene]) -> list[Distribution]:
+    def plans(self, scenes: Sequence[Scene]) -> list[PlanDistribution]:
         """Return the plans of each scene, after one call of the planner with all distinct sentences.
 
         With a `Debate` the scenes must be those of whole games, game by game.
@@ -84,12 +76,12 @@ class PlanPolicy:
         sentences = [scene.sentence for scene in scenes]
         distinct = list(dict.fromkeys(sentences))
         if isinstance(self.planner, Debate):
-            size = len(self.planner.names)
+            size = len(self.planner.agent_names)
             games = [tuple(sentences[i : i + size]) for i in range(0, len(sentences), size)]
             distributions = [plans for game in self.planner.deliberate(games) for plans in game]
         else:
-            answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
-            distributions = [answers[sentence] for sentence in sentences]
+            plans_by_sentence = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+            distributions = [plans_by_sentence[sentence] for sentence in sentences]
         self.sentences.update(distinct)
         return distributions
 
@@ -108,7 +100,7 @@ class PlanPolicy:
         distributions = self.plans(scenes)
         if self.mode == "hard" and uniform is not None:
             draws = zip(distributions, uniform.tolist(), strict=True)
-            distributions = [((_draw(plans, u), 1.0),) for plans, u in draws]
+            distributions = [((_select_plan(plans, u), 1.0),) for plans, u in draws]
         probabilities = np.zeros((len(scenes), self.domain.n_actions))
         for row, scene, plans in zip(probabilities, scenes, distributions, strict=True):
             for plan, probability in plans:
@@ -128,7 +120,7 @@ class PlanPolicy:
         if not isinstance(action, int | np.integer) or not 0 <= action < self.domain.n_actions:
             raise ConfigError(
                 f"the teacher's domain {type(self.domain).__name__} returned the action {action!r} for the plan "
-                f"{plan_text(plan)!r} in the state {scene.sentence!r}; actions are 0 to {self.domain.n_actions - 1}"
+                f"{format_plan(plan)!r} in the state {scene.sentence!r}; actions are 0 to {self.domain.n_actions - 1}"
             )
         return int(action)
 
@@ -140,7 +132,7 @@ class PlanPolicy:
         self.planner.load_state_dict(state["planner"])
 
 
-def _draw(plans: Distribution, u: float) -> Plan:
+def _select_plan(plans: PlanDistribution, u: float) -> Plan:
     """Return the plan whose interval of the cumulative distribution on [0, 1) contains `u`."""
     edges = accumulate(probability for _, probability in plans)
     return next((plan for (plan, _), edge in zip(plans, edges, strict=True) if u < edge), plans[-1][0])
@@ -162,7 +154,7 @@ class PolicyTeacher(StateFields):
     Attributes:
         channels: channels that the domain reads.
         policy: the teacher as a policy.
-        keeps_draws: whether plans are sampled once per sentence, so that all episodes share them.
+        shares_plan_samples: whether plans are sampled once per sentence, so that all episodes share them.
         updates: number of rollouts advised on so far.
         weight: weight of the loss in the present update.
     """
@@ -173,7 +165,7 @@ class PolicyTeacher(StateFields):
         self.plan_policy, self.schedule = plan_policy, schedule
         self.channels = plan_policy.domain.channels
         self.policy = TeacherPolicy(plan_policy)
-        self.keeps_draws = isinstance(plan_policy.planner, LLMPlanner | Debate)
+        self.shares_plan_samples = isinstance(plan_policy.planner, LLMPlanner | Debate)
         self._seeds = seeds.child("plans")
         self.updates, self.queries, self.weight = 0, 0, 0.0
         self._memory: np.ndarray | None = None
@@ -187,7 +179,7 @@ class PolicyTeacher(StateFields):
         weight = self.schedule(self.updates)
         if weight == 0.0:
             self._memory = None  # it would be outdated at the next advice
-        advice = {ADVICE: self._advice(rollout)} if weight != 0.0 else {}
+        advice = {ADVICE: self._compute_advice(rollout)} if weight != 0.0 else {}
         self.weight = weight
         self.updates += 1
         return advice
@@ -215,8 +207,8 @@ class PolicyTeacher(StateFields):
             log_probs = log_probs.masked_fill(~allowed, 0.0)
         n = has_advice.sum().clamp_min(1.0)
         cross_entropy = (-(advice * log_probs).sum(-1) * has_advice).sum() / n
-        choice_advice = advice.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
-        agreement = ((choice_advice >= advice.amax(-1)) * has_advice).sum() / n
+        student_choice_advice = advice.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
+        agreement = ((student_choice_advice >= advice.amax(-1)) * has_advice).sum() / n
         metrics = {"teacher/cross_entropy": cross_entropy.detach(), "teacher/agreement": agreement}
         return self.weight * cross_entropy, metrics
 
@@ -255,22 +247,23 @@ class PolicyTeacher(StateFields):
         """Restart the schedule."""
         self.updates, self._memory = 0, None
 
-    def _advice(self, rollout: Rollout) -> torch.Tensor:
+    def _compute_advice(self, rollout: Rollout) -> torch.Tensor:
         observation = {name: rollout.observation[name].cpu().numpy() for name in self.channels}
         steps, n_envs, n_agents = rollout.action.shape
         memory: np.ndarray | None = None
         if self.plan_policy.domain.memory_size:
-            # A copy, so that the state stays unchanged if a model fails.
-            blank = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory_size))
-            memory = blank if self._memory is None else self._memory.copy()
-            starts = rollout.episode_start.cpu().numpy()
+            if self._memory is None:
+                memory = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory_size))
+            else:
+                memory = self._memory.copy()  # the state stays unchanged if a model fails
+            episode_starts = rollout.episode_start.cpu().numpy()
             scenes = []
             for t in range(steps):
-                memory[starts[t]] = 0.0
+                memory[episode_starts[t]] = 0.0
                 scenes += self.plan_policy.scenes({name: x[t] for name, x in observation.items()}, memory)
         else:
-            merged = {name: x.reshape(steps * n_envs, *x.shape[2:]) for name, x in observation.items()}
-            scenes = self.plan_policy.scenes(merged)
+            flat = {name: x.reshape(steps * n_envs, *x.shape[2:]) for name, x in observation.items()}
+            scenes = self.plan_policy.scenes(flat)
         uniform = self._seeds.numpy(self.updates).random(len(scenes)) if self.plan_policy.mode == "hard" else None
         advice = self.plan_policy.advise(scenes, uniform)
         self._memory = memory
@@ -310,8 +303,8 @@ class TeacherPolicy(PolicyWithoutValues):
         shape = next(iter(arrays.values())).shape[:2]
         memory: np.ndarray | None = None
         if self.plan_policy.domain.memory_size:
-            blank = np.zeros((*shape, self.plan_policy.domain.memory_size))
-            memory = blank if state is None else state.cpu().numpy().astype(np.float64)  # a copy
+            initial_memory = np.zeros((*shape, self.plan_policy.domain.memory_size))
+            memory = initial_memory if state is None else state.cpu().numpy().astype(np.float64)  # a copy
         scenes = self.plan_policy.scenes(arrays, memory)
         self._scenes, self._n_agents = scenes, shape[1]
         uniform = None
@@ -333,4 +326,4 @@ class TeacherPolicy(PolicyWithoutValues):
         """Return the sentence of the last state and the plans in it, as lines for people."""
         scenes = self._scenes[game * self._n_agents : (game + 1) * self._n_agents]
         plans = self.plan_policy.plans(scenes)[agent]
-        return [scenes[agent].sentence, *(f"{probability:.2f} {plan_text(plan)}" for plan, probability in plans)]
+        return [scenes[agent].sentence, *(f"{probability:.2f} {format_plan(plan)}" for plan, probability in plans)]

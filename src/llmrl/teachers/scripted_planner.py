@@ -10,21 +10,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
-from llmrl.teachers.domain import ANNOUNCED
+from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX
 from llmrl.teachers.rooms.room_domains import Steps, rule_based_plan
 
-_STATE = re.compile(r"^State: (.+)$", re.MULTILINE)
-_SKILL = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)
+_STATE_PATTERN = re.compile(r"^State: (.+)$", re.MULTILINE)
+_SKILL_PATTERN = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)
 _NAME_PATTERN = re.compile(r"<([^<>]+)>")
-_HOLDS = ", holds "
-_PARTICLE = re.compile(r"The agent is (\w+)[.,](.+)$")
+_HOLDS_TEXT = ", holds "
+_PARTICLE_PATTERN = re.compile(r"The agent is (\w+)[.,](.+)$")
 """Beginning of the state of an agent of a particle world: its name, and its facts."""
-_NEAREST_TO_LANDMARK = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
-_ANNOUNCED_GOAL = re.compile(r"(\w+): go to landmark (\d+)")
-_NEAREST_TO_PREY = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
-_MUST = re.compile(r"(\w+) must go to <(\w+)>")
-_SAYS = re.compile(r"says <(\w+)>")
-_COMMUNICATION = ("cannot move", " must go to <", ", says ")
+_NEAREST_TO_LANDMARK_PATTERN = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
+_ANNOUNCED_GOAL_PATTERN = re.compile(r"(\w+): go to landmark (\d+)")
+_NEAREST_TO_PREY_PATTERN = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
+_ASSIGNMENT_PATTERN = re.compile(r"(\w+) must go to <(\w+)>")
+_SAYS_PATTERN = re.compile(r"says <(\w+)>")
+_COMMUNICATION_PHRASES = ("cannot move", " must go to <", ", says ")
 """Phrases, one of which is in each state of agents that communicate goals."""
 
 
@@ -40,15 +40,15 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         UnreadPromptError: the prompt has no state or no skills in the form of `teachers/prompts`.
     """
     prompt = first_question(messages)
-    state = needed(_STATE.findall(prompt), "the state (`State: ...`)")[-1]
-    skills = {name: bool(takes) for name, takes in _SKILL.findall(prompt)}
+    state = needed(_STATE_PATTERN.findall(prompt), "the state (`State: ...`)")[-1]
+    skills = {name: bool(takes_object) for name, takes_object in _SKILL_PATTERN.findall(prompt)}
     needed(skills, "the skills (`- skill <object>: what it does`)")
-    particle = _PARTICLE.match(state)
-    if particle:
-        facts, _, announcements = particle.group(2).partition(ANNOUNCED)
-        reason, steps = _particle_answer(particle.group(1), facts, announcements)
+    particle_match = _PARTICLE_PATTERN.match(state)
+    if particle_match:
+        facts, _, announcements = particle_match.group(2).partition(ANNOUNCEMENT_PREFIX)
+        reason, steps = _plan_in_particle_world(particle_match.group(1), facts, announcements)
     else:
-        reason, steps = _room_answer(state, skills, note)
+        reason, steps = _plan_in_room(state, skills, note)
     if "Action: {" in prompt and '"plan"' not in prompt:
         actions = ", ".join(f"{skill} <{target}>" if target else skill for skill, target in steps)
         return f"By rule, not by thought: {reason}.\nAction: {{{actions}}}"
@@ -56,12 +56,12 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     return json.dumps({"reasoning": f"By rule, not by thought: {reason}.", "plan": plan})
 
 
-def _room_answer(state: str, skills: Mapping[str, bool], note: Callable[[str], None]) -> tuple[str, Steps]:
+def _plan_in_room(state: str, skills: Mapping[str, bool], note: Callable[[str], None]) -> tuple[str, Steps]:
     """Return reason and plan for a room.
 
     If no rule applies, this is the first skill without object, or else the first skill with the first object.
     """
-    visible_text, holds, carried_text = state.partition(_HOLDS)
+    visible_text, holds, carried_text = state.partition(_HOLDS_TEXT)
     visible = [name for name in _NAME_PATTERN.findall(visible_text) if name != "nothing"]
     carried = next((name for name in _NAME_PATTERN.findall(carried_text) if name != "nothing"), None)
     if not holds:
@@ -70,48 +70,50 @@ def _room_answer(state: str, skills: Mapping[str, bool], note: Callable[[str], N
     if all(skills.get(skill) is (target != "") for skill, target in steps):
         return reason, steps
     note("no rule of the planner fits the state and the skills of the prompt, and the first skill is taken")
-    return "none of the rules applies", _first_skill(skills, visible)
+    return "none of the rules applies", _use_first_skill(skills, visible)
 
 
-def _first_skill(skills: Mapping[str, bool], visible: list[str]) -> Steps:
-    without_object = [name for name, takes in skills.items() if not takes]
-    if without_object or not visible:
-        return [(name, "") for name in without_object[:1]]
+def _use_first_skill(skills: Mapping[str, bool], visible: list[str]) -> Steps:
+    names_without_object = [name for name, takes_object in skills.items() if not takes_object]
+    if names_without_object or not visible:
+        return [(name, "") for name in names_without_object[:1]]
     return [(next(iter(skills)), visible[0])]
 
 
-def _particle_answer(name: str, facts: str, announcements: str) -> tuple[str, Steps]:
+def _plan_in_particle_world(name: str, facts: str, announcements: str) -> tuple[str, Steps]:
     """Return reason and plan of an agent of a particle world that knows `facts` and hears `announcements`.
 
     The rules show the purpose of a debate. An agent that is nearest to no landmark does not know which one is free
     before it hears the others' goals, and hunters all chase the same prey before they hear each other.
     """
-    owners: dict[str, str] = dict(_NEAREST_TO_LANDMARK.findall(facts))
-    if owners:
-        return _choose_landmark(name, owners, announcements)
-    hunters = _NEAREST_TO_PREY.findall(facts)
+    nearest: dict[str, str] = dict(_NEAREST_TO_LANDMARK_PATTERN.findall(facts))
+    if nearest:
+        return _choose_landmark(name, nearest, announcements)
+    hunters = _NEAREST_TO_PREY_PATTERN.findall(facts)
     if hunters:
         return _choose_prey(name, hunters, announcements)
     if "is hunted" in facts:
         return "run from everybody", [("keep away", "")]
-    if not any(phrase in facts for phrase in _COMMUNICATION):
+    if not any(phrase in facts for phrase in _COMMUNICATION_PHRASES):
         raise UnreadPromptError("what an agent of a particle world knows (in its state)")
-    spoken = _SAYS.findall(facts)
-    move = ("go to", spoken[0]) if spoken else ("stay", "")
-    assignments = _MUST.findall(facts)
+    spoken_colors = _SAYS_PATTERN.findall(facts)
+    move = ("go to", spoken_colors[0]) if spoken_colors else ("stay", "")
+    assignments = _ASSIGNMENT_PATTERN.findall(facts)
     if "cannot move" in facts:
         return "tell them what is known", [(f"tell {name}", color) for name, color in assignments]
     return "say what is known, do what is said", [*(("say", color) for _, color in assignments), move]
 
 
-def _choose_landmark(agent: str, owners: dict[str, str], announcements: str) -> tuple[str, Steps]:
-    own_landmarks = [landmark for landmark, name in owners.items() if name == agent]
+def _choose_landmark(agent: str, nearest: dict[str, str], announcements: str) -> tuple[str, Steps]:
+    own_landmarks = [landmark for landmark, name in nearest.items() if name == agent]
     if own_landmarks:
         return "nobody is nearer", [("go to", f"landmark {own_landmarks[0]}")]
     claimed = {
-        landmark for name, landmark in _ANNOUNCED_GOAL.findall(announcements) if name in owners.values() or name < agent
+        landmark
+        for name, landmark in _ANNOUNCED_GOAL_PATTERN.findall(announcements)
+        if name in nearest.values() or name < agent
     }
-    free_landmarks = [landmark for landmark in owners if landmark not in claimed] or list(owners)
+    free_landmarks = [landmark for landmark in nearest if landmark not in claimed] or list(nearest)
     return "nearest to none, so what seems to be left", [("go to", f"landmark {free_landmarks[0]}")]
 
 

@@ -42,8 +42,8 @@ def llm_teacher(
     prompt_folder: Path | None = None,
     folder: Path | None = None,
 ) -> PolicyTeacher:
-    """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_teacher`."""
-    domain = _domain(spec, settings.domain, settings.parity)
+    """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_build_teacher`."""
+    domain = _select_domain(spec, settings.domain, settings.parity)
     llm_planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
     planner: Planner = llm_planner
     if settings.debate_rounds:
@@ -58,7 +58,7 @@ def llm_teacher(
             f"teacher.sharing=mixture needs agents with equal actions, but those of env={spec.name} differ; use "
             "teacher.sharing=own"
         )
-    return _teacher(planner, seeds, settings.schedule, settings.mode, settings.sharing, spec.n_agents)
+    return _build_teacher(planner, seeds, settings.schedule, settings.mode, settings.sharing, spec.n_agents)
 
 
 def offline_teacher(
@@ -73,10 +73,10 @@ def offline_teacher(
     error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
     """Return a teacher with plans from a table; by default the published one with `parity`, else the corrected one."""
-    selected_domain = _domain(spec, domain, parity)
+    selected_domain = _select_domain(spec, domain, parity)
     table_name = table or (PUBLISHED if selected_domain.parity else CORRECTED)
     planner = OfflinePlanner(selected_domain, table_name, missing_state)
-    return _teacher(_with_errors(planner, error_rate, seeds), seeds, schedule, mode)
+    return _build_teacher(_add_errors(planner, error_rate, seeds), seeds, schedule, mode)
 
 
 def oracle_teacher(
@@ -88,17 +88,17 @@ def oracle_teacher(
     error_rate: UnitInterval = 0.0,
 ) -> PolicyTeacher:
     """Return a teacher with plans by the domain's own rule."""
-    selected_domain = _domain(spec, domain, parity)
+    selected_domain = _select_domain(spec, domain, parity)
     if type(selected_domain).best_plan is Domain.best_plan:
         raise ConfigError(f"the domain {selected_domain.name} has no rule for teacher=oracle; use teacher=llm")
-    return _teacher(_with_errors(OraclePlanner(selected_domain), error_rate, seeds), seeds, schedule)
+    return _build_teacher(_add_errors(OraclePlanner(selected_domain), error_rate, seeds), seeds, schedule)
 
 
-def _with_errors(planner: Planner, error_rate: UnitInterval, seeds: Seeds) -> Planner:
+def _add_errors(planner: Planner, error_rate: UnitInterval, seeds: Seeds) -> Planner:
     return ErroneousPlanner(planner, error_rate, seeds) if error_rate else planner
 
 
-def _teacher(
+def _build_teacher(
     planner: Planner,
     seeds: Seeds,
     schedule: Schedule | None,
@@ -106,7 +106,7 @@ def _teacher(
     sharing: Sharing = "own",
     n_agents: int = 1,
 ) -> PolicyTeacher:
-    plan_policy = PlanPolicy(planner.domain, planner, mode, sharing, n_agents)
+    plan_policy = PlanPolicy(planner, mode, sharing, n_agents)
     if schedule is None:
         raise ConfigError(
             "teacher.schedule=null gives the teacher's loss no weight; set a schedule, e.g. "
@@ -115,7 +115,7 @@ def _teacher(
     return PolicyTeacher(plan_policy, schedule, seeds)
 
 
-def _domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain:
+def _select_domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain:
     """Return the given domain, or the environment's own, after checking that it fits the environment."""
     if domain is not None and domain.parity != parity:
         raise ConfigError(
@@ -127,7 +127,7 @@ def _domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain:
     return selected_domain
 
 
-DOMAINS = {
+DOMAIN_PATHS = {
     "simple_doorkey": "llmrl.teachers.rooms.room_domains:SimpleDoorKeyDomain",
     "lava_doorkey": "llmrl.teachers.rooms.room_domains:LavaDoorKeyDomain",
     "colored_doorkey": "llmrl.teachers.rooms.room_domains:ColoredDoorKeyDomain",
@@ -149,13 +149,13 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
     Raises:
         ConfigError: no domain is shipped, or with `parity` there is no published one.
     """
-    if env not in DOMAINS:
+    if env not in DOMAIN_PATHS:
         raise Incompatible(
             Misfit.ONE_GAME,
-            f"no teacher's domain is shipped for env={env}; use env={', '.join(DOMAINS)}, "
+            f"no teacher's domain is shipped for env={env}; use env={', '.join(DOMAIN_PATHS)}, "
             "or give teacher.domain={_target_: <your class derived from llmrl.teachers.domain.Domain>}",
         )
-    module, _, name = DOMAINS[env].partition(":")
+    module, _, name = DOMAIN_PATHS[env].partition(":")
     domain_class = getattr(importlib.import_module(module), name)
     parameters = inspect.signature(domain_class).parameters
     if parity and "parity" not in parameters:
@@ -167,10 +167,10 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
 
 def check_domain(domain: Domain, spec: EnvSpec) -> None:
     """Raise ConfigError unless a domain has all attributes and fits an environment's channels and number of actions."""
-    if undefined := [name for name in _REQUIRED if not hasattr(domain, name)]:
+    if missing := [name for name in _REQUIRED_ATTRIBUTES if not hasattr(domain, name)]:
         raise ConfigError(
-            f"the teacher's domain {type(domain).__name__} has no {', '.join(undefined)}; set {', '.join(_REQUIRED)} "
-            "on the class or in the constructor"
+            f"the teacher's domain {type(domain).__name__} has no {', '.join(missing)}; set "
+            f"{', '.join(_REQUIRED_ATTRIBUTES)} on the class or in the constructor"
         )
     missing = [name for name in domain.channels if name not in spec.observation]
     if missing:
@@ -185,4 +185,4 @@ def check_domain(domain: Domain, spec: EnvSpec) -> None:
         )
 
 
-_REQUIRED = ("name", "channels", "prompt", "skills", "n_actions", "idle", "fallback")
+_REQUIRED_ATTRIBUTES = ("name", "channels", "prompt", "skills", "n_actions", "idle", "fallback")

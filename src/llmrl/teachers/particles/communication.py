@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import Body, ParticleDomain, brake, join_words, move_towards, pairs
+from llmrl.teachers.particles.particle_domain import Body, ParticleDomain, brake, join_words, move_towards, to_pairs
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 COLORS = ("red", "green", "blue")
@@ -23,8 +23,8 @@ BODY = Body()
 
 _GO = Skill("go to", True, "goes to the landmark of a color and stays there")
 _STAY = Skill("stay", False, "stops, and stays where it is")
-_MUST = re.compile(r"(\w+) must go to <(\w+)>")
-_SAYS = re.compile(r"says <(\w+)>")
+_ASSIGNMENT_PATTERN = re.compile(r"(\w+) must go to <(\w+)>")
+_SAYS_PATTERN = re.compile(r"says <(\w+)>")
 
 
 class SimpleReferenceDomain(ParticleDomain):
@@ -35,37 +35,41 @@ class SimpleReferenceDomain(ParticleDomain):
     """
 
     name = prompt = "simple_reference"
-    skills = (Skill("say", True, "says a color, together with what the other steps of the plan do"), _GO, _STAY)
+    skills = (
+        Skill("say", True, "says a color, together with what the other steps of the plan do"),
+        _GO,
+        _STAY,
+    )
     fallback = (PlanStep("stay"),)
     vocabulary = COLORS
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
-        self._words = spec.n_actions // N_MOVES
-        self.idle = N_MOVES * (self._words - 1)
+        self._n_words = spec.n_actions // N_MOVES
+        self.idle = N_MOVES * (self._n_words - 1)
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """Return the scene in channel `vector` [width]."""
         vector, layout, n = observation["vector"].tolist(), self.layouts[agent], len(self.agents)
         previous, following = (agent - 1) % n, (agent + 1) % n
-        start = layout["heard"].start + self._words * (previous - (previous > agent))
+        start = layout["heard"].start + self._n_words * (previous - (previous > agent))
         sentence = (
             f"The agent is {self.agents[agent]}. It knows that {self.agents[following]} must go to "
-            f"<{_color(vector[layout['told_goal']])}>. {self.agents[previous]}, who knows where it must go itself, "
-            f"says {_word(vector[start : start + self._words])}."
+            f"<{_read_color(vector[layout['told_goal']])}>. {self.agents[previous]}, who knows where it must go "
+            f"itself, says {_read_word(vector[start : start + self._n_words])}."
         )
-        return _Mover(sentence, vector, layout)
+        return _MoverScene(sentence, vector, layout)
 
     def action(self, scene: Scene, plan: Plan) -> int:
         """Return word and move as one action, 5 * word + move."""
-        assert isinstance(scene, _Mover)
-        word = next((COLORS.index(step.object) for step in plan if step.skill == "say"), self._words - 1)
+        assert isinstance(scene, _MoverScene)
+        word = next((COLORS.index(step.object) for step in plan if step.skill == "say"), self._n_words - 1)
         return N_MOVES * word + scene.move(plan)
 
     def best_plan(self, sentence: str) -> Plan:
         """Return the plan to say the next agent's goal and to go to the own goal that was heard."""
-        [(_, goal)] = _MUST.findall(sentence)
-        return PlanStep("say", goal), *_follow(sentence)
+        [(_, goal)] = _ASSIGNMENT_PATTERN.findall(sentence)
+        return PlanStep("say", goal), *_plan_from_words(sentence)
 
 
 class SimpleSpeakerListenerDomain(ParticleDomain):
@@ -91,36 +95,36 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
         """Return the scene in channel `vector` [width]."""
         vector, layout, name = observation["vector"].tolist(), self.layouts[agent], self.agents[agent]
         if agent > 0:
-            spoken = _word(vector[layout["heard"]])
-            return _Mover(
+            spoken = _read_word(vector[layout["heard"]])
+            return _MoverScene(
                 f"The agent is {name}. {self.agents[0]}, who knows where it must go, says {spoken}.", vector, layout
             )
         goals = vector[layout["told_goal"]]
         assignments = [
-            f"{name} must go to <{_color(goals[3 * k : 3 * k + 3])}>" for k, name in enumerate(self._listeners)
+            f"{name} must go to <{_read_color(goals[3 * k : 3 * k + 3])}>" for k, name in enumerate(self._listeners)
         ]
-        return _Speaker(
+        return _SpeakerScene(
             f"The agent is {name}, who speaks and cannot move. It knows that {join_words(assignments)}.",
             self._listeners,
         )
 
     def action(self, scene: Scene, plan: Plan) -> int:
         """Return the speaker's words as one action, or a listener's move."""
-        return scene.speech_action(plan) if isinstance(scene, _Speaker) else super().action(scene, plan)
+        return scene.encode_words(plan) if isinstance(scene, _SpeakerScene) else super().action(scene, plan)
 
     def best_plan(self, sentence: str) -> Plan:
         """Return the plan to tell every listener its goal, or to go to the goal that was heard."""
-        goals = _MUST.findall(sentence)
-        return tuple(PlanStep(f"tell {name}", color) for name, color in goals) if goals else _follow(sentence)
+        goals = _ASSIGNMENT_PATTERN.findall(sentence)
+        return tuple(PlanStep(f"tell {name}", color) for name, color in goals) if goals else _plan_from_words(sentence)
 
 
-class _Mover:
+class _MoverScene:
     """Scene of a moving agent: its sentence, and the positions of the landmarks."""
 
     def __init__(self, sentence: str, vector: Sequence[float], layout: Mapping[str, slice]) -> None:
         self.sentence = sentence
-        [self.velocity] = pairs(vector, layout, "velocity")
-        self.landmarks = dict(zip(COLORS, pairs(vector, layout, "landmarks"), strict=True))
+        [self.velocity] = to_pairs(vector, layout, "velocity")
+        self.landmarks = dict(zip(COLORS, to_pairs(vector, layout, "landmarks"), strict=True))
 
     def act(self, step: PlanStep) -> int | None:
         """Return the move of a step; None for words."""
@@ -133,36 +137,36 @@ class _Mover:
         return next((move for move in map(self.act, plan) if move is not None), 0)
 
 
-class _Speaker:
+class _SpeakerScene:
     """Scene of the speaker."""
 
     def __init__(self, sentence: str, listeners: Sequence[str]) -> None:
         self.sentence = sentence
-        self._indices = {f"tell {name}": k for k, name in enumerate(listeners)}
+        self._listener_index = {f"tell {name}": k for k, name in enumerate(listeners)}
 
     def act(self, step: PlanStep) -> int | None:
         """Return the action that tells one listener a word; None for moves."""
-        return self.speech_action((step,)) if step.skill in self._indices else None
+        return self.encode_words((step,)) if step.skill in self._listener_index else None
 
-    def speech_action(self, plan: Plan) -> int:
+    def encode_words(self, plan: Plan) -> int:
         """Return the action that says all words of a plan."""
-        words = [0] * len(self._indices)
+        words = [0] * len(self._listener_index)
         for step in reversed(plan):
-            if step.skill in self._indices:
-                words[self._indices[step.skill]] = COLORS.index(step.object)
+            if step.skill in self._listener_index:
+                words[self._listener_index[step.skill]] = COLORS.index(step.object)
         return N_MOVES + functools.reduce(lambda number, word: number * len(COLORS) + word, words)
 
 
-def _follow(sentence: str) -> Plan:
-    colors = _SAYS.findall(sentence)
+def _plan_from_words(sentence: str) -> Plan:
+    colors = _SAYS_PATTERN.findall(sentence)
     return (PlanStep("go to", colors[0]) if colors else PlanStep("stay"),)
 
 
-def _color(levels: Sequence[float]) -> str:
+def _read_color(levels: Sequence[float]) -> str:
     return COLORS[max(range(3), key=lambda i: levels[i])]
 
 
-def _word(signal: Sequence[float]) -> str:
+def _read_word(signal: Sequence[float]) -> str:
     """Return the spoken word as the reader of the sentence understands it."""
     if not any(signal):
         return "nothing"

@@ -29,9 +29,9 @@ class ParticleDomain(Domain):
         self.agents, self.layouts = spec.agent_names, spec.observation["vector"].parts
 
 
-def pairs(vector: Sequence[float], layout: Mapping[str, slice], part: str) -> list[Pair]:
+def to_pairs(vector: Sequence[float], layout: Mapping[str, slice], part_name: str) -> list[Pair]:
     """Return the (x, y) pairs in a part of a vector."""
-    numbers = vector[layout[part]]
+    numbers = vector[layout[part_name]]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
@@ -51,9 +51,9 @@ STAY, LEFT, RIGHT, DOWN, UP = range(5)
 """The moves of particle worlds."""
 TIME_STEP = 0.1  # seconds
 DAMPING = 0.75  # factor of the velocity after a step
-HORIZON = 7  # number of steps considered
+HORIZON_STEPS = 7  # number of steps considered
 _DIRECTIONS: tuple[Pair, ...] = ((0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))
-_COAST_FACTORS = tuple(TIME_STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in range(1, HORIZON))
+_COAST_FACTORS = tuple(TIME_STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in range(1, HORIZON_STEPS))
 """Distance that a disc moves in k steps without a push, per unit of its velocity."""
 
 
@@ -90,14 +90,14 @@ def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
     It therefore brakes in time, and hovers at the target.
     """
     x, y = TIME_STEP * velocity[0] - target[0], TIME_STEP * velocity[1] - target[1]
-    best, min_cost = STAY, inf
+    best_move, min_cost = STAY, inf
     for move, (vx, vy) in enumerate(body.next_velocities(velocity)):
         cost = 0.0
         for factor in _COAST_FACTORS:
             cost += hypot(x + factor * vx, y + factor * vy)
         if cost < min_cost:
-            best, min_cost = move, cost
-    return best
+            best_move, min_cost = move, cost
+    return best_move
 
 
 def brake(velocity: Pair, body: Body) -> int:

@@ -10,14 +10,22 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import Body, Pair, ParticleDomain, brake, join_words, move_towards, pairs
+from llmrl.teachers.particles.particle_domain import (
+    Body,
+    Pair,
+    ParticleDomain,
+    brake,
+    join_words,
+    move_towards,
+    to_pairs,
+)
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 BODY = Body(size=0.15)
-MIN_DISTANCE = 0.4  # distance above which `keep apart` does nothing, units
+APART_DISTANCE = 0.4  # distance above which `keep apart` does nothing, units
 
-_SELF = re.compile(r"^The agent is (\w+)\.")
-_NEAREST = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
+_NAME_PATTERN = re.compile(r"^The agent is (\w+)\.")
+_NEAREST_PATTERN = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
 
 
 class SimpleSpreadDomain(ParticleDomain):
@@ -30,32 +38,32 @@ class SimpleSpreadDomain(ParticleDomain):
     name = prompt = "simple_spread"
     skills = (
         Skill("go to", True, "goes to a landmark and stays there"),
-        Skill("keep apart", False, f"moves away from the nearest other agent if it is nearer than {MIN_DISTANCE:g}"),
+        Skill("keep apart", False, f"moves away from the nearest other agent if it is nearer than {APART_DISTANCE:g}"),
         Skill("stay", False, "stops, and stays where it is"),
     )
     fallback = (PlanStep("stay"),)
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
-        self._number = {name: i for i, name in enumerate(self.agents)}
+        self._agent_index = {name: i for i, name in enumerate(self.agents)}
         self.vocabulary = tuple(f"landmark {i}" for i in range(len(self.agents)))
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """Return the scene in channel `vector` [width]."""
         vector, layout = observation["vector"].tolist(), self.layouts[agent]
-        [velocity] = pairs(vector, layout, "velocity")
+        [velocity] = to_pairs(vector, layout, "velocity")
         return SpreadScene(
-            self.agents, agent, velocity, pairs(vector, layout, "landmarks"), pairs(vector, layout, "agents")
+            self.agents, agent, velocity, to_pairs(vector, layout, "landmarks"), to_pairs(vector, layout, "agents")
         )
 
     def best_plan(self, sentence: str) -> Plan:
-        """Return the plan to go to the landmark that `assign` gives the agent."""
-        name_match = _SELF.match(sentence)
-        nearest = {int(landmark): self._number[name] for landmark, name in _NEAREST.findall(sentence)}
+        """Return the plan to go to the landmark that `assign_landmarks` gives the agent."""
+        name_match = _NAME_PATTERN.match(sentence)
+        nearest = {int(landmark): self._agent_index[name] for landmark, name in _NEAREST_PATTERN.findall(sentence)}
         if name_match is None or not nearest:
             raise ValueError(f"this is not a state of simple_spread: {sentence!r}")
-        assignment = assign(tuple(nearest[landmark] for landmark in sorted(nearest)))
-        return (PlanStep("go to", f"landmark {assignment[self._number[name_match.group(1)]]}"),)
+        assignment = assign_landmarks(tuple(nearest[landmark] for landmark in sorted(nearest)))
+        return (PlanStep("go to", f"landmark {assignment[self._agent_index[name_match.group(1)]]}"),)
 
 
 class SpreadScene:
@@ -74,9 +82,9 @@ class SpreadScene:
         self.velocity, self.landmarks, self.others = velocity, landmarks, others
         positions = [*others[:agent], (0.0, 0.0), *others[agent:]]
         phrases = []
-        for number, (lx, ly) in enumerate(landmarks):
+        for landmark, (lx, ly) in enumerate(landmarks):
             distance = [hypot(lx - x, ly - y) for x, y in positions]
-            phrases.append(f"nearest to <landmark {number}> is {names[distance.index(min(distance))]}")
+            phrases.append(f"nearest to <landmark {landmark}> is {names[distance.index(min(distance))]}")
         self.sentence = f"The agent is {names[agent]}. N{join_words(phrases)[1:]}."
 
     def act(self, step: PlanStep) -> int | None:
@@ -85,10 +93,10 @@ class SpreadScene:
         if step.skill == "stay":
             return brake(self.velocity, BODY)
         x, y = min(self.others, key=lambda offset: hypot(*offset), default=(np.inf, np.inf))
-        return move_towards((-x, -y), self.velocity, BODY) if hypot(x, y) < MIN_DISTANCE else None
+        return move_towards((-x, -y), self.velocity, BODY) if hypot(x, y) < APART_DISTANCE else None
 
 
-def assign(nearest: tuple[int, ...]) -> tuple[int, ...]:
+def assign_landmarks(nearest: tuple[int, ...]) -> tuple[int, ...]:
     """Return the landmark of each agent, given the nearest agent of each landmark; as many landmarks as agents.
 
     An agent nearest to several landmarks takes the first of them; agents nearest to none take the remaining ones in

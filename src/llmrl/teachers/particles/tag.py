@@ -18,25 +18,25 @@ from llmrl.teachers.particles.particle_domain import (
     brake,
     join_words,
     move_towards,
-    pairs,
+    to_pairs,
     waypoint_around,
 )
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 HUNTER = Body(3.0, 1.0, 0.075)
 PREY = Body(4.0, 1.3, 0.05)
-OBSTACLE = 0.2  # radius, units
-CLOSE = 0.6  # distance above which a hunter is described as far, units
-EDGE = 0.75  # |x| or |y| above which prey is described as near the edge, units
-ARENA = 0.9  # |x| or |y| above which prey is penalized, units
-MAX_LEAD = 0.5  # maximum time for which the velocity of a chased agent is extrapolated, seconds
-OVERSHOOT = 0.3  # distance beyond its prey that a hunter aims at to cut it off, as a share of its distance
+OBSTACLE_RADIUS = 0.2  # radius, units
+CLOSE_DISTANCE = 0.6  # distance above which a hunter is described as far, units
+NEAR_EDGE = 0.75  # |x| or |y| above which prey is described as near the edge, units
+ARENA_LIMIT = 0.9  # |x| or |y| above which prey is penalized, units
+MAX_LEAD_SECONDS = 0.5  # maximum time for which the velocity of a chased agent is extrapolated, seconds
+OVERSHOOT_FRACTION = 0.3  # distance beyond its prey that a hunter aims at to cut it off, as a share of its distance
 FLEE_STEPS = 4  # number of steps considered when fleeing
 THREAT_DISTANCE = 0.35  # distance below which a hunter counts as a threat, units
 
-_SELF = re.compile(r"^The agent is (\w+)\.")
-_NEAREST_HUNTER = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
-_NEAREST = re.compile(r"is nearest to <(\w+)>")
+_NAME_PATTERN = re.compile(r"^The agent is (\w+)\.")
+_NEAREST_HUNTER_PATTERN = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
+_NEAREST_PATTERN = re.compile(r"is nearest to <(\w+)>")
 
 
 class SimpleTagDomain(ParticleDomain):
@@ -70,13 +70,13 @@ class SimpleTagDomain(ParticleDomain):
         offsets = {
             name: offset
             for names, part in ((self._hunters, "adversaries"), (self._prey, "good"))
-            for name, offset in zip((n for n in names if n != me), pairs(vector, layout, part), strict=True)
+            for name, offset in zip((n for n in names if n != me), to_pairs(vector, layout, part), strict=True)
         }
         # The part `good_velocities` of good agents does not contain their own velocity.
         visible_prey = [name for name in self._prey if name != me]
-        velocities = dict(zip(visible_prey, pairs(vector, layout, "good_velocities"), strict=True))
-        [velocity], [position] = pairs(vector, layout, "velocity"), pairs(vector, layout, "position")
-        obstacles = pairs(vector, layout, "obstacles")
+        velocities = dict(zip(visible_prey, to_pairs(vector, layout, "good_velocities"), strict=True))
+        [velocity], [position] = to_pairs(vector, layout, "velocity"), to_pairs(vector, layout, "position")
+        obstacles = to_pairs(vector, layout, "obstacles")
         return TagScene(me, self._hunters, position, velocity, offsets, velocities, obstacles)
 
     def best_plan(self, sentence: str) -> Plan:
@@ -84,13 +84,13 @@ class SimpleTagDomain(ParticleDomain):
 
         Prey keeps away.
         """
-        name_match = _SELF.match(sentence)
+        name_match = _NAME_PATTERN.match(sentence)
         if name_match is None:
             raise ValueError(f"this is not a state of simple_tag: {sentence!r}")
         if name_match.group(1) in self._prey:
             return (PlanStep("keep away"),)
-        own_prey = [prey for prey, hunter in _NEAREST_HUNTER.findall(sentence) if hunter == name_match.group(1)]
-        [nearest] = _NEAREST.findall(sentence)
+        own_prey = [prey for prey, hunter in _NEAREST_HUNTER_PATTERN.findall(sentence) if hunter == name_match.group(1)]
+        [nearest] = _NEAREST_PATTERN.findall(sentence)
         if own_prey:
             return (PlanStep("chase", nearest if nearest in own_prey else own_prey[0]),)
         return (PlanStep("cut off", nearest),)
@@ -118,14 +118,14 @@ class TagScene:
         velocities: Mapping[str, Pair],
         obstacles: Sequence[Pair],
     ) -> None:
-        self.hunts = me in hunters
-        self.body = HUNTER if self.hunts else PREY
+        self.is_hunter = me in hunters
+        self.body = HUNTER if self.is_hunter else PREY
         self.position, self.velocity, self.others = position, velocity, others
         self.velocities, self.obstacles = velocities, obstacles
         self.hunters = {name: others[name] for name in hunters if name in others}
         targets = {name: offset for name, offset in others.items() if name not in hunters}
         self.sentence = f"The agent is {me}. " + (
-            self._hunter_sentence(me, targets) if self.hunts else self._prey_sentence()
+            self._hunter_sentence(me, targets) if self.is_hunter else self._prey_sentence()
         )
 
     def act(self, step: PlanStep) -> int | None:
@@ -133,12 +133,12 @@ class TagScene:
             case "stay":
                 return brake(self.velocity, self.body)
             case "go to the middle":
-                return self._go((-self.position[0], -self.position[1]))
+                return self._move_to((-self.position[0], -self.position[1]))
             case "keep away":
                 return self._flee(list(self.hunters.values())) if self.hunters else None
             case "flee from":
                 return self._flee([self.others[step.object]])
-        return self._go(self._interception_point(step.object, intercept=step.skill == "cut off"))
+        return self._move_to(self._interception_point(step.object, intercept=step.skill == "cut off"))
 
     def _hunter_sentence(self, me: str, targets: Mapping[str, Pair]) -> str:
         offsets = {me: (0.0, 0.0), **self.hunters}
@@ -152,54 +152,54 @@ class TagScene:
 
     def _prey_sentence(self) -> str:
         nearest = min(self.hunters, key=lambda name: hypot(*self.hunters[name]))
-        distance = "close" if hypot(*self.hunters[nearest]) < CLOSE else "far"
-        location = "near the edge of the arena" if max(map(abs, self.position)) > EDGE else "inside the arena"
+        distance = "close" if hypot(*self.hunters[nearest]) < CLOSE_DISTANCE else "far"
+        location = "near the edge of the arena" if max(map(abs, self.position)) > NEAR_EDGE else "inside the arena"
         return f"It is hunted; the nearest hunter, <{nearest}>, is {distance}. It is {location}."
 
-    def _go(self, target: Pair) -> int:
+    def _move_to(self, target: Pair) -> int:
         return move_towards(
-            waypoint_around(target, self.obstacles, OBSTACLE + self.body.size + 0.02), self.velocity, self.body
+            waypoint_around(target, self.obstacles, OBSTACLE_RADIUS + self.body.size + 0.02), self.velocity, self.body
         )
 
     def _interception_point(self, name: str, intercept: bool) -> Pair:
         """Return the point to go to in order to catch another agent."""
         x, y = self.others[name]
         vx, vy = self.velocities.get(name, (0.0, 0.0))
-        lead = min(hypot(x, y), MAX_LEAD)
+        lead = min(hypot(x, y), MAX_LEAD_SECONDS)
         x, y = x + lead * vx, y + lead * vy
         pursuers = [offset for hunter, offset in self.hunters.items() if hunter != name]
         if not intercept or not pursuers:
             return x, y
         hx, hy = min(pursuers, key=lambda offset: _distance(offset, (x, y)))
         gap = hypot(x - hx, y - hy) or 1.0
-        overshoot = OVERSHOOT * hypot(x, y)
+        overshoot = OVERSHOOT_FRACTION * hypot(x, y)
         return x + overshoot * (x - hx) / gap, y + overshoot * (y - hy) / gap
 
     def _flee(self, threats: Sequence[Pair]) -> int:
         """Return the move that, if repeated, leaves most room to hunters who approach the agent's path."""
-        best, max_score = 0, -inf
+        best_move, max_score = 0, -inf
         for move, start_velocity in enumerate(self.body.next_velocities(self.velocity)):
             x, y = TIME_STEP * self.velocity[0], TIME_STEP * self.velocity[1]
             velocity, score = start_velocity, 0.0
             for k in range(1, FLEE_STEPS + 1):
-                score += self._room((x, y), threats, HUNTER.max_speed * TIME_STEP * k)
+                score += self._score_position((x, y), threats, HUNTER.max_speed * TIME_STEP * k)
                 x, y = x + TIME_STEP * velocity[0], y + TIME_STEP * velocity[1]
                 velocity = self.body.next_velocities(velocity)[move]
-            score += self._room((x, y), threats, HUNTER.max_speed * TIME_STEP * (FLEE_STEPS + 1))
+            score += self._score_position((x, y), threats, HUNTER.max_speed * TIME_STEP * (FLEE_STEPS + 1))
             if score > max_score:
-                best, max_score = move, score
-        return best
+                best_move, max_score = move, score
+        return best_move
 
-    def _room(self, offset: Pair, threats: Sequence[Pair], reach: float) -> float:
+    def _score_position(self, offset: Pair, threats: Sequence[Pair], reach: float) -> float:
         """Return a score, at most 0, of a position (an offset) that hunters approach by `reach`."""
         score = 0.0
         for threat in threats:
             gap = _distance(offset, threat) - 0.5 * reach
             score -= 1.0 / max(gap, 0.05) ** 2 if gap < THREAT_DISTANCE else 0.5 / gap
         for obstacle in self.obstacles:
-            score -= 200.0 * max(OBSTACLE + self.body.size - _distance(offset, obstacle), 0.0)
+            score -= 200.0 * max(OBSTACLE_RADIUS + self.body.size - _distance(offset, obstacle), 0.0)
         for axis in (0, 1):
-            score -= 200.0 * max(abs(self.position[axis] + offset[axis]) - ARENA, 0.0)
+            score -= 200.0 * max(abs(self.position[axis] + offset[axis]) - ARENA_LIMIT, 0.0)
         return score
 
 

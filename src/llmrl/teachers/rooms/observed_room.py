@@ -63,11 +63,10 @@ class ObservedRoom:
 
     Args:
         grid: channel `grid` [width, height, 4] uint8 indexed (x, y): object, color, state, agent map. The agent's own
-            cell
-            shows the object that it carries.
+            cell shows the object that it carries.
 
     Attributes:
-        ids, colors, states: object ids, colors and states of all cells, as bytes.
+        object_ids, colors, states: object ids, colors and states of all cells, as bytes.
         cell, pose: cell and pose of the agent.
         carried: id and color of the carried object; None: nothing is carried.
         walkable: 1 for cells that the agent may enter without harm and for its own cell, as bytes.
@@ -80,7 +79,7 @@ class ObservedRoom:
         width, height, _ = grid.shape
         self.geometry = geometry(width, height)
         planes: np.ndarray = np.ascontiguousarray(np.moveaxis(grid, -1, 0))
-        self.ids: bytes = planes[0].tobytes()
+        self.object_ids: bytes = planes[0].tobytes()
         self.colors: bytes = planes[1].tobytes()
         self.states: bytes = planes[2].tobytes()
         agent_map: bytes = planes[3].tobytes()
@@ -89,31 +88,31 @@ class ObservedRoom:
             raise ValueError("the grid shows no agent: its fourth plane must hold a direction (0 to 3)")
         self.cell = agent_map.index(direction)
         self.pose = 4 * self.cell + direction
-        kind = self.ids[self.cell]
+        kind = self.object_ids[self.cell]
         self.carried = (kind, self.colors[self.cell]) if kind in (KEY, BALL, BOX) else None
-        self.walkable = self._walkable(_WALKABLE)
+        self.walkable = self._compute_walkable(_WALKABLE)
 
     @property
-    def front(self) -> int:
+    def front_cell(self) -> int:
         """Cell in front of the agent; -1: outside the grid."""
         return self.geometry.ahead[self.pose]
 
-    def cells(self, kind: int) -> Iterator[int]:
+    def find_cells(self, kind: int) -> Iterator[int]:
         """Yield the cells with an object of `kind`, by x, then y, without the carried object."""
-        cell = self.ids.find(kind)
+        cell = self.object_ids.find(kind)
         while cell >= 0:
             if cell != self.cell:
                 yield cell
-            cell = self.ids.find(kind, cell + 1)
+            cell = self.object_ids.find(kind, cell + 1)
 
     def walkable_with_lava(self) -> bytes:
         """Return `walkable` with lava treated as floor."""
-        return self._walkable(_WALKABLE_AND_LAVA)
+        return self._compute_walkable(_WALKABLE_AND_LAVA)
 
-    def _walkable(self, is_walkable: bytes) -> bytes:
-        walkable = bytearray(self.ids.translate(is_walkable))
+    def _compute_walkable(self, is_walkable: bytes) -> bytes:
+        walkable = bytearray(self.object_ids.translate(is_walkable))
         walkable[self.cell] = 1
-        for door in self.cells(DOOR):
+        for door in self.find_cells(DOOR):
             walkable[door] = self.states[door] == OPEN
         return bytes(walkable)
 
@@ -167,18 +166,17 @@ class PathsTo:
         return LEFT if self.distance(geometry.left[pose]) == distance - 1 else RIGHT
 
 
-def walk_until(
-    geometry: Geometry, walkable: bytes, pose: int, utility: Callable[[int], int], detour: int = 0
-) -> int | None:
+def walk_until(world: ObservedRoom, utility: Callable[[int], int], detour: int = 0) -> int | None:
     """Return the first action of a walk, of at least one step, to a pose with `utility` above 0; None if there is none.
 
     Among the walks at most `detour` steps longer than the shortest, it is the one with the highest utility² per step,
     then the shortest, then one that starts forward. While the map stays the same, a walk is completed, since its
     utility per step grows with every step.
     """
-    first_actions = {pose: -1}
-    layer, steps, max_steps = [pose], 0, -1
-    best, max_rate = -1, 0.0
+    geometry, walkable = world.geometry, world.walkable
+    first_actions = {world.pose: -1}
+    layer, steps, max_steps = [world.pose], 0, -1
+    best_pose, max_rate = -1, 0.0
     while layer and steps != max_steps:
         steps += 1
         next_layer: list[int] = []
@@ -188,15 +186,15 @@ def walk_until(
             for neighbor, action in ((forward, FORWARD), (geometry.left[node], LEFT), (geometry.right[node], RIGHT)):
                 if neighbor < 0 or neighbor in first_actions:
                     continue
-                first_actions[neighbor] = action if node == pose else first_actions[node]
+                first_actions[neighbor] = action if node == world.pose else first_actions[node]
                 next_layer.append(neighbor)
-                value = utility(neighbor)
-                if value and max_steps < 0:
+                pose_utility = utility(neighbor)
+                if pose_utility and max_steps < 0:
                     max_steps = steps + detour
-                if value**2 / steps > max_rate:
-                    best, max_rate = neighbor, value**2 / steps
+                if pose_utility**2 / steps > max_rate:
+                    best_pose, max_rate = neighbor, pose_utility**2 / steps
         layer = next_layer
-    return first_actions[best] if max_rate else None
+    return first_actions[best_pose] if max_rate else None
 
 
 paths_to = functools.lru_cache(maxsize=4096)(PathsTo)

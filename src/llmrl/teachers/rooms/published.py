@@ -34,7 +34,7 @@ from llmrl.teachers.rooms.observed_room import (
 
 WAIT = "wait"
 _INTERACTIONS = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT: DONE}
-_VERBS = ("explore", "go to", "pick up", "drop", "open")
+_SKILL_NAMES = ("explore", "go to", "pick up", "drop", "open")
 """Skills in the order of the search; the first that a text contains is used."""
 
 
@@ -50,14 +50,14 @@ class PublishedScene:
 
     def __init__(self, world: ObservedRoom, sentence: str, last_seen_cells: Mapping[str, int], view_size: int) -> None:
         self.world, self.sentence, self.last_seen_cells, self.view_size = world, sentence, last_seen_cells, view_size
-        self._acts: dict[PlanStep, int | None] = {}
+        self._actions: dict[PlanStep, int | None] = {}
 
     def act(self, step: PlanStep) -> int | None:
-        if step not in self._acts:
-            self._acts[step] = self._act(step)
-        return self._acts[step]
+        if step not in self._actions:
+            self._actions[step] = self._choose_action(step)
+        return self._actions[step]
 
-    def _act(self, step: PlanStep) -> int | None:
+    def _choose_action(self, step: PlanStep) -> int | None:
         if step.skill == "explore":
             return explore(self.world, self.view_size)
         if step.skill != WAIT and step.object not in self.last_seen_cells:
@@ -94,15 +94,15 @@ def parse_leniently(text: str, names: Sequence[str], match_last_two_words: bool 
         match_last_two_words: look for the object in the last two words of a step only.
     """
     plan = []
-    for item in text.lower().replace("<", " ").replace(">", " ").split(","):
-        words = " ".join(item.split())
-        verb = next((verb for verb in _VERBS if verb in words), WAIT)
+    for step_text in text.lower().replace("<", " ").replace(">", " ").split(","):
+        words = " ".join(step_text.split())
+        skill = next((skill for skill in _SKILL_NAMES if skill in words), WAIT)
         object_text = " ".join(words.split()[-2:]) if match_last_two_words else words
         target = next((name for name in names if name in object_text), "")
-        if verb == "explore":
-            plan.append(PlanStep(verb))
+        if skill == "explore":
+            plan.append(PlanStep(skill))
         else:
-            plan.append(PlanStep(verb, target) if target and verb != WAIT else PlanStep(WAIT))
+            plan.append(PlanStep(skill, target) if target and skill != WAIT else PlanStep(WAIT))
     return tuple(plan)
 
 
@@ -112,17 +112,18 @@ def explore(world: ObservedRoom, view_size: int) -> int | None:
     The whole half of the room ahead, left, right and behind is checked, from `view_size // 2 + 1` cells away.
     """
     geometry = world.geometry
-    front, left = world.front, geometry.ahead[geometry.left[world.pose]]
-    if front >= 0 and world.ids[front] in (KEY, BALL, BOX):
-        return RIGHT if left >= 0 and world.ids[left] in (WALL, DOOR, KEY, BALL, BOX) else LEFT
-    bounds, direction, distance = _bounds(world), world.pose & 3, view_size // 2 + 1
+    front, left = world.front_cell, geometry.ahead[geometry.left[world.pose]]
+    if front >= 0 and world.object_ids[front] in (KEY, BALL, BOX):
+        return RIGHT if left >= 0 and world.object_ids[left] in (WALL, DOOR, KEY, BALL, BOX) else LEFT
+    bounds, direction, distance = _find_bounds(world), world.pose & 3, view_size // 2 + 1
     x, y = divmod(world.cell, geometry.height)
     dx, dy = ((1, 0), (0, 1), (-1, 0), (0, -1))[direction]
     # Position, direction relative to the agent's, and action; as published, the check behind starts one step ahead.
     checks = ((x, y, 0, FORWARD), (x, y, -1, LEFT), (x, y, 1, RIGHT), (x + dx, y + dy, 2, LEFT))
-    return next(
-        (act for i, j, turn, act in checks if _has_unseen(world, bounds, i, j, (direction + turn) & 3, distance)), None
-    )
+    for i, j, turn, action in checks:
+        if _has_unseen(world, bounds, i, j, (direction + turn) & 3, distance):
+            return action
+    return None
 
 
 def _has_unseen(
@@ -140,13 +141,11 @@ def _has_unseen(
         high_y = min(high_y, y - distance)
     if low_y > high_y:
         return False
-    height = world.geometry.height
-    return any(
-        world.ids.find(UNSEEN, i * height + low_y, i * height + high_y + 1) >= 0 for i in range(low_x, high_x + 1)
-    )
+    height, ids = world.geometry.height, world.object_ids
+    return any(ids.find(UNSEEN, i * height + low_y, i * height + high_y + 1) >= 0 for i in range(low_x, high_x + 1))
 
 
-def _bounds(world: ObservedRoom) -> tuple[int, int, int, int]:
+def _find_bounds(world: ObservedRoom) -> tuple[int, int, int, int]:
     """Return (x, y) of two corners of the room: those of the grid, except for walls that were seen.
 
     A wall needs two adjacent cells of wall or door. The released code ignores the outermost columns and rows for the
@@ -155,7 +154,7 @@ def _bounds(world: ObservedRoom) -> tuple[int, int, int, int]:
     since rooms stand in its corner.
     """
     width, height = world.geometry.width, world.geometry.height
-    is_solid = bytes(kind in (WALL, DOOR) for kind in world.ids)
+    is_solid = bytes(kind in (WALL, DOOR) for kind in world.object_ids)
     inner_x, inner_y = range(1, width - 1), range(1, height - 1)
     walls_x = (i for i in inner_x if b"\1\1" in is_solid[i * height + 1 : (i + 1) * height])
     walls_y = (j for j in inner_y if b"\1\1" in is_solid[height + j :: height])

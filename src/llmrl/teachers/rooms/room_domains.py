@@ -37,17 +37,17 @@ def rule_based_plan(visible: Sequence[str], carried: str | None) -> tuple[str, S
             return "hands must be free", [("drop", carried)]
         return "fetch what there is", [("go to", other_objects[0]), ("pick up", other_objects[0])]
     if carried is not None and closed_doors:
-        fitting = [door for door in closed_doors if _fits(carried, door)]
+        fitting = [door for door in closed_doors if _fits_door(carried, door)]
         if fitting:
             return "a door and its key", [("go to", fitting[0]), ("open", fitting[0])]
         return "the key does not fit", [("drop", carried)]
-    fitting = [key for key in keys if not closed_doors or any(_fits(key, door) for door in closed_doors)]
+    fitting = [key for key in keys if not closed_doors or any(_fits_door(key, door) for door in closed_doors)]
     if carried is None and fitting and len(closed_doors) == len(doors):
         return "a key is needed", [("go to", fitting[0]), ("pick up", fitting[0])]
     return "nothing else can be done", [("explore", "")]
 
 
-def _fits(key: str, door: str) -> bool:
+def _fits_door(key: str, door: str) -> bool:
     """Return whether key and door have the same color prefix; two names without a color match."""
     return key.rpartition(" ")[0] == door.rpartition(" ")[0]
 
@@ -56,7 +56,7 @@ MAX_CACHED_SCENES = 20_000
 """Maximum number of cached scenes; the oldest are removed first. About 60 MB for the largest room."""
 
 EXPLORE = PlanStep("explore")
-_KIND_NAMES = {KEY: "key", DOOR: "door", BOX: "box"}
+_NAME_BY_KIND = {KEY: "key", DOOR: "door", BOX: "box"}
 
 
 class RoomDomain(Domain):
@@ -135,13 +135,13 @@ class RoomDomain(Domain):
         """
         objects: list[tuple[str, int]] = []
         for kind in self.described_kinds:
-            matches = [(self.name_of(kind, room.colors[cell]), cell) for cell in room.cells(kind)]
+            matches = [(self.name_of(kind, room.colors[cell]), cell) for cell in room.find_cells(kind)]
             objects += matches if self.parity else sorted(matches)
         return objects
 
     def name_of(self, kind: int, color: int) -> str:
         """Return the name of an object."""
-        return _KIND_NAMES[kind]
+        return _NAME_BY_KIND[kind]
 
     def read_plan(self, text: str, sentence: str) -> Plan:
         if self.parity:
@@ -193,7 +193,7 @@ class ColoredDoorKeyDomain(RoomDomain):
     match_last_two_words = True
 
     def name_of(self, kind: int, color: int) -> str:
-        return f"{COLORS[color]} {_KIND_NAMES[kind]}"
+        return f"{COLORS[color]} {_NAME_BY_KIND[kind]}"
 
 
 class TwoDoorDomain(RoomDomain):
@@ -208,8 +208,8 @@ class TwoDoorDomain(RoomDomain):
     object_names = ("key", "door1", "door2")
 
     def named_cells(self, room: ObservedRoom) -> list[tuple[str, int]]:
-        objects = [("key", cell) for cell in room.cells(KEY)]
-        doors = list(room.cells(DOOR))
+        objects = [("key", cell) for cell in room.find_cells(KEY)]
+        doors = list(room.find_cells(DOOR))
         if self.parity:
             return objects + [(f"door{i}", cell) for i, cell in enumerate(doors[:2], 1)]
         in_west_or_north_wall = [min(divmod(cell, room.geometry.height)) == 0 for cell in doors]
