@@ -134,7 +134,7 @@ def test_distributions_use_last_round() -> None:
             f"go to <landmark {landmark}>": 0.6,
             "stay": 0.4,
         }
-    domain, env = debating.domain, ParticlesEnv(Seeds(1), SimpleSpread(), n_envs=5)
+    env = ParticlesEnv(Seeds(1), SimpleSpread(), n_envs=5)
     plan_policy = PlanPolicy(debating)
     rows = plan_policy.advise(plan_policy.scenes({"vector": env.reset(seed=1)["vector"]}))
     assert rows.shape == (15, 5)
