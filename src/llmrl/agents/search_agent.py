@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.linear import Basis, LayeredController, LayerSettings, ProjectedController
+from llmrl.agents.controllers.linear import LayeredController, LayerSettings, ProjectedController
 from llmrl.agents.controllers.tabular import Bins, QTableController, TabularController
 from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
 from llmrl.core.errors import ConfigError
@@ -109,21 +109,19 @@ class TabularAgent(SearchAgent):
         spec: spec of the environment.
         entries: `actions`: one integer per state, the action taken; `values`: one number per state and action, the
             largest of which determines the action.
-        actions: consecutive indices of the actions allowed in a table of `actions`; None: all.
         bound, decimals: bound and precision of `values`, as in `LayerSettings`.
         bins: [low, high, number of bins of equal width] for each number of a numeric observation; None: the observation
             is the index of the state.
 
     Raises:
-        ConfigError: the observation is not a state index and there are no bins, the bins do not fit it, or an option of
-            the other kind of table is given.
+        ConfigError: the observation is not a state index and there are no bins, the bins do not fit it, or `bound` or
+            `decimals` is given for a table of actions.
     """
 
     def __init__(
         self,
         spec: EnvSpec,
         entries: Literal["actions", "values"] = "actions",
-        actions: list[NonNegativeInt] | None = None,
         bound: PositiveFloat | None = None,
         decimals: NonNegativeInt | None = None,
         bins: list[list[float]] | None = None,
@@ -135,13 +133,8 @@ class TabularAgent(SearchAgent):
                     f"agent.bound={bound}, agent.decimals={decimals}: a table of actions holds integers; use null for "
                     "both, or agent.entries=values"
                 )
-            controller: Controller = TabularController(spec, actions, state_bins)
+            controller: Controller = TabularController(spec, state_bins)
         else:
-            if actions is not None:
-                raise ConfigError(
-                    f"agent.actions={actions}: a table of values has a value for every action; use null, or "
-                    "agent.entries=actions"
-                )
             controller = QTableController(spec, DEFAULT_VALUE_BOUND if bound is None else bound, decimals, state_bins)
         super().__init__(spec, controller)
 
@@ -152,11 +145,9 @@ class ProjectionSettings(LayerSettings):
 
     Attributes:
         rank: number of directions, at most the number of the policy's parameters.
-        basis: kind of directions, see `ProjectedController`.
     """
 
     rank: PositiveInt
-    basis: Basis
 
 
 class ProjectionAgent(SearchAgent):
@@ -170,5 +161,4 @@ class ProjectionAgent(SearchAgent):
 
     def __init__(self, spec: EnvSpec, settings: ProjectionSettings, seeds: Seeds) -> None:
         policy = LayeredController(spec, replace(settings, decimals=None))
-        rank, basis, bound, decimals = settings.rank, settings.basis, settings.bound, settings.decimals
-        super().__init__(spec, ProjectedController(policy, seeds, rank, basis, bound, decimals))
+        super().__init__(spec, ProjectedController(policy, seeds, settings.rank, settings.bound, settings.decimals))

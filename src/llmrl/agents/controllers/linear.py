@@ -257,22 +257,17 @@ def leaky_relu(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0.0, x, LEAKY_SLOPE * x)
 
 
-Basis = Literal["orthonormal", "normal"]
-
-
 class ProjectedController:
     """Controller whose parameters z determine those of `inner`, theta = z Q^T.
 
-    Q [d, rank] is drawn once. `orthonormal`: the orthogonal factor of a matrix of standard normal numbers. The code of
-    ProPS (arXiv 2511.21928) uses the first `rank` columns of the factor of a square matrix, which equal the factor of
-    its first `rank` columns; its initial theta from N(0, s^2) with z = theta Q corresponds to z from N(0, s^2).
-    `normal`: independent N(0, 1 / rank) elements, so that theta has the variance of z.
+    Q [d, rank] is drawn once, as the orthogonal factor of a matrix of standard normal numbers. The code of ProPS (arXiv
+    2511.21928) uses the first `rank` columns of the factor of a square matrix, which equal the factor of its first
+    `rank` columns; its initial theta from N(0, s^2) with z = theta Q corresponds to z from N(0, s^2).
 
     Args:
         inner: the policy.
         seeds: seed tree from which Q is drawn.
         rank: number of directions, at most the number of the policy's parameters.
-        basis: distribution of Q, see above.
         bound: each element of z is between -bound and bound; theta may exceed the bounds of `inner`.
         decimals: digits after the decimal point of the elements of z; None: all.
 
@@ -280,9 +275,7 @@ class ProjectedController:
         ConfigError: `rank` exceeds the number of parameters.
     """
 
-    def __init__(
-        self, inner: LayeredController, seeds: Seeds, rank: int, basis: Basis, bound: float, decimals: int | None
-    ) -> None:
+    def __init__(self, inner: LayeredController, seeds: Seeds, rank: int, bound: float, decimals: int | None) -> None:
         self.inner, self.channel = inner, inner.channel
         self.clip_actions = inner.clip_actions
         d = inner.space.dim
@@ -290,11 +283,7 @@ class ProjectedController:
             raise ConfigError(
                 f"agent.rank={rank} exceeds the {d} parameters of the {inner.space.name}; use agent.rank<={d}"
             )
-        rng = seeds.numpy("projection")
-        if basis == "orthonormal":
-            self.basis = np.linalg.qr(rng.standard_normal((d, rank)))[0]
-        else:
-            self.basis = rng.standard_normal((d, rank)) / np.sqrt(rank)
+        self.basis = np.linalg.qr(seeds.numpy("projection").standard_normal((d, rank)))[0]
         name = f"projection of a {inner.space.name}"
         parameters = (
             Parameter(f"params[{i}]", -bound, bound, "weight", f"amount of direction {i}", decimals)

@@ -99,7 +99,9 @@ class _TableController:
         self.channel, self._bins = "state" if bins is None else "vector", bins
         self.n_states = count_states(spec, "agent=tabular") if bins is None else bins.n_states
         self.n_actions = spec.need_discrete("agent=tabular")
-        self._description = describe_states(spec) if bins is None else bins.description
+        self.action_labels = tuple(format_action_label(spec, i) for i in range(self.n_actions))
+        state_description = describe_states(spec) if bins is None else bins.description
+        self._description = f"{state_description}The actions are: {join_abbreviated(self.action_labels)}."
 
     def _compute_states(self, observation: np.ndarray) -> np.ndarray:
         return observation if self._bins is None else self._bins.compute_states(observation)
@@ -110,33 +112,21 @@ class TabularController(_TableController):
 
     Args:
         spec: spec of the environment.
-        actions: consecutive indices of the allowed actions; None: all.
         bins: discretization of a numeric observation; None: the observation is the index of a state.
 
     Raises:
-        ConfigError: there are no `bins` and the observation is not the index of a state, actions are not discrete, or
-            `actions` are not consecutive indices of actions.
+        ConfigError: there are no `bins` and the observation is not the index of a state, or actions are not discrete.
     """
 
     name = "table of actions"
 
-    def __init__(self, spec: EnvSpec, actions: Sequence[int] | None, bins: Bins | None = None) -> None:
+    def __init__(self, spec: EnvSpec, bins: Bins | None) -> None:
         super().__init__(spec, bins)
-        indices = list(range(self.n_actions))
-        if actions is not None:
-            if not actions or list(actions) != list(range(actions[0], actions[-1] + 1)) or not {*actions} <= {*indices}:
-                raise ConfigError(
-                    f"agent.actions={list(actions)} must be ascending indices of actions of env={spec.name} "
-                    f"(0 to {len(indices) - 1}) without gaps; null allows all actions"
-                )
-            indices = list(actions)
-        self.names = tuple(format_action_label(spec, i) for i in indices)
-        low, high = float(indices[0]), float(indices[-1])
-        entries = (
-            Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0, choice=True)
+        parameters = (
+            Parameter(f"params[{s}]", 0.0, self.n_actions - 1.0, "action", f"action in state {s}", 0, choice=True)
             for s in range(self.n_states)
         )
-        self.space = ParameterSpace(self.name, tuple(entries))
+        self.space = ParameterSpace(self.name, tuple(parameters))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, states]."""
@@ -149,7 +139,6 @@ class TabularController(_TableController):
         return (
             f"params[s] is the number of the action taken in state s, for s from 0 to {self.space.dim - 1}.\n"
             f"{self._description}"
-            f"The actions are: {join_abbreviated(self.names)}."
         )
 
 
@@ -170,24 +159,14 @@ class QTableController(_TableController):
 
     name = "table of values"
 
-    def __init__(self, spec: EnvSpec, bound: float, decimals: int | None, bins: Bins | None = None) -> None:
+    def __init__(self, spec: EnvSpec, bound: float, decimals: int | None, bins: Bins | None) -> None:
         super().__init__(spec, bins)
-        self.names = tuple(format_action_label(spec, i) for i in range(self.n_actions))
-        self.space = ParameterSpace(
-            self.name,
-            tuple(
-                Parameter(
-                    f"params[{s * self.n_actions + action}]",
-                    -bound,
-                    bound,
-                    "value",
-                    f"action {name} in state {s}",
-                    decimals,
-                )
-                for s in range(self.n_states)
-                for action, name in enumerate(self.names)
-            ),
+        pairs = [(s, label) for s in range(self.n_states) for label in self.action_labels]
+        parameters = (
+            Parameter(f"params[{i}]", -bound, bound, "value", f"action {label} in state {s}", decimals)
+            for i, (s, label) in enumerate(pairs)
         )
+        self.space = ParameterSpace(self.name, tuple(parameters))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, states * actions]."""
@@ -210,5 +189,4 @@ class QTableController(_TableController):
             f"params[{self.n_actions} * s + a] is the value of action a in state s, for s from 0 to "
             f"{self.n_states - 1}. In a state the action with the largest value is taken.\n"
             f"{self._description}"
-            f"The actions are: {join_abbreviated(self.names)}."
         )
