@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
-from llmrl.agents.controllers.tabular import Bins
-from llmrl.agents.search_agent import TabularAgent
+from llmrl.agents.search_agent import Bins, TabularAgent
 from llmrl.core.errors import ConfigError
 from llmrl.run.files import read_json_lines
 from policies import POLE

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.agents.controllers.tabular import QTableController, TabularController
-from llmrl.agents.search_agent import TabularAgent
+from llmrl.agents.search_agent import QTableController, TabularAgent, TabularController
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller, SearchableAgent
 from llmrl.core.seeding import Seeds

@@ -135,11 +135,9 @@ def _shift_cells(cells: np.ndarray, d_row: int, d_column: int) -> np.ndarray:
     Cells outside are False.
     """
     height, width = cells.shape[-2:]
-    shifted = np.zeros_like(cells)
-    rows, columns = max(0, -d_row), max(0, -d_column)
-    window = cells[..., max(0, d_row) : height + min(0, d_row), max(0, d_column) : width + min(0, d_column)]
-    shifted[..., rows : rows + window.shape[-2], columns : columns + window.shape[-1]] = window
-    return shifted
+    n = max(abs(d_row), abs(d_column))
+    padded = np.pad(cells, [*[(0, 0)] * (cells.ndim - 2), (n, n), (n, n)])
+    return padded[..., n + d_row : n + d_row + height, n + d_column : n + d_column + width]
 
 
 class _TurnTakers:

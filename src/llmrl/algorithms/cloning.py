@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from llmrl.algorithms.adam import Adam
+from llmrl.algorithms.minibatches import select_samples
 from llmrl.algorithms.optimizer_step import Batch, GradientAccumulation, OptimizerStep, Record
 from llmrl.core.errors import Diverged
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
@@ -83,7 +84,7 @@ class BehavioralCloning:
         for group in self._updater.optimizer.param_groups:
             group["lr"] = self.learning_rate(update_index)
         record = self._updater.step(
-            _select_samples(self._samples, self._draw_minibatch(update_index)), self._compute_loss
+            select_samples(self._samples, self._draw_minibatch(update_index)), self._compute_loss
         )
         metrics = {name: float(x) for name, x in record.items()}
         if not all(math.isfinite(x) for x in metrics.values()):
@@ -112,7 +113,7 @@ class BehavioralCloning:
         totals: dict[str, float] = {}
         for start in range(0, n, size):
             indices = torch.arange(start, min(start + size, n))
-            for name, x in self._evaluate_batch(_select_samples(self._validation_samples, indices)).items():
+            for name, x in self._evaluate_batch(select_samples(self._validation_samples, indices)).items():
                 totals[name] = totals.get(name, 0.0) + float(x) * len(indices) / n
         return totals
 
@@ -146,7 +147,3 @@ class BehavioralCloning:
             record = {name: x * share + record.get(name, 0.0) for name, x in self._compute_loss(piece)[1].items()}
         self.network.processes.all_reduce(list(record.values()))
         return record
-
-
-def _select_samples(samples: Batch, indices: torch.Tensor) -> Batch:
-    return {name: x[indices.to(x.device)] for name, x in samples.items()}

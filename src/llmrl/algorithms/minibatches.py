@@ -95,7 +95,9 @@ class Minibatches:
 def select_samples(samples: Batch, indices: torch.Tensor) -> Batch:
     """Return the samples `indices` [...] of data by name, each [..., *shape of a sample]."""
     flat = indices.flatten()  # indexing with a flat tensor takes half the time of a table
-    return {name: x.index_select(0, flat).reshape(*indices.shape, *x.shape[1:]) for name, x in samples.items()}
+    return {
+        name: x.index_select(0, flat.to(x.device)).reshape(*indices.shape, *x.shape[1:]) for name, x in samples.items()
+    }
 
 
 class SequenceMinibatches:

@@ -42,7 +42,7 @@ def llm_teacher(
     prompt_folder: Path | None = None,
     folder: Path | None = None,
 ) -> PolicyTeacher:
-    """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_build_teacher`."""
+    """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner`."""
     domain = _select_domain(spec, settings.domain, settings.parity)
     llm_planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
     planner: Planner = llm_planner
@@ -58,7 +58,8 @@ def llm_teacher(
             f"teacher.sharing=mixture needs agents with equal actions, but those of env={spec.name} differ; use "
             "teacher.sharing=own"
         )
-    return _build_teacher(planner, seeds, settings.schedule, settings.mode, settings.sharing, spec.n_agents)
+    plan_policy = PlanPolicy(planner, settings.mode, settings.sharing, spec.n_agents)
+    return _build_teacher(plan_policy, seeds, settings.schedule)
 
 
 def offline_teacher(
@@ -76,7 +77,7 @@ def offline_teacher(
     selected_domain = _select_domain(spec, domain, parity)
     table_name = table or (PUBLISHED if selected_domain.parity else CORRECTED)
     planner = OfflinePlanner(selected_domain, table_name, missing_state)
-    return _build_teacher(_add_errors(planner, error_rate, seeds), seeds, schedule, mode)
+    return _build_teacher(PlanPolicy(_add_errors(planner, error_rate, seeds), mode), seeds, schedule)
 
 
 def oracle_teacher(
@@ -91,22 +92,15 @@ def oracle_teacher(
     selected_domain = _select_domain(spec, domain, parity)
     if type(selected_domain).best_plan is Domain.best_plan:
         raise ConfigError(f"the domain {selected_domain.name} has no rule for teacher=oracle; use teacher=llm")
-    return _build_teacher(_add_errors(OraclePlanner(selected_domain), error_rate, seeds), seeds, schedule)
+    planner = _add_errors(OraclePlanner(selected_domain), error_rate, seeds)
+    return _build_teacher(PlanPolicy(planner), seeds, schedule)
 
 
 def _add_errors(planner: Planner, error_rate: UnitInterval, seeds: Seeds) -> Planner:
     return ErroneousPlanner(planner, error_rate, seeds) if error_rate else planner
 
 
-def _build_teacher(
-    planner: Planner,
-    seeds: Seeds,
-    schedule: Schedule | None,
-    mode: Mode = "soft",
-    sharing: Sharing = "own",
-    n_agents: int = 1,
-) -> PolicyTeacher:
-    plan_policy = PlanPolicy(planner, mode, sharing, n_agents)
+def _build_teacher(plan_policy: PlanPolicy, seeds: Seeds, schedule: Schedule | None) -> PolicyTeacher:
     if schedule is None:
         raise ConfigError(
             "teacher.schedule=null gives the teacher's loss no weight; set a schedule, e.g. "

@@ -231,7 +231,8 @@ class ActionDecoder:
             "leaky_relu": f"leaky ReLU (slope {LEAKY_SLOPE:g} below 0) of ",
         }[self.transform]
         if self.continuous_actions is None:
-            return f"The action taken is the one whose output is largest: {join_abbreviated(self._output_labels())}."
+            labels = [f"output[{j}] is of action {name}" for j, name in enumerate(self.names)]
+            return f"The action taken is the one whose output is largest: {join_abbreviated(labels)}."
         bounds = [
             f"output[{j}] is {name}, from {low:g} to {high:g}"
             for j, (name, low, high) in enumerate(zip(self.names, self.low, self.high, strict=True))
@@ -248,9 +249,6 @@ class ActionDecoder:
             return action_text
         names = [name for name, is_integer in zip(self.names, self.continuous_actions.whole, strict=True) if is_integer]
         return f"{action_text} Rounded to a whole number inside the bounds: {join_abbreviated(names)}."
-
-    def _output_labels(self) -> list[str]:
-        return [f"output[{j}] is of action {name}" for j, name in enumerate(self.names)]
 
 
 def leaky_relu(x: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,17 +179,16 @@ def _make_spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
     actions = env.action_space
     name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
     n_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
-    spec = EnvSpec(
+    # Only the first info shows whether an environment reports legal actions; without a mask, all are legal.
+    mask_channels = {"action_mask": Channel((n_actions,), "bool", 0, 1)} if n_actions else {}
+    return EnvSpec(
         name=name,
         n_envs=1,
         n_agents=1,
-        observation={"text": Channel((), "object")},
+        observation={"text": Channel((), "object"), **mask_channels},
         n_actions=n_actions,
         action_names=tuple(str(i) for i in range(n_actions)),
         horizon=None,
         continuous_actions=find_continuous_actions(actions, name),
         text=text,
     )
-    # Only the first info shows whether an environment reports legal actions; without a mask, all are legal.
-    mask_channels = {"action_mask": Channel((n_actions,), "bool", 0, 1)} if n_actions else {}
-    return replace(spec, observation={**spec.observation, **mask_channels})

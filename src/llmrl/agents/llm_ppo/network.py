@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from llmrl.algorithms.minibatches import select_samples
 from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import PositiveFloat, PositiveInt
-from llmrl.core.records import PolicyOutput, State
+from llmrl.core.records import PolicyOutput
 from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.state_fields import StateFields
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.lora import adapters_off
@@ -200,7 +202,7 @@ class LanguageActorCritic(nn.Module):
 
 def _select_samples(batch: Batch, indices: torch.Tensor) -> Batch:
     """Return some samples of a minibatch, with joint actions numbered from 0."""
-    samples = {name: x[indices.to(x.device)] for name, x in batch.items()}
+    samples = select_samples(batch, indices)
     if "joint_action_index" in samples:
         samples["joint_action_index"] = samples["joint_action_index"].unique(return_inverse=True)[1]
     return samples
@@ -301,10 +303,11 @@ def read_distributed(
     return logits, value
 
 
-class ReferenceKL:
+class ReferenceKL(StateFields):
     """Additional PPO loss beta KL(pi || pi_0) over the actions (a `Teacher`).
 
-    pi_0 is the model without its adapters or, if all weights are trained, a copy of the initial model.
+    pi_0 is the model without its adapters or, if all weights are trained, a copy of the initial model. It follows from
+    the model's initial weights, so there is no state to save.
 
     Args:
         network: network whose actions are scores.
@@ -346,13 +349,6 @@ class ReferenceKL:
 
     def reset(self) -> None:
         """Do nothing, because pi_0 never changes."""
-
-    def state_dict(self) -> State:
-        """Return no state, because pi_0 follows from the model's initial weights."""
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Do nothing, because there is no state."""
 
 
 def _copy_frozen(network: LanguageActorCritic) -> LanguageActorCritic:

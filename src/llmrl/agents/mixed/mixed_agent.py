@@ -431,10 +431,5 @@ def slice_rollout(rollout: Rollout, seats: Sequence[int], channels: Sequence[str
 
 
 def _make_seat_camera(camera: Camera, seats: Sequence[int]) -> Camera:
-    """Return the camera of the players in some seats."""
-
-    def render_seats(game: int) -> list[np.ndarray]:
-        frames = camera(game)
-        return [frames[seat] for seat in seats]
-
-    return render_seats
+    """Return the camera of the players in some seats, which are in increasing order."""
+    return lambda game: [frame for seat, frame in enumerate(camera(game)) if seat in seats]

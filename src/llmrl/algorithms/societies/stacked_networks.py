@@ -68,11 +68,8 @@ class StackedConv2d(nn.Module):
         weights = self.weight[:, : self.shape.numel()].unbind()
         biases = [None] * len(weights) if self.bias is None else self.bias[:, : self.n_out].unbind()
         triples = zip(x.unbind(), weights, biases, strict=True)
-        return torch.stack([self._convolve(inputs, weight, bias) for inputs, weight, bias in triples])
-
-    def _convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        kernel = weight.view(self.shape)
-        return functional.conv2d(x, kernel, bias, self.stride, self.padding, self.dilation)
+        geometry = (self.stride, self.padding, self.dilation)
+        return torch.stack([functional.conv2d(inputs, w.view(self.shape), b, *geometry) for inputs, w, b in triples])
 
 
 class StackedLogStd(nn.Module):

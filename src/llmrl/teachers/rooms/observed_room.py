@@ -90,7 +90,7 @@ class ObservedRoom:
         self.pose = 4 * self.cell + direction
         kind = self.object_ids[self.cell]
         self.carried = (kind, self.colors[self.cell]) if kind in (KEY, BALL, BOX) else None
-        self.walkable = self._compute_walkable(_WALKABLE)
+        self.walkable = self.compute_walkable(include_lava=False)
 
     @property
     def front_cell(self) -> int:
@@ -105,12 +105,9 @@ class ObservedRoom:
                 yield cell
             cell = self.object_ids.find(kind, cell + 1)
 
-    def walkable_with_lava(self) -> bytes:
-        """Return `walkable` with lava treated as floor."""
-        return self._compute_walkable(_WALKABLE_AND_LAVA)
-
-    def _compute_walkable(self, is_walkable: bytes) -> bytes:
-        walkable = bytearray(self.object_ids.translate(is_walkable))
+    def compute_walkable(self, include_lava: bool) -> bytes:
+        """Return `walkable`, with `include_lava` with lava treated as floor."""
+        walkable = bytearray(self.object_ids.translate(_WALKABLE_AND_LAVA if include_lava else _WALKABLE))
         walkable[self.cell] = 1
         for door in self.find_cells(DOOR):
             walkable[door] = self.states[door] == OPEN

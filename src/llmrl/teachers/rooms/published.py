@@ -63,7 +63,9 @@ class PublishedScene:
         if step.skill != WAIT and step.object not in self.last_seen_cells:
             return DONE
         if step.skill == "go to":
-            search = paths_to(self.world.geometry, self.world.walkable_with_lava(), self.last_seen_cells[step.object])
+            search = paths_to(
+                self.world.geometry, self.world.compute_walkable(include_lava=True), self.last_seen_cells[step.object]
+            )
             # Without a path the skill neither acts nor ends, so no later step is tried.
             return DONE if search.distance(self.world.pose) is None else search.action(self.world.pose)
         return _INTERACTIONS[step.skill]
