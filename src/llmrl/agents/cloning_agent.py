@@ -203,7 +203,7 @@ class CloningAgent:
         return np.array([index_by_name.get(name, -1) for name in trajectories.action_names], dtype=np.int64)[recorded]
 
     def _draw_validation_mask(self, trajectories: Trajectories) -> np.ndarray:
-        """Return the mask [n] bool of steps used for validation; all steps of an episode are on the same side."""
+        """Return the mask [n] bool of steps used for validation, which contains all or no steps of an episode."""
         episode_ids = np.unique(trajectories.episode)
         fraction = self._settings.held_out
         n_validation = round(fraction * len(episode_ids))

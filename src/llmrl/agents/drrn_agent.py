@@ -107,7 +107,7 @@ class DRRNSettings:
     Attributes:
         text_channel: text channel that is read.
         units: width of the embedding, the recurrent networks and the hidden layer.
-        vocabulary: size of the table of words, two of which stand for padding and unknown words.
+        vocabulary: size of the table of words, two entries of which are padding and unknown words.
         temperature: temperature of the softmax from which actions are drawn, in units of reward.
         q: hyperparameters of learning.
     """

@@ -74,7 +74,7 @@ class PPOAgent:
     loop: ClassVar[AgentLoop] = "learn"
     no_learning_setting = ("freeze", "all")
     """(option, value): with this value the agent does not learn."""
-    remembers_by = "memory"
+    memory_option = "memory"
     """Option that is null unless networks have a memory."""
 
     def __init__(

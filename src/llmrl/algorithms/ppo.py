@@ -193,7 +193,7 @@ class PPO:
         return advantage, advantage + value
 
     def critic_values(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the values [...] that a critic's outputs [...] stand for.
+        """Return the values [...] that correspond to a critic's outputs [...].
 
         With `normalize_values`, outputs are in units of the targets' running moments. They are not corrected when the
         moments change, as in multi-agent PPO (Yu et al. 2022, arXiv 2103.01955, section 3).

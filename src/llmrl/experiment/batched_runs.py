@@ -263,8 +263,8 @@ def _agent_reason(config: Config, builder: Builder, is_batch: bool) -> UnsharedR
         return UnsharedReason.AGENT
     if not is_batch:
         return None
-    remembers = getattr(agent, "remembers_by", None)
-    if remembers is not None and node.get(remembers) is not None:
+    memory_option = getattr(agent, "memory_option", None)
+    if memory_option is not None and node.get(memory_option) is not None:
         return UnsharedReason.MEMORY
     settings: PPOSettings = builder.build(node[places[0]], f"agent.{places[0]}")
     if settings.target_kl is not None:

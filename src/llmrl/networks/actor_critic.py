@@ -100,7 +100,7 @@ class ActorCritic(nn.Module):
 
     A core reads an image or map (a channel of three axes) if there is one. All other channels are then concatenated to
     the inputs of the heads, as in the published society agents. Otherwise an MLP core reads all channels, flattened. An
-    optional memory sits between core and heads.
+    optional memory is between core and heads.
 
     Args:
         spec: spec of the environment.

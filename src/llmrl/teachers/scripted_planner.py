@@ -65,7 +65,7 @@ def _plan_in_room(state: str, skills: Mapping[str, bool], note: Callable[[str], 
     visible = [name for name in _NAME_PATTERN.findall(visible_text) if name != "nothing"]
     carried = next((name for name in _NAME_PATTERN.findall(carried_text) if name != "nothing"), None)
     if not holds:
-        note("the state does not say what a planner's agent holds (`, holds <...>`), and its hands are taken for empty")
+        note("the state does not say what a planner's agent holds (`, holds <...>`), and it is assumed to hold nothing")
     reason, steps = rule_based_plan(visible, carried)
     if all(skills.get(skill) is (target != "") for skill, target in steps):
         return reason, steps

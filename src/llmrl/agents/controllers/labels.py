@@ -1,4 +1,4 @@
-"""Names of an observation's elements and of a policy's outputs, from the environment's own texts."""
+"""Names of the elements of an observation and of the outputs of a policy, from the texts of the environment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def describe_states(spec: EnvSpec) -> str:
 
 
 def list_input_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return a name for each element of the channel `vector`: the environment's own, if it names each."""
+    """Return a name for each element of the channel `vector`: the environment's, or a general one if some have none."""
     n_elements = int(spec.observation["vector"].shape[0])
     if "state" in spec.observation:
         return tuple(f"in state {i}" for i in range(n_elements))
@@ -69,14 +69,14 @@ def list_input_names(spec: EnvSpec) -> tuple[str, ...]:
 
 
 def list_output_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return a name for each output. It is the number and name of an action, or the name of a number of the action."""
+    """Return a name for each output: that of a discrete action, or of a number of a continuous action."""
     if spec.continuous_actions is not None:
         return spec.continuous_actions.names
     return tuple(format_action_label(spec, i) for i in range(spec.n_actions))
 
 
 def format_action_label(spec: EnvSpec, action: int) -> str:
-    """Return the number of an action, with its name if it has one."""
+    """Return the index of an action, with its name if it has one."""
     name = spec.action_names[action]
     return str(action) if name == str(action) else f"{action} ({name})"
 

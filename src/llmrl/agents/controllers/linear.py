@@ -95,9 +95,9 @@ class LayeredController:
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] or [n, a] for observations [n, k] under parameters [n, d]."""
-        return self.prepared(parameters)(observation)
+        return self.bind_parameters(parameters)(observation)
 
-    def prepared(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    def bind_parameters(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """Return `act` with fixed parameters [n, d] for many steps; their layout is computed once."""
         # Games are the last axis, so that NumPy's inner loop runs over the longest axis.
         n, columns, offset = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
@@ -291,11 +291,11 @@ class ProjectedController:
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return the actions of n games for their observations under z [n, rank]."""
-        return self.prepared(parameters)(observation)
+        return self.bind_parameters(parameters)(observation)
 
-    def prepared(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    def bind_parameters(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """Return `act` with fixed parameters for many steps."""
-        return self.inner.prepared(self.compute_weights(parameters))
+        return self.inner.bind_parameters(self.compute_weights(parameters))
 
     def compute_weights(self, parameters: np.ndarray) -> np.ndarray:
         """Return theta [n, d], the parameters of `inner`, for z [n, rank].

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmrl.core.rollouts import Rollout
 
 OBSERVATION_PLACEHOLDER = "?" * 200
-"""Text that stands for an observation in estimates of prompt tokens, if the environment gives no example."""
+"""Text that replaces an observation in estimates of prompt tokens, if the environment gives no example."""
 REPLY_TOKENS = 80
 """Approximate tokens of a reply with a reflection."""
 LESSON_TOKENS = 80
@@ -145,7 +145,7 @@ class LLMPlayer:
         """Train the model on the episodes that have ended since the last update; return metrics.
 
         The metrics (`learn/...`, under a principal `player/learn/...`) are means over the adapters of the players.
-        `learn/diversity` tells how much the players' actions differ (`action_diversity`).
+        `learn/diversity` measures how much the players' actions differ (`action_diversity`).
         """
         if not self.learns:
             return {}

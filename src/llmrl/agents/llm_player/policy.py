@@ -178,7 +178,7 @@ class LLMPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> ConversationGenerator[PolicyOutput]:
-        """Do the same as `act` as a generator that yields requests, receives their replies, and returns the actions."""
+        """Return a generator that yields requests, receives their replies, and returns the output of `act`."""
         notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.conversations]
         yield from self._request_lessons(notes)
         pending: list[tuple[int, int, list[bool] | None]] = []

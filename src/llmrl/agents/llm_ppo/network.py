@@ -298,7 +298,7 @@ def read_distributed(
     if processes.world_size == 1:
         return read(prompts)
     local_prompts = prompts[processes.share(len(prompts))]
-    # A process without a share computes one prompt nevertheless, to know the shape of the outputs.
+    # A process without prompts of its own computes one, since it needs the shape of the outputs.
     logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in read(local_prompts or prompts[:1]))
     return logits, value
 

@@ -102,7 +102,7 @@ class EpisodeRunner:
         Each begins as `env.reset(seed=seeds[j])` does. So results do not depend on the other episodes or on the number
         of games, provided that an action of `controller` depends only on its own observation and parameters.
 
-        If the controller has the method `prepared`, it is called with the parameters of all games [n, d], and the
+        If the controller has the method `bind_parameters`, it is called with the parameters of all games [n, d], and the
         faster function that it returns is used.
 
         Returns:
@@ -133,8 +133,8 @@ class EpisodeRunner:
                 active[game] = start_mask[game] = True
             if not active.any():
                 return results
-            prepare = getattr(controller, "prepared", None)
-            act = prepare(parameters) if prepare else lambda inputs: controller.act(inputs, parameters)
+            bind_parameters = getattr(controller, "bind_parameters", None)
+            act = bind_parameters(parameters) if bind_parameters else lambda inputs: controller.act(inputs, parameters)
             observation = games.reset(game_seeds, start_mask)
             returns[start_mask], max_rewards[start_mask], lengths[start_mask] = 0.0, -np.inf, 0
             start_mask[:] = False

@@ -28,7 +28,7 @@ _SAYS_PATTERN = re.compile(r"says <(\w+)>")
 
 
 class SimpleReferenceDomain(ParticleDomain):
-    """Domain of agents that know the goal of the next agent, and hear the previous one, which knows theirs.
+    """Domain of agents that know the goal of the next agent, and hear the previous agent, which knows theirs.
 
     There are 15 descriptions for each agent. A word accompanies every move: the first `say` of a plan and its first
     applicable move form one action. Without a `say` the last word is said, which has no meaning.

@@ -3,9 +3,9 @@
 The skills walk into lava, go to the last known position of an object, act without effect, explore along walls, and
 treat unreadable steps as waiting. They are used only for comparisons with published numbers.
 
-One thing differs from the release: which of several shortest paths is taken. There it depends on the order of a Python
-hash table of poses; here steps forward come before turns (`llmrl.teachers.rooms.observed_room`). Both have the same
-length.
+The only difference from the release is the choice among shortest paths of equal length. In the release it depends on
+the order of a Python hash table of poses; here steps forward come before turns
+(`llmrl.teachers.rooms.observed_room`).
 """
 
 from __future__ import annotations
