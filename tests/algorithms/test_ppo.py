@@ -328,19 +328,18 @@ def test_networks_have_updaters(signal_game):
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("full_rollout", ["rollout", "game"])
-def test_advantages_are_normalized_over_rollout(signal_game, share, full_rollout):
+def test_advantages_are_normalized_over_rollout(signal_game, share):
     """Compare with given normalized advantages; each network has its own normalization."""
     updated = []
-    for dim in (full_rollout, None):
-        changes = {"normalization_scope": dim} if dim else {"normalize_advantage": False}
+    for is_normalized in (True, False):
+        changes = {"normalization_scope": "rollout"} if is_normalized else {"normalize_advantage": False}
         policy, ppo, collector = make(
             signal_game(n_envs=4), share=share, advantage_eps=0.1, minibatch_size=7, **changes
         )
         rollout = collector.collect(16, Seeds(1).torch("actions"))
         advantage, target = ppo.estimate_advantages(rollout)
-        if dim is None:
-            axes = (0,) + (() if full_rollout == "game" else (1,)) + ((2,) if share else ())
+        if not is_normalized:
+            axes = (0, 1, 2) if share else (0, 1)
             deviation = advantage.std(axes, keepdim=True) + 0.1
             advantage = (advantage - advantage.mean(axes, keepdim=True)) / deviation
         ppo.fit(rollout, advantage, target, Seeds(0).torch("minibatches"), ppo.updaters)

@@ -177,7 +177,6 @@ CHANGES = {
     "gradients scaled down apart": {"separate_clipping": True},
     "gradients scaled down apart, no critic": {"separate_clipping": True, "baseline": "none"},
     "advantages normalized over the rollout": {"normalization_scope": "rollout", "advantage_eps": 0.1},
-    "advantages normalized in each game": {"normalization_scope": "game", "advantage_eps": 0.1},
 }
 
 

@@ -67,7 +67,7 @@ class PPOSettings:
     baseline: Literal["value", "none"] = "value"
     final_learning_rate: PositiveFloat | None = None
     decay_updates: PositiveInt = 1
-    normalization_scope: Literal["minibatch", "rollout", "game"] = "minibatch"
+    normalization_scope: Literal["minibatch", "rollout"] = "minibatch"
     advantage_eps: PositiveFloat = 1e-8
     drop_last: bool = False
     separate_clipping: bool = False
@@ -210,23 +210,6 @@ class PPO:
         if rollout.features is None:
             flat = self.policy.extended(flat)
         return {name: x[:, agents].flatten(0, 1) for name, x in flat.items()}
-
-    def normalize_over_rollout(self, advantage: torch.Tensor, steps: int) -> torch.Tensor:
-        """Normalize the advantages [..., n] of an update over the rollout or over each game (`normalization_scope`).
-
-        Other settings leave them unchanged. The n samples are those of `steps` steps, ordered by step, then game, then
-        agent.
-        """
-        s = self.settings
-        if not s.normalize_advantage or s.normalization_scope == "minibatch":
-            return advantage
-        if s.normalization_scope == "rollout":
-            return normalize_advantages(advantage, s.advantage_eps)
-        agents = self.policy.groups()[0][1]
-        shape = (*advantage.shape[:-1], steps, -1, agents.stop - agents.start)
-        by_game = advantage.reshape(shape).transpose(-3, -2)
-        flat = normalize_advantages(by_game.flatten(-2), s.advantage_eps)
-        return flat.view_as(by_game).transpose(-3, -2).reshape_as(advantage)
 
     def draw_permutations(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
         """Yield a random permutation of n samples for each epoch, [n] int64."""
@@ -410,8 +393,10 @@ def fit(
     if settings.normalize_values:
         ppo.value_moments.update(target.detach().flatten().cpu())
         target = ppo.value_moments.normalize(target)
-    normalized_advantage = torch.empty_like(advantage).flatten()
-    normalized_advantage[indices] = ppo.normalize_over_rollout(advantage.flatten()[indices], len(advantage))
+    normalized_advantage = advantage.flatten()
+    if settings.normalize_advantage and settings.normalization_scope == "rollout":
+        normalized_advantage = torch.empty_like(normalized_advantage)
+        normalized_advantage[indices] = normalize_advantages(advantage.flatten()[indices], settings.advantage_eps)
     samples = ppo.samples(rollout) | {"advantage": normalized_advantage, "target": target.flatten()}
     samples |= {name: x.flatten(0, 2) for name, x in (advice or {}).items()}
     n_samples = indices.shape[1]

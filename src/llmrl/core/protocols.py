@@ -190,7 +190,8 @@ class Controller(Protocol):
     `channel` is the observation channel that it reads, `vector` or `state`. `space` describes its parameters.
 
     Optional: `layout`, a description of the numbers for a language model; `clip_actions`, whether actions are clipped
-    to their bounds (True); `bind_parameters(parameters)`, which returns a faster `act(observation)` for fixed parameters.
+    to their bounds (True); `bind_parameters(parameters)`, which returns a faster `act(observation)` for fixed
+    parameters.
     """
 
     channel: str

@@ -102,8 +102,8 @@ class EpisodeRunner:
         Each begins as `env.reset(seed=seeds[j])` does. So results do not depend on the other episodes or on the number
         of games, provided that an action of `controller` depends only on its own observation and parameters.
 
-        If the controller has the method `bind_parameters`, it is called with the parameters of all games [n, d], and the
-        faster function that it returns is used.
+        If the controller has the method `bind_parameters`, it is called with the parameters of all games [n, d], and
+        the faster function that it returns is used.
 
         Returns:
             An array of `_EPISODE_DTYPE`, one element for each episode.
