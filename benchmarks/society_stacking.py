@@ -86,7 +86,7 @@ class Societies:
             SocietyPolicy(self.spec, [ActorCritic(self.spec, generator, shape)], False).to(device) for _ in range(k)
         ]
         self.learners = [PPO(policy, SETTINGS) for policy in policies]
-        self.networks: list[ActorCritic] = [policy.groups()[0][0] for policy in policies]
+        self.networks: list[ActorCritic] = [policy.list_networks()[0][0] for policy in policies]
         self.batches = [self._samples(generator, k, n, device) for _ in range(MINIBATCHES)]
 
     def _samples(self, generator: torch.Generator, k: int, n: int, device: str) -> dict[str, torch.Tensor]:

@@ -66,7 +66,7 @@ class ReadingPolicy(nn.Module):
         super().__init__()
         self.network = ReadingNetwork(spec.action_names)
 
-    def groups(self):
+    def list_networks(self):
         return [(self.network, slice(0, 1))]
 
     @torch.no_grad()

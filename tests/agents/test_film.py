@@ -144,7 +144,7 @@ def test_actions_follow_seed():
 def test_mission_is_not_numeric():
     """Check that other networks ignore the mission and act as an expert would."""
     plain = ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], []))
-    assert plain.image == "view" and plain.vector_channels == ()
+    assert plain.spatial_channel == "view" and plain.vector_channels == ()
     assert agent(SPEC).policy.channels == ("view", "mission")
     with pytest.raises(ConfigError, match=r"agent.observation_channels.*env=told.*'mission'"):
         ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], [], ["view", "mission"]))
@@ -171,7 +171,7 @@ def test_map_is_encoded():
     network = ActorCritic(
         replace(SPEC, observation=channels), Seeds(0).torch("weights"), NetworkSettings(8, [], [], core="film")
     )
-    assert (network.image, network.vector_channels) == ("view", ("vector",))
+    assert (network.spatial_channel, network.vector_channels) == ("view", ("vector",))
     with pytest.raises(ConfigError, match=r"agent.observation_channels=\['vector'\].*'view'"):
         ActorCritic(
             replace(SPEC, observation=channels),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llmrl.agents.ppo_agent import PPOAgent, PPOAgentSettings
-from llmrl.algorithms.meta_gradient import MetaGradient, direct_derivative, step_credits
+from llmrl.algorithms.meta_gradient import MetaGradient, compute_direct_derivative, compute_step_credits
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import DifferentiableAgent, MetaLearner
@@ -100,8 +100,8 @@ def read_weights(ppo):
 def surrogate(ppo, rollouts, credits):
     total = 0.0
     for rollout, credit in zip(rollouts, credits, strict=True):
-        for network, agents in ppo.policy.groups():
-            data = ppo.samples(rollout, agents)
+        for network, agents in ppo.policy.list_networks():
+            data = ppo.build_samples(rollout, agents)
             with torch.no_grad():
                 log_prob, _ = CategoricalActions.log_prob_entropy(network(data)[0], data["action"])
             total += float((log_prob.view(rollout.action[:, :, agents].shape) * credit[..., None]).sum())
@@ -154,7 +154,7 @@ def test_gradient_matches_finite_difference(case):
     values = episode_welfare(episodes, SUM, 0.3)
     outcome = Outcome(TAU, float(values.mean()), values)
     gradient = meta.gradient(validation, SUM, 0.3, outcome)
-    credits = step_credits(validation, SUM, 0.3, outcome, settings)
+    credits = compute_step_credits(validation, SUM, 0.3, outcome, settings)
 
     network = ppo.policy.members[0]
     ppo.policy.load_state_dict(start)
@@ -176,7 +176,7 @@ def test_gradient_matches_finite_difference(case):
 
     h = 1e-6
     slope = [(objective(TAU + h * e) - objective(TAU - h * e)) / (2 * h) for e in np.eye(3)]
-    expected = np.array(slope) + direct_derivative(validation, 0.3).numpy()
+    expected = np.array(slope) + compute_direct_derivative(validation, 0.3).numpy()
     assert np.abs(slope).max() > 1e-3, "nothing to compare"
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5 * np.abs(slope).max())
 
@@ -283,7 +283,7 @@ def play_single_step(policy, joint_actions):
     with torch.no_grad():
         outs = [
             network({"vector": vector[:, :, agents].flatten(0, 2), "player": identity[:, :, agents].flatten(0, 2)})
-            for network, agents in policy.groups()
+            for network, agents in policy.list_networks()
         ]
     logits = torch.cat([x.view(1, n, -1, 2) for x, _ in outs], dim=2)
     value = torch.cat([x.view(1, n, -1) for _, x in outs], dim=2)

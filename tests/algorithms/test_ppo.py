@@ -175,8 +175,8 @@ def test_metrics_average_all_samples(signal_game, share, size, clip):
     rollout.value += 0.3 * torch.randn(rollout.value.shape, generator=Seeds(3).torch("noise"))
     advantage, target = ppo.estimate_advantages(rollout)
     parts = {name: [] for name in ("policy", "value", "entropy", "kl", "clip_fraction")}
-    for network, agents in policy.groups():
-        batch = ppo.samples(rollout, agents)
+    for network, agents in policy.list_networks():
+        batch = ppo.build_samples(rollout, agents)
         with torch.no_grad():
             logits, value = network(batch)
         log_probs = logits.log_softmax(-1)

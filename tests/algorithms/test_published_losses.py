@@ -184,8 +184,8 @@ def outputs(network, inputs, indices):
 def record_update(agent, rollout, minibatch_list, loss, compared_updates=None):
     """Record an update of an agent with one network, with `loss(logits, value, index)` for each minibatch."""
     learner = agent._ppo
-    [(network, agents)] = learner.policy.groups()
-    inputs = learner.samples(rollout, agents)
+    [(network, agents)] = learner.policy.list_networks()
+    inputs = learner.build_samples(rollout, agents)
     watch = Watch(
         network,
         learner.updaters[0].optimizer,
@@ -372,8 +372,10 @@ class TestMechanismDesign:
         config, parts = agent_parts("experiment=legislative/escape_room_paper", "principal=random", "env.n_envs=6")
         agent, rollout = parts.agents[0], collected(config, parts, steps=5)
         watches = []
-        for (network, agents), updater in zip(agent.learner.policy.groups(), agent.learner.updaters, strict=True):
-            inputs = agent.learner.samples(rollout, agents)
+        for (network, agents), updater in zip(
+            agent.learner.policy.list_networks(), agent.learner.updaters, strict=True
+        ):
+            inputs = agent.learner.build_samples(rollout, agents)
             reward, returns = rollout.reward[:, :, agents], torch.zeros(5, 6, 1)
             for t in range(5):
                 for k in range(t, 5):
@@ -435,7 +437,7 @@ class TestMechanismDesign:
         collector, rollouts = Collector(env, agent.policy, "cpu"), []
         settings = dataclasses.replace(parts.principal.meta_settings, past_return=past)
         learner = agent.meta_learner(tau, settings)
-        [(network, agents)] = agent.learner.policy.groups()
+        [(network, agents)] = agent.learner.policy.list_networks()
         weights = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters() if p.requires_grad}
         for phase in ("adapt", "validate"):
             env.set_mechanism(np.tile(tau, (1, 1)))
@@ -457,7 +459,7 @@ class TestMechanismDesign:
         adapt = dataclasses.replace(adapt, reward=reward)
         advantage = truncated_gae(adapt, gamma, 0.98)
         target = (advantage.detach() + adapt.value).flatten()
-        inputs = agent.learner.samples(adapt, agents)
+        inputs = agent.learner.build_samples(adapt, agents)
         old, old_value, weight = adapt.log_prob.flatten(), adapt.value.flatten(), advantage.flatten()
         weight = (weight - weight.mean()) / (weight.std() + 1e-8)
         first, second = ({name: torch.zeros_like(p) for name, p in weights.items()} for _ in range(2))
@@ -480,7 +482,7 @@ class TestMechanismDesign:
             if name in weights:
                 torch.testing.assert_close(p, weights[name], rtol=1e-4, atol=1e-6)
 
-        logits, _ = functional_call(network, weights, (agent.learner.samples(validate, agents),))
+        logits, _ = functional_call(network, weights, (agent.learner.build_samples(validate, agents),))
         log_prob, _ = policy_loss(logits, validate.action.flatten())
         payoffs, loss = validate.base_reward.sum(-1)[:, 0], 0.0
         for t in range(5):

@@ -96,8 +96,8 @@ def test_training_states_equal_rollout_states(share):
         rollout = collector.collect(4, Seeds(i).torch("actions"))
         assert i == 0 or (~rollout.episode_start[0]).any(), "no episode goes on into this rollout"
         advantage, _ = ppo.estimate_advantages(rollout)
-        data = ppo.samples(rollout) | {"advantage": advantage.flatten()}
-        groups = policy.groups()
+        data = ppo.build_samples(rollout) | {"advantage": advantage.flatten()}
+        groups = policy.list_networks()
         indices = sample_indices(rollout.reward.shape, 1, len(groups))
         for (network, agents), samples in zip(groups, indices, strict=True):
             minibatches = ppo.make_minibatches(rollout, data, samples, agents)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmrl.algorithms.meta_gradient import direct_derivative, step_credits
+from llmrl.algorithms.meta_gradient import compute_direct_derivative, compute_step_credits
 from llmrl.core.records import MetaSettings, Outcome
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.welfare_measures import OBJECTIVES
@@ -54,7 +54,7 @@ def test_two_step_estimate_has_no_bias(settings, objective, games):
     mean = torch.zeros_like(theta)
     for episode_actions in itertools.product(courses, repeat=games):
         base = torch.tensor([[FIRST[a] for a, _ in episode_actions], [SECOND[a, b] for a, b in episode_actions]])
-        [credit] = step_credits(
+        [credit] = compute_step_credits(
             [rollout(base)], OBJECTIVES[objective], 0.0, format_values(base.sum(0).numpy()), settings
         )
         action_tensor = torch.tensor(episode_actions).T  # [step, game]
@@ -68,7 +68,7 @@ def test_baseline_averages_parallel_episodes():
     """Use two rounds of a game with short episodes: steps 0-1, steps 2-4, and an unfinished episode."""
     done = torch.tensor([[0, 1, 0, 0, 1, 0]]).T.bool()
     base = torch.tensor([[1.0, 2.0, 10.0, 20.0, 30.0, 99.0]]).T
-    [credit] = step_credits(
+    [credit] = compute_step_credits(
         [rollout(base, done)], OBJECTIVES["mean"], 0.0, format_values([3, 60]), MetaSettings(past_return=6.0)
     )
     to_go = [3, 2, 60, 50, 30]
@@ -81,14 +81,18 @@ def test_episode_values_reach_steps():
     done = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]]).bool()
     pieces = [rollout(torch.zeros(4, 2), done), rollout(torch.zeros(4, 2), done)]
     settings = MetaSettings(baseline="past")
-    credits = step_credits(pieces, OBJECTIVES["sustainability"], 0.0, format_values([1, 2, 3, 4, 5, 6, 7, 8]), settings)
+    credits = compute_step_credits(
+        pieces, OBJECTIVES["sustainability"], 0.0, format_values([1, 2, 3, 4, 5, 6, 7, 8]), settings
+    )
     assert (credits[0] * 8).tolist() == [[2, 1], [2, 3], [4, 3], [4, 0]]
     assert (credits[1] * 8).tolist() == [[6, 5], [6, 7], [8, 7], [8, 0]]
 
 
 def test_discount_with_baseline():
     settings = MetaSettings(gamma=0.5, baseline="past", past_return=1.0)
-    [credit] = step_credits([rollout([[1.0], [2.0], [4.0]])], OBJECTIVES["sum"], 0.0, format_values([7]), settings)
+    [credit] = compute_step_credits(
+        [rollout([[1.0], [2.0], [4.0]])], OBJECTIVES["sum"], 0.0, format_values([7]), settings
+    )
     assert credit[:, 0].tolist() == pytest.approx([1 + 1 + 1 - 1, 2 + 2 - 1, 4 - 1])
 
 
@@ -96,10 +100,10 @@ def test_payments_enter_action_and_direct_gradient():
     base, reward = [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [3.0, 0.0]]
     reward_jacobian = torch.ones(2, 2, 1, 1)
     sampled_rollout = rollout(base, reward=reward, reward_jacobian=reward_jacobian)
-    [credit] = step_credits(
+    [credit] = compute_step_credits(
         [sampled_rollout], OBJECTIVES["sum"], 0.5, format_values([-2.0, -1.0]), MetaSettings(baseline="past")
     )
     assert (credit * 2).tolist() == [[-2.0, -1.0], [-1.5, 0.0]]
-    assert direct_derivative([sampled_rollout, sampled_rollout], 0.5).tolist() == [-1.0]
+    assert compute_direct_derivative([sampled_rollout, sampled_rollout], 0.5).tolist() == [-1.0]
     truncated_rollout = dataclasses.replace(sampled_rollout, terminated=torch.tensor([[True, False], [False, False]]))
-    assert direct_derivative([truncated_rollout], 0.5).tolist() == [-0.5]
+    assert compute_direct_derivative([truncated_rollout], 0.5).tolist() == [-0.5]

@@ -67,7 +67,7 @@ def test_sample_moments_match_parameters():
 
 def test_choice_action():
     actions, logits = CategoricalActions(3), torch.tensor([[0.0, 5.0, 1.0]])
-    assert (actions.n_outputs, actions.n_draws, actions.mode(logits).tolist()) == (3, 3, [1])
+    assert (actions.n_outputs, actions.n_uniforms, actions.mode(logits).tolist()) == (3, 3, [1])
     log_prob, entropy = actions.log_prob_entropy(logits, torch.tensor([2]))
     library = reference.Categorical(logits=logits)
     torch.testing.assert_close((log_prob, entropy), (library.log_prob(torch.tensor([2])), library.entropy()))

@@ -51,7 +51,7 @@ def load_exported(network, spec, folder):
     actor = ActorLayers(network)
     identity = [0.0, 1.0, 0.0] if spec.n_players > 1 else []
     agents = {"b": {"prefix": "0/", "identity": identity}}
-    network_file = {"agents": agents, "map": network.image, "layers": actor.layers}
+    network_file = {"agents": agents, "map": network.spatial_channel, "layers": actor.layers}
     (folder / "agent.json").write_text(json.dumps(network_file))
     save_file({f"0/{name}": x.contiguous() for name, x in actor.tensors.items()}, folder / "agent.safetensors")
     program: dict = {}

@@ -76,7 +76,9 @@ def test_treatment_builds(case):
         assert isinstance(loop, LearnLoop)
         assert isinstance(agent, PPOAgent)
         assert agent.policy.recurrent == ("agent=student_lstm" in extra)
-        assert agent.policy.groups()[0][0].central == (treatment.startswith("team") and "agent=ippo" not in extra)
+        assert agent.policy.list_networks()[0][0].has_central_critic == (
+            treatment.startswith("team") and "agent=ippo" not in extra
+        )
         if treatment in ("alone", "team"):
             assert teacher is None
             return

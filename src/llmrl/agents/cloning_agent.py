@@ -113,7 +113,7 @@ class CloningAgent:
                     "action": torch.from_numpy(actions[indices]).to(self.device),
                 }
             )
-        [(network, _)] = self.policy.groups()  # type: ignore[attr-defined]
+        [(network, _)] = self.policy.list_networks()  # type: ignore[attr-defined]
         self._cloning = BehavioralCloning(network, self._settings.cloning, batches[0], batches[1], self._seeds, epochs)
         return self._cloning
 
@@ -239,7 +239,7 @@ def _find_text_channel(student: Agent, spec: EnvSpec) -> str:
         ConfigError: the student does not learn, has several networks, or reads other inputs than trajectories hold.
     """
     policy: Any = student.policy
-    groups = policy.groups() if hasattr(policy, "groups") and student.learns else []
+    groups = policy.list_networks() if hasattr(policy, "list_networks") and student.learns else []
     if len(groups) != 1:
         raise ConfigError(
             f"agent.student: agent=bc trains an agent with one differentiable network, but {type(student).__name__} "

@@ -213,8 +213,8 @@ def _find_first_moves(target: tuple[int, int]) -> np.ndarray:
         # The move leads from the neighboring cell to this one.
         for d_row, d_column, move in ((-1, 0, 0), (1, 0, 1), (0, -1, 2), (0, 1, 3)):
             cell = row + d_row, column + d_column
-            in_bounds = 0 <= cell[0] < 5 and 0 <= cell[1] < 5
-            if not in_bounds or cell in visited or (d_column and _TAXI_WALLS[row][min(column, cell[1])] == "|"):
+            is_inside = 0 <= cell[0] < 5 and 0 <= cell[1] < 5
+            if not is_inside or cell in visited or (d_column and _TAXI_WALLS[row][min(column, cell[1])] == "|"):
                 continue
             visited.add(cell)
             moves[cell] = move

@@ -142,7 +142,7 @@ class PPOAgent:
         parameters = list(self.policy.parameters())
         trainable = sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0
         return {
-            "policy": " + ".join(_list_part_names(self.policy.groups()[0][0])) + " actor-critic",
+            "policy": " + ".join(_list_part_names(self.policy.list_networks()[0][0])) + " actor-critic",
             "networks": len(self.policy.members),
             "parameters": sum(p.numel() for p in parameters),
             "trainable": trainable,
@@ -204,7 +204,7 @@ def _list_part_names(network: ActorCritic) -> list[str]:
     """Return the names of a network's parts, for display."""
     names = [type(network.core).__name__]
     names += [] if network.memory is None else [f"LSTM {network.memory.layers}x{network.memory.units}"]
-    return [*names, "central critic"] if network.central else names
+    return [*names, "central critic"] if network.has_central_critic else names
 
 
 def read_pretraining(run: Path) -> Pretraining | None:

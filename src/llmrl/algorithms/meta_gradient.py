@@ -1,8 +1,8 @@
 """Derivative of a principal's objective with respect to its mechanism, through the updates of the agents.
 
 `MetaGradient` computes the whole gradient. `DifferentiableStep` and the functions after it are differentiable versions
-of optimizer steps, Adam and gradient clipping. `step_credits` is the score-function estimator, which assigns to each
-step of an episode its contribution to the objective.
+of optimizer steps, Adam and gradient clipping. `compute_step_credits` is the score-function estimator, which assigns to
+each step of an episode its contribution to the objective.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmrl.core.welfare_measures import Objective
 from llmrl.networks.actor_critic import JOINT_CHANNEL, MECHANISM_CHANNEL
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
-MAX_SAMPLES = 8192
+MAX_SAMPLES_PER_GRAPH = 8192
 """Maximum number of samples of validation episodes in one computation graph."""
 
 
@@ -43,8 +43,8 @@ class MetaGradient:
     not on its states. A clipped ratio has no derivative. Minibatches and a stop by KL do not depend on tau.
 
     **The objective** depends on the final weights and on tau. Its derivative with respect to the policy's
-    log-probabilities is the score-function estimate (`step_credits`); the rest is the cost of payments
-    (`direct_derivative`).
+    log-probabilities is the score-function estimate (`compute_step_credits`); the rest is the cost of payments
+    (`compute_direct_derivative`).
 
     Args:
         ppo: the agents' learner. After each update its policy and optimizers hold tensors without a graph.
@@ -66,7 +66,7 @@ class MetaGradient:
         self._observed_shift = (
             self._shift if settings.observation_gradient and MECHANISM_CHANNEL in policy.channels else None
         )
-        network = policy.groups()[0][0]
+        network = policy.list_networks()[0][0]
         self._mechanism_columns, self._joint_columns = network.mechanism_columns, network.joint_columns
         if self._observed_shift is not None and policy.core_frozen and self._mechanism_columns is None:
             raise ConfigError(
@@ -101,9 +101,9 @@ class MetaGradient:
             objective, spending_cost: objective of the principal.
             outcome: outcome of these episodes; its `values` are in the order of the rollouts' episodes.
         """
-        credits = step_credits(rollouts, objective, spending_cost, outcome, self.settings)
-        total = direct_derivative(rollouts, spending_cost).to(self.tau.device)
-        for (_, agents), updater in zip(self.ppo.policy.groups(), self._updaters, strict=True):
+        credits = compute_step_credits(rollouts, objective, spending_cost, outcome, self.settings)
+        total = compute_direct_derivative(rollouts, spending_cost).to(self.tau.device)
+        for (_, agents), updater in zip(self.ppo.policy.list_networks(), self._updaters, strict=True):
             # First the derivative with respect to the final weights, then once through the updates that led to them.
             final_step = DifferentiableStep(
                 updater.optimizer_step, self._observed_shift, self._mechanism_columns, self._joint_columns
@@ -111,9 +111,9 @@ class MetaGradient:
             inputs = [*final_step.weights.values(), self.tau]
             sums = [torch.zeros_like(x) for x in inputs]
             for rollout, credit in zip(rollouts, credits, strict=True):
-                samples = self.ppo.samples(rollout, agents)
+                samples = self.ppo.build_samples(rollout, agents)
                 weight = credit[:, :, None].expand(rollout.log_prob[:, :, agents].shape).flatten().to(self.tau.dtype)
-                for indices in torch.split(torch.arange(len(weight), device=weight.device), MAX_SAMPLES):
+                for indices in torch.split(torch.arange(len(weight), device=weight.device), MAX_SAMPLES_PER_GRAPH):
                     policy_outputs, _ = final_step.forward({name: x[indices] for name, x in samples.items()})
                     log_prob, _ = self.ppo.policy.distribution.log_prob_entropy(
                         policy_outputs, samples["action"][indices]
@@ -284,7 +284,7 @@ def clip_by_norm(
     return {name: g * scale for name, g in gradients.items()}, norm
 
 
-def step_credits(
+def compute_step_credits(
     rollouts: Sequence[Rollout],
     objective: Objective,
     spending_cost: float,
@@ -304,7 +304,7 @@ def step_credits(
     end_masks = [rollout.terminated | rollout.truncated for rollout in rollouts]
     if objective.step is not None:
         returns = [
-            _returns_to_go(rollout, end, objective.step, spending_cost, settings.gamma)
+            _compute_returns_to_go(rollout, end, objective.step, spending_cost, settings.gamma)
             for rollout, end in zip(rollouts, end_masks, strict=True)
         ]
     else:
@@ -326,7 +326,7 @@ def step_credits(
     return list(torch.split(credit, [part.shape[1] for part in returns], dim=1))
 
 
-def direct_derivative(rollouts: Sequence[Rollout], spending_cost: float) -> torch.Tensor:
+def compute_direct_derivative(rollouts: Sequence[Rollout], spending_cost: float) -> torch.Tensor:
     """Return the derivative of the objective by the mechanism's values for fixed behavior, [d] float64.
 
     It is the cost of the payments.
@@ -340,7 +340,7 @@ def direct_derivative(rollouts: Sequence[Rollout], spending_cost: float) -> torc
     return total / max(episodes, 1)
 
 
-def _returns_to_go(
+def _compute_returns_to_go(
     rollout: Rollout, end_mask: torch.Tensor, step: Callable[[Array], Array], spending_cost: float, gamma: float
 ) -> torch.Tensor:
     """Return the discounted sum of the objective's payoffs from each step to the end of its episode.

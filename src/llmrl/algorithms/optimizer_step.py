@@ -65,7 +65,7 @@ class TrainedPolicy(Protocol):
         """Distribution of actions that the networks' outputs describe."""
         ...
 
-    def groups(self) -> Sequence[tuple[nn.Module, slice]]:
+    def list_networks(self) -> Sequence[tuple[nn.Module, slice]]:
         """Return each network with its agents, as a slice of the agent axis.
 
         Called with a batch, a network returns outputs [batch, n_outputs] and values [batch]; see `GradientAccumulation`
@@ -73,7 +73,7 @@ class TrainedPolicy(Protocol):
         """
         ...
 
-    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
+    def extend_observation(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
         ...
 

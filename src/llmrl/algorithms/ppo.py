@@ -93,7 +93,7 @@ class PPO:
 
     def __init__(self, policy: TrainedPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
         self.policy, self.settings, self.teacher = policy, settings, teacher
-        if settings.joint_ratio and len(policy.groups()) > 1:
+        if settings.joint_ratio and len(policy.list_networks()) > 1:
             raise ConfigError(
                 "agent.ppo.joint_ratio=true needs one network for all agents, but each agent has its own; set "
                 "agent.share_parameters=true"
@@ -129,7 +129,7 @@ class PPO:
             ValueError: the number of updaters differs from that of networks.
             Diverged: as `update`.
         """
-        pairs = zip(self.policy.groups(), updaters, strict=True)
+        pairs = zip(self.policy.list_networks(), updaters, strict=True)
         indexed_updaters = [(i, updater) for i, (_, updater) in enumerate(pairs)]
         [metrics] = fit([self], rollout, advantage, target, [generator], lambda _: indexed_updaters, advice=advice)
         if isinstance(metrics, Diverged):
@@ -156,7 +156,7 @@ class PPO:
         size = self.settings.minibatch_size
         if not self.settings.drop_last or self.policy.recurrent or size is None:
             return 1
-        min_agents: int = min(agents.stop - agents.start for _, agents in self.policy.groups())
+        min_agents: int = min(agents.stop - agents.start for _, agents in self.policy.list_networks())
         if self.settings.joint_ratio:
             return -(-max(1, size // min_agents) // games)
         return -(-size // (games * min_agents))
@@ -186,13 +186,13 @@ class PPO:
             zeros = torch.zeros_like(reward)
             to_go = generalized_advantages(reward, zeros, zeros, done, s.gamma, 1.0)
             return to_go, to_go
-        value, next_value = self.critic_values(rollout.value), self.critic_values(rollout.next_value)
+        value, next_value = self.denormalize_values(rollout.value), self.denormalize_values(rollout.next_value)
         is_final = is_end if not s.bootstrap_truncation else rollout.terminated
         next_value = torch.where(is_final[..., None], 0.0, next_value)
         advantage = generalized_advantages(reward, value, next_value, done, s.gamma, s.gae_lambda)
         return advantage, advantage + value
 
-    def critic_values(self, output: torch.Tensor) -> torch.Tensor:
+    def denormalize_values(self, output: torch.Tensor) -> torch.Tensor:
         """Return the values [...] that correspond to a critic's outputs [...].
 
         With `normalize_values`, outputs are in units of the targets' running moments. They are not corrected when the
@@ -200,7 +200,7 @@ class PPO:
         """
         return self.value_moments.denormalize(output) if self.settings.normalize_values else output
 
-    def samples(self, rollout: Rollout, agents: slice = slice(None)) -> Batch:
+    def build_samples(self, rollout: Rollout, agents: slice = slice(None)) -> Batch:
         """Return the samples of k agents with time, games and agents merged, [T * n_envs * k, ...]."""
         tensors: Batch = {"action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
         tensors |= {name: x for name, x in rollout.observation.items() if name in self.policy.channels}
@@ -208,7 +208,7 @@ class PPO:
             tensors["features"] = rollout.features
         flat = {name: x.flatten(0, 1) for name, x in tensors.items()}
         if rollout.features is None:
-            flat = self.policy.extended(flat)
+            flat = self.policy.extend_observation(flat)
         return {name: x[:, agents].flatten(0, 1) for name, x in flat.items()}
 
     def draw_permutations(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
@@ -350,7 +350,7 @@ class PPO:
     def _make_updaters(self) -> list[OptimizerStep]:
         s = self.settings
         adam = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.separate_clipping)
-        return [OptimizerStep(network, *adam) for network, _ in self.policy.groups()]
+        return [OptimizerStep(network, *adam) for network, _ in self.policy.list_networks()]
 
 
 def fit(
@@ -382,12 +382,12 @@ def fit(
         ConfigError: as `PPO.update`.
     """
     ppo, n_learners = learners[0], len(learners)
-    settings, groups = ppo.settings, ppo.policy.groups()
+    settings, groups = ppo.settings, ppo.policy.list_networks()
     if indices is None:
         indices = sample_indices(rollout.reward.shape, n_learners, len(groups))
     # Gathered tensors have the layout of their index; a contiguous one makes them independent of other learners.
     indices = indices.contiguous().to(advantage.device)
-    targets_and_values = (target, ppo.critic_values(rollout.value))
+    targets_and_values = (target, ppo.denormalize_values(rollout.value))
     flat = (x.detach().flatten()[indices].view(n_learners, -1) for x in targets_and_values)
     residual_variance = unexplained_variance(*flat)
     if settings.normalize_values:
@@ -397,7 +397,7 @@ def fit(
     if settings.normalize_advantage and settings.normalization_scope == "rollout":
         normalized_advantage = torch.empty_like(normalized_advantage)
         normalized_advantage[indices] = normalize_advantages(advantage.flatten()[indices], settings.advantage_eps)
-    samples = ppo.samples(rollout) | {"advantage": normalized_advantage, "target": target.flatten()}
+    samples = ppo.build_samples(rollout) | {"advantage": normalized_advantage, "target": target.flatten()}
     samples |= {name: x.flatten(0, 2) for name, x in (advice or {}).items()}
     n_samples = indices.shape[1]
     records: list[list[Record]] = []

@@ -266,8 +266,8 @@ class Teacher(Protocol):
     `channels` names the observation channels that the teacher reads. Rollouts contain them even if the student does
     not read them.
 
-    Optional, for `dry_run=true`: `describe()`, which returns texts by name, and `taught(updates)`, which returns in how
-    many of the first updates it advises.
+    Optional, for `dry_run=true`: `describe()`, which returns texts by name, and `count_taught_updates(updates)`, which
+    returns in how many of the first updates it advises.
     """
 
     channels: tuple[str, ...]

@@ -189,11 +189,14 @@ def _costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[fl
 
 
 def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
-    """Return rows on the teacher and the updates in which it teaches; `describe` and `taught` are optional methods."""
+    """Return rows on the teacher and the updates in which it teaches.
+
+    The teacher's methods `describe` and `count_taught_updates` are optional.
+    """
     teacher = parts.teacher
     if teacher is None:
         return [("teacher", "none")]
-    describe, count_lessons = getattr(teacher, "describe", None), getattr(teacher, "taught", None)
+    describe, count_lessons = getattr(teacher, "describe", None), getattr(teacher, "count_taught_updates", None)
     description = (
         type(teacher).__name__ if describe is None else ", ".join(f"{key}: {x}" for key, x in describe().items())
     )

@@ -27,7 +27,7 @@ class CategoricalActions:
 
     Attributes:
         n_outputs: number of outputs that parameterize the distribution in a state.
-        n_draws: number of uniform random numbers for one sample.
+        n_uniforms: number of uniform random numbers for one sample.
         has_logits: whether the outputs are log-probabilities of all actions, up to a constant.
     """
 
@@ -35,11 +35,11 @@ class CategoricalActions:
     has_logits: ClassVar[bool] = True
 
     @property
-    def n_draws(self) -> int:
+    def n_uniforms(self) -> int:
         return self.n_outputs
 
     @staticmethod
-    def choose(outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    def sample_from_uniform(outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         """Return the actions [...] that correspond to numbers `uniform` [..., n_draws], drawn from [0, 1).
 
         The action is a sample of the distribution (Gumbel-max trick).
@@ -99,16 +99,16 @@ class NumericActions:
         self.center, self.half_range = (lower + upper) / 2, (upper - lower) / 2
         self.n_real = len(self.real_indices)
         self.n_outputs = 2 * self.n_real + sum(n for _, n in self.categorical_integers)
-        self.n_draws = self.n_real + sum(n for _, n in self.categorical_integers)
+        self.n_uniforms = self.n_real + sum(n for _, n in self.categorical_integers)
 
-    def choose(self, outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    def sample_from_uniform(self, outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         mean, log_std, logits = self._split(outputs)
         limits = torch.finfo(uniform.dtype)
         probability = uniform[..., : self.n_real].clamp(limits.eps, 1 - limits.eps)
         noise = torch.erfinv(2 * probability - 1) * math.sqrt(2)
         integers, offset = [], self.n_real
         for (_, n), choice_logits in zip(self.categorical_integers, logits, strict=True):
-            integers.append(CategoricalActions.choose(choice_logits, uniform[..., offset : offset + n]))
+            integers.append(CategoricalActions.sample_from_uniform(choice_logits, uniform[..., offset : offset + n]))
             offset += n
         return self._build_action(mean + log_std.exp() * noise, integers)
 
@@ -123,9 +123,9 @@ class NumericActions:
             center, half_range = self._center_and_half_range(mean)
             x = (action[..., self._real_selector].to(mean.dtype) - center) / half_range
             deviation = (x - mean) * (-log_std).exp()
-            density = -0.5 * deviation.square() - log_std - 0.5 * math.log(2 * math.pi)
+            log_density = -0.5 * deviation.square() - log_std - 0.5 * math.log(2 * math.pi)
             gaussian_entropy = log_std + 0.5 * (1 + math.log(2 * math.pi))
-            log_prob, entropy = log_prob + density.sum(-1), entropy + gaussian_entropy.sum(-1)
+            log_prob, entropy = log_prob + log_density.sum(-1), entropy + gaussian_entropy.sum(-1)
         for (i, n), choice_logits in zip(self.categorical_integers, logits, strict=True):
             choice = (action[..., i] - self._low[i]).round().long().clamp(0, n - 1)
             choice_terms = CategoricalActions.log_prob_entropy(choice_logits, choice)
@@ -177,10 +177,10 @@ def sample_actions(
     Numbers are drawn on the generator's device (the CPU) and copied, so that results on a GPU equal those on a CPU.
     """
     device = outputs.device if generator is None else generator.device
-    shape = (*outputs.shape[:-1], actions.n_draws)
+    shape = (*outputs.shape[:-1], actions.n_uniforms)
     uniform = torch.rand(shape, generator=generator, device=device, dtype=outputs.dtype)
     # The copy does not wait for a GPU: memory that is not pinned is read before the call returns.
-    return actions.choose(outputs, uniform.to(outputs.device, non_blocking=outputs.is_cuda))
+    return actions.sample_from_uniform(outputs, uniform.to(outputs.device, non_blocking=outputs.is_cuda))
 
 
 def sample_categorical(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:

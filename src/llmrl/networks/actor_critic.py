@@ -111,7 +111,8 @@ class ActorCritic(nn.Module):
         distribution: distribution of actions that the outputs parameterize.
         normalizer, joint_normalizer: normalizers of the numbers of an agent, and of a central critic; None: no
             normalizer.
-        image, words: names of the map or image and of the instruction that the core reads; None: it reads none.
+        spatial_channel, instruction_channel: names of the map or image and of the instruction that the core reads;
+            None: it reads none.
         vector_channels: names of all other channels that are read, without `player`.
         mechanism_columns: columns of the features that hold the mechanism's values unchanged; None: there are none.
         joint_columns: columns of a central critic's channel `joint` that hold them, agent by agent.
@@ -130,9 +131,9 @@ class ActorCritic(nn.Module):
         channel_names = list_readable_channels(spec, s.observation_channels)
         spatial = [name for name in channel_names if s.core != "mlp" and len(spec.observation[name].shape) == 3]
         _check_spatial_channels(spec, s, channel_names, spatial)
-        self.image = spatial[0] if spatial else None
+        self.spatial_channel = spatial[0] if spatial else None
         self.vector_channels = tuple(name for name in channel_names if name not in spatial)
-        self.words = MISSION_CHANNEL if s.core == "film" else None
+        self.instruction_channel = MISSION_CHANNEL if s.core == "film" else None
         # With a single agent the index carries no information.
         self.vector_inputs = (*self.vector_channels, PLAYER_CHANNEL) if spec.n_players > 1 else self.vector_channels
         is_central = s.critic == "central"
@@ -146,14 +147,14 @@ class ActorCritic(nn.Module):
             mechanism_slice = slice(start, start + widths[MECHANISM_CHANNEL])
         self.mechanism_columns: slice | None = None
         self.core: nn.Module
-        if self.image is None:
+        if self.spatial_channel is None:
             self.n_features = s.features or 64
             self.core = mlp([width, *s.core_hidden, self.n_features], generator, s.activation)
         else:
-            self.core, self.n_features = _build_spatial_core(spec, self.image, generator, s)
-            image_channel = spec.observation[self.image]
+            self.core, self.n_features = _build_spatial_core(spec, self.spatial_channel, generator, s)
+            image_channel = spec.observation[self.spatial_channel]
             # A film core may use batch normalization, and splitting images does not make them faster.
-            is_single_pass = s.core == "film" or self.image == "pixels"
+            is_single_pass = s.core == "film" or self.spatial_channel == "pixels"
             n_cells = image_channel.shape[0] * image_channel.shape[1]
             self._max_samples_per_pass = 0 if is_single_pass else max(1, MAX_CELLS_PER_PASS // n_cells)
             if MECHANISM_CHANNEL in widths:
@@ -195,10 +196,10 @@ class ActorCritic(nn.Module):
 
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the inputs [batch, F] of memory and heads: core output, then joined channels, from [batch, ...]."""
-        if self.image is None:
+        if self.spatial_channel is None:
             return self.core(self._read_vectors(channels, self._core_input_width()))  # type: ignore[no-any-return]
-        core_inputs = (self.image,) if self.words is None else (self.image, self.words)
-        features = self._encode_spatial(*(channels[name] for name in core_inputs))
+        core_inputs = (self.spatial_channel, self.instruction_channel)
+        features = self._encode_spatial(*(channels[name] for name in core_inputs if name is not None))
         return torch.cat([features, self._read_vectors(channels)], dim=-1) if self.vector_inputs else features
 
     def _encode_spatial(self, *inputs: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ class SocietyPolicy(nn.Module):
         self.distribution: ActionDistribution = network.distribution
         self.recurrent, self._has_central_critic = network.memory is not None, network.has_central_critic
         self._vector_channels = network.vector_channels
-        channel_names = {network.image, network.words, *network.vector_channels, "action_mask"}
+        channel_names = {network.spatial_channel, network.instruction_channel, *network.vector_channels, "action_mask"}
         self.channels = tuple(name for name in spec.observation if name in channel_names)
         if core_frozen:
             for member in members:
@@ -48,13 +48,13 @@ class SocietyPolicy(nn.Module):
         """Width of the features that rollouts hold instead of observations; None if the cores are trained."""
         return self.members[0].n_features if self.core_frozen else None  # type: ignore[return-value]
 
-    def groups(self) -> list[tuple[ActorCritic, slice]]:
+    def list_networks(self) -> list[tuple[ActorCritic, slice]]:
         """Return each network with its agents, as a slice of the agent axis."""
         if len(self.members) == 1:
             return [(self.members[0], slice(0, self.n_agents))]  # type: ignore[list-item]
         return [(member, slice(i, i + 1)) for i, member in enumerate(self.members)]  # type: ignore[misc]
 
-    def extended(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def extend_observation(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Add the channels `player` and, for central critics, `joint` to an observation [n, n_agents, ...]."""
         n = next(iter(observation.values())).shape[0]
         additional = {PLAYER_CHANNEL: self.player_one_hots.unsqueeze(0).expand(n, -1, -1)}
@@ -67,8 +67,8 @@ class SocietyPolicy(nn.Module):
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return state values [n_envs, n_agents], without drawing actions."""
-        channels = self.extended(observation)
-        values = _concatenate([self._compute_outputs(*pair, channels, state)[1] for pair in self.groups()])
+        channels = self.extend_observation(observation)
+        values = _concatenate([self._compute_outputs(*pair, channels, state)[1] for pair in self.list_networks()])
         assert values is not None
         return values
 
@@ -85,8 +85,8 @@ class SocietyPolicy(nn.Module):
         The output contains log-probabilities, values, logits (of discrete actions), memory and, of a frozen
         core, features. These are inference tensors; clone them before use in autograd.
         """
-        channels = self.extended(observation)
-        outputs_by_network = [self._compute_outputs(*pair, channels, state) for pair in self.groups()]
+        channels = self.extend_observation(observation)
+        outputs_by_network = [self._compute_outputs(*pair, channels, state) for pair in self.list_networks()]
         outputs, value, features, next_state = (_concatenate(parts) for parts in zip(*outputs_by_network, strict=True))
         assert outputs is not None
         action = self.distribution.mode(outputs) if greedy else sample_actions(self.distribution, outputs, generator)

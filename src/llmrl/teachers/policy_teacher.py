@@ -239,7 +239,7 @@ class PolicyTeacher(StateFields):
             "schedule": str(self.schedule),
         }
 
-    def taught(self, updates: int) -> int:
+    def count_taught_updates(self, updates: int) -> int:
         """Return the number of a student's first `updates` updates with a positive weight."""
         return sum(self.schedule(update) > 0 for update in range(updates))
 

@@ -247,11 +247,11 @@ class LanguagePolicy(nn.Module):
         """Return the context of a rollout, in which each text is computed once (`Memoizing`)."""
         return self._memo.unchanged()
 
-    def groups(self) -> list[tuple[nn.Module, slice]]:
+    def list_networks(self) -> list[tuple[nn.Module, slice]]:
         """Return the network, which plays all agents."""
         return [(self.network, slice(0, self.n_agents))]
 
-    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
+    def extend_observation(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Return the observation unchanged, because prompts contain everything."""
         return observation
 

@@ -96,7 +96,7 @@ class BatchedTrainer:
         for ppo in learners:
             ppo.begin_update(rollout)
         first_learner = learners[0]
-        networks = [network for ppo in learners for network, _ in ppo.policy.groups()]
+        networks = [network for ppo in learners for network, _ in ppo.policy.list_networks()]
         optimizer_steps = [updater for ppo in learners for updater in ppo.updaters]
 
         def updaters(samples: int) -> Iterator[tuple[slice, Updater]]:
@@ -139,10 +139,10 @@ def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
     have_same_structure = all(
         ppo.is_stackable
         and ppo.policy.channels == policy.channels
-        and [agents for _, agents in ppo.policy.groups()] == [agents for _, agents in policy.groups()]
+        and [agents for _, agents in ppo.policy.list_networks()] == [agents for _, agents in policy.list_networks()]
         for ppo in candidates
     )
-    networks = [network for ppo in candidates for network, _ in ppo.policy.groups()]
+    networks = [network for ppo in candidates for network, _ in ppo.policy.list_networks()]
     return candidates if have_same_structure and are_stackable(networks) else None
 
 

@@ -191,7 +191,7 @@ class StackedPolicies:
         self._n_groups = len(policies[0].members)
         is_compiled = is_compilable(policies[0], games)
         self.compiled = CompiledSocieties(policies, games, observation) if is_compiled else None
-        members = [network for policy in policies for network, _ in policy.groups()]
+        members = [network for policy in policies for network, _ in policy.list_networks()]
         agents = policies[0].n_agents // self._n_groups
         self._n_samples = games * agents
         self._network_slices = slices_to_stack(members, self._n_samples, count_cells(members[0], observation))
@@ -219,7 +219,9 @@ class StackedPolicies:
         if greedy:
             action = distribution.mode(outputs)
         else:
-            action = distribution.choose(outputs, self._uniform(outputs, distribution.n_draws, generators))
+            action = distribution.sample_from_uniform(
+                outputs, self._uniform(outputs, distribution.n_uniforms, generators)
+            )
         log_prob, _ = distribution.log_prob_entropy(outputs, action)
         core_features = features if self.policies[0].core_frozen else None
         logits = outputs if distribution.has_logits else None
@@ -232,7 +234,7 @@ class StackedPolicies:
 
     def _compute_outputs(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return outputs [n_envs, n_agents, n_outputs], values [n_envs, n_agents], features [n_envs, n_agents, F]."""
-        samples = {name: self._group_samples(x) for name, x in self.policies[0].extended(observation).items()}
+        samples = {name: self._group_samples(x) for name, x in self.policies[0].extend_observation(observation).items()}
         stack_outputs = []
         for network_slice, stack in zip(self._network_slices, self._stacks, strict=True):
             inputs = {name: x[network_slice] for name, x in samples.items()}
@@ -277,11 +279,13 @@ def are_policies_stackable(policies: Sequence[object]) -> bool:
     if len(societies) < len(policies):
         return False
     shapes = {(policy.n_agents, len(policy.members), policy.core_frozen, policy.channels) for policy in societies}
-    return len(shapes) == 1 and are_stackable([network for policy in societies for network, _ in policy.groups()])
+    return len(shapes) == 1 and are_stackable(
+        [network for policy in societies for network, _ in policy.list_networks()]
+    )
 
 
 def split_rollout(rollout: Rollout, groups: int) -> list[Rollout]:
-    """Split a rollout into one rollout per group of games, `groups` equally large ones; tensors are views."""
+    """Split a rollout into one rollout per group of games, `list_networks` equally large ones; tensors are views."""
     if groups == 1:
         return [rollout]
     games = rollout.reward.shape[1] // groups

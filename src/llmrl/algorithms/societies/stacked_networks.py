@@ -138,7 +138,7 @@ def are_stackable(networks: Sequence[nn.Module]) -> bool:
     modules = list(networks[0].named_modules())
     if not all(type(module) in _STACKABLE_MODULES for _, module in modules) or type(networks[0]) is not ActorCritic:
         return False
-    if any(isinstance(m, nn.Conv2d) and (m.groups != 1 or m.padding_mode != "zeros") for _, m in modules):
+    if any(isinstance(m, nn.Conv2d) and (m.list_networks != 1 or m.padding_mode != "zeros") for _, m in modules):
         return False
     architecture = _describe_architecture(networks[0])
     buffers = list(networks[0].buffers())
@@ -171,11 +171,11 @@ def count_cells(network: ActorCritic, observation: dict[str, torch.Tensor]) -> i
 
     It is 0 if there is none.
     """
-    if network.image is None or network.image not in observation:
+    if network.spatial_channel is None or network.spatial_channel not in observation:
         return 0
     if not any(isinstance(layer, nn.Conv2d) for layer in network.core.modules()):
         return 0
-    height, width = observation[network.image].shape[-3:-1]
+    height, width = observation[network.spatial_channel].shape[-3:-1]
     return int(height * width)
 
 
@@ -209,4 +209,10 @@ def _iterate_shapes(network: nn.Module) -> Iterator[object]:
     for name, p in network.named_parameters():
         yield name, p.shape, p.dtype, p.device, p.requires_grad
     if isinstance(network, ActorCritic):
-        yield network.image, network.words, network.vector_inputs, network.has_central_critic, network.distribution
+        yield (
+            network.spatial_channel,
+            network.instruction_channel,
+            network.vector_inputs,
+            network.has_central_critic,
+            network.distribution,
+        )

@@ -71,7 +71,7 @@ class Body:
     max_speed: float = inf
     size: float = 0.05
 
-    def next_velocities(self, velocity: Pair) -> list[Pair]:
+    def list_next_velocities(self, velocity: Pair) -> list[Pair]:
         """Return the velocity after each of the five moves."""
         gain = self.acceleration * TIME_STEP
         velocities = []
@@ -91,7 +91,7 @@ def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
     """
     x, y = TIME_STEP * velocity[0] - target[0], TIME_STEP * velocity[1] - target[1]
     best_move, min_cost = STAY, inf
-    for move, (vx, vy) in enumerate(body.next_velocities(velocity)):
+    for move, (vx, vy) in enumerate(body.list_next_velocities(velocity)):
         cost = 0.0
         for factor in _COAST_FACTORS:
             cost += hypot(x + factor * vx, y + factor * vy)
@@ -102,11 +102,11 @@ def move_towards(target: Pair, velocity: Pair, body: Body) -> int:
 
 def brake(velocity: Pair, body: Body) -> int:
     """Return the move after which the disc is slowest."""
-    speeds = [hypot(*after) for after in body.next_velocities(velocity)]
+    speeds = [hypot(*after) for after in body.list_next_velocities(velocity)]
     return speeds.index(min(speeds))
 
 
-def waypoint_around(target: Pair, obstacles: Sequence[Pair], clearance: float) -> Pair:
+def find_waypoint(target: Pair, obstacles: Sequence[Pair], clearance: float) -> Pair:
     """Return `target`, or a point beside the first obstacle on the way to it; all are offsets.
 
     Args:

@@ -16,10 +16,10 @@ from llmrl.teachers.particles.particle_domain import (
     Pair,
     ParticleDomain,
     brake,
+    find_waypoint,
     join_words,
     move_towards,
     to_pairs,
-    waypoint_around,
 )
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
@@ -125,7 +125,7 @@ class TagScene:
         self.hunters = {name: others[name] for name in hunters if name in others}
         targets = {name: offset for name, offset in others.items() if name not in hunters}
         self.sentence = f"The agent is {me}. " + (
-            self._hunter_sentence(me, targets) if self.is_hunter else self._prey_sentence()
+            self._describe_hunter(me, targets) if self.is_hunter else self._describe_prey()
         )
 
     def act(self, step: PlanStep) -> int | None:
@@ -138,9 +138,9 @@ class TagScene:
                 return self._flee(list(self.hunters.values())) if self.hunters else None
             case "flee from":
                 return self._flee([self.others[step.object]])
-        return self._move_to(self._interception_point(step.object, intercept=step.skill == "cut off"))
+        return self._move_to(self._find_interception_point(step.object, intercept=step.skill == "cut off"))
 
-    def _hunter_sentence(self, me: str, targets: Mapping[str, Pair]) -> str:
+    def _describe_hunter(self, me: str, targets: Mapping[str, Pair]) -> str:
         offsets = {me: (0.0, 0.0), **self.hunters}
         order = sorted(offsets)
         phrases = [
@@ -150,7 +150,7 @@ class TagScene:
         nearest = min(targets, key=lambda name: hypot(*targets[name]))
         return f"It is a hunter and is nearest to <{nearest}>; {join_words(phrases)}."
 
-    def _prey_sentence(self) -> str:
+    def _describe_prey(self) -> str:
         nearest = min(self.hunters, key=lambda name: hypot(*self.hunters[name]))
         distance = "close" if hypot(*self.hunters[nearest]) < CLOSE_DISTANCE else "far"
         location = "near the edge of the arena" if max(map(abs, self.position)) > NEAR_EDGE else "inside the arena"
@@ -158,10 +158,10 @@ class TagScene:
 
     def _move_to(self, target: Pair) -> int:
         return move_towards(
-            waypoint_around(target, self.obstacles, OBSTACLE_RADIUS + self.body.size + 0.02), self.velocity, self.body
+            find_waypoint(target, self.obstacles, OBSTACLE_RADIUS + self.body.size + 0.02), self.velocity, self.body
         )
 
-    def _interception_point(self, name: str, intercept: bool) -> Pair:
+    def _find_interception_point(self, name: str, intercept: bool) -> Pair:
         """Return the point to go to in order to catch another agent."""
         x, y = self.others[name]
         vx, vy = self.velocities.get(name, (0.0, 0.0))
@@ -178,13 +178,13 @@ class TagScene:
     def _flee(self, threats: Sequence[Pair]) -> int:
         """Return the move that, if repeated, leaves most room to hunters who approach the agent's path."""
         best_move, max_score = 0, -inf
-        for move, start_velocity in enumerate(self.body.next_velocities(self.velocity)):
+        for move, start_velocity in enumerate(self.body.list_next_velocities(self.velocity)):
             x, y = TIME_STEP * self.velocity[0], TIME_STEP * self.velocity[1]
             velocity, score = start_velocity, 0.0
             for k in range(1, FLEE_STEPS + 1):
                 score += self._score_position((x, y), threats, HUNTER.max_speed * TIME_STEP * k)
                 x, y = x + TIME_STEP * velocity[0], y + TIME_STEP * velocity[1]
-                velocity = self.body.next_velocities(velocity)[move]
+                velocity = self.body.list_next_velocities(velocity)[move]
             score += self._score_position((x, y), threats, HUNTER.max_speed * TIME_STEP * (FLEE_STEPS + 1))
             if score > max_score:
                 best_move, max_score = move, score

@@ -126,14 +126,14 @@ def explore(world: ObservedRoom) -> int | None:
     closed doors. This is the whole view of three by three cells and a part of any larger one. The walk is one of the
     shortest (see `walk_until`), with up to `MAX_DETOUR` more steps to see more.
     """
-    frontier = _frontier(world)
+    frontier = _find_frontier(world)
     if not frontier:
         return None
     # The frontier is not visible now, so the walk has at least one step.
-    return walk_until(world, lambda pose: _visible_frontier(world, pose, frontier), MAX_DETOUR)
+    return walk_until(world, lambda pose: _count_visible_frontier(world, pose, frontier), MAX_DETOUR)
 
 
-def _frontier(world: ObservedRoom) -> set[int]:
+def _find_frontier(world: ObservedRoom) -> set[int]:
     """Return the unseen cells next to a seen one that no wall or closed door separates from the agent."""
     geometry, object_ids = world.geometry, world.object_ids
     frontier: set[int] = set()
@@ -159,7 +159,7 @@ def _is_opaque(world: ObservedRoom, cell: int) -> bool:
     return kind in (WALL, UNSEEN)
 
 
-def _visible_frontier(world: ObservedRoom, pose: int, frontier: set[int]) -> int:
+def _count_visible_frontier(world: ObservedRoom, pose: int, frontier: set[int]) -> int:
     """Return the number of frontier cells that are visible from a pose."""
     neighbors, cell, direction = world.geometry.neighbors, pose >> 2, pose & 3
     left, right = (direction - 1) & 3, (direction + 1) & 3
