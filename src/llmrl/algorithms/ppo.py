@@ -428,7 +428,7 @@ def fit(
 
 
 def _average_records(records: Sequence[Record]) -> torch.Tensor:
-    """Return the means over steps of the records of k networks, [len(DIAGNOSTICS), k]."""
+    """Return the means over steps of the records of k networks, [len(DIAGNOSTIC_NAMES), k]."""
     steps = [torch.stack([record[name] for name in DIAGNOSTIC_NAMES]) for record in records]
     return torch.stack(steps, dim=-1).mean(-1).view(len(DIAGNOSTIC_NAMES), -1)
 

@@ -107,11 +107,9 @@ class LanguageActorCritic(nn.Module):
         config: Any = self.language.config
         width = config.get_text_config().hidden_size
         self.critic = _build_head(width, hidden, 1, VALUE_GAIN, activation, generator)
-        self.actor = (
-            None
-            if self.scores_actions
-            else _build_head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
-        )
+        self.actor: nn.Sequential | None = None
+        if not self.scores_actions:
+            self.actor = _build_head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
         self.n_tokens = 0  # number of positions computed so far
         self.activate_adapter: Callable[[], None] = lambda: None
         """Function that makes the model use this network's adapter, if it has one."""
@@ -190,8 +188,8 @@ class LanguageActorCritic(nn.Module):
             groups[-1][1].extend(joints_by_prompts[joint_prompt_indices])
         local_groups = groups[self.processes.rank :: world_size]
         for _, group in local_groups:
-            indices = torch.isin(joint_indices, torch.tensor(group, device=joint_indices.device)).nonzero().squeeze(1)
-            yield _select_samples(batch, indices), len(indices) / n_samples
+            is_in_group = torch.isin(joint_indices, torch.tensor(group, device=joint_indices.device))
+            yield _select_samples(batch, is_in_group.nonzero().squeeze(1)), int(is_in_group.sum()) / n_samples
         if not local_groups:  # at least one piece
             yield _select_samples(batch, torch.zeros(1, dtype=torch.int64, device=joint_indices.device)), 0.0
 
