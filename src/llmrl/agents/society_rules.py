@@ -56,21 +56,36 @@ def make_society_rule(spec: EnvSpec, role: Role | None, steps_per_turn: int, max
     if spec.name not in ("cleanup", "harvest"):
         if role is not None:
             raise ConfigError(f"agent.role={role} is for env=cleanup and env=harvest; leave it null")
-        description = "enough players hold the lever, the others leave"
-        is_escape_room = spec.name == "escape_room"
-        return Rule(("vector",), description, _EscapeRoomCrew(spec).choose_actions) if is_escape_room else None
+        return _make_escape_room_rule(spec) if spec.name == "escape_room" else None
     if role in ("cleaner", "turn_taker") and "clean" not in spec.action_names:
         raise ConfigError(f"agent.role={role} needs a river to clean; use env=cleanup or agent.role=forager")
     players = _GridPlayers(spec)
+
+    def take_turns(views: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
+        first_cleaner = (steps // steps_per_turn) * max_cleaners % spec.n_players
+        is_cleaning = (np.asarray(seats)[None] - first_cleaner[:, None]) % spec.n_players < max_cleaners
+        return np.where(is_cleaning, players.clean(views), players.forage(views))
+
+    if role == "turn_taker":
+        description = f"{max_cleaners} players at once clean in turn, {steps_per_turn} steps each, and forage otherwise"
+        return Rule(("grid",), description, take_turns)
     if role == "cleaner":
         description = "cleans dirt in view, else looks for some"
         return Rule(("grid",), description, lambda views, *_: players.clean(views))
-    if role == "turn_taker":
-        description = f"{max_cleaners} players at once clean in turn, {steps_per_turn} steps each, and forage otherwise"
-        turn_takers = _TurnTakers(players, spec.n_players, steps_per_turn, max_cleaners)
-        return Rule(("grid",), description, turn_takers.choose_actions)
     description = "walks to the nearest apple in view, else looks for some"
     return Rule(("grid",), description, lambda views, *_: players.forage(views))
+
+
+def _make_escape_room_rule(spec: EnvSpec) -> Rule:
+    """Return the rule for an escape room: the first players go to the working lever, the others to the door."""
+    min_players_at_lever, n_levers = int(spec.facts["min_agents_per_lever"]), spec.n_actions - 2
+
+    def choose_actions(vectors: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
+        working_lever: Any = vectors[:, 0, -n_levers:].argmax(-1)
+        is_at_lever = np.asarray(seats) < min_players_at_lever
+        return np.where(is_at_lever[None], working_lever[:, None], n_levers)
+
+    return Rule(("vector",), "enough players hold the lever, the others leave", choose_actions)
 
 
 class _GridPlayers:
@@ -138,29 +153,3 @@ def _shift_cells(cells: np.ndarray, d_row: int, d_column: int) -> np.ndarray:
     n = max(abs(d_row), abs(d_column))
     padded = np.pad(cells, [*[(0, 0)] * (cells.ndim - 2), (n, n), (n, n)])
     return padded[..., n + d_row : n + d_row + height, n + d_column : n + d_column + width]
-
-
-class _TurnTakers:
-    """Players who take turns at cleaning and forage otherwise."""
-
-    def __init__(self, players: _GridPlayers, n_players: int, steps_per_turn: int, max_cleaners: int) -> None:
-        self._players, self._n_players = players, n_players
-        self._steps_per_turn, self._max_cleaners = steps_per_turn, max_cleaners
-
-    def choose_actions(self, views: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
-        first_cleaner = (steps // self._steps_per_turn) * self._max_cleaners % self._n_players
-        is_cleaning = (np.asarray(seats)[None] - first_cleaner[:, None]) % self._n_players < self._max_cleaners
-        return np.where(is_cleaning, self._players.clean(views), self._players.forage(views))
-
-
-class _EscapeRoomCrew:
-    """Players of an escape room: the first players go to the working lever, the others to the door."""
-
-    def __init__(self, spec: EnvSpec) -> None:
-        self._min_players_at_lever = int(spec.facts["min_agents_per_lever"])
-        self._n_levers = spec.n_actions - 2
-
-    def choose_actions(self, vectors: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:
-        working_lever: Any = vectors[:, 0, -self._n_levers :].argmax(-1)
-        is_at_lever = np.asarray(seats) < self._min_players_at_lever
-        return np.where(is_at_lever[None], working_lever[:, None], self._n_levers)
