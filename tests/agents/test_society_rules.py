@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from environments import make_env
-from llmrl.agents.heuristic_agent import HeuristicAgent
-from llmrl.agents.society_rules import _shift_cells
+from llmrl.agents.heuristic_agent import HeuristicAgent, _shift_cells
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.vec_env import NativeEnv
