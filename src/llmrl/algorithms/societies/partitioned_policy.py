@@ -13,12 +13,7 @@ from torch.nn import functional
 
 from llmrl.algorithms.societies.compiled_acting import CompiledSocieties, is_compilable
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable, count_cells, slices_to_stack
-from llmrl.core.model_protocols import (
-    ConversationGenerator,
-    ConversingPolicy,
-    merge_conversations,
-    run_conversation,
-)
+from llmrl.core.model_protocols import ConversationGenerator, ConversingPolicy, merge_conversations, run_conversation
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
 from llmrl.core.records import Observation, PolicyOutput
