@@ -223,12 +223,12 @@ class DRRNAgent:
         is_idle = np.array([text == "" for text in unique_texts])[text_indices.flatten(1).cpu().numpy()]
         is_next_idle = np.concatenate([is_idle[1:], final_states[n_steps - 1][2][None]])
         for t, (final_texts, mask, is_empty) in final_states.items():
-            indices = np.flatnonzero(truncated[t]).tolist()
-            if indices:
-                next_prompts[t] = [final_texts[i] if i in indices else text for i, text in enumerate(next_prompts[t])]
+            ended = np.flatnonzero(truncated[t]).tolist()
+            if ended:
+                next_prompts[t] = [final_texts[i] if i in ended else text for i, text in enumerate(next_prompts[t])]
             if next_action_mask is not None:
-                next_action_mask[t, indices] = mask[indices]
-            is_next_idle[t, indices] = is_empty[indices]
+                next_action_mask[t, ended] = mask[ended]
+            is_next_idle[t, ended] = is_empty[ended]
         terminal = rollout.terminated[:, :, None].expand(shape).flatten(1).cpu().numpy()
         if not self._settings.bootstrap_truncation:
             terminal = terminal | truncated

@@ -68,8 +68,11 @@ class StackedConv2d(nn.Module):
         weights = self.weight[:, : self.shape.numel()].unbind()
         biases = [None] * len(weights) if self.bias is None else self.bias[:, : self.n_out].unbind()
         triples = zip(x.unbind(), weights, biases, strict=True)
-        geometry = (self.stride, self.padding, self.dilation)
-        return torch.stack([functional.conv2d(inputs, w.view(self.shape), b, *geometry) for inputs, w, b in triples])
+        outputs = [
+            functional.conv2d(inputs, weight.view(self.shape), bias, self.stride, self.padding, self.dilation)
+            for inputs, weight, bias in triples
+        ]
+        return torch.stack(outputs)
 
 
 class StackedLogStd(nn.Module):
