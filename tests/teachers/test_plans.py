@@ -96,7 +96,7 @@ def test_truncated_plan_is_invalid():
     text = reply(("go to", "red key"), ("pick up", "red key"))[:-3]
     assert len(parse(text)) == 2
     with pytest.raises(InvalidReply, match="cut off"):
-        parse_reply(text, SKILLS, OBJECTS, cut=True)
+        parse_reply(text, SKILLS, OBJECTS, is_truncated=True)
 
 
 def test_empty_scene_allows_exploring():

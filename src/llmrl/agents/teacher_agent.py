@@ -26,7 +26,7 @@ class TeacherAgent(NonLearningAgent):
             )
         self.policy, self.teacher = teacher.policy, teacher
         # All episodes of a run share the plans that a language model sampled once.
-        self.shares_learning = bool(getattr(teacher, "keeps_draws", False))
+        self.shares_learning = bool(getattr(teacher, "shares_plan_samples", False))
 
     def describe(self) -> dict[str, Any]:
         return {"policy": "the teacher's", "parameters": 0}

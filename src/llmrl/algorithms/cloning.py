@@ -41,7 +41,7 @@ class BehavioralCloning:
         settings: hyperparameters.
         train_samples: training samples: `action` [n] and the network's inputs, each [n, ...].
         validation_samples: samples for `validate`; may be empty.
-        seeds: seed tree; epoch i is shuffled by stream `update_index` of its child `permutation`.
+        seeds: seed tree; epoch i is shuffled by stream `i` of its child `order`.
         epochs: number of passes over the training samples.
 
     Attributes:
@@ -124,7 +124,7 @@ class BehavioralCloning:
         self._updater.load_state_dict(state["optimizer"])
 
     def _draw_minibatch(self, update_index: int) -> torch.Tensor:
-        """Return the indices of the samples of update `update_index`; every sample occurs once per epoch."""
+        """Return the indices of the samples of an update; every sample occurs once per epoch."""
         epoch, batch_index = divmod(update_index, self.n_updates_per_epoch)
         if self._epoch_permutation is None or self._epoch_permutation[0] != epoch:
             permutation = torch.randperm(self.n_train, generator=self._seeds.child("order").torch(epoch))

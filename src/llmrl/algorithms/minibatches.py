@@ -40,7 +40,7 @@ def sample_indices(shape: Sequence[int], learners: int, groups: int) -> torch.Te
     Args:
         shape: shape of the rollout, [T, n_envs, n_agents].
         learners: number of learners.
-        list_networks: number of networks of each learner.
+        groups: number of networks of each learner.
     """
     steps, games, agents = shape
     index = torch.arange(steps * games * agents).view(steps, learners, games // learners, groups, agents // groups)

@@ -41,7 +41,7 @@ class SocietyPolicy(nn.Module):
             for member in members:
                 member.core.requires_grad_(False)
         seats = list(spec.seats or range(spec.n_agents))
-        self.register_buffer("identity", torch.eye(spec.n_players)[seats], persistent=False)
+        self.register_buffer("player_one_hots", torch.eye(spec.n_players)[seats], persistent=False)
 
     @property
     def frozen_feature_width(self) -> int | None:

@@ -280,7 +280,7 @@ def are_policies_stackable(policies: Sequence[object]) -> bool:
 
 
 def split_rollout(rollout: Rollout, groups: int) -> list[Rollout]:
-    """Split a rollout into one rollout per group of games, `list_networks` equally large ones; tensors are views."""
+    """Split a rollout into one rollout per group of games, `groups` equally large ones; tensors are views."""
     if groups == 1:
         return [rollout]
     games = rollout.reward.shape[1] // groups

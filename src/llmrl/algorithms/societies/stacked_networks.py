@@ -141,7 +141,7 @@ def are_stackable(networks: Sequence[nn.Module]) -> bool:
     modules = list(networks[0].named_modules())
     if not all(type(module) in _STACKABLE_MODULES for _, module in modules) or type(networks[0]) is not ActorCritic:
         return False
-    if any(isinstance(m, nn.Conv2d) and (m.list_networks != 1 or m.padding_mode != "zeros") for _, m in modules):
+    if any(isinstance(m, nn.Conv2d) and (m.groups != 1 or m.padding_mode != "zeros") for _, m in modules):
         return False
     architecture = _describe_architecture(networks[0])
     buffers = list(networks[0].buffers())
