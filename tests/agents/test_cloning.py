@@ -323,9 +323,9 @@ def test_actions_are_matched_by_name(data):
     mirrored = record(names=("go west", "go east"))
     agent = cloner(data(mirrored), env=Corridor(names=names))
     assert set(mirrored.action) == {0, 1}
-    assert (agent._to_actions(mirrored) == np.where(mirrored.action == 0, 1, 2)).all()
+    assert (agent._map_actions(mirrored) == np.where(mirrored.action == 0, 1, 2)).all()
     with pytest.raises(ConfigError, match=r"'walk'.*env=corridor.*go east, go west, wait"):
-        cloner("bot", env=env)._to_actions(record(names=("walk", "go west")))
+        cloner("bot", env=env)._map_actions(record(names=("walk", "go west")))
 
 
 def test_rejects_different_prompts(data, tmp_path):

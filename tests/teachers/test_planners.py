@@ -73,7 +73,7 @@ def test_prompt_snapshots(task):
 
 
 def test_repair_prompt_snapshot():
-    check_snapshot("repair", planner()._repair("there is no skill 'fly'; there are explore, go to").text)
+    check_snapshot("repair", planner()._render_repair("there is no skill 'fly'; there are explore, go to").text)
 
 
 @pytest.mark.parametrize("task", STATES)

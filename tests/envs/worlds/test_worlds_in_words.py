@@ -156,13 +156,13 @@ class TestTurnRewards:
         collector.reset(0)
         rollout = collector.collect(30, Seeds(0).torch("actions"))
         actions = [int(rollout.action[t, 0, t % 2]) for t in range(30)]
-        transitions = agent._transitions(rollout)
+        transitions = agent._build_transitions(rollout)
         assert transitions.action.tolist() == actions
         for player, rewards in enumerate(cumulative_rewards(actions).values()):
             assert transitions.reward[player::2].tolist() == rewards[1:]
             assert transitions.terminal[player::2].tolist() == [False] * 14 + [True]
             assert transitions.next_prompt[player:-2:2] == transitions.prompt[player + 2 :: 2]
-        truncated_transitions = agent._transitions(collector.collect(4, Seeds(1).torch("actions")))
+        truncated_transitions = agent._build_transitions(collector.collect(4, Seeds(1).torch("actions")))
         assert len(truncated_transitions.action) == 3, "the next decision of the second player is not in the rollout"
         parts.close()
 
