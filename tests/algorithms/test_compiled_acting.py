@@ -61,7 +61,9 @@ def test_outputs_equal_torch(kind, share):
             games = slice(i * GAMES, (i + 1) * GAMES)
             expected = policy.act({name: x[games] for name, x in observation.items()}, greedy=True)
             distribution = policy.distribution
-            action = expected.action if draws is None else distribution.choose(expected.logits, uniform[games])
+            action = (
+                expected.action if draws is None else distribution.sample_from_uniform(expected.logits, uniform[games])
+            )
             assert torch.equal(output.action[games], action)
             torch.testing.assert_close(output.logits[games], expected.logits, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(output.value[games], expected.value, rtol=1e-5, atol=1e-6)

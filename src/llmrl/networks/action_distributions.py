@@ -40,7 +40,7 @@ class CategoricalActions:
 
     @staticmethod
     def sample_from_uniform(outputs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        """Return the actions [...] that correspond to numbers `uniform` [..., n_draws], drawn from [0, 1).
+        """Return the actions [...] that correspond to numbers `uniform` [..., n_uniforms], drawn from [0, 1).
 
         The action is a sample of the distribution (Gumbel-max trick).
         """

@@ -21,7 +21,7 @@ from torch import nn
 from llmrl.core.numba_cache import cache_folder, numba_cache
 from llmrl.core.records import PolicyOutput
 from llmrl.networks.action_distributions import CategoricalActions
-from llmrl.networks.actor_critic import PLAYER, ActorCritic
+from llmrl.networks.actor_critic import PLAYER_CHANNEL, ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.networks.spatial_cores import PlanesCore
 
@@ -34,7 +34,7 @@ ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
 """Codes of the activations of hidden layers in the compiled functions."""
 
 MIN_UNIFORM, MAX_UNIFORM = np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).eps
-"""Bounds of the random numbers whose logarithm is taken, as in `CategoricalActions.choose`."""
+"""Bounds of the random numbers whose logarithm is taken, as in `CategoricalActions.sample_from_uniform`."""
 
 
 class Samples(NamedTuple):
@@ -227,7 +227,7 @@ class CompiledSocieties:
 
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policy, self.n_games = policies[0], games * len(policies)
-        self._members: list[ActorCritic] = [network for policy in policies for network, _ in policy.groups()]
+        self._members: list[ActorCritic] = [network for policy in policies for network, _ in policy.list_networks()]
         n_agents, n_members = self.policy.n_agents, len(self.policy.members)
         agent_members = np.tile(np.arange(n_agents), self.n_games) if n_members > 1 else 0
         self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_members + agent_members
@@ -236,13 +236,13 @@ class CompiledSocieties:
         n = len(self._network_indices)
         self._shapes = ((n, network.actor[0].shape[1] - 1), (n, network.actor[-1].shape[2]), (n, 1), (n,))
         example = {name: x[:1] for name, x in observation.items()}
-        channels = {name: self.policy.extended(example)[name] for name in self._members[0].vectors}
+        channels = {name: self.policy.extend_observation(example)[name] for name in self._members[0].vector_inputs}
         widths = [x[0, 0].numel() for x in channels.values()]
         self._numbers = np.empty((self.n_games, n_agents, sum(widths)), np.float32)
         stops = np.cumsum(widths).tolist()
         self._columns = {name: slice(i - width, i) for name, width, i in zip(channels, widths, stops, strict=True)}
-        if (players := self._columns.pop(PLAYER, None)) is not None:
-            self._numbers[:, :, players] = channels[PLAYER].numpy()
+        if (players := self._columns.pop(PLAYER_CHANNEL, None)) is not None:
+            self._numbers[:, :, players] = channels[PLAYER_CHANNEL].numpy()
         width = max(max(layer.shape[1:]) for layer in (*network.core, *network.actor, *network.critic))
         self._terms = Terms(np.empty(width, np.int64), np.empty(width, np.float32), np.empty(width, np.float32))
 
@@ -264,10 +264,11 @@ class CompiledSocieties:
             observation: channels of all games, [n_envs, n_agents, ...], those of the first policy first.
             uniform: numbers in [0, 1), [n_envs, n_agents, n_actions]; None: the most probable actions are taken.
         """
-        n, shape, image = len(self._network_indices), (self.n_games, self.policy.n_agents), self._members[0].image
+        n, shape = len(self._network_indices), (self.n_games, self.policy.n_agents)
+        map_channel = self._members[0].spatial_channel
         codes = np.empty((n, 0, 0), np.uint8)
-        if image is not None:
-            codes = np.ascontiguousarray(observation[image].numpy())
+        if map_channel is not None:
+            codes = np.ascontiguousarray(observation[map_channel].numpy())
             codes = codes.reshape(n, -1, codes.shape[-1])
         for name, columns in self._columns.items():
             self._numbers[:, :, columns] = observation[name].numpy().reshape(*shape, -1)
@@ -291,10 +292,10 @@ def is_compilable(policy: SocietyPolicy, games: int) -> bool:
     assert isinstance(network, ActorCritic)
     return (
         games * policy.n_agents <= MAX_SAMPLES * len(policy.members)
-        and (type(network.core) is PlanesCore or network.image is None)
+        and (type(network.core) is PlanesCore or network.spatial_channel is None)
         and isinstance(network.distribution, CategoricalActions)
         and "action_mask" not in policy.channels
-        and not (network.central or network.separate or network.has_normalizers)
+        and not (network.has_central_critic or network.has_separate_critic or network.has_normalizers)
         and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in network.parameters())
     )
 

@@ -208,7 +208,7 @@ class StackedPolicies:
         if self.compiled is not None:
             player_one_hots = self.policies[0].player_one_hots
             return self.compiled.act(
-                observation, None if greedy else self._uniform(player_one_hots, distribution.n_draws, generators)
+                observation, None if greedy else self._uniform(player_one_hots, distribution.n_uniforms, generators)
             )
         outputs, value, features = self._compute_outputs(observation)
         if greedy:
