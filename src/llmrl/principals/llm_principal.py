@@ -190,8 +190,8 @@ class LLMPrincipal(StateFields, ABC):
         numbers = range(1, n + 1)
         if self.learning is not None:
             self.learning.check(n)
-        questions = [self.question(name, k, n) for k in numbers]
         parsers = [self.parser(name, k if n > 1 else None) for k in numbers]
+        questions = [self.question(name, k, n) for k in numbers]
         parsed_replies = self.structured_query.ask(questions, [self._reply_parser(parser) for parser in parsers])
         answers = [self._apply_fallback(parsed_reply, name, k) for k, parsed_reply in enumerate(parsed_replies, 1)]
         vectors = np.array([answer.vector for answer in answers])

@@ -145,7 +145,7 @@ class LLMSearch(LLMPrincipal):
             question=VectorQuestion(
                 turn=self.iteration + self.settings.first_iteration,
                 proposal=proposal,
-                history=[[float(shown_number(x)) for x in record["vector"]] for record in self.select()],
+                history=[[float(shown_number(x)) for x in record["vector"]] for record in self.history.records],
             ),
             words=actions if choices else (),
         )
