@@ -101,8 +101,9 @@ class Setting:
         """Return seconds of playing, and of learning."""
         nodes, clock = [Seeds(0).child("round")], time.process_time if self.device == "cpu" else time.perf_counter
         start = clock()
-        game_seeds, actions = self.societies.game_seeds(nodes), self.societies.action_seeds(nodes)
-        request = PlayEpisode(collector=self.collector, steps=self.horizon, seed=game_seeds, actions=actions)
+        game_seeds, action_seeds = (self.societies.shared_or_society_seeds(nodes, name) for name in ("env", "actions"))
+        seed = game_seeds if len(game_seeds) > 1 else game_seeds[0]
+        request = PlayEpisode(collector=self.collector, steps=self.horizon, seed=seed, action_seeds=action_seeds)
         rollout = self.executor.answer(request)
         rollout_end = clock()
         self.executor.answer(self.societies.update_request(rollout, nodes))

@@ -28,7 +28,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.loops.independent_games import EpisodePlan, IndependentGames
+from llmrl.loops.independent_games import IndependentGames
 from llmrl.rollout.collector import Collector, evaluate_policy
 from models import openai_model
 from players import llm_player
@@ -94,7 +94,7 @@ def measured(made: Any, apart: bool) -> tuple[float, float]:
         seeds = Seeds(1)
         begun = time.perf_counter()
         if apart:
-            games = IndependentGames(env, policy, "cpu", EpisodePlan(EPISODES, seeds.integer))
+            games = IndependentGames(env, policy, "cpu", EPISODES, seeds.integer)
             try:
                 while games.is_running:
                     games.advance()

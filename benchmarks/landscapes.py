@@ -81,17 +81,17 @@ class ReportedNoisePrincipal(GaussianProcessPrincipal):
         self.variances += [outcome.standard_error**2 for outcome in outcomes if outcome.standard_error is not None]
         return super().tell(outcomes)
 
-    def _fit(self) -> SingleTaskGP:
+    def _fit_model(self) -> SingleTaskGP:
         import torch
         from botorch.fit import fit_gpytorch_mll
         from botorch.models.gp_regression import SingleTaskGP
         from gpytorch.mlls import ExactMarginalLogLikelihood
 
-        mean, scale = self._scale()
+        mean, scale = self._value_moments()
         values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
         noise = torch.tensor(np.maximum(np.array(self.variances) / scale**2, MIN_VARIANCE))[:, None]
         inputs = self._inputs(self.rows, self.vectors)
-        model = SingleTaskGP(inputs, values, noise, covar_module=self._kernel(), outcome_transform=None)
+        model = SingleTaskGP(inputs, values, noise, covar_module=self._build_kernel(), outcome_transform=None)
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         return model
 
@@ -157,7 +157,7 @@ def search(
             if name in INCUMBENTS:
                 row[INCUMBENTS[name]] = function.score(incumbent(estimates))
             if isinstance(principal, BanditPrincipal) and name in BEST_ARMS:
-                row[BEST_ARMS[name]] = max(function.score(arm) for arm in principal.grid.vectors)
+                row[BEST_ARMS[name]] = max(function.score(arm) for arm in principal.arms)
     return scores, time.process_time() - start
 
 

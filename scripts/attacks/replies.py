@@ -409,7 +409,7 @@ def _(folder: Path) -> tuple[bool, str]:
             raise MemoryError(text[:3])
 
     class EmptyPrompt:
-        shown = ()
+        shown_trials = ()
 
     evaluator = ReplyEvaluator(UnreadablePrompts(), lambda vectors, seeds: np.zeros((0, 2)), 2, Seeds(0))  # type: ignore[arg-type]
     prompt: Any = EmptyPrompt()

@@ -12,7 +12,7 @@ from llmrl.envs.particles.mpe_scenarios import SimpleReference
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.envs.rooms.tasks import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.loops.independent_games import PerGameSeeding, separable
+from llmrl.loops.independent_games import PerGameSeeding, has_separable_games
 
 N, STEPS = 4, 12
 
@@ -65,7 +65,7 @@ def assert_equal_game(env, single, game, observation, single_observation):
 @for_all_envs
 def test_episode_follows_its_seed(name):
     env, game = ENVS[name](), 2
-    assert separable(env)
+    assert has_separable_games(env)
     single, seeds = env.one_game(), [11, 7, 5, 3]
     if isinstance(env, PerGameSeeding):
         env.seed_games(np.array(seeds))
@@ -94,4 +94,6 @@ def test_subclasses_declare_support():
     class DerivedEnv(EscapeRoom):
         """A subclass without its own declaration."""
 
-    assert separable(make_env("escape_room")) and not separable(DerivedEnv(make_env("escape_room").settings, Seeds(0)))
+    assert has_separable_games(make_env("escape_room")) and not has_separable_games(
+        DerivedEnv(make_env("escape_room").settings, Seeds(0))
+    )

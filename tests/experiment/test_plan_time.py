@@ -7,7 +7,7 @@ import pytest
 from experiments import compose, run
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.loops.rehearsals import STEPS, steps_per_second
+from llmrl.loops.rehearsals import TIMED_STEPS, measure_steps_per_second
 
 SMALL = ("env=escape_room", "principal=ucb", "env.n_envs=8", "design.candidates=2", "design.adapt_rounds=3")
 
@@ -57,8 +57,8 @@ def test_estimate_uses_measured_rates():
 
     parts.env.step = count_step
     initial_weights = {name: x.clone() for name, x in parts.agents[0].policy.state_dict().items()}
-    assert steps_per_second(loop.adaptation, Seeds(0)) > 0
-    assert len(steps_played) >= STEPS and set(steps_played) == {8}
+    assert measure_steps_per_second(loop.adaptation, Seeds(0)) > 0
+    assert len(steps_played) >= TIMED_STEPS and set(steps_played) == {8}
     after = parts.agents[0].policy.state_dict()
     assert any((after[name] != x).any() for name, x in initial_weights.items()), "updates count, too"
 

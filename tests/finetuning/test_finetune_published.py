@@ -81,7 +81,7 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
     assert question.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in question.text
     assert "iteration 1 of 400" in question.text and str(optimum) in question.text
     assert not {"car", "swim", "force", "observation"} & set(re.findall(r"\w+", question.text.lower()))
-    assert np.array_equal(prompt_format.usable(vector), vector)
+    assert np.array_equal(prompt_format.to_played_vector(vector), vector)
 
 
 def test_tabular_policy_plays_only_actions(model, tmp_path):
@@ -91,13 +91,13 @@ def test_tabular_policy_plays_only_actions(model, tmp_path):
     with build_loop(config, RunResources(config, build_model)) as loop:
         prompt_format, low, high = loop.task.prompt_format, loop.task.space.low, loop.task.space.high
         data = loop.dataset.prepare(loop.task, tmp_path, Seeds(0))
-        vectors = np.stack([trial.vector for question in data.train for trial in question.shown])
+        vectors = np.stack([trial.vector for question in data.train for trial in question.shown_trials])
         assert np.all((vectors >= low) & (vectors <= high)) and len(np.unique(vectors)) == high[0] - low[0] + 1
         evaluator = ReplyEvaluator(prompt_format, loop.task.play, 1, Seeds(1))
         prompts, out_of_bounds = data.train[:2], high + 1
         first, second = evaluator(
             prompts, [prompt_format.format_reply(high, ""), prompt_format.format_reply(out_of_bounds, "")], "step 1"
         )
-    assert first.in_bounds and len(first.returns) == 1
-    assert np.array_equal(second.vector, out_of_bounds) and not second.in_bounds and not len(second.returns)
+    assert first.is_in_bounds and len(first.returns) == 1
+    assert np.array_equal(second.vector, out_of_bounds) and not second.is_in_bounds and not len(second.returns)
     assert REWARDS["valid"](second, None) == 1.0 and REWARDS["scaled_return"](second, None) == 0.0

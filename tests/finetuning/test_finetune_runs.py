@@ -144,12 +144,12 @@ def test_constant_trials_have_finite_scale(proposer, tmp_path):
         for task in loop.transfer:
             data = loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
             low, high = task.limits
-            evaluated = loop._evaluated_task(task, data, replace(loop.rewards, low=low, high=high))
+            evaluated = loop._build_evaluated_task(task, data, replace(loop.rewards, low=low, high=high))
             assert (evaluated.scale.low, evaluated.scale.high) == task.limits and len(evaluated.prompts) == 3
             if task.name == "mountain_car":
                 assert set(data.values) == {-200.0}
                 with pytest.raises(ConfigError, match="mountain_car"):
-                    loop._evaluated_task(task, data, loop.rewards)
+                    loop._build_evaluated_task(task, data, loop.rewards)
 
 
 @pytest.mark.long

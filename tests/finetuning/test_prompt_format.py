@@ -11,7 +11,7 @@ from llmrl.core.records import ChatReply, Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
-from llmrl.finetuning.proposer_evaluation import EvaluatedTask, difference, summarize
+from llmrl.finetuning.proposer_evaluation import EvaluatedTask, summarize_differences, summarize_measures
 from llmrl.finetuning.rewards import ReplyEvaluator, Scale
 from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.client import ChatClient
@@ -96,12 +96,12 @@ def test_question_matches_search_prompt(options):
         error = float(trial.returns.std(ddof=1) / np.sqrt(2))
         search.tell([Outcome(trial.vector, trial.value, trial.returns, error)])
         search.iteration += 1
-    assert question.text == search.question(None).text
-    assert search.question(None).hash == question.hash
+    assert question.text == search.build_question(None).text
+    assert search.build_question(None).hash == question.hash
     rows = sum(" -> " in line or "f(params): " in line for line in question.text.splitlines())
     n_shown = {"last": options.get("window"), "best_and_last": 3}.get(options.get("history"), 6)
-    assert len(question.shown) == n_shown and rows >= n_shown
-    for trial in question.shown:
+    assert len(question.shown_trials) == n_shown and rows >= n_shown
+    for trial in question.shown_trials:
         assert f"{trial.value:.2f}" in question.text
     assert (
         prompt_format.make_prompt(single).text == question.text and not prompt_format.proposer.history.records
@@ -110,15 +110,15 @@ def test_question_matches_search_prompt(options):
 
 def test_long_question_drops_trials():
     question = make_format().make_prompt(example(12))
-    assert len(question.shown) == 12
+    assert len(question.shown_trials) == 12
     short = make_format(room=len(question.text) - 40).make_prompt(example(12))
-    assert 0 < len(short.shown) < 12 and f"There is room for {len(short.shown)} of the 12" in short.text
+    assert 0 < len(short.shown_trials) < 12 and f"There is room for {len(short.shown_trials)} of the 12" in short.text
     rows = [line for line in short.text.splitlines() if " -> " in line]
-    assert len(rows) == len(short.shown)
-    for trial, row in zip(short.shown, rows, strict=True):
+    assert len(rows) == len(short.shown_trials)
+    for trial, row in zip(short.shown_trials, rows, strict=True):
         assert row == f"[{', '.join(f'{x:g}' for x in trial.vector)}] -> {trial.value:.2f}"
     best = max(short.example.history, key=lambda trial: trial.value)
-    assert best in short.shown
+    assert best in short.shown_trials
     rows = [line for line in question.text.splitlines() if " -> " in line]
     bare = len(question.text) - sum(len(row) + 1 for row in rows)
     notice = " There is room for 0 of the 12 proposals: the best and the newest of them are shown."
@@ -134,14 +134,18 @@ def test_replies_parse_like_search(form, decimals):
     for vector in prompt_format.space.rounded(vectors):
         text = prompt_format.format_reply(vector, 'because of "x": [1, 2]')
         assert np.array_equal(prompt_format.parse_reply(text), vector)
-        assert np.array_equal(prompt_format.usable(prompt_format.parse_reply(text)), vector)
+        assert np.array_equal(prompt_format.to_played_vector(prompt_format.parse_reply(text)), vector)
     better = ParameterTrial(np.array([1.0, -2.0, 0.0]), np.array([900.0]))
     question = prompt_format.make_prompt(example(3, better))
     assert np.array_equal(prompt_format.parse_reply(prompt_format.target_reply(question)), better.vector)
     assert prompt_format.target_reply(prompt_format.make_prompt(example(3))) is None
     if form == "json":
         reply = json.loads(prompt_format.target_reply(question))
-        assert f"{max(t.value for t in question.shown):.2f}" in reply["reasoning"] and reply["params"] == [1, -2, 0]
+        assert f"{max(t.value for t in question.shown_trials):.2f}" in reply["reasoning"] and reply["params"] == [
+            1,
+            -2,
+            0,
+        ]
 
 
 def test_extreme_numbers_follow_search():
@@ -149,8 +153,8 @@ def test_extreme_numbers_follow_search():
     for policy, usable in (("reask", None), ("clamp", [6, 0, -1]), ("accept", [7, 0, -1])):
         prompt_format = make_format(out_of_range=policy)
         vector = prompt_format.parse_reply(text)
-        assert vector.tolist() == [7, 0.04, -1] and not prompt_format.in_bounds(vector)
-        is_usable = prompt_format.usable(vector)
+        assert vector.tolist() == [7, 0.04, -1] and not prompt_format.is_in_bounds(vector)
+        is_usable = prompt_format.to_played_vector(vector)
         assert (is_usable is None) if usable is None else is_usable.tolist() == usable
     for invalid in ("", "no idea", '{"params": [1, 2]}', '{"params": [1, 2, "x"]}', "params[0]: 1; params[1]: 2"):
         with pytest.raises(InvalidReply):
@@ -177,7 +181,7 @@ def test_judge_shares_seeds_across_unique_vectors():
     prompt_format, plays = make_format(), Plays()
     evaluator = ReplyEvaluator(prompt_format, plays, 4, Seeds(0))
     prompts = [prompt_format.make_prompt(example(3, seed=seed)) for seed in (0, 0, 0, 0, 1)]
-    repeated_vector = prompts[0].shown[1].vector
+    repeated_vector = prompts[0].shown_trials[1].vector
     replies = [
         prompt_format.format_reply(repeated_vector, ""),
         prompt_format.format_reply(np.ones(3), ""),
@@ -189,12 +193,12 @@ def test_judge_shares_seeds_across_unique_vectors():
     ((vectors, seeds),) = plays.calls
     assert len(vectors) == 2 and len(seeds) == 4
     assert [attempt.vector is not None for attempt in first] == [True, True, False, True, True]
-    assert [attempt.in_bounds for attempt in first] == [True, True, False, False, True]
-    assert [attempt.repeats for attempt in first] == [True, False, False, False, False]
+    assert [attempt.is_in_bounds for attempt in first] == [True, True, False, False, True]
+    assert [attempt.is_repeated for attempt in first] == [True, False, False, False, False]
     assert [len(attempt.returns) for attempt in first] == [4, 4, 0, 0, 4]
     assert first[1].value == first[4].value == 0.0
     assert first[0].value == pytest.approx(-np.abs(repeated_vector - 1).sum()) and first[2].error
-    assert np.array_equal(first[0].history, [trial.value for trial in prompts[0].shown])
+    assert np.array_equal(first[0].history, [trial.value for trial in prompts[0].shown_trials])
     assert evaluator(prompts, replies, "step 1") is first and len(plays.calls) == 1
     evaluator(prompts, replies, "step 2")
     assert set(plays.calls[1][1]).isdisjoint(seeds)
@@ -226,19 +230,19 @@ def test_measures_and_baselines():
     prompt_format = make_format()
     prompts = [prompt_format.make_prompt(example(3, seed=seed)) for seed in range(20)]
     task = evaluated_task(prompt_format, prompts)
-    measures = task.measure([prompt_format.format_reply(np.ones(3), "")] * 15 + ["?"] * 5)
-    table = summarize(measures)
+    measures = task.measure_replies([prompt_format.format_reply(np.ones(3), "")] * 15 + ["?"] * 5)
+    table = summarize_measures(measures)
     assert table["valid_rate"]["mean"] == 0.75 and table["valid_rate"]["n"] == 20
     assert table["score"]["mean"] == 0.75 and table["return"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 15}
-    references = task.baselines(Seeds(1))
-    best = [max(question.shown, key=lambda trial: trial.value).vector for question in prompts]
+    references = task.measure_baselines(Seeds(1))
+    best = [max(question.shown_trials, key=lambda trial: trial.value).vector for question in prompts]
     assert np.allclose(references["incumbent"]["return"], [-np.abs(vector - 1).sum() for vector in best])
     assert references["incumbent"]["repeat_rate"].all() and references["random"]["in_bounds_rate"].all()
     assert not references["random"]["repeat_rate"].any()
-    gain = difference(measures, references["random"])
+    gain = summarize_differences(measures, references["random"])
     assert gain["return"]["n"] == 15 and gain["return"]["low"] > 0
     assert gain["valid_rate"]["mean"] == -0.25
-    empty = summarize(evaluated_task(prompt_format, prompts[:2]).measure(["?", "?"]))
+    empty = summarize_measures(evaluated_task(prompt_format, prompts[:2]).measure_replies(["?", "?"]))
     assert empty["return"] == {"mean": None, "low": None, "high": None, "n": 0}
     assert empty["score"]["mean"] == 0.0 and empty["valid_rate"]["high"] < 1
 

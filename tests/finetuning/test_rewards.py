@@ -7,45 +7,45 @@ from hypothesis import strategies as st
 
 import shipped
 from llmrl.core.errors import ConfigError
-from llmrl.finetuning.rewards import REWARDS, Attempt, Scale
+from llmrl.finetuning.rewards import REWARDS, EvaluatedReply, Scale
 
 SCALE = Scale(-200.0, 100.0)
 PAPER_SCALE = Scale(-200.0, 100.0, published=True)
 
 
-def attempt(value=None, history=(0.0,), vector=(1.0,), in_bounds=True, repeats=False):
+def evaluated_reply(value=None, history=(0.0,), vector=(1.0,), in_bounds=True, is_repeated=False):
     returns = np.zeros(0) if value is None else np.array([value - 1.0, value + 1.0])
     vector = None if vector is None else np.array(vector)
-    return Attempt(vector, in_bounds, returns, np.array(history, dtype=float), repeats)
+    return EvaluatedReply(vector, in_bounds, returns, np.array(history, dtype=float), is_repeated)
 
 
-UNREADABLE = attempt(vector=None, in_bounds=False)
+UNREADABLE = evaluated_reply(vector=None, in_bounds=False)
 
 
 @pytest.mark.parametrize(
     ("name", "example", "reward"),
     [
-        ("valid", attempt(50.0), 1.0),
-        ("valid", attempt(in_bounds=False), 1.0),
+        ("valid", evaluated_reply(50.0), 1.0),
+        ("valid", evaluated_reply(in_bounds=False), 1.0),
         ("valid", UNREADABLE, 0.0),
-        ("in_bounds", attempt(50.0), 1.0),
-        ("in_bounds", attempt(in_bounds=False), 0.0),
+        ("in_bounds", evaluated_reply(50.0), 1.0),
+        ("in_bounds", evaluated_reply(in_bounds=False), 0.0),
         ("in_bounds", UNREADABLE, 0.0),
-        ("scaled_return", attempt(-50.0), 0.5),
-        ("scaled_return", attempt(-500.0), 0.0),
-        ("scaled_return", attempt(500.0), 1.0),
-        ("scaled_return", attempt(in_bounds=False), 0.0),
+        ("scaled_return", evaluated_reply(-50.0), 0.5),
+        ("scaled_return", evaluated_reply(-500.0), 0.0),
+        ("scaled_return", evaluated_reply(500.0), 1.0),
+        ("scaled_return", evaluated_reply(in_bounds=False), 0.0),
         # g(best) = 2/3, g(new) = 5/6: half of what was left.
-        ("improvement", attempt(50.0, (-200.0, 0.0)), 0.5),
-        ("improvement", attempt(-50.0, (0.0,)), 0.0),
-        ("improvement", attempt(100.0, (100.0,)), 1.0),
-        ("improvement", attempt(99.0, (150.0,)), 0.0),
+        ("improvement", evaluated_reply(50.0, (-200.0, 0.0)), 0.5),
+        ("improvement", evaluated_reply(-50.0, (0.0,)), 0.0),
+        ("improvement", evaluated_reply(100.0, (100.0,)), 1.0),
+        ("improvement", evaluated_reply(99.0, (150.0,)), 0.0),
         ("improvement", UNREADABLE, 0.0),
-        ("rank", attempt(0.0, (-1.0, 0.0, 1.0, 2.0)), 0.375),
-        ("rank", attempt(3.0, (-1.0, 0.0)), 1.0),
+        ("rank", evaluated_reply(0.0, (-1.0, 0.0, 1.0, 2.0)), 0.375),
+        ("rank", evaluated_reply(3.0, (-1.0, 0.0)), 1.0),
         ("rank", UNREADABLE, 0.0),
-        ("repeat", attempt(0.0, repeats=True), -1.0),
-        ("repeat", attempt(0.0), 0.0),
+        ("repeat", evaluated_reply(0.0, is_repeated=True), -1.0),
+        ("repeat", evaluated_reply(0.0), 0.0),
     ],
 )
 def test_reward_values(name, example, reward):
@@ -53,10 +53,12 @@ def test_reward_values(name, example, reward):
 
 
 def test_paper_improvement_vanishes_near_optimum():
-    good = attempt(97.0, (94.0,))  # g: 0.98 to 0.99
+    good = evaluated_reply(97.0, (94.0,))  # g: 0.98 to 0.99
     assert REWARDS["improvement"](good, PAPER_SCALE) == pytest.approx(0.01 * 0.99 / 0.98)
     assert REWARDS["improvement"](good, SCALE) == pytest.approx(0.5)
-    assert REWARDS["improvement"](attempt(40.0, (-200.0,)), PAPER_SCALE) == pytest.approx(0.8)  # g(best) = 0: g(new)
+    assert REWARDS["improvement"](evaluated_reply(40.0, (-200.0,)), PAPER_SCALE) == pytest.approx(
+        0.8
+    )  # g(best) = 0: g(new)
 
 
 @given(
@@ -68,7 +70,7 @@ def test_rewards_stay_in_range(value, history, paper):
     scale = Scale(-200.0, 100.0, paper)
     for name, reward in REWARDS.items():
         low = -1.0 if name == "repeat" else 0.0
-        assert low <= reward(attempt(value, history), scale) <= 1.0
+        assert low <= reward(evaluated_reply(value, history), scale) <= 1.0
 
 
 @given(
@@ -76,14 +78,14 @@ def test_rewards_stay_in_range(value, history, paper):
 )
 def test_rewards_increase_with_return(low, increase, history):
     for name in ("scaled_return", "improvement", "rank"):
-        worse, better = attempt(low, history), attempt(low + increase, history)
+        worse, better = evaluated_reply(low, history), evaluated_reply(low + increase, history)
         assert REWARDS[name](better, SCALE) >= REWARDS[name](worse, SCALE)
 
 
 def test_weighted_sum_ignores_unlisted_rewards():
     rewards = shipped.rewards(valid=0.5, in_bounds=0.0, scaled_return=2.0, improvement=0.0, rank=1.0, repeat=0.25)
     assert list(rewards.weights) == ["valid", "scaled_return", "rank", "repeat"]
-    attempt_ = attempt(-50.0, (-60.0, 0.0), repeats=True)
+    attempt_ = evaluated_reply(-50.0, (-60.0, 0.0), is_repeated=True)
     assert rewards(attempt_, SCALE) == pytest.approx(0.5 + 2 * 0.5 + 0.5 - 0.25)
 
 

@@ -13,15 +13,15 @@ from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.finetuning.trials import (
     CHUNK_SIZE,
     ParameterTrial,
-    Series,
+    TrialSeries,
+    describe_task,
     find_search_runs,
+    locate_trials,
     make_examples,
     random_trials,
     random_vectors,
     read_search_run,
     split_series,
-    task_identity,
-    trials_folder,
 )
 from shipped import dataset
 
@@ -94,9 +94,9 @@ def test_corrupt_chunk_is_regenerated(tmp_path):
 
 def test_trial_cache_key_covers_settings(tmp_path):
     base = {"task": {"env.id": "A-v0"}, "episodes": 20}
-    folder = trials_folder(tmp_path, base)
-    assert folder == trials_folder(tmp_path, {"episodes": 20, "task": {"env.id": "A-v0"}})
-    assert folder != trials_folder(tmp_path, {**base, "episodes": 21})
+    folder = locate_trials(tmp_path, base)
+    assert folder == locate_trials(tmp_path, {"episodes": 20, "task": {"env.id": "A-v0"}})
+    assert folder != locate_trials(tmp_path, {**base, "episodes": 21})
 
 
 def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
@@ -112,7 +112,7 @@ def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
     return folder
 
 
-RUN_FUNCTION = task_identity({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
+RUN_FUNCTION = describe_task({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
 
 
 def test_search_run_reads_complete_lines_in_order(tmp_path):
@@ -158,7 +158,7 @@ def test_run_discovery_skips_duplicates(tmp_path):
 
 def make_series(n, is_search, start=0.0):
     rng = np.random.default_rng(int(start))
-    return Series(
+    return TrialSeries(
         tuple(ParameterTrial(rng.normal(size=2), np.array([start + rng.normal()])) for _ in range(n)), is_search
     )
 
@@ -183,7 +183,7 @@ def test_equal_parameters_share_split(runs, values, seed):
 
     def make_series_list(is_search):
         vectors = rng.integers(0, values, (20, 1)).astype(float)
-        return Series(tuple(ParameterTrial(vector, rng.normal(size=1)) for vector in vectors), is_search)
+        return TrialSeries(tuple(ParameterTrial(vector, rng.normal(size=1)) for vector in vectors), is_search)
 
     train, held_out = split_series(
         [*(make_series_list(True) for _ in range(runs)), make_series_list(False)], 0.3, Seeds(seed)
@@ -196,7 +196,7 @@ def test_targets_are_valid_unseen_parameters():
     """Tried twice with luck, between the marks, out of bounds: shown, but never the reply to learn."""
     vectors = [0.0, 0.0, 0.25, 9.0, 1.0]
     all_series = [
-        Series(tuple(ParameterTrial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)
+        TrialSeries(tuple(ParameterTrial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)
     ]
     space_ = space((-5.0, 5.0), decimals=1)
 
@@ -237,14 +237,14 @@ def test_lucky_trial_is_not_target():
     """Parameters that were tried several times are as good as all their trials together."""
     outcomes = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
     trials = tuple(ParameterTrial(np.array([x, 0.0]), np.array([value, value])) for x, value in outcomes)
-    examples = make_examples([Series(trials, False)], 80, 1, 1, Seeds(0), "here")
+    examples = make_examples([TrialSeries(trials, False)], 80, 1, 1, Seeds(0), "here")
     pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
     assert pairs == {(5.0, 2.0), (9.0, None), (6.0, None), *((x, y) for x in (1.0, 2.0) for y in (0.0, 2.0))}
 
 
 def test_prompts_state_search_episodes():
     def prompt_counts(*episodes, trials=0):
-        return dataset(trials=trials, runs=["x"])._episodes_per_proposal([Series((), True, n) for n in episodes])
+        return dataset(trials=trials, runs=["x"])._episodes_per_proposal([TrialSeries((), True, n) for n in episodes])
 
     assert prompt_counts(5, 5) == 5 and prompt_counts(20, trials=8) == 20
     with pytest.raises(ConfigError, match=r"5 and 6; .*equal search\.episodes"):

@@ -7,7 +7,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.prompts import PromptFamily, folder_digest
-from llmrl.principals.llm_mechanism import FAMILY, FOLDER
+from llmrl.principals.llm_mechanism import PROMPT_FAMILY, PROMPTS_DIR
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def test_values_are_not_rendered_as_templates(folders):
 def test_command_line_text(tmp_path):
     """They reach the model and the call log, and other words are another run."""
     folder = tmp_path / "words"
-    (folder / FAMILY).mkdir(parents=True)
-    words = folder / FAMILY / "escape_room.j2"
+    (folder / PROMPT_FAMILY).mkdir(parents=True)
+    words = folder / PROMPT_FAMILY / "escape_room.j2"
     words.write_text('{% extends "ours/escape_room.j2" %}\n{% block game %}\nMy own words.\n{% endblock %}\n')
     overrides = (
         "env=escape_room",
@@ -137,7 +137,7 @@ def test_command_line_text(tmp_path):
     [call] = read_calls(first / "llm_calls.jsonl")
     assert "My own words." in call["messages"][0]["content"]
     assert call["prompt"] == "principal/escape_room"
-    assert call["prompt_hash"] == PromptFamily(FAMILY, FOLDER, folder).hash("escape_room")
+    assert call["prompt_hash"] == PromptFamily(PROMPT_FAMILY, PROMPTS_DIR, folder).hash("escape_room")
     words.write_text(words.read_text().replace("own", "other"))
     run(*overrides)
     assert len(list((tmp_path / "outputs" / "escape_room").iterdir())) == 2

@@ -14,29 +14,28 @@ more families. Read as intended, refused (the platform then sends a repair reque
 before and after the parser was changed for it, and of the held-out part after that:
 
     open      player 44/9/0, 46/7/0   planner 28/5/0, 28/5/0   principal 34/7/2, 37/6/0   search 25/5/0, 26/4/0
-              amount 18/12/0, 22/8/0   ballot 28/8/1, 29/8/0   approval 19/7/1, 21/6/0   message 20/5/2, 25/2/0
+              amount 18/12/0, 22/8/0   ballot 28/8/1, 29/8/0   message 20/5/2, 25/2/0
     held out  player 23/4/0   planner 13/1/3   principal 19/2/1   search 14/0/1
-              amount 10/4/1   ballot 10/7/1    approval 8/5/0    message 9/3/1
+              amount 10/4/1   ballot 10/7/1    message 9/3/1
 
-Of 140 held-out replies 106 are read as intended, 26 are refused and 8 are read wrongly. Since then, a reply's own list
+Of 127 held-out replies 98 are read as intended, 21 are refused and 8 are read wrongly. Since then, a reply's own list
 of options is only read in its simplest form: five more replies of the three corpora are refused.
 
 The held-out part of the third corpus was then opened for development. The parser now refuses a reply that reopens its
 answer, or that only mentions one (`tests/llms/test_undecided_replies.py`). Read as intended, refused, read wrongly of
-all families together, before and after that:
+all families together (of the third corpus with 40 replies to another kind of vote), before and after that:
 
     first    open 615/2/0, 612/5/0    held out 289/9/7, 283/16/6
     second   open 199/3/0, 197/5/0    held out 87/5/3, 85/9/1
     third    open 232/46/0, 234/44/0   formerly held out 104/27/8, 114/25/0
 
-The fourth corpus, 160 replies by an author who had seen neither the parser nor a test, was read once, after that.
+The fourth corpus, 149 replies by an author who had seen neither the parser nor a test, was read once, after that.
 Nothing was changed for it:
 
     player 29/9/2   planner 19/1/0   principal 21/9/0   search 15/5/0
-    amount 7/7/0    ballot 10/4/0    approval 6/4/1     message 8/3/0
+    amount 7/7/0    ballot 10/4/0    message 8/3/0
 
-Of three wrong readings one is of a reply that its author calls doubtful, and another of one that its author calls
-arguable (degrees to the left as a negative number).
+One of the two wrong readings is of a reply that its author calls arguable (degrees to the left as a negative number).
 """
 
 import json
@@ -55,14 +54,14 @@ from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
-from llmrl.principals.vote import BallotParser, parse_approvals
+from llmrl.principals.vote import BallotParser
 
 FOLDER = Path(__file__).parent / "corpus"
 CORPORA = {"first": FOLDER, "second": FOLDER / "second", "third": FOLDER / "third", "fourth": FOLDER / "fourth"}
 QUESTIONS = CORPORA | {"fourth": FOLDER / "third"}
 """Folders of the questions of each corpus."""
 FAMILIES = ("player", "planner", "principal", "search")
-EXTENDED_FAMILIES = ("amount", "ballot", "approval", "message")
+EXTENDED_FAMILIES = ("amount", "ballot", "message")
 """Families of the third and fourth corpus alone."""
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
 MIN_COUNTS = {
@@ -132,8 +131,6 @@ def label_answer(family, spec, label):
         return label
     if family == "ballot":
         return spec["options"].index(label)
-    if family == "approval":
-        return [spec["options"].index(name) for name in label]
     if family == "message":
         return label
     if family == "planner":
@@ -146,8 +143,8 @@ def label_answer(family, spec, label):
 def outcome(family, spec, line):
     try:
         reply = line["reply"]
-        if family in ("approval", "message"):
-            answer = read_directly(family, spec, reply)
+        if family == "message":
+            answer = read_message(spec, reply)
             return RIGHT if answer == label_answer(family, spec, line["expected"]) else WRONG
         answer = parse_answer(message_text(reply), question(family, spec), reply["finish_reason"] == "length").answer
     except InvalidReply:
@@ -157,11 +154,9 @@ def outcome(family, spec, line):
     return RIGHT if answers_match(answer, label_answer(family, spec, line["expected"])) else WRONG
 
 
-def read_directly(family, question_spec, reply):
-    """Return the answer as the votes' and the players' code returns it."""
+def read_message(question_spec, reply):
+    """Return the message as the players' code returns it."""
     text, truncated = message_text(reply), reply["finish_reason"] == "length"
-    if family == "approval":
-        return parse_approvals(text, question_spec["options"], truncated)
     spec = EnvSpec("fishery", 1, len(question_spec["players"]), {}, 2, ("a", "b"), None)
     message = Talk(spec, 5, question_spec["to"], question_spec["max_characters"]).parse_reply(
         text, question_spec["players"].index(question_spec["speaker"]), truncated

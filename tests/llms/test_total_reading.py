@@ -360,7 +360,7 @@ def rule_request():
 
 
 def test_huge_numbers_stay_numbers():
-    vector = llm_principal(toy(), scripted(), out_of_range="clamp").read(
+    vector = llm_principal(toy(), scripted(), out_of_range="clamp").parse_reply(
         json.dumps(dict.fromkeys(toy().proposals.names, 1e308) | {"reasoning": ""})
     )
     assert np.isfinite(vector.vector).all()

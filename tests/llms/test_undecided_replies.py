@@ -9,7 +9,7 @@ from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.principals.vote import BallotParser, parse_approvals
+from llmrl.principals.vote import BallotParser
 
 CARDS = ChoiceParser(["stick", "hit"])
 SNAKE = ChoiceParser(["straight", "left", "right"])
@@ -241,26 +241,3 @@ def test_near_misses_of_mentions_are_answers(question, reply, answer):
 )
 def test_drafts_in_unclosed_thoughts_are_no_answers(thought, answer):
     assert read(CARDS, f"<think>\n{thought}") == answer
-
-
-@pytest.mark.parametrize(
-    ("reply", "options"),
-    [
-        ("I approve of option_1 and option_3.", [0, 2]),
-        ("Ich stimme den Optionen 1 und 2 zu.", [0, 1]),
-        ("I approve of:\n- option_1\n- option_2", [0, 1]),
-        ('{"name": "approve", "arguments": {"choices": ["option_2"]}}', [1]),
-        ('{"choices": {"option_1": true, "option_2": false, "option_3": true}}', [0, 2]),
-        ("I might approve of option_1.", None),
-        ("I approve of option_1 or option_2.", None),
-        ("I approve of 2 of the options.", None),
-        ("I approve of everything except option_3.", None),
-        ("These I do not like:\n- option_1\n- option_2", None),
-    ],
-)
-def test_approvals(reply, options):
-    try:
-        approvals = parse_approvals(reply, ["option_1", "option_2", "option_3"], False)
-    except InvalidReply:
-        approvals = None
-    assert approvals == options

@@ -113,7 +113,9 @@ def digest(run: Recorder, loop: Any) -> str:
     return hashlib.sha256(text.encode() + b"".join(weights)).hexdigest()
 
 
-def compute(config: dict[str, Any], seat: Any = None, slow: random.Random | None = None, watch: Any = None) -> str:
+def compute(
+    config: dict[str, Any], connection: Any = None, slow: random.Random | None = None, watch: Any = None
+) -> str:
     parts = build_parts(config, None)
     try:
         loop, run = build_loop(config, parts), Recorder()
@@ -122,7 +124,7 @@ def compute(config: dict[str, Any], seat: Any = None, slow: random.Random | None
         if slow is not None:
             ask, waits = loop.principal.ask, [slow.choice([0, 0, 0.02, 0.1]) for _ in range(50)]
             loop.principal.ask = lambda *args: (time.sleep(waits.pop()), ask(*args))[1]
-        serve(loop.requests(run), run, seat)
+        serve(loop.requests(run), run, connection)
         return digest(run, loop)
     finally:
         parts.close()
@@ -133,20 +135,20 @@ def run_batched(
 ) -> list[Any]:
     """Digests of runs in one process, or what they raised; with a seed they join and answer late at random."""
     rows, summaries = BatchedExecutor(), [None] * len(configs)
-    seats = [rows.seat("alike") for _ in configs]
+    connections = [rows.connect("alike") for _ in configs]
     late = None if seed is None else random.Random(seed)
     delays = [0.0 if late is None else late.choice([0, 0, 0.05, 0.2]) for _ in configs]
     slow = [None if late is None else random.Random(late.random()) for _ in configs]
 
     def live(i: int) -> None:
         try:
-            with seats[i].away():
+            with connections[i].detached():
                 time.sleep(delays[i])
-            summaries[i] = compute(configs[i], seats[i], slow[i], (watch or {}).get(i))
+            summaries[i] = compute(configs[i], connections[i], slow[i], (watch or {}).get(i))
         except Exception as error:  # noqa: BLE001 (shown by the caller)
             summaries[i] = error
         finally:
-            seats[i].leave()
+            connections[i].close()
 
     threads = [threading.Thread(target=live, args=(i,)) for i in range(len(configs))]
     for thread in threads:
@@ -224,15 +226,15 @@ def test_batched_calls_are_counted(monkeypatch):
 
 def test_abandonment_reason_reaches_seat():
     rows = BatchedExecutor()
-    seat, messages = rows.seat(), []
+    connection, messages = rows.connect(), []
 
     def live() -> None:
         try:
-            compute(compose(*ROOM, "principal=ucb"), seat)
+            compute(compose(*ROOM, "principal=ucb"), connection)
         except ConfigError as error:
             messages.append(str(error))
         finally:
-            seat.leave()
+            connection.close()
 
     rows.fail_all(ConfigError("all end"))
     thread = threading.Thread(target=live)
@@ -248,21 +250,23 @@ def test_lone_run_gets_answer(needs_batch, max_waves):
     rows, done, waves = BatchedExecutor(), threading.Event(), []
     config = compose(*ROOM, "principal=ucb")
 
-    def live(seat: Any, is_unbatched: bool) -> None:
+    def live(connection: Any, is_unbatched: bool) -> None:
         try:
             parts = build_parts(config, None)
             loop = build_loop(config, parts)
             neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.settings.candidates)
             request = loop.adaptation.episode_request(5, [Seeds(0)] * loop.settings.candidates, neutral, 0)
-            with seat.suspend_batching() if is_unbatched and needs_batch else nullcontext():
+            with connection.suspend_batching() if is_unbatched and needs_batch else nullcontext():
                 while not done.is_set() and len(waves) < 1000:
-                    seat.answer(request)
+                    connection.answer(request)
                     done.set() if is_unbatched else waves.append(1)
         finally:
-            seat.leave()
+            connection.close()
 
-    seats = [rows.seat("alike") for _ in range(3)] + [rows.seat()]
-    threads = [threading.Thread(target=live, args=(seat, seat is seats[3])) for seat in seats]
+    connections = [rows.connect("alike") for _ in range(3)] + [rows.connect()]
+    threads = [
+        threading.Thread(target=live, args=(connection, connection is connections[3])) for connection in connections
+    ]
     for thread in threads:
         thread.start()
     rows.run()

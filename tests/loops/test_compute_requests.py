@@ -117,11 +117,11 @@ class TestServing:
 
         def loop() -> Requests[list[torch.Tensor]]:
             options = {"collector": collector, "seed": 5, "copy": True}
-            episode = yield PlayEpisode(steps=6, actions=[7], **options)
-            repeated = yield PlayEpisode(steps=6, actions=[7], **options)
-            different = yield PlayEpisode(steps=6, actions=[8], **options)
-            first = yield PlayEpisode(steps=4, actions=[7], **options)
-            rest = yield PlaySteps(collector=collector, steps=2, actions=None)
+            episode = yield PlayEpisode(steps=6, action_seeds=[7], **options)
+            repeated = yield PlayEpisode(steps=6, action_seeds=[7], **options)
+            different = yield PlayEpisode(steps=6, action_seeds=[8], **options)
+            first = yield PlayEpisode(steps=4, action_seeds=[7], **options)
+            rest = yield PlaySteps(collector=collector, steps=2, action_seeds=None)
             return [episode.action, repeated.action, torch.cat([first.action, rest.action]), different.action]
 
         episode, repeated, pieces, different = serve(loop())

@@ -24,7 +24,7 @@ def vectors(n_envs=4, episodes=40, seeds=0, phases=None):
     sampler = MechanismSampler(env, phases or [Phase([Box(HIGH, HIGH)], 2), Phase(MIXTURE)], Seeds(seeds))
     vectors = np.zeros((n_envs, episodes, 5))
     for episode in range(episodes):
-        sampler.begin(np.ones(n_envs, dtype=bool))
+        sampler.impose_vectors(np.ones(n_envs, dtype=bool))
         vectors[:, episode] = sampler.values
     return vectors
 
@@ -45,9 +45,9 @@ def test_vector_depends_only_on_game_episode():
     assert not (vectors(2, 10, seeds=1)[:, 2:] == vectors(2, 10)[:, 2:]).any()
     env = make_env("escape_room", n_envs=2)
     sampler = MechanismSampler(env, [Phase(MIXTURE)], Seeds(0))
-    sampler.begin(np.array([True, True]))
+    sampler.impose_vectors(np.array([True, True]))
     first = sampler.values.copy()
-    sampler.begin(np.array([False, True]))
+    sampler.impose_vectors(np.array([False, True]))
     assert (sampler.values[0] == first[0]).all() and (sampler.values[1] != first[1]).any()
 
 

@@ -92,24 +92,24 @@ class TestRules:
         race = Race(np.arange(4.0)[:, None], rounds=3)
         shared = rng.normal(0, 50, 20)  # luck that all have in common
         race.tell([shared + rng.normal(mean, 1, 20) for mean in (0.0, 10.0, 9.9, 5.0)])
-        assert race.remaining == [1, 2] and not race.finished
+        assert race.remaining == [1, 2] and not race.is_finished
         for _ in range(2):
             race.tell([rng.normal(mean, 1, 20) for mean in (10.1, 10.0)])
-        assert race.finished and race.leader == 1 and race.round == 3
-        assert [row["measured"] for row in race.rows()] == [20, 60, 60, 20]
+        assert race.is_finished and race.leader == 1 and race.round == 3
+        assert [row["measured"] for row in race.summarize_contestants()] == [20, 60, 60, 20]
 
     def test_two_numbers_drop_no_contestant(self):
         race = Race(np.arange(2.0)[:, None], rounds=5)
         race.tell([np.array([0.0, 0.0]), np.array([9.0, 9.0])])
         assert race.remaining == [0, 1]
         race.tell([np.array([0.0]), np.array([9.0])])
-        assert race.remaining == [1] and race.finished
+        assert race.remaining == [1] and race.is_finished
 
     def test_single_contestant_skips_race(self):
-        assert Race(np.zeros((1, 2)), 3).finished and Race(np.zeros((1, 2)), 3).rows() == []
+        assert Race(np.zeros((1, 2)), 3).is_finished and Race(np.zeros((1, 2)), 3).summarize_contestants() == []
         race = Race(np.arange(3.0)[:, None], rounds=1)
         race.tell([np.full(5, 2.0)] * 3)
-        assert race.finished and race.leader == 0 and race.remaining == [0, 1, 2]
+        assert race.is_finished and race.leader == 0 and race.remaining == [0, 1, 2]
 
     def test_state_round_trip(self):
         rng = np.random.default_rng(1)
@@ -121,7 +121,11 @@ class TestRules:
         values = list(rng.normal(size=(len(race.remaining), 6)))
         race.tell(values)
         copy.tell(values)
-        assert copy.rows() == race.rows() and copy.leader == race.leader and copy.remaining == race.remaining
+        assert (
+            copy.summarize_contestants() == race.summarize_contestants()
+            and copy.leader == race.leader
+            and copy.remaining == race.remaining
+        )
 
     def test_fresh_mean_is_unbiased(self):
         """The mean of measurements after the race is unbiased.
@@ -136,7 +140,7 @@ class TestRules:
                 values = rng.normal(0, 1, 20)
                 pool.add([i], values.mean(), standard_error_of_mean(values), 20, 20)
             race = Race(np.array([estimate.vector for estimate in pool.ranked()[:5]]), 3)
-            while not race.finished:
+            while not race.is_finished:
                 race.tell(list(rng.normal(0, 1, (len(race.remaining), 20))))
             flattered.append(pool.best().value)
             race_means.append(np.mean(race.values[race.leader]))

@@ -220,8 +220,8 @@ def history(objectives, context=None, names=("a", "b")):
 
 def test_objective_response_detection():
     references = References.from_histories(history([[0.0, 1.0], [5.0, 6.0], [9.0, 8.0]]), history([[-3.0, -5.0]]))
-    assert references.responds and references.warning is None
-    [situation] = references.situations
+    assert references.objective_responds and references.warning is None
+    [situation] = references.contexts
     assert (
         situation.no_mechanism.value == 0.5
         and situation.untrained.value == -4.0
@@ -232,22 +232,22 @@ def test_objective_response_detection():
         "reference/no_mechanism": 0.5, "reference/untrained": -4.0, "reference/scan_best": 8.5,
     }  # fmt: skip
     flat = References.from_histories(history([[0.0, 9.0], [4.0, 6.0], [9.0, 1.0]]), history([[0.0]]))
-    assert flat.responds is False and "does not show that the objective responds" in str(flat.warning)
+    assert flat.objective_responds is False and "does not show that the objective responds" in str(flat.warning)
     assert "standard deviation between 3 vectors is 0.289, and the noise of each is 3.52" in str(flat.warning)
 
 
 def test_single_measurement_is_inconclusive():
     references = References.from_histories(history([[0.0], [5.0]]), history([[1.0]]))
-    assert references.responds is None and references.warning is None and references.variance.noise is None
-    assert references.situations[0].no_mechanism.standard_error == 0.5  # of its own episodes
+    assert references.objective_responds is None and references.warning is None and references.variance.noise is None
+    assert references.contexts[0].no_mechanism.standard_error == 0.5  # of its own episodes
 
 
 def test_no_mechanism_has_no_noise_estimate():
     references = References.from_histories(history([[1.0, 2.0]]), [])
-    [situation] = references.situations
+    [situation] = references.contexts
     assert situation.no_mechanism.value == 1.5 and situation.untrained is None and situation.best is None
     assert references.metrics(None) == {"reference/no_mechanism": 1.5}
-    assert references.responds is None and references.noise is None and references.warning is None
+    assert references.objective_responds is None and references.noise is None and references.warning is None
     summary = references.summary(make_value(3.0), history([[1.0], [3.0]]), 1)
     [context] = summary["contexts"]
     assert context["scan_best"] is None and context["untrained"] is None and summary["spread"] is None
@@ -260,7 +260,7 @@ def test_response_in_single_context_suffices():
     references = References.from_histories(
         history(flat, "x") + history(steep, "y"), history([[0.0]], "x") + history([[2.0]], "y")
     )
-    assert references.responds and references.metrics("x")["reference/scan_best"] == 0.5
+    assert references.objective_responds and references.metrics("x")["reference/scan_best"] == 0.5
     assert (
         references.metrics("y")["reference/scan_best"] == 50.5 and references.metrics("y")["reference/untrained"] == 2.0
     )

@@ -21,7 +21,7 @@ from llmrl.llms.call_log import read_calls
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.play import PlayLoop
 from llmrl.loops.search import SearchLoop
-from llmrl.loops.search_settings import SearchSettings, warmup_vectors
+from llmrl.loops.search_settings import SearchSettings, draw_warmup_vectors
 from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run.artifacts import saved_state
 from llmrl.run.proposals import FILE_NAME, read_proposals
@@ -192,15 +192,15 @@ class TestWarmup:
 
     def test_draws(self):
         space, rng = search_agent("linear", POLE).controller.space, np.random.default_rng(0)
-        normal = warmup_vectors(space, "normal3_round1", 4000, rng)
+        normal = draw_warmup_vectors(space, "normal3_round1", 4000, rng)
         assert np.array_equal(normal, normal.round(1)) and normal.std() == pytest.approx(3, abs=0.05)
         assert np.abs(normal).max() > 6, "the published draw heeds no bounds"
-        uniform = warmup_vectors(space, "uniform3.5_round4", 4000, rng)
+        uniform = draw_warmup_vectors(space, "uniform3.5_round4", 4000, rng)
         assert np.array_equal(uniform, uniform.round(4)) and 3.49 < np.abs(uniform).max() <= 3.5
-        table = warmup_vectors(toy_table(), "uniform", 6000, rng)
+        table = draw_warmup_vectors(toy_table(), "uniform", 6000, rng)
         assert [np.mean(table == a) for a in (0, 1, 2)] == pytest.approx([1 / 3] * 3, abs=0.02)
         with pytest.raises(ConfigError, match=r"search.warmup_draw=normal3_round1.*uniform"):
-            warmup_vectors(toy_table(), "normal3_round1", 1, rng)
+            draw_warmup_vectors(toy_table(), "normal3_round1", 1, rng)
 
     @pytest.mark.parametrize("principal", ["cem", "ucb"])
     def test_unsupported_principals_raise(self, principal):

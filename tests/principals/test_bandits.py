@@ -10,41 +10,40 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.principals.bandits import EpsilonGreedyPrincipal, ScanPrincipal
 from llmrl.principals.grid import (
-    COARSE,
-    FINE,
-    Arms,
+    COARSE_GRID_POINTS,
+    FINE_GRID_POINTS,
+    choose_arms,
+    choose_grid_points,
     default_points,
-    fitting_arms,
-    fitting_points,
     grid_vectors,
-    listed_vectors,
     max_points_per_axis,
+    representative_vectors,
 )
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 
 class TestGrid:
     def test_first_coordinate_is_most_significant(self):
-        grid = Arms(grid_vectors(toy(d=3, low=0.0, high=1.0).mechanism, 11))
-        assert grid.n_arms == 1331
-        assert grid.vectors[0].tolist() == [0, 0, 0]
-        assert grid.vectors[1].tolist() == [0, 0, 0.1]
-        assert grid.vectors[11].tolist() == [0, 0.1, 0]
-        assert grid.vectors[1330].tolist() == [1, 1, 1]
+        vectors = grid_vectors(toy(d=3, low=0.0, high=1.0).mechanism, 11)
+        assert len(vectors) == 1331
+        assert vectors[0].tolist() == [0, 0, 0]
+        assert vectors[1].tolist() == [0, 0, 0.1]
+        assert vectors[11].tolist() == [0, 0.1, 0]
+        assert vectors[1330].tolist() == [1, 1, 1]
 
     @given(st.integers(1, 5), st.integers(2, 9), st.data())
     def test_arm_vector_round_trip(self, d, points, data):
         mechanism = toy(d=d, low=-0.3, high=0.7).mechanism
-        grid = Arms(grid_vectors(mechanism, points))
-        arm = data.draw(st.integers(0, grid.n_arms - 1))
-        vector = mechanism.check(grid.vectors[arm])
-        assert grid.arm(vector) == arm
+        bandit = EpsilonGreedyPrincipal(mechanism, Seeds(0), points=points)
+        arm = data.draw(st.integers(0, bandit.n_arms - 1))
+        vector = mechanism.check(bandit.arms[arm])
+        assert bandit.arm_index(vector) == arm
 
     def test_off_grid_vectors_raise(self):
-        grid = Arms(grid_vectors(toy().mechanism, 5))
+        bandit = EpsilonGreedyPrincipal(toy().mechanism, Seeds(0), points=5)
         for wrong in ([0.5, 0.1], [-2.0, 0.0], [4.0, 0.0]):
             with pytest.raises(ValueError, match="none of"):
-                grid.arm(np.array(wrong))
+                bandit.arm_index(np.array(wrong))
 
     def test_limits(self):
         with pytest.raises(ConfigError, match="at least 2"):
@@ -107,63 +106,71 @@ class TestGrid:
     def test_short_runs_list_arms(self, principal, spec, proposals, arms):
         """Too short for three points per number; explicit points still give the whole grid."""
         principal_ = principal(spec.proposals, Seeds(0), proposals=proposals)
-        assert principal_.n_arms == arms and principal_.grid.vectors.shape == (arms, spec.proposals.dim)
+        assert principal_.n_arms == arms and principal_.arms.shape == (arms, spec.proposals.dim)
         assert principal(spec.proposals, Seeds(0), points=2, proposals=proposals).n_arms == 2**spec.proposals.dim
 
-    @given(st.integers(1, 7), st.integers(1, 10**5), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
+    @given(
+        st.integers(1, 7),
+        st.integers(1, 10**5),
+        st.integers(0, 4),
+        st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
+    )
     def test_maximum_points(self, d, proposals, contexts, default_points_):
         space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
-        points, maximum = fitting_points(space, default_points_, proposals), default_points(space, default_points_)
+        points, maximum = choose_grid_points(space, default_points_, proposals), default_points(space, default_points_)
         per_context = proposals / max(contexts, 1)
         assert 2 <= points <= maximum
         assert points == 2 or 3 * points**d <= per_context
         assert points == maximum or 3 * (points + 1) ** d > per_context
 
-    @given(st.integers(1, 7), st.integers(6, 2000), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
+    @given(
+        st.integers(1, 7),
+        st.integers(6, 2000),
+        st.integers(0, 4),
+        st.sampled_from([FINE_GRID_POINTS, COARSE_GRID_POINTS]),
+    )
     def test_default_arms_get_three_measurements(self, d, proposals, contexts, default):
         space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
-        arms = fitting_arms(space, None, default, proposals)
-        assert 3 * arms.n_arms <= max(proposals / max(contexts, 1), 6)
+        arms = choose_arms(space, None, default, proposals)
+        assert 3 * len(arms) <= max(proposals / max(contexts, 1), 6)
 
 
 class TestVectorList:
     @given(st.integers(1, 6), st.integers(2, 40))
     def test_vectors_are_distinct_in_bounds(self, d, n):
         space = toy(d=d).proposals
-        vectors = listed_vectors(space, n)
+        vectors = representative_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
         assert not space.outside(vectors).any()
-        arms = Arms(vectors)
-        assert [arms.arm(arms.vectors[arm]) for arm in range(n)] == list(range(n))
 
     @given(st.integers(2, 6), st.integers(0, 10))
     def test_coarse_scan_comes_first(self, d, n_extra):
         space = toy(d=d).proposals
         scan = space.coarse_scan
-        assert np.array_equal(listed_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
-        fewer = listed_vectors(space, len(scan) - 1)
+        assert np.array_equal(representative_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
+        fewer = representative_vectors(space, len(scan) - 1)
         assert np.array_equal(fewer[:3], scan[:3])
         assert not any((vector == scan_vector).all() for vector in fewer[3:] for scan_vector in scan)
 
     def test_longer_lists_extend_shorter_ones(self):
         space = toy(d=3).proposals
-        assert np.array_equal(listed_vectors(space, 20)[:9], listed_vectors(space, 9))
+        assert np.array_equal(representative_vectors(space, 20)[:9], representative_vectors(space, 9))
 
     def test_small_space_is_enumerated(self):
         space = ParameterSpace("digits", tuple(Parameter(f"x{i}", 0.0, 2.0, "", "", decimals=0) for i in range(2)))
-        vectors = listed_vectors(space, 20)
+        vectors = representative_vectors(space, 20)
         assert sorted(map(tuple, vectors.tolist())) == [(float(i), float(j)) for i in range(3) for j in range(3)]
 
     def test_dimensions_exceed_sobol(self):
         space = ParameterSpace("many", tuple(Parameter(f"x{i}", 0.0, 1.0, "", "") for i in range(21_202)))
         with pytest.raises(ConfigError):
-            listed_vectors(space, 4)
+            representative_vectors(space, 4)
 
 
 def play(principal, spec, payoffs, context=None):
     """Tell the payoffs of given arms; returns the last metrics."""
     for arm, payoff in payoffs:
-        metrics = principal.tell([outcome(spec, principal.grid.vectors[arm], context, payoff)])
+        metrics = principal.tell([outcome(spec, principal.arms[arm], context, payoff)])
     return metrics
 
 
@@ -189,7 +196,7 @@ class TestEpsilonGreedy:
             spec = toy()
             principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
             play(principal, spec, [(4, 20.0 * sign), (7, 30.0 * sign)])
-            assert principal.grid.arm(principal.ask()[0]) == (7 if sign == 1 else 4)
+            assert principal.arm_index(principal.ask()[0]) == (7 if sign == 1 else 4)
 
     def test_optimistic_start_with_ordered_ties(self):
         spec = toy()
@@ -199,7 +206,7 @@ class TestEpsilonGreedy:
         arms = []
         for _ in range(4):
             vector = principal.ask()[0]
-            arms.append(principal.grid.arm(vector))
+            arms.append(principal.arm_index(vector))
             principal.tell([outcome(spec, vector, value=-5.0)])
         assert arms == [0, 1, 2, 3]
 
@@ -207,13 +214,13 @@ class TestEpsilonGreedy:
         spec = toy()
         principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
         play(principal, spec, [(2, 1.0), (5, 1.0)])
-        assert {principal.grid.arm(principal.ask()[0]) for _ in range(50)} == {2, 5}
+        assert {principal.arm_index(principal.ask()[0]) for _ in range(50)} == {2, 5}
 
     def test_epsilon_is_random_arm_probability(self):
         spec = toy()
         principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.3, points=3)
         play(principal, spec, [(4, 1.0)])
-        arms = np.array([principal.grid.arm(principal.ask()[0]) for _ in range(4000)])
+        arms = np.array([principal.arm_index(principal.ask()[0]) for _ in range(4000)])
         # Away from arm 4 with probability 0.3 x 8/9; the bound is 5 standard errors.
         assert abs((arms != 4).mean() - 0.3 * 8 / 9) < 5 * 0.007
 
@@ -243,15 +250,15 @@ class TestUCB:
         arms = []
         for _ in range(9):
             vector = principal.ask()[0]
-            arms.append(principal.grid.arm(vector))
+            arms.append(principal.arm_index(vector))
             principal.tell([outcome(spec, vector)])
         assert sorted(arms) == list(range(9))
         assert (arms == list(range(9))) is (order == "ascending")
-        assert principal.grid.arm(principal.ask()[0]) == int(principal.index(0).argmax())
+        assert principal.arm_index(principal.ask()[0]) == int(principal.index(0).argmax())
 
     def test_order_differs_between_contexts(self):
         spec = toy(contexts=("a", "b"))
-        orders = [shipped.ucb(spec.proposals, Seeds(seed), points=5).order for seed in (0, 1)]
+        orders = [shipped.ucb(spec.proposals, Seeds(seed), points=5).arm_order for seed in (0, 1)]
         assert not np.array_equal(orders[0][0], orders[0][1]) and not np.array_equal(orders[0], orders[1])
 
     def test_shared_counter(self):
@@ -323,12 +330,12 @@ def test_candidates_covering_all_arms(name, extra):
     spec = toy(d=3)
     principal = BATCHED[name](spec)
     n, counts = principal.n_arms + extra, np.zeros(principal.n_arms)
-    values = np.array([outcome(spec, vector).value for vector in principal.grid.vectors])
+    values = np.array([outcome(spec, vector).value for vector in principal.arms])
     for step in range(6):
         vectors = principal.ask(None, n)
         principal.tell([outcome(spec, vector) for vector in vectors])
         if step:
-            counts += np.bincount([principal.grid.arm(vector) for vector in vectors], minlength=principal.n_arms)
+            counts += np.bincount([principal.arm_index(vector) for vector in vectors], minlength=principal.n_arms)
     assert counts.argmax() == values.argmax() and counts.max() >= 2 * counts.mean()
     assert counts[values.argsort()[: principal.n_arms // 2]].sum() < counts.sum() / 3
 
@@ -344,7 +351,7 @@ def test_second_step_skips_arms(name):
 class TestBatchedUCB:
     def test_first_step_repeats_no_arm(self):
         principal = shipped.ucb(toy().proposals, Seeds(0), points=2)
-        arms = [principal.grid.arm(vector) for vector in principal.ask(None, 10)]
+        arms = [principal.arm_index(vector) for vector in principal.ask(None, 10)]
         assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
 
     def test_pending_plays_change_only_bonus(self):
@@ -355,7 +362,7 @@ class TestBatchedUCB:
         pending = np.array([2, 1])
         reference = [1.0 + 0.3 * np.sqrt(np.log(5) / 3), 0.8 + 0.3 * np.sqrt(np.log(5) / 2)]
         assert principal.index(0, pending) == pytest.approx(reference)
-        arms = [principal.grid.arm(vector) for vector in principal.ask(None, 20)]
+        arms = [principal.arm_index(vector) for vector in principal.ask(None, 20)]
         counts = np.ones(2)
         for arm in arms:
             index = np.array([1.0, 0.8]) + 0.3 * np.sqrt(np.log(counts.sum()) / counts)
@@ -367,7 +374,7 @@ class TestBatchedUCB:
         spec = toy(d=1)
         principal = shipped.ucb(spec.proposals, Seeds(0), points=3)
         play(principal, spec, [(0, 1.0)])
-        arms = [principal.grid.arm(vector) for vector in principal.ask(None, 5)]
+        arms = [principal.arm_index(vector) for vector in principal.ask(None, 5)]
         assert sorted(arms[:2]) == [1, 2] and arms[2:] == [0, 0, 0]
 
     @settings(max_examples=30)
@@ -397,7 +404,7 @@ def test_thompson_recommends_posterior_mean():
     principal = shipped.thompson(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
     estimates = PooledEstimates()
     for arm, value in ((0, 6.0), (3, 5.0), (3, 5.0), (7, -1.0)):
-        estimates.add(principal.grid.vectors[arm], value, None, 1, 1)
+        estimates.add(principal.arms[arm], value, None, 1, 1)
     recommendations = principal.recommend(None, 5, estimates)
-    assert [principal.grid.arm(vector) for vector in recommendations] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
-    assert [principal.grid.arm(vector) for vector in principal.recommend(None, 1, estimates)] == [3]
+    assert [principal.arm_index(vector) for vector in recommendations] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
+    assert [principal.arm_index(vector) for vector in principal.recommend(None, 1, estimates)] == [3]

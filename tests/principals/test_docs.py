@@ -40,4 +40,4 @@ def test_custom_chat_model():
     parrot = ChatClient(example("llms.md")["Parrot"]())
     assert isinstance(parrot, ChatModel)
     [reply] = parrot.chat([ChatRequest(({"role": "user", "content": "$1, 2$"},))])
-    assert llm_principal(toy(), parrot).read(reply.text).vector.tolist() == [1, 2]
+    assert llm_principal(toy(), parrot).parse_reply(reply.text).vector.tolist() == [1, 2]

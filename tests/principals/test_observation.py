@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmrl.core.errors import ConfigError
-from llmrl.principals.network_principals import ObserveSettings, PrincipalObservation
+from llmrl.principals.network_principals import ObservationEncoder, ObserveSettings
 from societies import CLEANUP, ESCAPE_ROOM, HARVEST, outcome, toy
 
 
@@ -17,7 +17,7 @@ def observe_outcome(spec, context=None, **trajectories):
 
 def test_metric_steps_with_scale():
     """Harvest as published: live apples at each of 1000 steps, divided by 64."""
-    observation = PrincipalObservation(HARVEST, ObserveSettings(["apples_live"], None, 1, 64.0, True))
+    observation = ObservationEncoder(HARVEST, ObserveSettings(["apples_live"], None, 1, 64.0, True))
     assert observation.size == 1000 and observation.vector(None).tolist() == [1.0] * 1000
     apples = np.linspace(64, 0, 1000)
     observation.tell([observe_outcome(HARVEST, apples_live=apples)])
@@ -26,7 +26,7 @@ def test_metric_steps_with_scale():
 
 def test_strided_steps_for_two_metrics():
     """Clean Up as published: two courses, every second step, as they are."""
-    observation = PrincipalObservation(CLEANUP, ObserveSettings(["apples_live", "cells_cleaned"], None, 2, 1.0, True))
+    observation = ObservationEncoder(CLEANUP, ObserveSettings(["apples_live", "cells_cleaned"], None, 2, 1.0, True))
     assert observation.size == 1000
     live, cleaned = np.arange(1000.0), np.arange(1000.0) ** 0.5
     observation.tell([observe_outcome(CLEANUP, apples_live=live, cells_cleaned=cleaned)])
@@ -36,7 +36,7 @@ def test_strided_steps_for_two_metrics():
 def test_context_with_means():
     """The escape room as published: the context, and means of where agents were and whether the door was open."""
     places = [f"agents_at_{place}" for place in ("lever_0", "lever_1", "lever_2", "door", "start")]
-    observation = PrincipalObservation(ESCAPE_ROOM, ObserveSettings([*places, "door_open"], 1, 1, 1.0, True))
+    observation = ObservationEncoder(ESCAPE_ROOM, ObserveSettings([*places, "door_open"], 1, 1, 1.0, True))
     assert observation.vector(2).tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1]
     courses = {name: np.full(5, float(i)) for i, name in enumerate(places)}
     observation.tell([observe_outcome(ESCAPE_ROOM, 2, **courses, door_open=[0, 0, 1, 1, 1])])
@@ -45,7 +45,7 @@ def test_context_with_means():
 
 def test_windows_average_scaled_metrics():
     society = toy()
-    observation = PrincipalObservation(society, ObserveSettings(None, 4, 1, None, True))
+    observation = ObservationEncoder(society, ObserveSettings(None, 4, 1, None, True))
     ramp = np.arange(20.0)
     observation.tell([observe_outcome(society, level=100 * ramp, moves=-ramp)])
     windows = ramp.reshape(4, 5).mean(1)
@@ -53,26 +53,26 @@ def test_windows_average_scaled_metrics():
     observation.tell([observe_outcome(society, level=ramp, moves=np.zeros(20))])  # scales remember the largest
     np.testing.assert_allclose(observation.vector(None)[:4], windows / windows[-1] / 100, rtol=1e-6)
     assert (
-        PrincipalObservation(society, ObserveSettings(None, 50, 1, None, True)).size == 40
+        ObservationEncoder(society, ObserveSettings(None, 50, 1, None, True)).size == 40
     )  # no more windows than steps
 
 
 def test_proposals_are_averaged():
     society = toy()
-    observation = PrincipalObservation(society, ObserveSettings(["level"], 1, 1, 1.0, True))
+    observation = ObservationEncoder(society, ObserveSettings(["level"], 1, 1, 1.0, True))
     observation.tell([observe_outcome(society, level=np.full(20, x)) for x in (1.0, 5.0)])
     assert observation.vector(None).tolist() == [3.0]
 
 
 def test_empty_history_contains_only_context():
     society = toy(contexts=("calm", "storm"))
-    observation = PrincipalObservation(society, ObserveSettings(["level"], 2, 1, 1.0, False))
+    observation = ObservationEncoder(society, ObserveSettings(["level"], 2, 1, 1.0, False))
     observation.tell([observe_outcome(society, 0, level=np.arange(20.0))])
     assert observation.vector(1).tolist() == [0, 1, 1, 1]
 
 
 def test_refusals():
     with pytest.raises(ConfigError, match=r"env=harvest.*'apples'.*apples_live, apples_eaten"):
-        PrincipalObservation(HARVEST, ObserveSettings(["apples"], None, 1, None, True))
+        ObservationEncoder(HARVEST, ObserveSettings(["apples"], None, 1, None, True))
     with pytest.raises(ConfigError, match=r"set env.horizon"):
-        PrincipalObservation(dataclasses.replace(HARVEST, horizon=None), ObserveSettings(None, None, 1, None, True))
+        ObservationEncoder(dataclasses.replace(HARVEST, horizon=None), ObserveSettings(None, None, 1, None, True))

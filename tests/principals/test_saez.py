@@ -11,7 +11,7 @@ from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Proposer
 from llmrl.core.records import Outcome
-from llmrl.principals.saez import SaezPrincipal, estimated_elasticity, saez_rates
+from llmrl.principals.saez import SaezPrincipal, compute_saez_rates, estimate_elasticity
 from societies import ESCAPE_ROOM, TAX_ECONOMY, toy
 from some import some
 
@@ -20,20 +20,20 @@ UNIT = np.ones(1)
 
 def test_top_rate_matches_literature():
     """Incomes that are twice the edge on average (a = 2) with elasticity 0.25 and weight 0: 1 / (1 + a e) = 2 / 3."""
-    [rate] = saez_rates(np.array([200.0]), np.array([100.0]), np.zeros(1), 0.25, np.zeros(1))
+    [rate] = compute_saez_rates(np.array([200.0]), np.array([100.0]), np.zeros(1), 0.25, np.zeros(1))
     assert rate == pytest.approx(2 / 3)
-    [rate] = saez_rates(np.array([200.0]), np.array([100.0]), np.array([40.0]), 0.25, np.zeros(1))
+    [rate] = compute_saez_rates(np.array([200.0]), np.array([100.0]), np.array([40.0]), 0.25, np.zeros(1))
     assert rate == pytest.approx(0.6 / (0.6 + 2 * 0.25))
 
 
 @given(st.floats(0.01, 1e3), st.floats(1.01, 10), st.floats(0, 0.99), st.floats(0.01, 5))
 def test_rates_match_formula(taxed, pareto, weight, elasticity):
-    [rate] = saez_rates(taxed * pareto * UNIT, taxed * UNIT, weight * taxed * UNIT, elasticity, np.zeros(1))
+    [rate] = compute_saez_rates(taxed * pareto * UNIT, taxed * UNIT, weight * taxed * UNIT, elasticity, np.zeros(1))
     assert rate == pytest.approx((1 - weight) / (1 - weight + pareto * elasticity))
 
 
 def test_formula_limits():
-    rates = saez_rates(
+    rates = compute_saez_rates(
         np.array([10.0, 0.0, 5.0, 0.0]),
         np.array([10.0, 4.0, 5.0, 0.0]),
         np.array([12.0, 2.0, 5.0, 0.0]),
@@ -47,8 +47,8 @@ def test_formula_limits():
 @pytest.mark.parametrize("elasticity", [0.1, 0.4, 1.5])
 def test_elasticity_of_synthetic_incomes(elasticity):
     x = np.log(1 - np.array([0.0, 0.2, 0.4, 0.5]))
-    assert estimated_elasticity(x, 3 + elasticity * x) == pytest.approx(elasticity)
-    assert estimated_elasticity(np.zeros(3), np.arange(3.0)) is None
+    assert estimate_elasticity(x, 3 + elasticity * x) == pytest.approx(elasticity)
+    assert estimate_elasticity(np.zeros(3), np.arange(3.0)) is None
 
 
 def answers(env, rates):

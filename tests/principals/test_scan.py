@@ -54,5 +54,5 @@ def test_state_round_trip():
     tell_payoffs(principal, principal.ask(n=3), lambda vector: vector.sum())
     restored.load_state_dict(principal.state_dict())
     assert restored.ask(n=4).tolist() == principal.ask(n=4).tolist()
-    restored.tell([dataclasses.replace(outcome(toy(), restored.grid.vectors[0]), value=9.0)])
+    restored.tell([dataclasses.replace(outcome(toy(), restored.arms[0]), value=9.0)])
     assert principal.means[0, 0] != 9.0  # a copy

@@ -6,8 +6,6 @@ from itertools import takewhile
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import shipped
 from environments import make_env
@@ -20,8 +18,7 @@ from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.society_env import SubstrateSettings
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
-from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.principals.vote import build_vote_schema, count_votes, parse_approvals
+from llmrl.principals.vote import build_vote_schema
 from models import Echo, scripted
 
 GAMES = ("cleanup", "escape_room")
@@ -59,7 +56,7 @@ class Unusable(Echo):
     def complete(self, requests):
         self.requests += requests
         self.repairs += [(r.purpose, r.messages[-1]["content"]) for r in requests if len(r.messages) > 1]
-        return [ChatReply('{"choice": "must be from", "choices": ["must be from"]}') for _ in requests]
+        return [ChatReply('{"choice": "must be from"}') for _ in requests]
 
 
 def numbers(value):
@@ -100,40 +97,8 @@ def test_citizens_fund_payments():
         assert escape_room.config["env"]["budget_balanced"] is balanced
 
 
-class TestCounting:
-    @given(st.lists(st.none() | st.lists(st.integers(0, 4), unique=True), max_size=12))
-    def test_votes_are_counted(self, votes):
-        tally = count_votes(votes, 5)
-        assert tally.shape == (5,) and tally.sum() == sum(len(vote) for vote in votes if vote is not None)
-
-    def test_approvals(self):
-        assert parse_approvals('{"choices": ["option_1", "Option 3"]}', OPTIONS, False) == [0, 2]
-        assert parse_approvals('{"choices": []}', OPTIONS, False) == []
-        assert parse_approvals('```json\n{"reasoning": "x", "choices": "option_2"}\n```', OPTIONS, False) == [1]
-        for reply in (
-            "[1, 3]",
-            '["option_1", "option_3"]',
-            '{"approve": [1, 3]}',
-            "I approve of options 1 and 3.",
-            "Option 1 and option 3 have my support; I vote for option_1 and option_3.",
-            "- option_1\n- option_3",
-            "1. Option 1\n2. Option 3",
-        ):
-            assert parse_approvals(reply, OPTIONS, False) == [0, 2], reply
-        for wrong in (
-            '{"choices": ["option_4"]}',
-            "[1, 7]",
-            "I do not approve of option 1.",
-            "Should I vote for option 1?",
-            "none of them",
-            '{"x": 1}',
-        ):
-            with pytest.raises(InvalidReply):
-                parse_approvals(wrong, OPTIONS, False)
-
-    def test_the_schema_names_the_options(self):
-        assert build_vote_schema(OPTIONS, False)["properties"]["choice"]["enum"] == list(OPTIONS)
-        assert build_vote_schema(OPTIONS, True)["properties"]["choices"]["items"]["enum"] == list(OPTIONS)
+def test_schema_has_option_names():
+    assert build_vote_schema(OPTIONS)["properties"]["choice"]["enum"] == list(OPTIONS)
 
 
 class TestVotes:
@@ -169,15 +134,6 @@ class TestVotes:
         proposer = principal(Citizens(lambda agent: numbers(9.0), largest))
         assert proposer.ask(0)[0].tolist() == [0.0] * 5
         assert proposer.last_metrics["vote/options"] == 1
-
-    def test_approval(self):
-        def approve_larger(options, agent, text):
-            assert '"choices"' in text
-            names = sorted(options, key=lambda name: float(options[name].split("=")[1].split(",")[0]))
-            return json.dumps({"choices": names[1:] if agent > 1 else names[-1:]})
-
-        proposer = principal(Citizens(lambda agent: numbers(agent / 2), approve_larger), rule="approval", nominations=5)
-        assert proposer.ask(0)[0].tolist() == [2.5] * 5
 
     def test_citizen_sees_individual_reward(self):
         citizens = Citizens(lambda agent: numbers(1.0), largest)

@@ -29,7 +29,7 @@ def test_incentives_matter_in_cleanup(tmp_path):
     """
     run("experiment=regimes/cleanup_pretrain", f"learn.env_steps={PRETRAINING_STEPS}", f"output_root={tmp_path}")
     folder = the_run(tmp_path, "cleanup_pretrain")
-    listed_vectors = (
+    representative_vectors = (
         "principal=listed",
         "principal.vectors=[[0,0,0],[0,3,0]]",
         "design.candidates=2",
@@ -41,7 +41,7 @@ def test_incentives_matter_in_cleanup(tmp_path):
         "design.evaluations=0",
         "design.references=0",
     )
-    run("env=cleanup", *listed_vectors, *single_step, f"agent.init_from='{folder}'", f"output_root={tmp_path}")
+    run("env=cleanup", *representative_vectors, *single_step, f"agent.init_from='{folder}'", f"output_root={tmp_path}")
     none, good = json.loads((the_run(tmp_path, "cleanup") / "summary.json").read_text())["history"]
     differences = np.array(good["societies"]) - np.array(none["societies"])  # of the same games and draws
     assert differences.mean() > 3 * differences.std(ddof=1) / np.sqrt(SOCIETIES), (none["societies"], good["societies"])

@@ -71,7 +71,7 @@ def test_paper_treatments_build(game, treatment):
     loop, parts = build_study(config)
     assert isinstance(loop, DesignLoop)
     if treatment in ARMS:
-        assert parts.principal.grid.n_arms == ARMS[treatment][game]
+        assert parts.principal.n_arms == ARMS[treatment][game]
     check_games_and_agents(config, compose(f"experiment=legislative/{game}"), treatment, small=False)
 
 
@@ -84,7 +84,7 @@ def test_small_principals_build(game, principal):
     assert isinstance(loop, DesignLoop)
     if principal in ("ucb", "thompson"):
         per_context = loop.settings.steps / max(len(parts.env.spec.contexts), 1)
-        assert parts.principal.grid.n_arms <= 1.1 * per_context, "the grid is too fine to be gone through"
+        assert parts.principal.n_arms <= 1.1 * per_context, "the grid is too fine to be gone through"
     check_games_and_agents(config, compose(f"experiment=legislative/{game}_small"), principal, small=True)
 
 

@@ -96,12 +96,12 @@ class SB3Agent:
         self.policy = SB3Policy(self)
 
     def fit(
-        self, make: Callable[[], gymnasium.Env[Any, Any]], episode_over: Callable[[float, int], bool], episodes: int
+        self, make_env: Callable[[], gymnasium.Env[Any, Any]], on_episode: Callable[[float, int], bool], episodes: int
     ) -> None:
-        """Train until `episode_over`, called with the return and length of each episode, returns False.
+        """Train until `on_episode`, called with the return and length of each episode, returns False.
 
-        `make` creates one more environment. `episodes` is the planned number of episodes: schedules, such as that of
-        the exploration of `dqn`, follow the finished share of it. During training, Torch, NumPy and Python draw from
+        `make_env` creates one more environment. `episodes` is the planned number of episodes: schedules, such as that
+        of the exploration of `dqn`, follow the finished share of it. During training, Torch, NumPy and Python draw from
         their global streams, which are restored afterwards.
         """
         from gymnasium import spaces
@@ -120,12 +120,12 @@ class SB3Agent:
                 transition = super().step(action)
                 if "episode" in transition[4]:
                     n_episodes += 1
-                    if not episode_over(float(transition[4]["episode"]["r"]), int(transition[4]["episode"]["l"])):
+                    if not on_episode(float(transition[4]["episode"]["r"]), int(transition[4]["episode"]["l"])):
                         raise _TrainingFinished
                 return transition
 
         def make_training_env() -> gymnasium.Env[Any, Any]:
-            env = make()
+            env = make_env()
             space = env.observation_space
             is_flat = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and len(space.shape) == 1)
             if is_flat:

@@ -26,7 +26,7 @@ from llmrl.experiment.config_completion import OBJECTIVE_KEYS, groups_using_mode
 from llmrl.experiment.experiment import application_of
 from llmrl.experiment.resources import RunResources
 from llmrl.experiment.run_job import compute
-from llmrl.loops.batched_executor import BatchedExecutor, BatchSeat
+from llmrl.loops.batched_executor import BatchedExecutor, RunConnection
 from llmrl.run.command_exit import EXIT_FAILED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
 from llmrl.run.progress_bar import MultiRunDisplay
@@ -64,20 +64,20 @@ def compute_rows(payloads: Sequence[RunPayload]) -> list[RunExit]:
     rows = BatchedExecutor()
     exits = [RunExit(payload.folder, EXIT_FAILED, "its thread has ended without a result") for payload in payloads]
 
-    def compute_row(number: int, payload: RunPayload, seat: BatchSeat) -> None:
+    def compute_row(number: int, payload: RunPayload, connection: RunConnection) -> None:
         try:
             name = f"{payload.folder.parent.name}/{payload.folder.name}"
             stop.lead()
             display.register_thread(name)
-            exits[number] = payload.execute_and_capture_exit(partial(compute, seat=seat, label=name))
+            exits[number] = payload.execute_and_capture_exit(partial(compute, connection=connection, label=name))
         finally:
-            seat.leave()
+            connection.close()
 
     with stop, MultiRunDisplay(len(payloads)) as display:
         threads = []
         for number, payload in enumerate(payloads):
             context = contextvars.copy_context()
-            row = partial(compute_row, number, payload, rows.seat(payload.batch_key))
+            row = partial(compute_row, number, payload, rows.connect(payload.batch_key))
             threads.append(threading.Thread(target=context.run, args=(row,), name=payload.folder.name))
         _run_threads(rows, threads)
     return exits

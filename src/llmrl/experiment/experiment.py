@@ -28,7 +28,7 @@ from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:
-    from llmrl.loops.batched_executor import BatchSeat
+    from llmrl.loops.batched_executor import RunConnection
 
 
 class Experiment:
@@ -47,7 +47,8 @@ class Experiment:
     Args:
         config: resolved config in plain containers; digests in it, if any, are compared with the current files.
         overrides: Hydra overrides as typed.
-        seat: seat at an executor that several runs of this process share; None: the run answers its own requests.
+        connection: connection to an executor that several runs of this process share; None: the run answers its own
+            requests.
         environment: environment variables to set in the process of the run.
 
     Raises:
@@ -60,7 +61,7 @@ class Experiment:
         self,
         config: Mapping[str, Any],
         overrides: Iterable[str] = (),
-        seat: BatchSeat | None = None,
+        connection: RunConnection | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         check_run_options(config)
@@ -69,7 +70,7 @@ class Experiment:
         check_permissions(self.config)
         self.overrides = list(overrides)
         self.environment = dict(environment or {})
-        self.resources = RunResources(self.config, self.application.make_model, seat)
+        self.resources = RunResources(self.config, self.application.make_model, connection)
 
     @classmethod
     def compose(cls, *overrides: str, primary: str = "train", config_dirs: Sequence[str | Path] = ()) -> Experiment:
@@ -126,7 +127,7 @@ class Experiment:
         other = copy.copy(self)
         other.config = {**self.config, "seed": seed}
         other.overrides = [f"seed={seed}" if override_key(typed) == "seed" else typed for typed in self.overrides]
-        other.resources = RunResources(other.config, self.application.make_model, self.resources.seat)
+        other.resources = RunResources(other.config, self.application.make_model, self.resources.connection)
         return other
 
     def differs_in_seed(self, other: Experiment) -> bool:
@@ -194,16 +195,16 @@ class Experiment:
                         if not run.finished:
                             self.application.compute(self.config, self.resources, run, self._compute_needed)
                     finally:
-                        stack.enter_context(self.resources.away())
+                        stack.enter_context(self.resources.detached())
         finally:
             self.resources.close()
         return run
 
     def _compute_needed(self, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Compute a run that this run needs; this run waits until that is done."""
-        seat = self.resources.seat
-        with nullcontext() if seat is None else seat.suspend_batching():
-            Experiment(config, overrides, seat).run()
+        connection = self.resources.connection
+        with nullcontext() if connection is None else connection.suspend_batching():
+            Experiment(config, overrides, connection).run()
 
     def _open(self) -> Run:
         """Open the run folder in the first process of the run; in the others, follow the first one."""

@@ -23,9 +23,9 @@ from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.reference_measurements import References
-from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
+from llmrl.loops.rehearsals import estimate_seconds, measure_steps_per_second
 from llmrl.principals.bandits import BanditPrincipal
-from llmrl.principals.grid import FINE, PLAYS, fitting_arms
+from llmrl.principals.grid import FINE_GRID_POINTS, MIN_PLAYS, choose_arms
 from llmrl.run.progress_bar import format_duration
 
 
@@ -114,7 +114,7 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
         return [("time", "unknown: agents wait for replies of a language model, and none is requested here")]
     seeds = Seeds(config["seed"]).child("rehearsal")
     if isinstance(loop, DesignLoop):
-        rate = steps_per_second(loop.adaptation, seeds)
+        rate = measure_steps_per_second(loop.adaptation, seeds)
         waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
         text = f"about {format_duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
         return [("time", text)]
@@ -256,12 +256,12 @@ def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     n_plays = n_proposals // space.n_rows
     if n_plays >= arms:
         return None
-    fits = "points" in config["principal"] and fitting_arms(space, None, FINE, n_proposals).n_arms <= n_plays
+    fits = "points" in config["principal"] and len(choose_arms(space, None, FINE_GRID_POINTS, n_proposals)) <= n_plays
     supply = f"{n_plays:,} proposal{'s' * (n_plays != 1)}"
     if space.n_rows > 1:
         supply = f"about {supply} in each of {space.n_rows} contexts"
     times, candidates = ("steps" if kind == "design" else "iterations"), config[kind]["candidates"]
-    longer = f"{kind}.{times}={-(-PLAYS * arms * space.n_rows // candidates)}"
+    longer = f"{kind}.{times}={-(-MIN_PLAYS * arms * space.n_rows // candidates)}"
     fewer = "principal.points=null (arms that fit the run) or " if fits else ""
     return (
         f"{supply}, {arms:,} arms: close to a random search, as {arms - n_plays:,} arms or more are never played; set "
@@ -325,7 +325,7 @@ def relative_error(references: References | None, replicates: int) -> float | No
     error = None if references is None else references.measurement_error(replicates)
     if references is None or error is None:
         return None
-    span = float(np.mean([references.range(situation.context) for situation in references.situations]))
+    span = float(np.mean([references.scan_range(context.context) for context in references.contexts]))
     return error / span if span else None
 
 

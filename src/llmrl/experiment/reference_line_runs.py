@@ -186,7 +186,7 @@ def plan_rows(
     if plan.vectors < plan.scan_size or not plan.untrained:
         rows.append(("", f"others are omitted: {_REMEDY}"))
     if (references := measured_references(reference_runs)) is not None:
-        rows += [("", _situation_text(situation)) for situation in references.situations]
+        rows += [("", _situation_text(situation)) for situation in references.contexts]
     return rows
 
 

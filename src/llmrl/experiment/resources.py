@@ -20,7 +20,7 @@ from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, Machine
 
 if TYPE_CHECKING:
-    from llmrl.loops.batched_executor import BatchSeat
+    from llmrl.loops.batched_executor import RunConnection
 
 Config = Mapping[str, Any]
 Model = ChatClient | Scorer | None
@@ -45,16 +45,17 @@ class RunResources:
     Args:
         config: resolved config as plain data.
         make_model: function that builds the run's language model, unchecked, or returns None if no part uses one.
-        seat: seat at an executor that several runs of this process share; None: the run answers its own requests.
+        connection: connection to an executor that several runs of this process share; None: the run answers its own
+            requests.
     """
 
     def __init__(
         self,
         config: Config,
         make_model: Callable[[RunResources], Model] = lambda resources: None,
-        seat: BatchSeat | None = None,
+        connection: RunConnection | None = None,
     ) -> None:
-        self.config, self._make_model, self.seat = config, make_model, seat
+        self.config, self._make_model, self.connection = config, make_model, connection
 
     @cached_property
     def builder(self) -> Builder:
@@ -155,9 +156,9 @@ class RunResources:
                 raise ConfigError(f"{path}={node!r} must name the class of a sink, +{path}._target_=my_package.MySink")
         return nodes
 
-    def away(self) -> AbstractContextManager[None]:
+    def detached(self) -> AbstractContextManager[None]:
         """Return a context manager for a long wait without requests, in which other runs do not wait for this one."""
-        return nullcontext() if self.seat is None else self.seat.away()
+        return nullcontext() if self.connection is None else self.connection.detached()
 
     def close(self) -> None:
         """Close the model, if there is one; the next access makes it again."""

@@ -16,19 +16,19 @@ from llmrl.run.command_exit import EXIT_INTERRUPTED, exit_on_error, print_messag
 from llmrl.run.signals import Stopped
 
 if TYPE_CHECKING:
-    from llmrl.loops.batched_executor import BatchSeat
+    from llmrl.loops.batched_executor import RunConnection
 
 _VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that log every request or file; this package reports their failures itself."""
 
 
 def compute(
-    config: dict[str, Any], overrides: list[str], seat: BatchSeat | None = None, label: str = ""
+    config: dict[str, Any], overrides: list[str], connection: RunConnection | None = None, label: str = ""
 ) -> float | None:
     """Compute the run of a resolved config as a command does, and return its result; the task of jobs of a sweep.
 
     Args:
-        config, overrides, seat: as for `Experiment`.
+        config, overrides, connection: as for `Experiment`.
         label: name of the run in messages, where several runs share a process.
 
     Raises:
@@ -36,7 +36,7 @@ def compute(
     """
     command = application_of(config).command
     with reporting(f"{command} ({label})" if label else command):
-        return run_and_print(Experiment(config, overrides, seat))
+        return run_and_print(Experiment(config, overrides, connection))
 
 
 def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:

@@ -21,7 +21,7 @@ from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.sweep_jobs import jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
-from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
+from llmrl.loops.rehearsals import estimate_seconds, measure_steps_per_second
 from llmrl.run.folder import format_overrides, split_overrides
 from llmrl.run.progress_bar import format_duration
 from llmrl.sweeps.backends.protocol import Job, JobBatch
@@ -256,7 +256,7 @@ def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
         loop = build_loop(config, parts)
         seeds = Seeds(config["seed"]).child("rehearsal")
         if isinstance(loop, DesignLoop):
-            return steps_per_second(loop.adaptation, seeds)
+            return measure_steps_per_second(loop.adaptation, seeds)
         seconds = estimate_seconds(loop, seeds)
         return None if seconds is None else config["learn"]["env_steps"] / seconds
     finally:

@@ -53,13 +53,13 @@ class TrainApplication(Application):
             parts.close()
 
     def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
-        with resources.away():  # a server may be slow to answer
+        with resources.detached():  # a server may be slow to answer
             llm = resources.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_factors(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
         n_stages = 1 + reference_line_runs.expected_stages(config, resources.builder)
-        n_complete = ensure(prerequisite_runs(config), run, compute_needed, resources.away, n_stages_after=n_stages)
+        n_complete = ensure(prerequisite_runs(config), run, compute_needed, resources.detached, n_stages_after=n_stages)
         with exclusive():  # networks are initialized by torch's global random stream, and games are compiled
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
@@ -71,8 +71,8 @@ class TrainApplication(Application):
             with exclusive():  # built before the reference runs, which may take hours, to find errors early
                 loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
             reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
-            ensure(reference_runs, run, compute_needed, resources.away, n_stages_before=n_complete)
-            run.result = serve(loop.requests(run), run, resources.seat)
+            ensure(reference_runs, run, compute_needed, resources.detached, n_stages_before=n_complete)
+            run.result = serve(loop.requests(run), run, resources.connection)
             run.summary |= llm_summary(llm)
         finally:
             parts.close()

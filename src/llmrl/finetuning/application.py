@@ -17,6 +17,7 @@ import numpy as np
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import agent_loop
 from llmrl.core.errors import ConfigError, ErrorCollector
+from llmrl.core.plain_data import read_object
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
 from llmrl.core.typed_values import format_override
@@ -102,9 +103,10 @@ class FinetuneApplication(Application):
         """Print the results of a fine-tuning run, and the options that use its adapter."""
         from llmrl.display.console import print_fields, print_line, print_table
         from llmrl.display.results import print_validity_warning
-        from llmrl.finetuning.proposer_evaluation import read_results
+        from llmrl.finetuning.proposer_evaluation import EVALUATION_FILE
 
-        for name, task_results in (read_results(run.folder) or {}).items():
+        results_path = run.folder / EVALUATION_FILE
+        for name, task_results in (read_object(results_path) if results_path.is_file() else {}).items():
             rows = [
                 [measure.replace("_", " "), *(_format_cell(task_results[column][measure]) for column in _COLUMNS)]
                 for measure in task_results["after"]
@@ -149,10 +151,10 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     nodes |= {"principal": config["principal"], "hardware": config["hardware"], "llm": resources.model_nodes[0]}
     checks: list[Callable[[], object]] = [
         partial(_check_model, config),
-        *(partial(builder.validate, _part_node(node, path), path) for path, node in nodes.items()),
+        *(partial(builder.validate, _select_node(node, path), path) for path, node in nodes.items()),
         partial(_build_settings, config, builder),
         *(partial(_check_task, task, builder, prefix) for prefix, task in tasks.items()),
-        *(partial(_limits, task, name) for name, task in config["transfer"].items()),
+        *(partial(_read_limits, task, name) for name, task in config["transfer"].items()),
         resources.check_sinks,
     ]
     errors = ErrorCollector()
@@ -203,7 +205,7 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
 
     The environment must have episodes that evaluate policies, and the agent must have parameters to propose.
     """
-    nodes = {group: _part_node(task[group], group) for group in ("env", "agent")}
+    nodes = {group: _select_node(task[group], group) for group in ("env", "agent")}
     if not hasattr(builder.locate(nodes["env"]["_target_"], f"{prefix}env"), "evaluator"):
         raise ConfigError(
             f"{prefix}env={nodes['env']['_target_']} is not a Gymnasium environment, whose episodes evaluate policies; "
@@ -231,7 +233,7 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         ConfigError: parts cannot work together, or data are missing.
         LLMError: there is no such model.
     """
-    from llmrl.finetuning.loop import FinetuneLoop, FinetuneSettings
+    from llmrl.finetuning.loop import FinetuneLoop
 
     def join_run(model_resources: RunResources) -> ChatClient:
         """Return a model whose calls are logged in the run folder."""
@@ -260,10 +262,10 @@ def build_loop(config: Config, resources: RunResources, run: Run | None = None) 
         yield FinetuneLoop(
             task=task,
             transfer=transfer,
-            settings=FinetuneSettings(**settings),
+            **settings,
             client=client,
             load_finetuned_client=load_finetuned_client,
-            store=Path(config["trials_dir"]).expanduser(),
+            trials_dir=Path(config["trials_dir"]).expanduser(),
             seeds=Seeds(config["seed"]).child("finetune"),
         )
 
@@ -283,10 +285,10 @@ def _build_task(
     """
     from llmrl.finetuning.prompt_format import PromptFormat
     from llmrl.finetuning.search_task import SearchTask
-    from llmrl.finetuning.trials import task_identity
+    from llmrl.finetuning.trials import describe_task
 
     builder, seeds, prefix = resources.builder, Seeds(config["seed"]), f"transfer.{name}." if name else ""
-    nodes = {group: _part_node(task_config[group], group) for group in ("env", "agent")}
+    nodes = {group: _select_node(task_config[group], group) for group in ("env", "agent")}
     env = builder.replace_services(EnvServices(seeds.child("env"))).build({**nodes["env"], "n_envs": 1}, f"{prefix}env")
     env.close()
     services = AgentServices(env.spec, seeds.child("agent"))
@@ -305,12 +307,12 @@ def _build_task(
         return returns
 
     needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
-    identity = task_identity({**nodes, "seed": config["seed"]}, needs_seeds)
-    limits = _limits(task_config, name) if name else (None, None)
+    identity = describe_task({**nodes, "seed": config["seed"]}, needs_seeds)
+    limits = _read_limits(task_config, name) if name else (None, None)
     return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), limits)
 
 
-def _limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
+def _read_limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
     """Return `low` and `high` of a transfer task."""
     low, high = (task_config.get(key) for key in ("low", "high"))
     for key, value in (("low", low), ("high", high)):
@@ -321,6 +323,6 @@ def _limits(task_config: Config, name: str) -> tuple[float | None, float | None]
     return low, high
 
 
-def _part_node(node: Config, path: str) -> dict[str, Any]:
+def _select_node(node: Config, path: str) -> dict[str, Any]:
     """Return an option's node of the part at `path`. Options that also set a budget hold it under the group's key."""
     return dict(node.get(path.rpartition(".")[2], node))

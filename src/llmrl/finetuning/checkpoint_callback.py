@@ -11,8 +11,8 @@ from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
-_SKIP_KEYS = ("epoch", "num_tokens", "total_flos")
-_TIMES = {"step_time": "time/step_s"}
+_SKIPPED_KEYS = ("epoch", "num_tokens", "total_flos")
+_TIME_METRICS = {"step_time": "time/step_s"}
 
 
 class CheckpointCallback(TrainerCallback):
@@ -25,8 +25,8 @@ class CheckpointCallback(TrainerCallback):
     Args:
         run: run that receives metrics and checkpoints.
         progress: progress display that is updated.
-        save: function that makes the checkpoint of a given step valid.
-        step_metrics: function that returns further metrics of the previous step.
+        save_checkpoint: function that makes the checkpoint of a given step valid.
+        step_metrics_fn: function that returns further metrics of the previous step.
         interval: steps between two points from which the trainer can resume exactly, >= 1.
     """
 
@@ -34,37 +34,39 @@ class CheckpointCallback(TrainerCallback):
         self,
         run: Run,
         progress: ProgressBar,
-        save: Callable[[int], None],
-        step_metrics: Callable[[], Mapping[str, float]],
+        save_checkpoint: Callable[[int], None],
+        step_metrics_fn: Callable[[], Mapping[str, float]],
         interval: int,
     ) -> None:
-        self.run, self.progress, self.save = run, progress, save
-        self.step_metrics, self.interval = step_metrics, interval
+        self.run, self.progress, self.save_checkpoint = run, progress, save_checkpoint
+        self.step_metrics_fn, self.interval = step_metrics_fn, interval
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
         is_due = self.run.stop.requested or self.run.timer.is_due()
         # No checkpoint after the last step, because a trainer resumed from it would make one step more.
-        at_interval = state.global_step < state.max_steps and state.global_step % self.interval == 0
-        control.should_save = is_due and at_interval
+        is_at_interval = state.global_step < state.max_steps and state.global_step % self.interval == 0
+        control.should_save = is_due and is_at_interval
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
             return  # the trainer's final summary, which covers only the steps since the last resume
-        metrics = {_name(key): value for key, value in logs.items() if key not in _SKIP_KEYS and value is not None}
-        metrics |= self.step_metrics()
+        metrics = {
+            _metric_name(key): value for key, value in logs.items() if key not in _SKIPPED_KEYS and value is not None
+        }
+        metrics |= self.step_metrics_fn()
         self.run.metrics.log("update", "updates", metrics, updates=state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.save(state.global_step)
+        self.save_checkpoint(state.global_step)
         if self.run.stop.signal is not None:
             raise Stopped(self.run.folder, self.run.stop.signal)
 
 
-def _name(key: str) -> str:
+def _metric_name(key: str) -> str:
     """Return the run's name of a trainer's metric, e.g. `train/reward_valid` for `rewards/valid/mean`."""
-    if key in _TIMES:
-        return _TIMES[key]
+    if key in _TIME_METRICS:
+        return _TIME_METRICS[key]
     if key.startswith("rewards/"):
         _, reward, statistic = key.split("/")
         return f"train/reward_{reward}" + ("" if statistic == "mean" else f"_{statistic}")

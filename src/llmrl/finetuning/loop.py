@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from llmrl.finetuning.proposer_evaluation import (
     EVALUATION_FILE,
     EvaluatedTask,
     ProposerEvaluation,
-    difference,
-    summarize,
+    summarize_differences,
+    summarize_measures,
 )
 from llmrl.finetuning.rewards import ReplyEvaluator, Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_prompts
@@ -45,23 +45,6 @@ TRAINER_FOLDER = "trainer"
 """Folder of the trainer's checkpoints in the run folder."""
 
 
-@dataclass(frozen=True)
-class FinetuneSettings:
-    """Settings of fine-tuning: the sections of `conf/finetune.yaml`.
-
-    Attributes:
-        dataset: training examples and prompts.
-        rewards: rewards of replies.
-        method: training method.
-        evaluation: evaluation before and after training.
-    """
-
-    dataset: Dataset
-    rewards: Rewards
-    method: TrainingMethod
-    evaluation: ProposerEvaluation
-
-
 class FinetuneLoop(StateFields):
     """Trains an adapter for the language model that proposes policy parameters.
 
@@ -71,10 +54,13 @@ class FinetuneLoop(StateFields):
     Args:
         task: task to train on.
         transfer: other tasks, which are only evaluated.
-        settings: settings of fine-tuning.
+        dataset: settings of the training examples and prompts.
+        rewards: rewards of replies.
+        method: training method.
+        evaluation: settings of the evaluation before and after training.
         client: client of the model.
         load_finetuned_client: function that returns the client of the model with the adapter in a folder.
-        store: folder of stored trials.
+        trials_dir: folder of stored trials.
         seeds: root of the loop's random numbers.
 
     Attributes:
@@ -90,16 +76,20 @@ class FinetuneLoop(StateFields):
         self,
         task: SearchTask,
         transfer: Sequence[SearchTask],
-        settings: FinetuneSettings,
+        *,
+        dataset: Dataset,
+        rewards: Rewards,
+        method: TrainingMethod,
+        evaluation: ProposerEvaluation,
         client: ChatClient,
         load_finetuned_client: Callable[[Path], ChatClient],
-        store: Path,
+        trials_dir: Path,
         seeds: Seeds,
     ) -> None:
         self.task, self.transfer = task, list(transfer)
-        self.dataset, self.rewards = settings.dataset, settings.rewards
-        self.method, self.evaluation = settings.method, settings.evaluation
-        self.client, self.load_finetuned_client, self.store, self.seeds = client, load_finetuned_client, store, seeds
+        self.dataset, self.rewards, self.method, self.evaluation = dataset, rewards, method, evaluation
+        self.client, self.load_finetuned_client = client, load_finetuned_client
+        self.trials_dir, self.seeds = trials_dir, seeds
         self.measurements: dict[str, dict[str, State]] = {"before": {}, "after": {}}
         self.client_states: dict[str, State] = {}
         self.step = 0
@@ -107,23 +97,19 @@ class FinetuneLoop(StateFields):
 
     def plan(self) -> list[tuple[str, str]]:
         """Return rows (item, description) that summarize the planned run."""
-        d = self.dataset
-        n_questions = d.held_out * (1 + len(self.transfer))
-        episodes = d.trials * d.episodes + len(self.transfer) * self.evaluation.transfer_trials * d.episodes
+        dataset = self.dataset
+        n_questions = dataset.held_out * (1 + len(self.transfer))
+        episodes = dataset.episodes * (dataset.trials + len(self.transfer) * self.evaluation.transfer_trials)
         space = self.task.space
+        trials_text = f"{dataset.trials:,} random trials of {dataset.episodes} episodes"
+        prompts_text = f"{dataset.prompts:,} to train on, {dataset.held_out:,} held out"
         return [
             ("env", self.task.spec.name),
             ("policy", f"{space.name}, {space.dim} parameters in [{space.low.min():g}, {space.high.max():g}]"),
             ("model", self.client.label),
-            (
-                "data",
-                f"{d.trials:,} random trials of {d.episodes} episodes, {len(d.runs or ())} folders of search runs",
-            ),
-            (
-                "  prompts",
-                f"{d.prompts:,} to train on, {d.held_out:,} held out, {d.min_examples} to {d.examples} trials in each",
-            ),
-            ("  episodes", f"{episodes:,}, fewer if some are stored in {self.store}"),
+            ("data", f"{trials_text}, {len(dataset.runs or ())} folders of search runs"),
+            ("  prompts", f"{prompts_text}, {dataset.min_examples} to {dataset.examples} trials in each"),
+            ("  episodes", f"{episodes:,}, fewer if some are stored in {self.trials_dir}"),
             ("method", self.method.name),
             *self.method.plan(),
             (
@@ -147,39 +133,40 @@ class FinetuneLoop(StateFields):
         local_model = self.client.provider
         assert isinstance(local_model, LocalChat)
         self._check_model(local_model)
-        tasks, data = yield Delegate(lambda ask: self._prepare_tasks(run, ask))
-        target_replies = [self.task.prompt_format.target_reply(prompt) for prompt in data.train]
+        tasks, prompts = yield Delegate(lambda answer: self._prepare_tasks(run, answer))
+        target_replies = [self.task.prompt_format.target_reply(prompt) for prompt in prompts.train]
         self.method.check(
-            sum(reply is not None for reply in target_replies) if self.method.needs_targets else len(data.train)
+            sum(reply is not None for reply in target_replies) if self.method.needs_targets else len(prompts.train)
         )
         if self.method.needs_targets:
-            check_target_replies(local_model, data.train, target_replies)
+            check_target_replies(local_model, prompts.train, target_replies)
         if run.iteration == 0 and not self.measurements["before"]:
-            write_prompts(run.folder / "train.jsonl", data.train, target_replies)
-            held_out = [self.task.prompt_format.target_reply(prompt) for prompt in data.held_out]
-            write_prompts(run.folder / "held_out.jsonl", data.held_out, held_out)
-        yield from self._evaluate(run, "before", self.client, tasks, 0, data.metrics())
+            write_prompts(run.folder / "train.jsonl", prompts.train, target_replies)
+            held_out = [self.task.prompt_format.target_reply(prompt) for prompt in prompts.held_out]
+            write_prompts(run.folder / "held_out.jsonl", prompts.held_out, held_out)
+        yield from self._evaluate(run, "before", self.client, tasks, 0, prompts.metrics())
         self.client.close()
-        adapter_dir = run.folder / ADAPTER
         # Checkpoints 0 to len(tasks) belong to the first evaluation; training step k is checkpoint
         # `iteration_offset + k`.
         iteration_offset = len(tasks)
         if not self.is_trained:
             scale = tasks[TRAINED_TASK].scale
             yield Delegate(
-                lambda ask: self._train(
-                    run, ask, local_model, data, target_replies, scale, adapter_dir, iteration_offset
-                )
+                lambda answer: self._train(run, answer, local_model, prompts, target_replies, scale, iteration_offset)
             )
             if run.stop.requested:
                 yield SafePoint(iteration_offset + self.method.optimizer.steps + 1, self.state_dict)
-        tuned = self.load_finetuned_client(adapter_dir)
-        run.status.llm = tuned.label
-        yield from self._evaluate(run, "after", tuned, tasks, iteration_offset + self.method.optimizer.steps + 1, {})
-        tuned.close()
+        finetuned_client = self.load_finetuned_client(run.folder / ADAPTER)
+        run.status.llm = finetuned_client.label
+        yield from self._evaluate(
+            run, "after", finetuned_client, tasks, iteration_offset + self.method.optimizer.steps + 1, {}
+        )
+        finetuned_client.close()
         return self._write_results(run, tasks)
 
-    def _prepare_tasks(self, run: Run, ask: Callable[[Request], Any]) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
+    def _prepare_tasks(
+        self, run: Run, answer: Callable[[Request], Any]
+    ) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
         """Return every task with its prompts, by name, and the dataset of the task that is trained on."""
 
         def prepare(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
@@ -189,28 +176,28 @@ class FinetuneLoop(StateFields):
                 def on_progress(done: int) -> None:
                     progress.update(min(done, n))
                     if run.stop.requested:
-                        ask(SafePoint(run.iteration, self.state_dict))
+                        answer(SafePoint(run.iteration, self.state_dict))
 
-                return dataset.prepare(task, self.store, seeds, on_progress)
+                return dataset.prepare(task, self.trials_dir, seeds, on_progress)
 
-        data = prepare(self.task, self.dataset, self.seeds.child("data"))
-        tasks = {TRAINED_TASK: self._evaluated_task(self.task, data, self.rewards)}
+        prompts = prepare(self.task, self.dataset, self.seeds.child("data"))
+        tasks = {TRAINED_TASK: self._build_evaluated_task(self.task, prompts, self.rewards)}
         for task in self.transfer:
             dataset = self.dataset.for_transfer(self.evaluation.transfer_trials)
             transfer_prompts = prepare(task, dataset, self.seeds.child("transfer"))
             rewards = replace(self.rewards, low=task.limits[0], high=task.limits[1])
-            tasks[task.name] = self._evaluated_task(task, transfer_prompts, rewards)
-        return tasks, data
+            tasks[task.name] = self._build_evaluated_task(task, transfer_prompts, rewards)
+        return tasks, prompts
 
-    def _evaluated_task(self, task: SearchTask, data: PromptDataset, rewards: Rewards) -> EvaluatedTask:
+    def _build_evaluated_task(self, task: SearchTask, prompts: PromptDataset, rewards: Rewards) -> EvaluatedTask:
         evaluator = ReplyEvaluator(
             task.prompt_format, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}")
         )
         try:
-            scale = rewards.scale(data.train_values)
+            scale = rewards.scale(prompts.train_values)
         except ConfigError as error:
             raise ConfigError(f"{task.name}: {error}") from error
-        return EvaluatedTask(task.name, data.held_out, evaluator, rewards, scale)
+        return EvaluatedTask(task.name, prompts.held_out, evaluator, rewards, scale)
 
     def _check_model(self, local_model: LocalChat) -> None:
         """Check, before anything is played, that the model can reply in full and can be trained."""
@@ -247,21 +234,21 @@ class FinetuneLoop(StateFields):
             return
         if phase in self.client_states:
             client.load_state_dict(self.client_states[phase])
-        for number, (name, task) in enumerate(tasks.items()):
+        for i, (name, task) in enumerate(tasks.items()):
             if name in metrics_by_task:
                 continue
             log.info("%s %s: sending %d prompts to %s", phase, name, len(task.prompts), client.label)
-            with run.save_on_llm_error(iteration + number, self.state_dict):
+            with run.save_on_llm_error(iteration + i, self.state_dict):
                 replies = yield Call(partial(client.chat, task.requests()), is_long=True)
             # Episodes use the same seeds before and after training, so the results are paired.
-            metrics_by_task[name] = task.measure([reply.text for reply in replies])
+            metrics_by_task[name] = task.measure_replies([reply.text for reply in replies])
             self.client_states[phase] = client.state_dict()
             if len(metrics_by_task) < len(tasks):
-                yield SafePoint(iteration + number + 1, self.state_dict)
+                yield SafePoint(iteration + i + 1, self.state_dict)
         logged_metrics = dict(extra_metrics)
         for name, metrics in metrics_by_task.items():
             prefix = name if name == TRAINED_TASK else f"transfer_{name}"
-            for metric_name, statistics in summarize(metrics).items():
+            for metric_name, statistics in summarize_measures(metrics).items():
                 if statistics["mean"] is not None:
                     logged_metrics[f"{prefix}/{metric_name}"] = statistics["mean"]
         updates = 0 if phase == "before" else self.method.optimizer.steps
@@ -271,16 +258,15 @@ class FinetuneLoop(StateFields):
     def _train(
         self,
         run: Run,
-        ask: Callable[[Request], Any],
+        answer: Callable[[Request], Any],
         local_model: LocalChat,
-        data: PromptDataset,
+        prompts: PromptDataset,
         target_replies: list[str | None],
         scale: Scale,
-        adapter_dir: Path,
         iteration_offset: int,
     ) -> None:
         folder = run.folder / TRAINER_FOLDER
-        checkpoint = self._select_checkpoint_and_prune(folder)
+        resume_path = self._select_checkpoint_and_prune(folder)
         module = load_model(
             "causal", local_model.model, local_model.settings.revision, local_model.device, local_model.settings.dtype
         )
@@ -288,35 +274,29 @@ class FinetuneLoop(StateFields):
             self.task.prompt_format, self.task.play, self.rewards.rollouts, self.seeds.child("rewards")
         )
 
-        def save(step: int) -> None:
+        def save_checkpoint(step: int) -> None:
             self.step = step
-            ask(SafePoint(iteration_offset + step, self.state_dict, always=True))
+            answer(SafePoint(iteration_offset + step, self.state_dict, always=True))
 
-        seeds = self.seeds.child("method")
         job = TrainingJob(
-            run,
-            local_model,
-            module,
-            data.train,
-            target_replies,
-            evaluator,
-            self.rewards,
-            scale,
-            seeds,
-            folder,
-            checkpoint,
-            save,
+            run=run,
+            chat=local_model,
+            module=module,
+            prompts=prompts.train,
+            target_replies=target_replies,
+            evaluator=evaluator,
+            rewards=self.rewards,
+            scale=scale,
+            seeds=self.seeds.child("method"),
+            folder=folder,
+            resume_path=resume_path,
+            save_checkpoint=save_checkpoint,
         )
         model = self.method.train(job)
-        save_adapter(
-            model.save_pretrained,
-            adapter_dir,
-            local_model.model,
-            local_model.settings.revision,
-            local_model.identity["files"],
-        )
+        revision, files = local_model.settings.revision, local_model.identity["files"]
+        save_adapter(model.save_pretrained, run.folder / ADAPTER, local_model.model, revision, files)
         self.is_trained = True
-        save(self.method.optimizer.steps + 1)
+        save_checkpoint(self.method.optimizer.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _select_checkpoint_and_prune(self, folder: Path) -> Path | None:
@@ -339,15 +319,15 @@ class FinetuneLoop(StateFields):
         results: dict[str, Any] = {}
         for name, task in tasks.items():
             initial, final = self.measurements["before"][name], self.measurements["after"][name]
-            baselines = task.baselines(self.seeds.child("baselines"))
+            baselines = task.measure_baselines(self.seeds.child("baselines"))
             results[name] = {
                 "task": task.name,
                 "prompts": len(task.prompts),
                 "scale": [task.scale.low, task.scale.high],
-                "before": summarize(initial),
-                "after": summarize(final),
-                "difference": difference(final, initial),
-                **{baseline: summarize(metrics) for baseline, metrics in baselines.items()},
+                "before": summarize_measures(initial),
+                "after": summarize_measures(final),
+                "difference": summarize_differences(final, initial),
+                **{baseline: summarize_measures(metrics) for baseline, metrics in baselines.items()},
             }
         write_json(run.folder / EVALUATION_FILE, results)
         main_results = results[TRAINED_TASK]

@@ -16,7 +16,7 @@ from llmrl.finetuning.trials import ParameterTrial, ProposalExample
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.principals.history import History
 from llmrl.principals.llm_principal import LLMPrincipal
-from llmrl.principals.llm_search import LLMSearch, shown_number
+from llmrl.principals.llm_search import LLMSearch, format_number
 from llmrl.statistics.estimators import standard_error_of_mean
 
 
@@ -27,15 +27,15 @@ class ProposalPrompt:
     Attributes:
         example: example that the prompt was made from.
         messages: messages to a chat model.
-        shown: trials in the prompt, possibly fewer than in the example; trials of equal parameters are one if the
-            prompt pools them.
+        shown_trials: trials in the prompt, possibly fewer than in the example; trials of equal parameters are one trial
+            if the prompt pools them.
         n_omitted: number of trials of the example that are not in the prompt.
         name, hash: name and hash of the prompt's file, for call logs.
     """
 
     example: ProposalExample
     messages: tuple[dict[str, str], ...]
-    shown: tuple[ParameterTrial, ...]
+    shown_trials: tuple[ParameterTrial, ...]
     n_omitted: int
     name: str
     hash: str
@@ -83,26 +83,24 @@ class PromptFormat:
             error = standard_error_of_mean(trial.returns)
             proposer.history.add([Outcome(trial.vector, trial.value, trial.returns, error)])
         proposer.iteration = len(example.history)
-        prompt = proposer.question(None)
-        records = proposer.history.trim(proposer.select(), proposer.settings.history, proposer.n_records)
-        prompt_trials = tuple(
-            _merge_trials([example.history[int(i)] for i in record["measured"]]) for record in records
-        )
-        if not prompt_trials:
+        prompt = proposer.build_question(None)
+        records = proposer.history.trim(proposer.select_records(), proposer.settings.history, proposer.n_records)
+        shown_trials = tuple(_merge_trials([example.history[int(i)] for i in record["measured"]]) for record in records)
+        if not shown_trials:
             raise ConfigError(
                 f"the prompt {prompt.name} fits into the context window of {proposer.llm.label} only without any "
                 "history; choose a model with a larger one, principal.rows=compact, or a smaller llm.max_tokens"
             )
         n_omitted = len(example.history) - sum(len(record["measured"]) for record in records)
         messages = ({"role": "user", "content": prompt.text},)
-        return ProposalPrompt(example, messages, prompt_trials, n_omitted, prompt.name, prompt.hash)
+        return ProposalPrompt(example, messages, shown_trials, n_omitted, prompt.name, prompt.hash)
 
     def target_reply(self, prompt: ProposalPrompt) -> str | None:
         """Return the reply that proposes the target of the prompt's example; None if it has no target."""
         target = prompt.example.target
         if target is None:
             return None
-        best = max(trial.value for trial in prompt.shown)
+        best = max(trial.value for trial in prompt.shown_trials)
         return self.format_reply(target.vector, f"The best so far gave {best:.2f}; this is another place to look.")
 
     def format_reply(self, vector: np.ndarray, reasoning: str) -> str:
@@ -121,18 +119,18 @@ class PromptFormat:
         vector: np.ndarray = parse_answer(text, self.proposer.parser(), is_truncated).answer
         return vector
 
-    def usable(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return the vector as the search would try it; None if it would ask again (`principal.out_of_range`)."""
-        if self.proposer.is_refused(vector):
+    def to_played_vector(self, vector: np.ndarray) -> np.ndarray | None:
+        """Return the vector that the search would play; None if it would ask again (`principal.out_of_range`)."""
+        if self.proposer.has_refused_numbers(vector):
             return None
         return self.space.rounded(vector, clip=self.proposer.settings.out_of_range != "accept")
 
     def is_proposable(self, vector: np.ndarray) -> bool:
-        """Return whether the search would try a proposed vector unchanged."""
-        rounded = self.usable(vector)
+        """Return whether the search would play a proposed vector unchanged."""
+        rounded = self.to_played_vector(vector)
         return rounded is not None and np.array_equal(rounded, vector)
 
-    def in_bounds(self, vector: np.ndarray) -> bool:
+    def is_in_bounds(self, vector: np.ndarray) -> bool:
         """Return whether all numbers are within their bounds."""
         return bool(np.all((vector >= self.space.low) & (vector <= self.space.high)))
 
@@ -146,5 +144,5 @@ def _merge_trials(repeats: Sequence[ParameterTrial]) -> ParameterTrial:
 
 def _format_number(value: float) -> str:
     """Format a number as in the prompt's rows, or exactly if that would round it."""
-    text = shown_number(value)
+    text = format_number(value)
     return text if float(text) == value else repr(value)

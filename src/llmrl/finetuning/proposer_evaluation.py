@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import RunFolderError
-from llmrl.core.plain_data import read_object
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.rewards import REWARDS, Attempt, ReplyEvaluator, Rewards, Scale
+from llmrl.finetuning.rewards import REWARDS, EvaluatedReply, ReplyEvaluator, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
 from llmrl.statistics.estimators import wilson
 from llmrl.statistics.intervals import mean_interval
@@ -23,7 +20,7 @@ from llmrl.statistics.intervals import mean_interval
 RATES = ("valid_rate", "in_bounds_rate", "improvement_rate", "repeat_rate")
 """Measures that are shares of replies, with Wilson intervals, which are informative for 0 and 1, too."""
 MEASURES = (*RATES, "return", "score", "rank", "reward")
-"""All measures of a reply, see `measure`."""
+"""All measures of a reply, see `measure_replies`."""
 EVALUATION_FILE = "evaluation.json"
 """File of the results in the run folder."""
 
@@ -68,25 +65,25 @@ class EvaluatedTask:
 
         return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in self.prompts]
 
-    def measure(self, replies: Sequence[str]) -> State:
-        """Return the measures of the reply to each prompt (`_measures`)."""
-        return self._measures(self.evaluator(self.prompts, replies, "evaluation"))
+    def measure_replies(self, replies: Sequence[str]) -> State:
+        """Return the measures of the reply to each prompt (`_compute_measures`)."""
+        return self._compute_measures(self.evaluator(self.prompts, replies, "evaluation"))
 
-    def baselines(self, seeds: Seeds) -> dict[str, State]:
+    def measure_baselines(self, seeds: Seeds) -> dict[str, State]:
         """Return the measures of two baselines without a model for the same prompts.
 
-        `random` draws parameters within the bounds. `incumbent` proposes the best of the history again, which shows how
-        much of its value was luck.
+        `random` draws parameters within the bounds. `incumbent` proposes the best of the history again, which shows by
+        how much the value in the history is biased upward.
         """
         vectors = random_vectors(self.evaluator.prompt_format.space, seeds.child("random"), range(len(self.prompts)))
-        best = np.stack([max(prompt.shown, key=lambda trial: trial.value).vector for prompt in self.prompts])
+        best = np.stack([max(prompt.shown_trials, key=lambda trial: trial.value).vector for prompt in self.prompts])
         return {
-            "random": self._measures(self.evaluator.evaluate_vectors(self.prompts, vectors, "evaluation")),
-            "incumbent": self._measures(self.evaluator.evaluate_vectors(self.prompts, best, "evaluation")),
+            "random": self._compute_measures(self.evaluator.evaluate_vectors(self.prompts, vectors, "evaluation")),
+            "incumbent": self._compute_measures(self.evaluator.evaluate_vectors(self.prompts, best, "evaluation")),
         }
 
-    def _measures(self, attempts: Sequence[Attempt]) -> State:
-        """Return the measures of each attempt, [n] each.
+    def _compute_measures(self, evaluated_replies: Sequence[EvaluatedReply]) -> State:
+        """Return the measures of each reply, [n] each.
 
         valid_rate: 1 if the numbers could be parsed. in_bounds_rate: 1 if they are also within the bounds.
         improvement_rate: 1 if the return exceeds the best of the prompt's history. repeat_rate: 1 for a proposal that
@@ -94,22 +91,22 @@ class EvaluatedTask:
         return: mean over the rollouts, NaN if nothing was played. score: return scaled to [0, 1], 0 if nothing was
         played. rank: share of the history with a lower value, ties counting half. reward: weighted sum of the rewards.
         """
-        values = np.array([np.nan if attempt.value is None else attempt.value for attempt in attempts])
+        values = np.array([np.nan if reply.value is None else reply.value for reply in evaluated_replies])
         measures: State = {
-            "valid_rate": [attempt.vector is not None for attempt in attempts],
-            "in_bounds_rate": [attempt.in_bounds for attempt in attempts],
+            "valid_rate": [reply.vector is not None for reply in evaluated_replies],
+            "in_bounds_rate": [reply.is_in_bounds for reply in evaluated_replies],
             # Comparisons with NaN are false.
-            "improvement_rate": values > np.array([attempt.history.max() for attempt in attempts]),
-            "repeat_rate": [attempt.repeats for attempt in attempts],
+            "improvement_rate": values > np.array([reply.history.max() for reply in evaluated_replies]),
+            "repeat_rate": [reply.is_repeated for reply in evaluated_replies],
             "return": values,
-            "score": [REWARDS["scaled_return"](attempt, self.scale) for attempt in attempts],
-            "rank": [REWARDS["rank"](attempt, self.scale) for attempt in attempts],
-            "reward": [self.rewards(attempt, self.scale) for attempt in attempts],
+            "score": [REWARDS["scaled_return"](reply, self.scale) for reply in evaluated_replies],
+            "rank": [REWARDS["rank"](reply, self.scale) for reply in evaluated_replies],
+            "reward": [self.rewards(reply, self.scale) for reply in evaluated_replies],
         }
-        return {name: np.array(measure, dtype=np.float64) for name, measure in measures.items()}
+        return {name: np.array(values, dtype=np.float64) for name, values in measures.items()}
 
 
-def summarize(measures: State) -> dict[str, dict[str, Any]]:
+def summarize_measures(measures: State) -> dict[str, dict[str, Any]]:
     """Return statistics of each measure.
 
     These are the `mean`, the bounds `low` and `high` of its 95 % interval, and the number `n` of replies with this
@@ -118,23 +115,9 @@ def summarize(measures: State) -> dict[str, dict[str, Any]]:
     return {name: _summary(measures[name], is_rate=name in RATES) for name in MEASURES}
 
 
-def difference(after: State, before: State) -> dict[str, dict[str, Any]]:
+def summarize_differences(after: State, before: State) -> dict[str, dict[str, Any]]:
     """Return the paired differences `after` - `before` with t intervals, over prompts with both measures."""
     return {name: _summary(np.asarray(after[name]) - np.asarray(before[name]), is_rate=False) for name in MEASURES}
-
-
-def read_results(run: Path) -> dict[str, Any] | None:
-    """Return the content of `evaluation.json` in a run folder; None if there is none.
-
-    Raises:
-        RunFolderError: it cannot be read.
-    """
-    try:
-        return read_object(run / EVALUATION_FILE)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise RunFolderError(f"{run / EVALUATION_FILE} cannot be read: {error}") from error
 
 
 def _summary(values: np.ndarray, is_rate: bool) -> dict[str, Any]:

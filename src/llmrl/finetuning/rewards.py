@@ -1,4 +1,4 @@
-"""Rewards of replies: evaluation of replies by playing their parameters, named rewards, and their weighted sum."""
+"""Rewards of replies: evaluation by episodes with their parameters, named rewards, and the weighted sum of rewards."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 from llmrl.core.records import ChatReply
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
-from llmrl.finetuning.trials import Play
+from llmrl.finetuning.trials import PlayFn
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.structured import read
 from llmrl.rollout.batched_evaluator import episode_seeds
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """Evaluated reply.
+class EvaluatedReply:
+    """Reply with its parameters and the returns of episodes with them.
 
     Attributes:
         vector: numbers in the reply, [d]; None if it could not be parsed.
-        in_bounds: whether the numbers are within the bounds.
+        is_in_bounds: whether the numbers are within the bounds.
         returns: returns of the episodes played with them, [m]; empty if nothing was played or a return is not finite.
         history: values of the proposals shown in the prompt, [k], k >= 1.
-        repeats: whether the vector is one of those proposals.
+        is_repeated: whether the vector is one of those proposals.
         error: reason why the reply is invalid; "" if it is valid.
     """
 
     vector: np.ndarray | None
-    in_bounds: bool
+    is_in_bounds: bool
     returns: np.ndarray
     history: np.ndarray
-    repeats: bool = False
+    is_repeated: bool = False
     error: str = ""
 
     @property
@@ -70,33 +70,33 @@ class Scale:
         return float(np.clip((value - self.low) / (self.high - self.low), 0.0, 1.0))
 
 
-def valid(attempt: Attempt, scale: Scale) -> float:
+def valid(reply: EvaluatedReply, scale: Scale) -> float:
     """Return 1 if the reply could be parsed, else 0."""
-    return float(attempt.vector is not None)
+    return float(reply.vector is not None)
 
 
-def in_bounds(attempt: Attempt, scale: Scale) -> float:
+def in_bounds(reply: EvaluatedReply, scale: Scale) -> float:
     """Return 1 if the reply could be parsed and its numbers are within the bounds, else 0."""
-    return float(attempt.vector is not None and attempt.in_bounds)
+    return float(reply.vector is not None and reply.is_in_bounds)
 
 
-def scaled_return(attempt: Attempt, scale: Scale) -> float:
+def scaled_return(reply: EvaluatedReply, scale: Scale) -> float:
     """Return the mean return, scaled to [0, 1]; 0 if there is none."""
-    return 0.0 if attempt.value is None else scale(attempt.value)
+    return 0.0 if reply.value is None else scale(reply.value)
 
 
-def improvement(attempt: Attempt, scale: Scale) -> float:
+def improvement(reply: EvaluatedReply, scale: Scale) -> float:
     """Return the improvement over the history's best value as a share of the possible one, in [0, 1].
 
     With scaled returns g(new) and g(best): clip((g(new) - g(best)) / (1 - g(best)), 0, 1). For g(best) = 1 it is 1 if
     g(new) = 1, else 0. It is 0 if there is no return.
 
-    As published (`scale.published`): clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) for g(best) = 0. This
-    nearly vanishes after a good history: from 0.98 to 0.99 it gives 0.01.
+    As published (`scale.published`): clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) for g(best) = 0. After
+    a good history this is almost 0: for g(best) = 0.98 and g(new) = 0.99 it is 0.01.
     """
-    if attempt.value is None:
+    if reply.value is None:
         return 0.0
-    new, best = scale(attempt.value), scale(float(attempt.history.max()))
+    new, best = scale(reply.value), scale(float(reply.history.max()))
     if scale.published:
         return new if best == 0.0 else float(np.clip((new - best) * new / best, 0.0, 1.0))
     if best == 1.0:
@@ -104,19 +104,19 @@ def improvement(attempt: Attempt, scale: Scale) -> float:
     return float(np.clip((new - best) / (1.0 - best), 0.0, 1.0))
 
 
-def rank(attempt: Attempt, scale: Scale) -> float:
+def rank(reply: EvaluatedReply, scale: Scale) -> float:
     """Return the share of the history's values that are exceeded, ties counting half; 0 if there is no return."""
-    if attempt.value is None:
+    if reply.value is None:
         return 0.0
-    return float(np.mean((attempt.value > attempt.history) + 0.5 * (attempt.value == attempt.history)))
+    return float(np.mean((reply.value > reply.history) + 0.5 * (reply.value == reply.history)))
 
 
-def repeat(attempt: Attempt, scale: Scale) -> float:
+def repeat(reply: EvaluatedReply, scale: Scale) -> float:
     """Return -1 for a proposal that the history already contains, else 0."""
-    return -float(attempt.repeats)
+    return -float(reply.is_repeated)
 
 
-Reward = Callable[[Attempt, Scale], float]
+Reward = Callable[[EvaluatedReply, Scale], float]
 
 REWARDS: Mapping[str, Reward] = {
     reward.__name__: reward for reward in (valid, in_bounds, scaled_return, improvement, rank, repeat)
@@ -173,13 +173,13 @@ class Rewards:
         high = float(values.max()) if self.high is None else self.high
         return Scale(low, high, self.parity)
 
-    def __call__(self, attempt: Attempt, scale: Scale) -> float:
+    def __call__(self, reply: EvaluatedReply, scale: Scale) -> float:
         """Return the weighted sum."""
-        return sum(weight * REWARDS[name](attempt, scale) for name, weight in self.weights.items())
+        return sum(weight * REWARDS[name](reply, scale) for name, weight in self.weights.items())
 
 
 class ReplyEvaluator:
-    """Function from replies to attempts: their parameters and returns.
+    """Evaluator of replies, which plays episodes with their parameters.
 
     Replies that are evaluated together are played under the same seeds (common random numbers). Equal parameters are
     played once.
@@ -191,22 +191,27 @@ class ReplyEvaluator:
         seeds: node of the seed tree.
     """
 
-    def __init__(self, prompt_format: PromptFormat, play: Play, rollouts: int, seeds: Seeds) -> None:
+    def __init__(self, prompt_format: PromptFormat, play: PlayFn, rollouts: int, seeds: Seeds) -> None:
         self.prompt_format, self.play, self.rollouts, self.seeds = prompt_format, play, rollouts, seeds
-        self._last: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], list[Attempt]] | None = None
+        self._last_evaluation: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], list[EvaluatedReply]] | None = None
 
-    def __call__(self, prompts: Sequence[ProposalPrompt], replies: Sequence[str], stream: str) -> list[Attempt]:
-        """Return the attempt of each reply to its prompt; `stream` names the stream of the episodes' seeds.
+    def __call__(self, prompts: Sequence[ProposalPrompt], replies: Sequence[str], stream: str) -> list[EvaluatedReply]:
+        """Return each evaluated reply to its prompt; `stream` names the stream of the episodes' seeds.
 
-        A repetition of the last call returns its result without playing.
+        A call with the arguments of the last one returns the same replies without playing.
         """
         key = (stream, tuple(replies), tuple(id(prompt) for prompt in prompts))
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._evaluate(prompts, [self._parse(reply) for reply in replies], stream))
-        return self._last[1]
+        if self._last_evaluation is None or self._last_evaluation[0] != key:
+            self._last_evaluation = (
+                key,
+                self._evaluate(prompts, [self._parse_reply(reply) for reply in replies], stream),
+            )
+        return self._last_evaluation[1]
 
-    def evaluate_vectors(self, prompts: Sequence[ProposalPrompt], vectors: np.ndarray, stream: str) -> list[Attempt]:
-        """Return attempts for proposals `vectors` [n, d] instead of replies."""
+    def evaluate_vectors(
+        self, prompts: Sequence[ProposalPrompt], vectors: np.ndarray, stream: str
+    ) -> list[EvaluatedReply]:
+        """Evaluate proposals `vectors` [n, d] instead of replies."""
         return self._evaluate(prompts, [(vector, "") for vector in vectors], stream)
 
     def metrics(self) -> dict[str, float]:
@@ -215,22 +220,22 @@ class ReplyEvaluator:
         These are train/valid_rate, train/in_bounds_rate, train/repeat_rate, train/skipped_groups (number of prompts
         without a valid reply) and train/return (mean over the replies played).
         """
-        attempts = [] if self._last is None else self._last[1]
-        if self._last is None or not attempts:
+        evaluated_replies = [] if self._last_evaluation is None else self._last_evaluation[1]
+        if self._last_evaluation is None or not evaluated_replies:
             return {}
         groups = defaultdict[int, list[bool]](list)
-        for prompt, attempt in zip(self._last[0][2], attempts, strict=True):
-            groups[prompt].append(attempt.vector is not None)
-        returns = [attempt.value for attempt in attempts if attempt.value is not None]
+        for prompt, reply in zip(self._last_evaluation[0][2], evaluated_replies, strict=True):
+            groups[prompt].append(reply.vector is not None)
+        returns = [reply.value for reply in evaluated_replies if reply.value is not None]
         rates = {
-            "train/valid_rate": float(np.mean([attempt.vector is not None for attempt in attempts])),
-            "train/in_bounds_rate": float(np.mean([attempt.in_bounds for attempt in attempts])),
-            "train/repeat_rate": float(np.mean([attempt.repeats for attempt in attempts])),
+            "train/valid_rate": float(np.mean([reply.vector is not None for reply in evaluated_replies])),
+            "train/in_bounds_rate": float(np.mean([reply.is_in_bounds for reply in evaluated_replies])),
+            "train/repeat_rate": float(np.mean([reply.is_repeated for reply in evaluated_replies])),
             "train/skipped_groups": float(sum(not any(valid) for valid in groups.values())),
         }
         return rates | ({"train/return": float(np.mean(returns))} if returns else {})
 
-    def _parse(self, reply: str) -> tuple[np.ndarray | None, str]:
+    def _parse_reply(self, reply: str) -> tuple[np.ndarray | None, str]:
         """Return the numbers in a reply and ""; or None and what is wrong with the reply."""
         try:
             return read(ChatReply(reply), lambda chat_reply: self.prompt_format.parse_reply(chat_reply.text)), ""
@@ -239,27 +244,29 @@ class ReplyEvaluator:
 
     def _evaluate(
         self, prompts: Sequence[ProposalPrompt], parsed_replies: Sequence[tuple[np.ndarray | None, str]], stream: str
-    ) -> list[Attempt]:
-        """Return the attempts of parsed replies; each distinct vector is played once."""
-        usable_vectors = [None if vector is None else self.prompt_format.usable(vector) for vector, _ in parsed_replies]
-        keys = [None if vector is None else key_of(vector) for vector in usable_vectors]
+    ) -> list[EvaluatedReply]:
+        """Evaluate parsed replies; each distinct vector is played once."""
+        played_vectors = [
+            None if vector is None else self.prompt_format.to_played_vector(vector) for vector, _ in parsed_replies
+        ]
+        keys = [None if vector is None else key_of(vector) for vector in played_vectors]
         distinct_keys = [key for key in dict.fromkeys(keys) if key is not None]
         returns: dict[Key, np.ndarray] = {}
         if distinct_keys:
             seeds = episode_seeds(self.seeds.child(stream), self.rollouts)
             returns = dict(zip(distinct_keys, self.play(np.array(distinct_keys), seeds), strict=True))
-        attempts = []
+        evaluated_replies = []
         for prompt, (vector, error), key in zip(prompts, parsed_replies, keys, strict=True):
             episode_returns = np.zeros(0) if key is None else returns[key]
-            attempts.append(
-                Attempt(
+            evaluated_replies.append(
+                EvaluatedReply(
                     vector,
-                    in_bounds=vector is not None and self.prompt_format.in_bounds(vector),
+                    is_in_bounds=vector is not None and self.prompt_format.is_in_bounds(vector),
                     # Parameters so large that the environment returns NaN or infinity have no value.
                     returns=episode_returns if np.isfinite(episode_returns).all() else np.zeros(0),
-                    history=np.array([trial.value for trial in prompt.shown]),
-                    repeats=key is not None and key in {key_of(trial.vector) for trial in prompt.shown},
+                    history=np.array([trial.value for trial in prompt.shown_trials]),
+                    is_repeated=key is not None and key in {key_of(trial.vector) for trial in prompt.shown_trials},
                     error=error,
                 )
             )
-        return attempts
+        return evaluated_replies

@@ -19,15 +19,15 @@ from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
 from llmrl.finetuning.trials import (
     Bounds,
-    Play,
-    Series,
+    PlayFn,
+    TrialSeries,
+    count_held_out,
     find_search_runs,
-    held_out_size,
+    locate_trials,
     make_examples,
     random_trials,
     read_search_run,
     split_series,
-    trials_folder,
 )
 from llmrl.run.files import write_atomic
 
@@ -42,7 +42,7 @@ class SearchTask:
     Attributes:
         name: name of the task in results.
         spec: spec of the environment.
-        identity: description that distinguishes the task from others, see `task_identity`.
+        identity: description that distinguishes the task from others, see `describe_task`.
         play: function that plays parameters of the policy.
         prompt_format: format of the proposer's prompts in this task.
         limits: returns that are scaled to 0 and to 1; None: the lowest and the highest among its trials.
@@ -51,7 +51,7 @@ class SearchTask:
     name: str
     spec: EnvSpec
     identity: Mapping[str, Any]
-    play: Play
+    play: PlayFn
     prompt_format: PromptFormat
     limits: tuple[float | None, float | None] = (None, None)
 
@@ -89,9 +89,9 @@ class PromptDataset:
             "data/mean": float(self.values.mean()),
             "data/prompts": float(len(self.train)),
             "data/held_out_prompts": float(len(self.held_out)),
-            "data/prompts_with_target": float(sum(q.example.target is not None for q in self.train)),
-            "data/trials_shown": float(np.mean([len(q.shown) for q in prompts])),
-            "data/trials_excluded": float(sum(q.n_omitted for q in prompts)),
+            "data/prompts_with_target": float(sum(prompt.example.target is not None for prompt in self.train)),
+            "data/trials_shown": float(np.mean([len(prompt.shown_trials) for prompt in prompts])),
+            "data/trials_excluded": float(sum(prompt.n_omitted for prompt in prompts)),
         }
 
 
@@ -154,9 +154,9 @@ class Dataset:
         Raises:
             ConfigError: a run is missing or of another task, numbers of episodes differ, or trials are too few.
         """
-        search_series = self._search_series(task)
+        search_series = self._read_search_series(task)
         self._episodes_per_proposal(search_series)
-        n_held_out = held_out_size(self.trials, self.share)
+        n_held_out = count_held_out(self.trials, self.share)
         if not search_series and min(n_held_out, self.trials - n_held_out) < self.examples:
             raise ConfigError(
                 f"dataset.examples={self.examples} trials per prompt are needed, but of dataset.trials={self.trials} "
@@ -165,20 +165,20 @@ class Dataset:
             )
 
     def prepare(
-        self, task: SearchTask, store: Path, seeds: Seeds, on_progress: Callable[[int], None] = lambda done: None
+        self, task: SearchTask, trials_dir: Path, seeds: Seeds, on_progress: Callable[[int], None] = lambda done: None
     ) -> PromptDataset:
         """Play or read the trials, and return the prompts made from them.
 
         Args:
             task: task of the trials.
-            store: folder of stored trials.
+            trials_dir: folder of stored trials.
             seeds: node of the seed tree.
             on_progress: see `random_trials`.
 
         Raises:
             ConfigError: the trials are of another task, or there are too few.
         """
-        series = self._search_series(task)
+        all_series = self._read_search_series(task)
         # Discrete parameters only have the policy's bounds.
         bounds: Bounds = (None, None) if task.space.choices.any() else (self.low, self.high)
         if self.trials:
@@ -189,13 +189,16 @@ class Dataset:
                 "bounds": list(bounds),
                 "versions": {name: importlib.metadata.version(name) for name in filter(find_spec, _PACKAGES)},
             }
-            folder = trials_folder(store, identity)
+            folder = locate_trials(trials_dir, identity)
             trial_seeds, n, episodes = seeds.child("trials"), self.trials, self.episodes
-            series.append(random_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, on_progress))
-        task.prompt_format.proposer.on_search_start(self.iterations, self._episodes_per_proposal(series))
-        train, holdout = split_series(series, self.share, seeds.child("split"))
+            all_series.append(
+                random_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, on_progress)
+            )
+        task.prompt_format.proposer.on_search_start(self.iterations, self._episodes_per_proposal(all_series))
+        train, holdout = split_series(all_series, self.share, seeds.child("split"))
         values, train_values = (
-            np.array([trial.value for source in part for trial in source.trials]) for part in (series, train)
+            np.array([trial.value for series in series_list for trial in series.trials])
+            for series_list in (all_series, train)
         )
         return PromptDataset(
             self._make_prompts(task, train, self.prompts, seeds.child("train"), "to train on"),
@@ -208,17 +211,19 @@ class Dataset:
         """Return the settings for another task with random trials only, half of them held out."""
         return replace(self, trials=trials, low=None, high=None, runs=None, prompts=1, share=0.5)
 
-    def _search_series(self, task: SearchTask) -> list[Series]:
+    def _read_search_series(self, task: SearchTask) -> list[TrialSeries]:
         """Return the proposals of the search runs."""
         return [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])]
 
-    def _episodes_per_proposal(self, series: Sequence[Series]) -> int:
+    def _episodes_per_proposal(self, all_series: Sequence[TrialSeries]) -> int:
         """Return the number of episodes per proposal, as stated in prompts.
 
         Raises:
             ConfigError: the number differs between series.
         """
-        counts = {source.episodes or self.episodes for source in series} | ({self.episodes} if self.trials else set())
+        counts = {series.episodes or self.episodes for series in all_series} | (
+            {self.episodes} if self.trials else set()
+        )
         if len(counts) > 1:
             raise ConfigError(
                 f"prompts state one number of episodes per proposal, but trials have "
@@ -228,11 +233,11 @@ class Dataset:
         return counts.pop()
 
     def _make_prompts(
-        self, task: SearchTask, series: Sequence[Series], n: int, seeds: Seeds, purpose: str
+        self, task: SearchTask, all_series: Sequence[TrialSeries], n: int, seeds: Seeds, purpose: str
     ) -> list[ProposalPrompt]:
-        """Return `n` prompts made from the trials of `series`."""
+        """Return `n` prompts made from the trials of `all_series`."""
         examples = make_examples(
-            series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_proposable
+            all_series, n, self.min_examples, self.examples, seeds, purpose, task.prompt_format.is_proposable
         )
         return [task.prompt_format.make_prompt(example) for example in examples]
 
@@ -240,7 +245,12 @@ class Dataset:
 def write_prompts(path: Path, prompts: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
     """Write one JSON object per line: prompt, number of trials shown, their best value, and target reply."""
     lines = [
-        {"prompt": q.text, "shown": len(q.shown), "best": max(trial.value for trial in q.shown), "reply": reply}
-        for q, reply in zip(prompts, replies, strict=True)
+        {
+            "prompt": prompt.text,
+            "shown": len(prompt.shown_trials),
+            "best": max(trial.value for trial in prompt.shown_trials),
+            "reply": reply,
+        }
+        for prompt, reply in zip(prompts, replies, strict=True)
     ]
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))

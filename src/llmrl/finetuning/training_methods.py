@@ -53,11 +53,12 @@ class Optimizer:
     batch: PositiveInt = 4
     recompute: bool = False
 
-    def check_step(self, texts: int, subject: str) -> None:
-        """Raise ConfigError unless a step of `texts` texts, described by `subject`, is a multiple of `batch`."""
-        if texts % self.batch:
+    def check_batch(self, n_texts: int, subject: str) -> None:
+        """Raise ConfigError unless a step of `n_texts` texts, described by `subject`, is a multiple of `batch`."""
+        if n_texts % self.batch:
             raise ConfigError(
-                f"{subject} is {texts} texts per step, which must be a multiple of method.optimizer.batch={self.batch}"
+                f"{subject} is {n_texts} texts per step, which must be a multiple of "
+                f"method.optimizer.batch={self.batch}"
             )
 
 
@@ -74,8 +75,9 @@ class TrainingJob:
         evaluator, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
         seeds: seed tree of the method.
         folder: folder of the checkpoints of weights.
-        resume: newest valid checkpoint in `folder`; None: there is none.
-        save: function that makes the checkpoint of a given step valid; raises RunFolderError.
+        resume_path: newest valid checkpoint in `folder`; None: there is none.
+        save_checkpoint: function that saves a checkpoint of the run, which makes the trainer's checkpoint of a given
+            step valid; raises RunFolderError.
     """
 
     run: Run
@@ -88,8 +90,8 @@ class TrainingJob:
     scale: Scale
     seeds: Seeds
     folder: Path
-    resume: Path | None
-    save: Callable[[int], None]
+    resume_path: Path | None
+    save_checkpoint: Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,11 @@ class TrainingMethod(ABC):
         """Raise ConfigError if this number of usable prompts is too small."""
 
     @abstractmethod
-    def trainer(self, job: TrainingJob, **options: Any) -> Any:
+    def build_trainer(self, job: TrainingJob, **options: Any) -> Any:
         """Return a trainer of trl, made with `options` that all methods share."""
 
-    def arguments(self, texts: int, job: TrainingJob) -> dict[str, Any]:
-        """Return keyword arguments of transformers' `TrainingArguments` for steps of `texts` texts.
+    def training_arguments(self, n_texts: int, job: TrainingJob) -> dict[str, Any]:
+        """Return keyword arguments of transformers' `TrainingArguments` for steps of `n_texts` texts.
 
         Raises:
             ConfigError: more than one GPU is visible.
@@ -144,7 +146,7 @@ class TrainingMethod(ABC):
             "output_dir": str(job.folder),
             "max_steps": optimizer.steps,
             "per_device_train_batch_size": optimizer.batch,
-            "gradient_accumulation_steps": texts // optimizer.batch,
+            "gradient_accumulation_steps": n_texts // optimizer.batch,
             "learning_rate": optimizer.learning_rate,
             "lr_scheduler_type": schedules[optimizer.schedule],
             "warmup_steps": round(optimizer.warmup * optimizer.steps),
@@ -166,7 +168,7 @@ class TrainingMethod(ABC):
         }
 
     def train(self, job: TrainingJob) -> Any:
-        """Train to the last step, from `job.resume` if given, and return the trained `PeftModel`.
+        """Train to the last step, from `job.resume_path` if given, and return the trained `PeftModel`.
 
         Raises:
             ConfigError: more than one GPU is visible.
@@ -176,28 +178,31 @@ class TrainingMethod(ABC):
 
         from llmrl.finetuning.checkpoint_callback import CheckpointCallback
 
-        with _quiet():
-            trainer = self.trainer(
+        with _suppress_library_messages():
+            trainer = self.build_trainer(
                 job, model=job.module, processing_class=job.chat.tokenizer, peft_config=self.lora.config()
             )
             for callback in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(callback)
-            step = 0 if job.resume is None else int(job.resume.name.rpartition("-")[2])
+            step = 0 if job.resume_path is None else int(job.resume_path.name.rpartition("-")[2])
             with job.run.progress(trainer.args.max_steps, "steps", "finetune", step) as progress:
-                metrics = job.evaluator.metrics
-                trainer.add_callback(CheckpointCallback(job.run, progress, job.save, metrics, self.resume_interval))
-                save_checkpoint = trainer._save_checkpoint
+                trainer.add_callback(
+                    CheckpointCallback(
+                        job.run, progress, job.save_checkpoint, job.evaluator.metrics, self.resume_interval
+                    )
+                )
+                save_trainer_checkpoint = trainer._save_checkpoint
 
                 def save_uninterrupted(*arguments: Any, **options: Any) -> None:
                     with job.run.saving():
-                        save_checkpoint(*arguments, **options)
+                        save_trainer_checkpoint(*arguments, **options)
 
                 trainer._save_checkpoint = save_uninterrupted
-                trainer.train(resume_from_checkpoint=None if job.resume is None else str(job.resume))
+                trainer.train(resume_from_checkpoint=None if job.resume_path is None else str(job.resume_path))
         return trainer.model
 
 
-def trainer_class(base: type[Any]) -> type[Any]:
+def make_trainer_class(base: type[Any]) -> type[Any]:
     """Return a subclass of a trainer of trl that sends no telemetry and writes no model cards."""
 
     class Trainer(base):  # type: ignore[misc]
@@ -209,7 +214,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_library_messages() -> Iterator[None]:
     """Suppress messages of libraries about intended settings (old names of settings, aligned special tokens)."""
     loggers = [logging.getLogger(name) for name in ("transformers", "trl", "accelerate", "peft")]
     levels = [logger.level for logger in loggers]
@@ -245,7 +250,7 @@ class SFT(TrainingMethod):
     texts: PositiveInt = 16
 
     def __post_init__(self) -> None:
-        self.optimizer.check_step(self.texts, f"method.texts={self.texts}")
+        self.optimizer.check_batch(self.texts, f"method.texts={self.texts}")
 
     def plan(self) -> list[tuple[str, str]]:
         return [("  steps", f"{self.optimizer.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
@@ -257,7 +262,7 @@ class SFT(TrainingMethod):
                 f"method.texts={self.texts}; increase dataset.prompts, or use trials with more improvements"
             )
 
-    def trainer(self, job: TrainingJob, **options: Any) -> Any:
+    def build_trainer(self, job: TrainingJob, **options: Any) -> Any:
         from datasets import Dataset
         from trl import SFTConfig, SFTTrainer
 
@@ -266,8 +271,8 @@ class SFT(TrainingMethod):
             for prompt, reply in zip(job.prompts, job.target_replies, strict=True)
             if reply is not None
         ]
-        arguments = SFTConfig(**self.arguments(self.texts, job), max_length=None)
-        return trainer_class(SFTTrainer)(args=arguments, train_dataset=Dataset.from_list(examples), **options)
+        arguments = SFTConfig(**self.training_arguments(self.texts, job), max_length=None)
+        return make_trainer_class(SFTTrainer)(args=arguments, train_dataset=Dataset.from_list(examples), **options)
 
 
 def check_target_replies(
@@ -340,7 +345,7 @@ class GRPO(TrainingMethod):
             )
         if self.top_p == 0.0:
             raise ConfigError("method.top_p=0 excludes all tokens; use a number in (0, 1]")
-        self.optimizer.check_step(
+        self.optimizer.check_batch(
             self.prompts * self.samples, f"method.prompts={self.prompts} x method.samples={self.samples}"
         )
 
@@ -362,12 +367,12 @@ class GRPO(TrainingMethod):
     def resume_interval(self) -> int:
         return self.updates  # the steps between share their replies
 
-    def trainer(self, job: TrainingJob, **options: Any) -> Any:
+    def build_trainer(self, job: TrainingJob, **options: Any) -> Any:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
         arguments = GRPOConfig(
-            **self.arguments(self.prompts * self.samples, job),
+            **self.training_arguments(self.prompts * self.samples, job),
             num_generations=self.samples,
             max_completion_length=job.chat.settings.max_tokens,
             temperature=self.temperature,
@@ -380,10 +385,10 @@ class GRPO(TrainingMethod):
             scale_rewards=self.scale_advantages,
             reward_weights=list(job.rewards.weights.values()),
         )
-        rows = [{"prompt": list(q.messages), "row": i} for i, q in enumerate(job.prompts)]
+        dataset_rows = [{"prompt": list(prompt.messages), "prompt_index": i} for i, prompt in enumerate(job.prompts)]
         reward_functions = [_TrainerReward(name, job) for name in job.rewards.weights]
-        return trainer_class(GRPOTrainer)(
-            args=arguments, train_dataset=Dataset.from_list(rows), reward_funcs=reward_functions, **options
+        return make_trainer_class(GRPOTrainer)(
+            args=arguments, train_dataset=Dataset.from_list(dataset_rows), reward_funcs=reward_functions, **options
         )
 
 
@@ -395,9 +400,14 @@ class _TrainerReward:
         self._reward, self._job = REWARDS[name], job
 
     def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[Any], row: Sequence[int], trainer_state: Any, **_: Any
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        prompt_index: Sequence[int],
+        trainer_state: Any,
+        **_: Any,
     ) -> list[float]:
         texts = [completion[0]["content"] for completion in completions]
-        batch_prompts = [self._job.prompts[i] for i in row]
-        attempts = self._job.evaluator(batch_prompts, texts, f"step {trainer_state.global_step}")
-        return [self._reward(attempt, self._job.scale) for attempt in attempts]
+        batch_prompts = [self._job.prompts[i] for i in prompt_index]
+        evaluated_replies = self._job.evaluator(batch_prompts, texts, f"step {trainer_state.global_step}")
+        return [self._reward(reply, self._job.scale) for reply in evaluated_replies]

@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 CHUNK_SIZE = 64
 """Number of random trials that are played and written together; a kill loses at most so many."""
 _FORMAT = 1
-_IRRELEVANT_FIELDS = ("n_envs", "name", "render", "engine", "text", "success", "success_threshold")
+_FIELDS_WITHOUT_EFFECT = ("n_envs", "name", "render", "engine", "text", "success", "success_threshold")
 """Fields of environments that do not affect returns."""
 
 Bounds = tuple[float | None, float | None]
 """Lower and upper bound of every parameter; None: the bounds of the space."""
 
-Play = Callable[[np.ndarray, np.ndarray], np.ndarray]
+PlayFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Function from parameters [n, d] and seeds of episodes [k] to returns [n, k], of every vector under every seed."""
 
 
@@ -56,7 +56,7 @@ class ParameterTrial:
 
 
 @dataclass(frozen=True)
-class Series:
+class TrialSeries:
     """Trials that belong together.
 
     Attributes:
@@ -92,7 +92,7 @@ def random_vectors(
 
 
 def random_trials(
-    play: Play,
+    play: PlayFn,
     space: ParameterSpace,
     seeds: Seeds,
     n: int,
@@ -100,7 +100,7 @@ def random_trials(
     folder: Path,
     bounds: Bounds = (None, None),
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Series:
+) -> TrialSeries:
     """Return random parameters with their returns; trials already in `folder` are not played again.
 
     Each trial is a function of the seeds and its number, so a larger number extends a smaller one. The trials of a
@@ -113,7 +113,7 @@ def random_trials(
         seeds: seed tree of parameters and episodes.
         n: number of trials.
         episodes: episodes of each trial.
-        folder: content-addressed folder, see `trials_folder`; created if missing.
+        folder: content-addressed folder, see `locate_trials`; created if missing.
         bounds: bounds of the parameters.
         on_progress: function called with the number of finished trials before more are played and at the end; it may
             raise to stop.
@@ -140,22 +140,22 @@ def random_trials(
             write_atomic(path, json.dumps(lines))
         trials += chunk
     on_progress(n)
-    return Series(tuple(trials[:n]), False, episodes)
+    return TrialSeries(tuple(trials[:n]), False, episodes)
 
 
-def trials_folder(root: Path, identity: Mapping[str, Any]) -> Path:
+def locate_trials(root: Path, identity: Mapping[str, Any]) -> Path:
     """Return the folder of trials, named by a hash of `identity`: plain data of everything that determines them."""
     text = json.dumps({"format": _FORMAT, **identity}, sort_keys=True, separators=(",", ":"))
     return root / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]) -> Series:
+def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]) -> TrialSeries:
     """Return the trials of a search run in order, without a last line that is still being written.
 
     Args:
         folder: the run folder.
         space: parameter space of the policy.
-        task: required description of the task, see `task_identity`.
+        task: required description of the task, see `describe_task`.
 
     Raises:
         ConfigError: the folder is not a search run, has no or invalid proposals, or belongs to another task.
@@ -167,7 +167,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
             "outputs/cartpole/<run>/s0, or a folder that contains such folders"
         )
     config = read_config(folder, ())
-    run_task = task_identity(config, seeded="seed" in task)
+    run_task = describe_task(config, seeded="seed" in task)
     differing_keys = sorted(key for key in {*task, *run_task} if task.get(key) != run_task.get(key))
     if differing_keys:
         summary = "; ".join(f"{key}={run_task.get(key)} instead of {task.get(key)}" for key in differing_keys)
@@ -188,7 +188,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
         raise ConfigError(f"dataset.runs: {folder / 'config.yaml'} has no search.episodes; use a search run")
     if not trials:
         raise ConfigError(f"dataset.runs: {folder} has no proposals yet; wait for them, or remove the run")
-    return Series(tuple(trials), True, episodes)
+    return TrialSeries(tuple(trials), True, episodes)
 
 
 def find_search_runs(paths: Sequence[str]) -> list[Path]:
@@ -210,13 +210,13 @@ def find_search_runs(paths: Sequence[str]) -> list[Path]:
     return sorted(run_folders)
 
 
-def task_identity(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
+def describe_task(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
     """Return the entries of a resolved config that define the task.
 
     These are environment and agent, without fields that do not affect returns. `seeded` adds the seed, because
     parameters along random directions have another meaning under every seed.
     """
-    env = {key: value for key, value in config["env"].items() if key not in _IRRELEVANT_FIELDS}
+    env = {key: value for key, value in config["env"].items() if key not in _FIELDS_WITHOUT_EFFECT}
     nodes = {"env": env, "agent": dict(config["agent"])}
     task = {f"{group}.{key}": value for group, node in nodes.items() for key, value in node.items()}
     return task | ({"seed": config["seed"]} if seeded else {})
@@ -258,39 +258,41 @@ class ProposalExample:
         return max(trial.value for trial in self.history)
 
 
-def split_series(series: Sequence[Series], share: float, seeds: Seeds) -> tuple[list[Series], list[Series]]:
-    """Split `series` into (training, held out) without common parameters.
+def split_series(
+    all_series: Sequence[TrialSeries], share: float, seeds: Seeds
+) -> tuple[list[TrialSeries], list[TrialSeries]]:
+    """Split `all_series` into (training, held out) without common parameters.
 
     If there are several search runs, complete runs are held out. Otherwise, parameters with all their trials are held
     out. At least one is held out and one remains. Trials of held-out parameters are removed from all training series.
 
     Args:
-        series: series of one task.
+        all_series: series of one task.
         share: share of trials or runs to hold out, in (0, 1).
         seeds: seed tree of the selection.
     """
-    runs = [source for source in series if source.is_search]
-    train: list[Series] = []
-    holdout: list[Series] = []
-    if len(runs) > 1:
-        holdout_indices = _sample_indices(len(runs), share, seeds.numpy("runs"))
-        for i, run in enumerate(runs):
+    search_runs = [series for series in all_series if series.is_search]
+    train: list[TrialSeries] = []
+    holdout: list[TrialSeries] = []
+    if len(search_runs) > 1:
+        holdout_indices = _draw_held_out_indices(len(search_runs), share, seeds.numpy("runs"))
+        for i, run in enumerate(search_runs):
             (holdout if i in holdout_indices else train).append(run)
-    for i, source in enumerate(series):
-        if source.is_search and len(runs) > 1:
+    for i, series in enumerate(all_series):
+        if series.is_search and len(search_runs) > 1:
             continue
-        vectors = list(dict.fromkeys(key_of(trial.vector) for trial in source.trials))
-        holdout_keys = {vectors[j] for j in _sample_indices(len(vectors), share, seeds.numpy(f"trials {i}"))}
-        holdout.append(replace(source, trials=tuple(t for t in source.trials if key_of(t.vector) in holdout_keys)))
-        train.append(source)
-    excluded = {key_of(trial.vector) for source in holdout for trial in source.trials}
+        vectors = list(dict.fromkeys(key_of(trial.vector) for trial in series.trials))
+        holdout_keys = {vectors[j] for j in _draw_held_out_indices(len(vectors), share, seeds.numpy(f"trials {i}"))}
+        holdout.append(replace(series, trials=tuple(t for t in series.trials if key_of(t.vector) in holdout_keys)))
+        train.append(series)
+    excluded = {key_of(trial.vector) for series in holdout for trial in series.trials}
     return [
-        replace(source, trials=tuple(t for t in source.trials if key_of(t.vector) not in excluded)) for source in train
+        replace(series, trials=tuple(t for t in series.trials if key_of(t.vector) not in excluded)) for series in train
     ], holdout
 
 
 def make_examples(
-    series: Sequence[Series],
+    all_series: Sequence[TrialSeries],
     n: int,
     min_trials: int,
     max_trials: int,
@@ -305,7 +307,7 @@ def make_examples(
     higher mean value than the history's best trial.
 
     Args:
-        series: series of trials, drawn with probability proportional to their length.
+        all_series: series of trials, drawn with probability proportional to their length.
         n: number of examples.
         min_trials: lower bound of the uniformly drawn number of trials in a history.
         max_trials: upper bound of this number.
@@ -317,57 +319,59 @@ def make_examples(
     Raises:
         ConfigError: no series has `max_trials` trials.
     """
-    usable = [source for source in series if len(source.trials) >= max_trials]
-    if not usable:
-        max_length = max((len(source.trials) for source in series), default=0)
+    long_series = [series for series in all_series if len(series.trials) >= max_trials]
+    if not long_series:
+        max_length = max((len(series.trials) for series in all_series), default=0)
         raise ConfigError(
             f"dataset.examples={max_trials} trials per prompt are needed, but there are at most {max_length} "
             f"{purpose}; increase dataset.trials, add dataset.runs, or decrease dataset.examples"
         )
-    sizes = np.array([len(source.trials) for source in usable], dtype=np.float64)
-    candidates = [trial for source in series for trial in source.trials]
+    sizes = np.array([len(series.trials) for series in long_series], dtype=np.float64)
+    candidates = [trial for series in all_series for trial in series.trials]
     pool = PooledEstimates()
     for trial in candidates:
         n_episodes = len(trial.returns)
         pool.add(trial.vector, trial.value, standard_error_of_mean(trial.returns), n_episodes, n_episodes)
     values = np.array([pool.of(trial.vector).value for trial in candidates])
-    has_target_vector = np.array([is_proposable(trial.vector) for trial in candidates])
+    is_proposable_mask = np.array([is_proposable(trial.vector) for trial in candidates])
     examples = []
     for i in range(n):
         rng = seeds.numpy(i)
-        source = usable[int(rng.choice(len(usable), p=sizes / sizes.sum()))]
-        size = int(rng.integers(min_trials, max_trials + 1))
-        end = int(rng.integers(size, len(source.trials) + 1)) if source.is_search else len(source.trials)
-        indices = rng.choice(end, size=size, replace=False)
-        history = tuple(source.trials[j] for j in (np.sort(indices) if source.is_search else indices))
+        series = long_series[int(rng.choice(len(long_series), p=sizes / sizes.sum()))]
+        history_length = int(rng.integers(min_trials, max_trials + 1))
+        end = int(rng.integers(history_length, len(series.trials) + 1)) if series.is_search else len(series.trials)
+        indices = rng.choice(end, size=history_length, replace=False)
+        history = tuple(series.trials[j] for j in (np.sort(indices) if series.is_search else indices))
         draw = int(rng.integers(2**31))
-        examples.append(ProposalExample(i, history, _target(history, candidates, values, has_target_vector, draw)))
+        examples.append(
+            ProposalExample(i, history, _select_target(history, candidates, values, is_proposable_mask, draw))
+        )
     return examples
 
 
-def _target(
+def _select_target(
     history: Sequence[ParameterTrial],
     candidates: Sequence[ParameterTrial],
     values: np.ndarray,
-    is_proposable: np.ndarray,
+    is_proposable_mask: np.ndarray,
     draw: int,
 ) -> ParameterTrial | None:
     """Return a candidate that is better than all of `history`, selected by `draw`; None if there is none.
 
-    `values` [n] are the candidates' values, `is_proposable` [n] tells whether they may be targets.
+    `values` [n] are the candidates' values, `is_proposable_mask` [n] tells whether they may be targets.
     """
     best = max(trial.value for trial in history)
     history_keys = {key_of(trial.vector) for trial in history}
-    indices = np.flatnonzero(is_proposable & (values > best)).tolist()
+    indices = np.flatnonzero(is_proposable_mask & (values > best)).tolist()
     better = [candidates[j] for j in indices if key_of(candidates[j].vector) not in history_keys]
     return better[draw % len(better)] if better else None
 
 
-def held_out_size(n: int, share: float) -> int:
+def count_held_out(n: int, share: float) -> int:
     """Return about `share` of `n`, at least 1 and, for n > 1, at most n - 1."""
     return int(np.clip(round(share * n), 1, max(n - 1, 1)))
 
 
-def _sample_indices(n: int, share: float, rng: np.random.Generator) -> set[int]:
+def _draw_held_out_indices(n: int, share: float, rng: np.random.Generator) -> set[int]:
     """Draw the indices to hold out of `n`, about `share` of them."""
-    return set(rng.permutation(n)[: held_out_size(n, share)].tolist())
+    return set(rng.permutation(n)[: count_held_out(n, share)].tolist())

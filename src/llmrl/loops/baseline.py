@@ -1,4 +1,4 @@
-"""The loop of algorithms that bring their own training loop, under the budget of a policy search."""
+"""The loop of agents with a training loop of their own, which train under the budget of a policy search."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ EpisodeCallback = Callable[[float, int], bool]
 class ExternallyTrained(Protocol):
     """Protocol of agents that learn in a training loop of their own."""
 
-    def fit(self, make: Callable[[], Any], episode_over: EpisodeCallback, episodes: int) -> None:
-        """Train in environments that `make` returns, until `episode_over` returns False (after `episodes` episodes)."""
+    def fit(self, make_env: Callable[[], Any], on_episode: EpisodeCallback, episodes: int) -> None:
+        """Train in environments that `make_env` returns, until `on_episode` returns False after `episodes` episodes."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class BaselineLoop(StateFields, Loop):
     def plan(self) -> list[tuple[str, str]]:
         return [
             ("  training", f"{self.n_blocks:,} blocks of {self.block_size:,} episodes"),
-            ("  learned so far", self.settings.evaluation_plan),
+            ("  learned so far", self.settings.evaluation_text),
             ("episodes", f"{self.n_blocks * self.block_size:,}"),
         ]
 
@@ -111,12 +111,12 @@ class BaselineLoop(StateFields, Loop):
         if run.restored is not None:
             self.load_state_dict(run.restored)
         if not self.is_trained:
-            yield Delegate(lambda ask: self._train(run, ask))
+            yield Delegate(lambda answer: self._train(run, answer))
             self.is_trained = True
         yield SafePoint(self.n_blocks, self.state_dict, always=True)
-        final: EvaluationBatch = yield self._evaluation()
+        final: EvaluationBatch = yield self._evaluation_request()
         metrics = incumbent_metrics(final)
-        yield self._row("evaluation", metrics)
+        yield self._log_request("evaluation", metrics)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in metrics.items()},
             "highest_return": max(self.returns),
@@ -127,7 +127,7 @@ class BaselineLoop(StateFields, Loop):
         }
         return metrics["search/incumbent_return"]
 
-    def _train(self, run: Run, ask: Callable[[Request], Any]) -> None:
+    def _train(self, run: Run, answer: Callable[[Request], Any]) -> None:
         # A run that is stopped starts again from the beginning.
         initial_state = {**self.state_dict(), **run.mark()}
         returns: list[float] = []
@@ -141,33 +141,33 @@ class BaselineLoop(StateFields, Loop):
             self.env_steps += length
             progress.advance(1)
             if len(returns) == self.block_size:
-                self._log(ask, returns, lengths)
+                self._log_block(answer, returns, lengths)
                 progress.show_result(self.returns[-1])
-                ask(SafePoint(0, lambda: initial_state))
+                answer(SafePoint(0, lambda: initial_state))
             return len(self.returns) < self.n_blocks
 
         with run.progress(self.n_blocks * self.block_size, "episodes", "baseline") as progress:
             assert isinstance(self.env, HasGymnasiumEnv)
             self.agent.fit(self.env.single, record_episode, self.n_blocks * self.block_size)
 
-    def _log(self, ask: Callable[[Request], Any], returns: list[float], lengths: list[int]) -> None:
+    def _log_block(self, answer: Callable[[Request], Any], returns: list[float], lengths: list[int]) -> None:
         self.returns.append(float(np.mean(returns)))
         metrics = {
             "search/return": self.returns[-1],
             "search/highest_return": max(self.returns),
             "search/length": float(np.mean(lengths)),
         }
-        ask(self._row("episode", metrics))
+        answer(self._log_request("episode", metrics))
         if self.settings.is_evaluation_due(len(self.returns)):
-            ask(self._row("evaluation", incumbent_metrics(ask(self._evaluation()))))
+            answer(self._log_request("evaluation", incumbent_metrics(answer(self._evaluation_request()))))
         returns.clear()
         lengths.clear()
 
-    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
+    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
         episodes = len(self.returns) * self.block_size
         return Log(kind, "episodes", metrics, {"episodes": episodes, "env_steps": self.env_steps})
 
-    def _evaluation(self) -> EvaluateController:
+    def _evaluation_request(self) -> EvaluateController:
         return EvaluateController(
             env=self.env,
             controller=self.agent.controller,

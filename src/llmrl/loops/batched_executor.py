@@ -22,11 +22,13 @@ from llmrl.loops.executor import Executor
 from llmrl.rollout.multi_run_rollout import BatchedRun, EpisodeStart, RunBatch
 from llmrl.run.signals import WorkDiscarded
 
-State = Literal["running", "waiting", "away", "finished"]
-"""State of a seat: its run computes something itself, waits for an answer, waits for something slow, or has ended."""
+State = Literal["running", "waiting", "detached", "finished"]
+"""State of a run: it computes something itself, waits for an answer, does something slow for which the others do not
+wait, or has ended."""
 
-MIN_PATIENCE_S, PATIENCE_FRACTION = 0.1, 0.2
-"""Waiting time for a run that has just gone away: the longer of seconds and a fraction of the last answer's time."""
+MIN_PATIENCE_SECONDS, PATIENCE_FRACTION = 0.1, 0.2
+"""Time for which a run that has just become detached is waited for: the longer of a number of seconds and a fraction of
+the duration of the last answer."""
 MAX_SKIPS = 20
 """Maximum number of answers to other runs before a waiting run is answered: about a principal step of theirs."""
 MAX_CACHED_BATCHES = 2
@@ -34,29 +36,29 @@ MAX_CACHED_BATCHES = 2
 
 
 class BatchedExecutor:
-    """Answers the requests of several runs in the thread that calls `run`.
+    """Executor of the requests of several runs, which answers them in the thread that calls `run`.
 
-    The executor waits until no run computes any more, and then answers the largest group of requests of equal shape. So
-    similar runs stay together. It does not wait for a run that is away: one that asks a language model, fits a
-    surrogate or waits for another run. Such a run joins a later batch.
+    The executor waits until no run computes any more, and then answers the largest group of requests that can be one
+    batch. So similar runs remain in one batch. It does not wait for a detached run: one that asks a language model,
+    fits a surrogate model or waits for another run. Such a run joins a later batch.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._seats: list[BatchSeat] = []
-        self._batches: dict[tuple[BatchSeat, ...], RunBatch] = {}
+        self._connections: list[RunConnection] = []
+        self._batches: dict[tuple[RunConnection, ...], RunBatch] = {}
         self._error: BaseException | None = None
-        self._answer_time_s = 0.0  # duration of the last answer
+        self._answer_seconds = 0.0  # duration of the last answer
 
-    def seat(self, key: str | None = None) -> BatchSeat:
-        """Return a seat for one more run.
+    def connect(self, key: str | None = None) -> RunConnection:
+        """Return a connection for one more run.
 
         Args:
             key: runs with equal keys may be computed as one batch; None: this run is not batched.
         """
         with self._changed:
-            self._seats.append(BatchSeat(self, key))
-            return self._seats[-1]
+            self._connections.append(RunConnection(self, key))
+            return self._connections[-1]
 
     def run(self) -> None:
         """Answer requests until all runs have ended.
@@ -64,82 +66,83 @@ class BatchedExecutor:
         Raises:
             KeyboardInterrupt, WorkDiscarded: a signal was received.
         """
-        while (seats := self._next_group()) is not None:
-            self._answer(seats)
+        while (connections := self._next_group()) is not None:
+            self._answer(connections)
 
     def fail_all(self, error: BaseException) -> None:
         """Answer every waiting and every later request with `error`."""
         with self._changed:
             self._error = error
-            for seat in self._seats:
-                if seat.state == "waiting":
-                    seat.deliver(None, error)
+            for connection in self._connections:
+                if connection.state == "waiting":
+                    connection.deliver(None, error)
             self._changed.notify_all()
 
-    def _next_group(self) -> list[BatchSeat] | None:
-        """Return the seats whose requests are answered next; None when all runs have ended."""
+    def _next_group(self) -> list[RunConnection] | None:
+        """Return the connections whose requests are answered next; None when all runs have ended."""
         with self._changed:
             while True:
-                states = {seat.state for seat in self._seats}
+                states = {connection.state for connection in self._connections}
                 if states <= {"finished"}:
                     return None
-                wait_s = self._remaining_patience_s()
-                if "waiting" in states and "running" not in states and wait_s <= 0:
+                wait_seconds = self._remaining_patience_seconds()
+                if "waiting" in states and "running" not in states and wait_seconds <= 0:
                     break
                 # A finite time, so that signals are handled.
-                self._changed.wait(wait_s if wait_s > 0 else 1.0)
-            groups: dict[object, list[BatchSeat]] = {}
-            for seat in self._seats:
-                if seat.state == "waiting":
-                    groups.setdefault(seat.shape(), []).append(seat)
+                self._changed.wait(wait_seconds if wait_seconds > 0 else 1.0)
+            groups: dict[object, list[RunConnection]] = {}
+            for connection in self._connections:
+                if connection.state == "waiting":
+                    groups.setdefault(connection.batch_key(), []).append(connection)
         selected = max(groups.values(), key=self._priority)
-        for seats in groups.values():
-            for seat in seats:
-                seat.skips = 0 if seats is selected else seat.skips + 1
+        for connections in groups.values():
+            for connection in connections:
+                connection.n_skips = 0 if connections is selected else connection.n_skips + 1
         return selected
 
     @staticmethod
-    def _priority(seats: Sequence[BatchSeat]) -> tuple[bool, bool, bool, int]:
-        """Return the sort key of a group of seats; the largest one is answered first.
+    def _priority(connections: Sequence[RunConnection]) -> tuple[bool, bool, bool, int]:
+        """Return the sort key of a group of connections; the group with the largest one is answered first.
 
-        Runs that other runs need come first, so that those start together. Updates come before games that would
-        overwrite their rollouts. Other groups are answered by size, unless one has waited for `MAX_SKIPS` answers.
+        Runs that other runs need come first, so that those other runs start together. Updates come before games, which
+        would overwrite the rollouts of the updates. Of the other groups, one that has waited for `MAX_SKIPS` answers
+        comes first, then the largest.
         """
-        is_update = isinstance(seats[0].request, Update)
-        is_overdue = max(seat.skips for seat in seats) >= MAX_SKIPS
-        return any(seat.is_needed for seat in seats), is_update, is_overdue, len(seats)
+        is_update = isinstance(connections[0].request, Update)
+        is_overdue = max(connection.n_skips for connection in connections) >= MAX_SKIPS
+        return any(connection.is_prerequisite for connection in connections), is_update, is_overdue, len(connections)
 
-    def _remaining_patience_s(self) -> float:
-        """Return for how many more seconds to wait for runs that have gone away."""
-        departures = [seat.state_time for seat in self._seats if seat.state == "away"]
-        patience_s = max(MIN_PATIENCE_S, PATIENCE_FRACTION * self._answer_time_s)
-        return max(departures) + patience_s - time.monotonic() if departures else 0.0
+    def _remaining_patience_seconds(self) -> float:
+        """Return for how many more seconds to wait for detached runs; 0 or less: not at all."""
+        detached_at = [c.state_change_seconds for c in self._connections if c.state == "detached"]
+        patience_seconds = max(MIN_PATIENCE_SECONDS, PATIENCE_FRACTION * self._answer_seconds)
+        return max(detached_at) + patience_seconds - time.monotonic() if detached_at else 0.0
 
-    def _answer(self, seats: Sequence[BatchSeat]) -> None:
-        """Answer the requests of seats with equal shapes."""
+    def _answer(self, connections: Sequence[RunConnection]) -> None:
+        """Answer the requests of connections with equal batch keys."""
         start = time.monotonic()
         try:
-            first, request = seats[0], seats[0].request
+            first, request = connections[0], connections[0].request
             answers: Sequence[Any]
-            if first.shape() is first:
+            if first.batch_key() is first:
                 answers = [first.call_in_context(first.unbatched_executor.answer, request)]
             elif isinstance(request, Update):
-                answers = self._update(seats)
+                answers = self._update(connections)
             else:
-                answers = self._play(seats)
+                answers = self._play(connections)
         except (KeyboardInterrupt, WorkDiscarded):  # these end the process
             raise
         except BaseException as error:  # noqa: BLE001 (raised again in the threads of the runs)
-            answers = [error] * len(seats)
+            answers = [error] * len(connections)
         with self._changed:
-            self._answer_time_s = time.monotonic() - start
-            for seat, answer in zip(seats, answers, strict=True):
-                seat.deliver(*((None, answer) if isinstance(answer, BaseException) else (answer, None)))
+            self._answer_seconds = time.monotonic() - start
+            for connection, answer in zip(connections, answers, strict=True):
+                connection.deliver(*((None, answer) if isinstance(answer, BaseException) else (answer, None)))
             self._changed.notify_all()
 
-    def _play(self, seats: Sequence[BatchSeat]) -> Sequence[Any]:
-        """Play the games of all seats as one batch; return the rollout of each seat."""
-        requests: list[PlaySteps] = [seat.request for seat in seats]  # type: ignore[misc]
+    def _play(self, connections: Sequence[RunConnection]) -> Sequence[Any]:
+        """Play the games of all runs as one batch; return the rollout of each run."""
+        requests: list[PlaySteps] = [connection.request for connection in connections]  # type: ignore[misc]
         first = requests[0]
         options = {
             "learn": first.learn,
@@ -148,58 +151,56 @@ class BatchedExecutor:
             "restart": first.restart,
         }
         if isinstance(first, PlayEpisode):
-            batch = self._batch_of(seats)
-            for i, seat in enumerate(seats):
-                seat.batch, seat.index = batch, i
+            batch = self._batch_of(connections)
+            for i, connection in enumerate(connections):
+                connection.batch, connection.index = batch, i
             starts = [_episode_start(request) for request in requests]  # type: ignore[arg-type]
             outputs = batch.play(first.steps, starts, (), **options)
         else:
-            assert seats[0].batch is not None
-            batch = seats[0].batch
-            absent = set(range(len(batch.runs))) - {seat.index for seat in seats}
+            assert connections[0].batch is not None
+            batch = connections[0].batch
+            absent = set(range(len(batch.runs))) - {connection.index for connection in connections}
             outputs = batch.play(first.steps, None, absent, **options)
-        for seat, request in zip(seats, requests, strict=True):
-            output = outputs[seat.index]
-            seat.rollout = output.copy() if request.copy and isinstance(output, Rollout) else output
-        return [seat.rollout for seat in seats]
+        for connection, request in zip(connections, requests, strict=True):
+            output = outputs[connection.index]
+            connection.rollout = output.copy() if request.copy and isinstance(output, Rollout) else output
+        return [connection.rollout for connection in connections]
 
-    def _batch_of(self, seats: Sequence[BatchSeat]) -> RunBatch:
-        key = tuple(seats)
+    def _batch_of(self, connections: Sequence[RunConnection]) -> RunBatch:
+        key = tuple(connections)
         batch = self._batches.pop(key, None)
         if batch is None:
-            while len(self._batches) >= MAX_CACHED_BATCHES:  # the oldest; its seats still refer to it
+            while len(self._batches) >= MAX_CACHED_BATCHES:  # the oldest; its connections still refer to it
                 del self._batches[next(iter(self._batches))]
-            batch = RunBatch([BatchedRun(seat.request.collector, seat.call_in_context) for seat in seats])  # type: ignore[union-attr]
+            batch = RunBatch([BatchedRun(c.request.collector, c.call_in_context) for c in connections])  # type: ignore[union-attr]
         self._batches[key] = batch
         return batch
 
     @staticmethod
-    def _update(seats: Sequence[BatchSeat]) -> Sequence[Any]:
-        """Update the societies of all seats; return the metrics of each seat, or the error of a diverged one."""
-        batch = seats[0].batch
+    def _update(connections: Sequence[RunConnection]) -> Sequence[Any]:
+        """Update the societies of all runs; return the metrics of each run, or the error of a diverged one."""
+        batch = connections[0].batch
         assert batch is not None
-        requests: dict[int, Update] = {seat.index: seat.request for seat in seats}  # type: ignore[misc]
+        requests: dict[int, Update] = {c.index: c.request for c in connections}  # type: ignore[misc]
         agents = {i: request.agents for i, request in requests.items()}
-        outputs = batch.update(agents, {i: request.minibatches for i, request in requests.items()})
-        return [
-            next((x for x in outputs[seat.index] if isinstance(x, Diverged)), outputs[seat.index]) for seat in seats
-        ]
+        outputs = batch.update(agents, {i: request.minibatch_seeds for i, request in requests.items()})
+        return [next((x for x in outputs[c.index] if isinstance(x, Diverged)), outputs[c.index]) for c in connections]
 
 
-class BatchSeat:
-    """The seat of one run at a batched executor.
+class RunConnection:
+    """Connection of one run to a batched executor.
 
     Args:
-        executor: executor of the seat.
+        executor: executor that answers the requests.
         key: runs with equal keys may be computed as one batch; None: this run is not batched.
 
     Attributes:
         unbatched_executor: executor of requests that are not computed in a batch.
-        state: activity of the run.
-        state_time: monotonic time of the last change of `state` by the run, in seconds.
+        state: what the run is doing.
+        state_change_seconds: monotonic time of the last change of `state` by the run, in seconds.
         request: request that waits for an answer.
-        skips: number of answers to other seats since the request was made.
-        is_needed: whether the seat computes a run that other runs need.
+        n_skips: number of answers to other runs since the request was made.
+        is_prerequisite: whether the run is computed because other runs need its results.
         batch, index, rollout: batch in which the run's games were played last, the run's index in it, and its rollout.
     """
 
@@ -208,9 +209,9 @@ class BatchSeat:
         self._context = contextvars.copy_context()
         self.unbatched_executor = Executor(None)
         self.state: State = "running"
-        self.state_time = 0.0
-        self.skips = 0
-        self.is_needed = False
+        self.state_change_seconds = 0.0
+        self.n_skips = 0
+        self.is_prerequisite = False
         self.request: Request | None = None
         self.answer_or_error: tuple[Any, BaseException | None] | None = None
         self.batch: RunBatch | None = None
@@ -242,10 +243,10 @@ class BatchSeat:
         self.answer_or_error, self.request, self.state = (answer, error), None, "running"
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Return a context in which the run may wait for long; the other runs do not wait for it."""
+    def detached(self) -> Iterator[None]:
+        """Return a context in which the run may take long; the other runs do not wait for it."""
         previous = self.state
-        self._set_state("away")
+        self._set_state("detached")
         try:
             yield
         finally:
@@ -255,14 +256,14 @@ class BatchSeat:
     def suspend_batching(self) -> Iterator[None]:
         """Return a context in which the run computes another run, which cannot be batched with the others."""
         key, self._key = self._key, None
-        previous, self.is_needed = self.is_needed, True
+        previous, self.is_prerequisite = self.is_prerequisite, True
         try:
             yield
         finally:
-            self._key, self.is_needed = key, previous
+            self._key, self.is_prerequisite = key, previous
 
-    def leave(self) -> None:
-        """Leave the executor; the run makes no more requests."""
+    def close(self) -> None:
+        """Close the connection; the run makes no more requests."""
         self.unbatched_executor.close()
         self._set_state("finished")
 
@@ -270,8 +271,8 @@ class BatchSeat:
         """Call a function in the context of the run, so that log messages belong to the run."""
         return self._context.run(call, *args)
 
-    def shape(self) -> object:
-        """Return a key that is equal for seats whose requests can be one batch; the seat itself: no batch."""
+    def batch_key(self) -> object:
+        """Return a key that is equal for requests that can be one batch; the connection itself if none is possible."""
         request = self.request
         if self._key is not None:
             if isinstance(request, Update) and self.batch is not None and request.rollout is self.rollout:
@@ -279,7 +280,7 @@ class BatchSeat:
             if isinstance(request, PlayEpisode) and self._can_be_batched(request):
                 is_unset = (request.mechanism is None, request.context is None)
                 return (PlayEpisode, self._key, request.collector.spec.n_envs, *is_unset, *_play_options(request))
-            if type(request) is PlaySteps and self.batch is not None and request.actions is None:
+            if type(request) is PlaySteps and self.batch is not None and request.action_seeds is None:
                 return (PlaySteps, id(self.batch), *_play_options(request))
         return self
 
@@ -294,7 +295,7 @@ class BatchSeat:
 
     def _set_state(self, state: State) -> None:
         with self._executor._changed:
-            self.state, self.state_time = state, time.monotonic()
+            self.state, self.state_change_seconds = state, time.monotonic()
             self._executor._changed.notify_all()
 
 
@@ -303,7 +304,7 @@ def _play_options(request: PlaySteps) -> tuple[object, ...]:
 
 
 def _episode_start(request: PlayEpisode) -> EpisodeStart:
-    assert request.actions is not None
+    assert request.action_seeds is not None
     return EpisodeStart(
-        seed=request.seed, actions=request.actions, mechanism=request.mechanism, context=request.context
+        seed=request.seed, actions=request.action_seeds, mechanism=request.mechanism, context=request.context
     )

@@ -1,4 +1,4 @@
-"""The loop of agents that imitate recorded episodes, with evaluations in the games."""
+"""The loop of agents that imitate recorded episodes, and are evaluated in the games."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.metrics import Kind
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Call, Log, Loop, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts, write_trained_results
 from llmrl.rollout.collector import Collector, evaluate_policy
@@ -48,7 +48,7 @@ class CloneSettings:
     evaluate_episodes: PositiveInt
 
 
-class CloneLoop(Loop):
+class CloneLoop(StateFields, Loop):
     """The loop of `principal=none` with an agent that imitates: epochs over recorded steps, with evaluations.
 
     Args:
@@ -59,12 +59,15 @@ class CloneLoop(Loop):
         ConfigError: the agent does not imitate, or its trajectories cannot be used.
     """
 
+    _state_fields = ("agents", "recent")
+
     def __init__(self, parts: LoopParts, settings: CloneSettings) -> None:
         [agent] = parts.agents
         if not isinstance(agent, Imitator):
             raise ConfigError(f"the clone loop needs an agent that imitates, not {type(agent).__name__}; use agent=bc")
         assert isinstance(agent, Agent)
         self.agent, self.env, self.seeds, self.settings = agent, parts.env, parts.seeds, settings
+        self.agents = [agent]
         self.welfare_measure = parts.welfare_measure
         self.collector = Collector(self.env, agent.policy, parts.device, observers=parts.observers)
         self.cloning = agent.imitate(settings.epochs)
@@ -72,18 +75,17 @@ class CloneLoop(Loop):
         self.recent: list[dict[str, float]] = []  # updates since the last row of metrics
 
     def plan(self) -> list[tuple[str, str]]:
-        c = self.cloning
+        cloning, epochs = self.cloning, self.settings.epochs
         return [
-            ("  lessons", f"{c.n_train:,} steps, {c.n_validation:,} held out"),
-            (
-                "  updates",
-                f"{c.n_updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs",
-            ),
+            ("  lessons", f"{cloning.n_train:,} steps, {cloning.n_validation:,} held out"),
+            ("  updates", f"{cloning.n_updates:,} of at most {cloning.settings.batch_size:,} steps, {epochs:,} epochs"),
         ]
 
     def requests(self, run: Run) -> Requests[float]:
         """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
-        self._restore(run)
+        self.updates = run.iteration
+        if run.restored is not None:
+            self.load_state_dict(run.restored)
         total = self.cloning.n_updates
         with run.progress(total, "updates", "clone", self.updates) as progress:
             while self.updates < total:
@@ -93,58 +95,44 @@ class CloneLoop(Loop):
                 yield from self._log()
                 yield SafePoint(self.updates, self.state_dict)
         yield SafePoint(self.updates, self.state_dict, always=True)
-        episodes = yield self._evaluation()
+        episodes = yield self._evaluation_request()
         self.collector.close()
-        final = {**self._held_out(), **summarize_evaluation(episodes, *self.welfare_measure)}
+        final = {**self._validation_metrics(), **summarize_evaluation(episodes, *self.welfare_measure)}
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
-        yield self._row("evaluation", final)
-        run.summary = {
-            "updates": self.updates,
-            "samples": self._samples(),
-            **final,
-            RESULT_EPISODES: [objectives],
-        }
+        yield self._log_request("evaluation", final)
+        run.summary = {"updates": self.updates, "samples": self._n_samples, **final, RESULT_EPISODES: [objectives]}
         return final["evaluation/objective"]
 
-    def _evaluation(self) -> Call:
+    def _evaluation_request(self) -> Call:
         seeds = self.seeds.child("evaluation").child(self.updates)
         return Call(partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds))
-
-    def state_dict(self) -> State:
-        """Return everything that an exact resume needs; every evaluation starts new games."""
-        return {"agents": [self.agent.state_dict()], "recent": list(self.recent)}
 
     def _log(self) -> Requests[None]:
         """Log metrics and measurements after an update, as often as the settings say."""
         if self.updates % self.settings.log_interval == 0 or self.updates == self.cloning.n_updates:
-            names = self.recent[0]
-            metrics = {f"clone/{name}": sum(r[name] for r in self.recent) / len(self.recent) for name in names}
-            metrics["clone/epoch"] = self.updates / self.cloning.n_updates_per_epoch
+            n = len(self.recent)
+            update_metrics = {f"clone/{name}": sum(m[name] for m in self.recent) / n for name in self.recent[0]}
+            update_metrics["clone/epoch"] = self.updates / self.cloning.n_updates_per_epoch
             self.recent = []
-            yield self._row("update", metrics)
-        measures: dict[str, float] = {}
+            yield self._log_request("update", update_metrics)
+        evaluation_metrics: dict[str, float] = {}
         unfinished = self.updates < self.cloning.n_updates
         if unfinished and self.settings.validation_interval and self.updates % self.settings.validation_interval == 0:
-            measures |= self._held_out()
+            evaluation_metrics |= self._validation_metrics()
         if unfinished and self.settings.evaluation_interval and self.updates % self.settings.evaluation_interval == 0:
-            measures |= summarize_evaluation((yield self._evaluation()), *self.welfare_measure)
-        if measures:
-            yield self._row("evaluation", measures)
+            evaluation_metrics |= summarize_evaluation((yield self._evaluation_request()), *self.welfare_measure)
+        if evaluation_metrics:
+            yield self._log_request("evaluation", evaluation_metrics)
 
-    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
-        return Log(kind, "updates", metrics, {"updates": self.updates, "samples": self._samples()})
+    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
+        return Log(kind, "updates", metrics, {"updates": self.updates, "samples": self._n_samples})
 
-    def _held_out(self) -> dict[str, float]:
+    def _validation_metrics(self) -> dict[str, float]:
         return {f"held_out/{name}": x for name, x in self.cloning.validate().items()}
 
-    def _samples(self) -> int:
-        """Return the number of samples learned from so far; a sample counts once for each pass."""
-        c = self.cloning
-        epochs, updates = divmod(self.updates, c.n_updates_per_epoch)
-        return epochs * c.n_train + min(updates * c.settings.batch_size, c.n_train)
-
-    def _restore(self, run: Run) -> None:
-        self.updates = run.iteration
-        if run.restored is not None:
-            self.agent.load_state_dict(run.restored["agents"][0])
-            self.recent = list(run.restored["recent"])
+    @property
+    def _n_samples(self) -> int:
+        """Number of samples learned from so far; a sample counts once for each pass."""
+        cloning = self.cloning
+        epochs, updates = divmod(self.updates, cloning.n_updates_per_epoch)
+        return epochs * cloning.n_train + min(updates * cloning.settings.batch_size, cloning.n_train)

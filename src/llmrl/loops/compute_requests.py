@@ -35,14 +35,14 @@ class Begin:
         seed: seed of the games, or one for each equal group of them (`VecEnv.reset`); None: no episode begins.
         games: games that begin, [n_envs] bool, while the others wait; None: all.
         state: state of the games (`Collector.state_dict`), restored after that; None: no state is restored.
-        fork: seed of the further random numbers of the restored games (`Forkable.fork`); None: those of the state.
+        fork_seed: seed of the further random numbers of the restored games (`Forkable.fork`); None: those of the state.
     """
 
     collector: Collector
     seed: int | Sequence[int] | None = None
     games: np.ndarray | None = None
     state: State | None = None
-    fork: int | None = None
+    fork_seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class PlaySteps:
     Attributes:
         collector: games of the run, with their players and observers.
         steps: number of steps of every game.
-        actions: seeds of the generators that draw actions, one for each society, in the order of their games;
+        action_seeds: seeds of the generators that draw actions, one for each society, in the order of their games;
             societies with equal seeds draw the same numbers. None: the generators of the previous request continue.
         learn: whether to keep what a learner needs.
         reward_jacobian: whether to keep the reward's Jacobian in the mechanism (`EnvSpec.has_reward_jacobian`).
@@ -63,7 +63,7 @@ class PlaySteps:
 
     collector: Collector
     steps: int
-    actions: Sequence[int] | None
+    action_seeds: Sequence[int] | None
     learn: bool = True
     reward_jacobian: bool = False
     copy: bool = False
@@ -97,14 +97,14 @@ class Update:
     Attributes:
         agents: one agent for each society, in the order of their games.
         rollout: rollout of all games.
-        minibatches: seeds of the generators that draw minibatches, one for each society.
+        minibatch_seeds: seeds of the generators that draw minibatches, one for each society.
         stacked: whether updates are computed as a batch, even of one society. The numbers of a society are then equal,
             bit for bit, whatever others are in the batch. Updates without a batch agree to float tolerance.
     """
 
     agents: Sequence[Agent]
     rollout: Rollout
-    minibatches: Sequence[int]
+    minibatch_seeds: Sequence[int]
     stacked: bool
 
 

@@ -14,7 +14,7 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.loops.compute_requests import Begin, PlaySteps, Requests
-from llmrl.loops.independent_games import PerGameSeeding, separable
+from llmrl.loops.independent_games import PerGameSeeding, has_separable_games
 from llmrl.rollout.collector import Collector
 
 
@@ -32,7 +32,7 @@ def begin_games(
     starts: int | Sequence[int] = seed
     if isinstance(collector.env, PerGameSeeding):
         collector.env.seed_games(np.array(seeds, dtype=np.int64))
-    elif separable(collector.env):
+    elif has_separable_games(collector.env):
         starts = list(seeds)
     yield Begin(collector, starts, games)
 
@@ -52,7 +52,7 @@ class EpisodeGroups:
     def __init__(self, collector: Collector, agent: Agent, max_steps: int) -> None:
         assert isinstance(agent, ComparesEpisodes) and agent.group_size is not None
         self.collector, self.max_steps = collector, max_steps
-        self._agent, self._compares, self._group_size = agent, agent, agent.group_size
+        self._agent, self._group_size = agent, agent.group_size
         self._can_fork = isinstance(collector.env, Forkable) and collector.spec.deterministic
         if agent.n_continuations and not self._can_fork:
             raise ConfigError(
@@ -70,53 +70,54 @@ class EpisodeGroups:
             The rollout with the finished episodes, and the number of environment steps, summed over games and
             continuations.
         """
-        n = self.collector.spec.n_envs
-        starts = [seeds.child("start").integer(i // self._group_size) for i in range(n)]
-        yield from begin_games(self.collector, starts, seeds.integer("start"))
+        n_games = self.collector.spec.n_envs
+        start_seeds = [seeds.child("start").integer(i // self._group_size) for i in range(n_games)]
+        yield from begin_games(self.collector, start_seeds, seeds.integer("start"))
         if self._can_fork:
-            # Equal seeds would also give equal futures, and a group would be hardly better than one episode.
-            yield Begin(self.collector, state=self.collector.state_dict(), fork=seeds.integer("futures"))
-        if not self._compares.n_continuations:
-            rollout = yield self._steps(self.max_steps, seeds.integer("actions"))
-            self._compares.end_episodes()
-            return rollout, _played_steps(rollout, n)
+            # With equal seeds, the games of a group would also draw equal random numbers after the start, so that the
+            # episodes of a group would hardly differ.
+            yield Begin(self.collector, state=self.collector.state_dict(), fork_seed=seeds.integer("futures"))
+        if not self._agent.n_continuations:
+            rollout = yield self._steps_request(self.max_steps, seeds.integer("actions"))
+            self._agent.end_episodes()
+            return rollout, _count_played_steps(rollout, n_games)
         states: list[State] = []
         rollouts: list[Rollout] = []
         while len(rollouts) < self.max_steps:
             state = {"games": self.collector.state_dict(), "agent": self._agent.policy.state_dict()}  # type: ignore[attr-defined]
-            rollout = yield self._steps(1, seeds.child("actions").integer(len(rollouts)))
+            rollout = yield self._steps_request(1, seeds.child("actions").integer(len(rollouts)))
             if not len(rollout.reward):  # all games have ended
                 break
             states.append(state)
             rollouts.append(rollout.copy())
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
-        self._compares.end_episodes()
-        values, n_steps = yield from self._values(states, seeds.child("continuations"))
-        self._compares.set_values(values)
-        n_steps += sum(episode.length for episode in episodes) + (n - len(episodes)) * len(rollouts)
+        self._agent.end_episodes()
+        values, n_steps = yield from self._continuation_values(states, seeds.child("continuations"))
+        self._agent.set_values(values)
+        n_steps += sum(episode.length for episode in episodes) + (n_games - len(episodes)) * len(rollouts)
         return replace(rollouts[-1], episodes=episodes), n_steps
 
-    def _values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
+    def _continuation_values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
         """Return mean returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
         values, n_steps = [], 0
-        with self._compares.unrecorded(), self.collector.unobserved():
+        with self._agent.unrecorded(), self.collector.unobserved():
             for t, state in enumerate(states):
                 returns = []
-                for k in range(self._compares.n_continuations):
-                    yield Begin(self.collector, state=state["games"], fork=seeds.child(t).integer(k))
+                for k in range(self._agent.n_continuations):
+                    yield Begin(self.collector, state=state["games"], fork_seed=seeds.child(t).integer(k))
                     self._agent.policy.load_state_dict(state["agent"])  # type: ignore[attr-defined]
-                    rollout = yield self._steps(self.max_steps - t, seeds.child(t).child("actions").integer(k))
+                    rollout = yield self._steps_request(self.max_steps - t, seeds.child(t).child("actions").integer(k))
                     reward = rollout.reward.cpu().numpy()
-                    returns.append(np.tensordot(self._compares.gamma ** np.arange(len(reward)), reward, 1))
-                    n_steps += _played_steps(rollout, int((~state["games"]["ended"]).sum()), t)
+                    returns.append(np.tensordot(self._agent.gamma ** np.arange(len(reward)), reward, 1))
+                    n_steps += _count_played_steps(rollout, int((~state["games"]["ended"]).sum()), t)
                 values.append(np.mean(returns, axis=0))
         return np.array(values), n_steps
 
-    def _steps(self, steps: int, seed: int) -> PlaySteps:
-        return PlaySteps(collector=self.collector, steps=steps, actions=[seed], learn=False, restart=False)
+    def _steps_request(self, steps: int, seed: int) -> PlaySteps:
+        return PlaySteps(collector=self.collector, steps=steps, action_seeds=[seed], learn=False, restart=False)
 
 
-def _played_steps(rollout: Rollout, n_games: int, start: int = 0) -> int:
-    """Return the number of steps that `n_games` games played which were all at step `start` of their episodes."""
+def _count_played_steps(rollout: Rollout, n_games: int, start: int = 0) -> int:
+    """Return the number of steps of `n_games` games in a rollout that began at step `start` of their episodes."""
     n_unfinished = n_games - len(rollout.episodes)
     return sum(episode.length - start for episode in rollout.episodes) + n_unfinished * len(rollout.reward)

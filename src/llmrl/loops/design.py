@@ -1,4 +1,4 @@
-"""The loop of mechanism design: proposals, confirmation of the leading candidates, evaluation."""
+"""The loop of mechanism design: proposals, confirmation of the best candidates, evaluation of the recommendations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientPropos
 from llmrl.core.records import CallEstimate, PrincipalBriefing
 from llmrl.loops.compute_requests import Call, Log, Requests
 from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
-from llmrl.loops.design_results import DesignResults, Score, n_earlier_occurrences, proposal_metrics
-from llmrl.loops.design_settings import DesignSettings, check_differentiable, check_settings, n_confirmation_steps
+from llmrl.loops.design_results import DesignResults, TrialScore, count_earlier_occurrences, proposal_metrics
+from llmrl.loops.design_settings import DesignSettings, check_differentiable, check_settings, count_confirmation_steps
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator
 from llmrl.loops.reference_measurements import References
-from llmrl.loops.societies import AdaptationRounds, Measurement, Societies
+from llmrl.loops.societies import AdaptationRounds, Societies, VectorMeasurer
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.run_observers import GracePeriodObserver, StepProgress
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 
 class DesignLoop:
-    """The published protocol (arXiv 2410.08345, algorithm 1) with several games in parallel, and two scores.
+    """The published protocol (arXiv 2410.08345, algorithm 1) with several games in parallel, and two results.
 
     One principal step: propose one or several vectors, reset the agents, adapt for some rounds (every game plays an
     episode, then one update), validate for some episodes with frozen policies, tell the principal the outcomes.
 
-    Several vectors of a step are measured in parallel: each governs an equal share of the games and a society of its
-    own. All societies start from the same weights and draw the same random numbers; only repetitions of a vector within
-    a step draw their own. A vector may govern several societies, and its value is their mean (`Societies`).
+    Several vectors of a step are measured in parallel: each governs equally many games and a society of its own. All
+    societies start from the same weights and draw the same random numbers; only repetitions of a vector within a step
+    draw their own. A vector may govern several societies, and its value is their mean (`Societies`).
 
     The last principal steps measure the leading candidates again (`Confirmation`); the principal then recommends one in
     each context (`Recommender`; without such a rule, the vector with the highest mean of all measurements). The
@@ -44,8 +44,8 @@ class DesignLoop:
     (`RecommendationEvaluator`): this is the result of the run. The mean objective of the last fifth of the proposals
     is its online performance. After the run the agents are those of the last proposal.
 
-    A principal that learns from gradients gets one through the agents' updates of the step. The graph of such a step
-    cannot be saved, so a run that is killed within it starts the step again, with the same numbers.
+    A principal that learns from gradients gets one through the agents' updates of the step. The computation graph of
+    such a step cannot be saved, so a run that is killed within it starts the step again, with the same random numbers.
 
     A round draws random numbers only from the seed sub-tree of its trial and index, so a run that was killed continues
     bit for bit from any checkpoint on a deterministic engine, on the same type of machine with the same library builds.
@@ -68,9 +68,9 @@ class DesignLoop:
         self.societies = Societies(env, self.agents, settings.candidates, settings.replicates)
         games, replicates = self.societies.games, self.societies.replicates
         # Agents that neither learn nor carry a state over play the same in the last round as in the first.
-        adapts = any(agent.learns or getattr(agent, "carried", ()) for agent in self.agents)
-        rounds, n_contexts = settings.adapt_rounds if adapts else 0, len(env.spec.contexts)
-        confirm_steps = n_confirmation_steps(settings, n_contexts)
+        has_adaptation = any(agent.learns or getattr(agent, "carried", ()) for agent in self.agents)
+        rounds, n_contexts = settings.adapt_rounds if has_adaptation else 0, len(env.spec.contexts)
+        confirm_steps = count_confirmation_steps(settings, n_contexts)
         self.schedule = DesignSchedule(settings, horizon, env.spec.n_envs, games, n_contexts, confirm_steps, rounds)
         objective = settings.objective or env.spec.objective
         if isinstance(principal, GradientProposer):
@@ -80,25 +80,25 @@ class DesignLoop:
         )
         self.adaptation = AdaptationRounds(self.collector, self.societies, horizon, settings.rollout_steps)
         if rounds:
-            check_rollout_steps(self.agents, self.adaptation.pieces[0], games)
+            check_rollout_steps(self.agents, self.adaptation.rollout_lengths[0], games)
         self.load_references = parts.load_references if settings.references != 0 else lambda: None
         self.references: References | None = None
-        self._brief()
+        self._brief_principal()
         self.record = AdaptationRecord(
             rounds, settings.candidates, games * replicates, objective, settings.spending_cost
         )
-        self.results = DesignResults(env.spec, self.schedule.validate_episodes, replicates)
+        self.results = DesignResults(env.spec, self.schedule.n_validation_episodes, replicates)
         self.progress = DesignProgress(parts, self.schedule, self.record, self.results)
-        self.measurement = Measurement(env.spec, self.seeds, self.adaptation, self.progress)
+        self.measurer = VectorMeasurer(env.spec, self.seeds, self.adaptation, self.progress)
 
-    def _brief(self) -> None:
-        """Describe the run, and the reference lines that are measured, to a principal that accepts a briefing."""
+    def _brief_principal(self) -> None:
+        """Give a principal that accepts a briefing the facts of the run and its reference lines."""
         if isinstance(self.principal, AcceptsBriefing):
             settings, schedule, references = self.settings, self.schedule, self.references
             briefing = PrincipalBriefing(
                 steps=schedule.proposal_steps,
                 adapt_rounds=schedule.adapt_rounds,
-                validate_episodes=schedule.validate_episodes * settings.replicates,
+                validate_episodes=schedule.n_validation_episodes * settings.replicates,
                 replicates=settings.replicates,
                 reset=settings.reset_agents,
                 without={} if references is None else references.no_mechanism_values,
@@ -121,7 +121,7 @@ class DesignLoop:
     @property
     def updates_per_round(self) -> int:
         """Updates of a society in a round; 0 if agents do not learn."""
-        return len(self.adaptation.pieces) if self.agents[0].learns else 0
+        return len(self.adaptation.rollout_lengths) if self.agents[0].learns else 0
 
     @property
     def env_steps(self) -> int:
@@ -129,7 +129,25 @@ class DesignLoop:
         return self.schedule.env_steps
 
     def plan(self) -> list[tuple[str, str]]:
-        return plan_rows(self.schedule, self.updates_per_round, self.record.objective.name)
+        schedule, settings, replicates = self.schedule, self.settings, self.settings.replicates
+        candidates_text = "" if settings.candidates == 1 else f" of {settings.candidates:,} candidates each"
+        cost_text = f" - {settings.spending_cost:g} x spending" if settings.spending_cost else ""
+        unit, replicates_text = (
+            ("a proposal", "") if replicates == 1 else ("a society", f", {replicates:,} societies a proposal")
+        )
+        confirm_text = (
+            f"; the last {schedule.confirm_steps:,} confirm the leading candidates" if schedule.confirm_steps else ""
+        )
+        rounds_text = ", ".join(f"{n:,}" for n in [*schedule.early_validation_rounds, schedule.adapt_rounds])
+        validation_text = f", after {rounds_text} rounds" if schedule.early_validation_rounds else ""
+        return [
+            ("  principal steps", f"{settings.steps:,}{candidates_text}{replicates_text}{confirm_text}"),
+            ("  adaptation", _describe_adaptation(schedule, self.updates_per_round, unit)),
+            ("  validation", f"{schedule.n_validation_episodes:,} episodes {unit}{validation_text}"),
+            ("  objective", self.record.objective.name + cost_text),
+            ("  result", _describe_result(schedule)),
+            ("environment steps", f"{'at most ' if settings.anytime else ''}{schedule.env_steps:,}"),
+        ]
 
     def estimate(self) -> CallEstimate | None:
         schedule, principal = self.schedule, self.principal
@@ -152,63 +170,63 @@ class DesignLoop:
         if run.restored is not None:
             progress.load_state_dict(run.restored)
         self.references = self.load_references()
-        self._brief()
+        self._brief_principal()
         if self.references and self.references.warning:
             log.warning("%s", self.references.warning)
         with (
             run.progress(self.env_steps, "steps", "design", progress.env_steps) as display,
             self.collector.observed(
-                StepProgress(display, self.env.spec.n_envs), GracePeriodObserver(run, progress.resumable)
+                StepProgress(display, self.env.spec.n_envs), GracePeriodObserver(run, progress.resume_point)
             ),
         ):
             while progress.step < self.schedule.proposal_steps:
-                yield from self._propose(run, display)
+                yield from self._run_principal_step(run, display)
             if not progress.final_agents:
                 progress.final_agents = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
-            yield from confirm(run, self.measurement)
+            yield from confirm_candidates(run, self.measurer)
             self.results.recommend(self.principal)
-            yield from evaluate(run, self.measurement, self.references)
+            yield from evaluate_recommendations(run, self.measurer, self.references)
             progress.restore_final_agents()
-        yield progress.save_request(always=True)
+        yield progress.safe_point_request(always=True)
         write_trained_adapter(run, self.principal)
         for i, agent in enumerate(self.agents):
             write_trained_adapter(run, agent, f"society_{i}")
         self.collector.close()
-        return self._conclude(run)
+        return self._write_summary(run)
 
-    def _propose(self, run: Run, display: ProgressBar) -> Requests[None]:
+    def _run_principal_step(self, run: Run, display: ProgressBar) -> Requests[None]:
         """Request vectors, measure them, and tell the principal their outcomes."""
-        progress, context = self.progress, self._context()
+        progress, context = self.progress, self._choose_context()
         if progress.trial is None:
             with run.save_on_llm_error(progress.iteration, progress.state_dict):
                 vectors = yield Call(partial(self.principal.ask, context, self.settings.candidates), is_long=True)
-            progress.trial = Trial("proposal", context, vectors, n_earlier_occurrences(vectors), progress.step)
+            progress.trial = Trial("proposal", context, vectors, count_earlier_occurrences(vectors), progress.step)
             self.record.clear()
             if self.settings.reset_agents:
                 self.societies.reset()
-        if self.measurement.needs_gradient:
-            progress.set_anchor(run)
-        scores = yield from self.measurement.measure(run, progress.trial)
+        if self.measurer.needs_gradient:
+            progress.pin_resume_point(run)
+        scores = yield from self.measurer.measure(run, progress.trial)
         yield self._tell_principal(scores, progress.trial)
         best = max((score.outcome for score in scores), key=lambda outcome: outcome.value)
         display.show_result(best.value, self.results.mechanism.in_words(best.vector))
         progress.finish_step()
-        yield progress.save_request()
+        yield progress.safe_point_request()
 
-    def _conclude(self, run: Run) -> float:
+    def _write_summary(self, run: Run) -> float:
         """Set the summary of the run; return its result."""
-        last = max(1, self.schedule.proposal_steps // 5) * self.settings.candidates
-        summary, result = self.results.summary(last)
+        n_last_proposals = max(1, self.schedule.proposal_steps // 5) * self.settings.candidates
+        summary, result = self.results.summary(n_last_proposals)
         summary["principal_steps"] = self.progress.step
         summary["env_steps"] = self.progress.env_steps
-        summary["evaluation_env_steps"] = self.schedule.env_steps_of(0, self.results.evaluation_trials)
+        summary["evaluation_env_steps"] = self.schedule.count_env_steps(0, self.results.n_evaluation_trials)
         if self.references is not None:
             evaluated = [row for row in summary["recommendations"] if row["evaluations"]]
-            summary["references"] = self.references.summary(evaluated, self.results.history.proposals, last)
+            summary["references"] = self.references.summary(evaluated, self.results.history.proposals, n_last_proposals)
         run.summary = summary
         return result
 
-    def _tell_principal(self, scores: Sequence[Score], trial: Trial) -> Log:
+    def _tell_principal(self, scores: Sequence[TrialScore], trial: Trial) -> Log:
         """Tell the principal the outcomes; return the row to log."""
         history, step = self.results.history, self.progress.step + 1
         metrics = self.principal.tell([score.outcome for score in scores])
@@ -221,11 +239,11 @@ class DesignLoop:
         counters = {
             "proposals": len(history.proposals),
             "principal_steps": step,
-            "env_steps": self.schedule.env_steps_of(step, 0),
+            "env_steps": self.schedule.count_env_steps(step, 0),
         }
         return Log("proposal", "proposals", metrics, counters)
 
-    def _context(self) -> Context:
+    def _choose_context(self) -> Context:
         """Return the context of this principal step, the same for all its episodes."""
         n, step = self.schedule.n_contexts, self.progress.step
         if n and self.settings.contexts == "in_turn":
@@ -233,9 +251,9 @@ class DesignLoop:
         return int(self.seeds.child("context").numpy(step).integers(n)) if n else None
 
 
-def confirm(run: Run, measurement: Measurement) -> Requests[None]:
-    """Measure the leading candidates; tell a principal that learns from vectors of others, too."""
-    progress, schedule = measurement.progress, measurement.schedule
+def confirm_candidates(run: Run, measurer: VectorMeasurer) -> Requests[None]:
+    """Measure the leading candidates again; tell a principal that also learns from vectors of others the outcomes."""
+    progress, schedule = measurer.progress, measurer.schedule
     results, principal = progress.results, progress.principal
     if not schedule.confirm_steps or results.evaluator is not None:
         return
@@ -246,16 +264,16 @@ def confirm(run: Run, measurement: Measurement) -> Requests[None]:
             context: results.rank_candidates(principal, context)[:max_candidates] for context in results.contexts
         }
         results.confirmation = Confirmation(leading, schedule.confirm_steps, slots)
-    while not results.confirmation.finished:
+    while not results.confirmation.is_finished:
         context = results.confirmation.context
         halving = results.confirmation.halvings[context]
         trial = progress.trial
         if trial is None:
-            candidates, draws = zip(*halving.trial, strict=True)
+            candidates, draws = zip(*halving.next_trial, strict=True)
             trial = Trial("confirmation", context, halving.vectors[list(candidates)], draws)
-            measurement.begin(trial)
-        scores = yield from measurement.measure(run, trial)
-        results.history.add(progress.step + 1, scores, trial.draws, confirmed=True)
+            measurer.begin(trial)
+        scores = yield from measurer.measure(run, trial)
+        results.history.add(progress.step + 1, scores, trial.draws, is_confirmation=True)
         if getattr(principal, "learns_from_others", False):
             principal.tell([score.outcome for score in scores])
         halving.advance(lambda vector, context=context: results.history.estimates.of(vector, context).value)  # type: ignore[misc]
@@ -265,33 +283,33 @@ def confirm(run: Run, measurement: Measurement) -> Requests[None]:
             "confirmation/candidates": float(len(halving.survivors)),
         }
         yield Log("confirmation", "measurements", metrics, progress.counters)
-        yield progress.save_request()
+        yield progress.safe_point_request()
 
 
-def evaluate(run: Run, measurement: Measurement, references: References | None) -> Requests[None]:
+def evaluate_recommendations(run: Run, measurer: VectorMeasurer, references: References | None) -> Requests[None]:
     """Evaluate the recommendations; `references` are the results of reference runs, if there are any."""
-    progress, settings = measurement.progress, measurement.schedule.settings
+    progress, settings = measurer.progress, measurer.schedule.settings
     results = progress.results
     if not settings.evaluations:
         return
     if results.evaluator is None:
         ranges = None
         if settings.anytime:
-            ranges = {context: _range(context, results, references) for context in results.contexts}
+            ranges = {context: _objective_range(context, results, references) for context in results.contexts}
         results.evaluator = RecommendationEvaluator(
             results.recommendations, settings.evaluations, settings.candidates, ranges
         )
-    while not results.evaluator.finished:
+    while not results.evaluator.is_finished:
         trial = progress.trial
         if trial is None:
-            trial = Trial("evaluation", *results.evaluator.trial)
-            measurement.begin(trial)
-        scores = yield from measurement.measure(run, trial)
-        societies = [np.array_split(score.outcome.values, measurement.societies.replicates) for score in scores]
+            trial = Trial("evaluation", *results.evaluator.next_trial)
+            measurer.begin(trial)
+        scores = yield from measurer.measure(run, trial)
+        society_values = [np.array_split(score.outcome.values, measurer.societies.replicates) for score in scores]
         values = [score.outcome.value for score in scores]
-        results.evaluator.add(societies, values, scores[0].outcome.standard_error)
+        results.evaluator.add(society_values, values, scores[0].outcome.standard_error)
         progress.finish_trial()
-        yield progress.save_request()
+        yield progress.safe_point_request()
     for n in sorted(results.recommendations):
         metrics = {f"recommendation/{name}": value for name, value in results.evaluator.summary(n).items()}
         if len(results.contexts) == 1:
@@ -301,48 +319,21 @@ def evaluate(run: Run, measurement: Measurement, references: References | None) 
         yield Log("recommendation", "measurements", metrics, {**progress.counters, "measurements": n})
 
 
-def _range(context: Context, results: DesignResults, references: References | None) -> float:
+def _objective_range(context: Context, results: DesignResults, references: References | None) -> float:
     """Return the range of the objective in a context, over reference measurements and estimates."""
     name = None if context is None else results.history.spec.contexts[context]
-    scanned = 0.0 if references is None else references.range(name)
-    return max(scanned, results.history.objective_range(context))
+    scan_range = 0.0 if references is None else references.scan_range(name)
+    return max(scan_range, results.history.objective_range(context))
 
 
-def plan_rows(schedule: DesignSchedule, updates: int, objective: str) -> list[tuple[str, str]]:
-    """Return the plan as pairs of a name and a text.
-
-    Args:
-        schedule: numbers of steps, rounds and trials.
-        updates: updates of a society in a round; 0: agents do not learn.
-        objective: name of the objective.
-    """
-    settings, candidates, n = schedule.settings, schedule.settings.candidates, schedule.settings.replicates
-    candidates_text = "" if candidates == 1 else f" of {candidates:,} candidates each"
-    cost = f" - {settings.spending_cost:g} x spending" if settings.spending_cost else ""
-    unit, replicates_text = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
-    confirm_text = (
-        f"; the last {schedule.confirm_steps:,} confirm the leading candidates" if schedule.confirm_steps else ""
-    )
-    rounds = ", ".join(f"{n:,}" for n in [*schedule.earlier_validations, schedule.adapt_rounds])
-    after = f", after {rounds} rounds" if schedule.earlier_validations else ""
-    return [
-        ("  principal steps", f"{settings.steps:,}{candidates_text}{replicates_text}{confirm_text}"),
-        ("  adaptation", _adaptation(schedule, updates, unit)),
-        ("  validation", f"{schedule.validate_episodes:,} episodes {unit}{after}"),
-        ("  objective", objective + cost),
-        ("  result", _result(schedule)),
-        ("environment steps", f"{'at most ' if settings.anytime else ''}{schedule.env_steps:,}"),
-    ]
-
-
-def _adaptation(schedule: DesignSchedule, updates: int, unit: str) -> str:
+def _describe_adaptation(schedule: DesignSchedule, updates: int, unit: str) -> str:
     if schedule.adapt_rounds:
         learning = f", {'one update' if updates == 1 else f'{updates:,} updates'} each" if updates else ""
         return f"{schedule.adapt_rounds:,} rounds x {schedule.games} games {unit}{learning}"
     return "none" if updates else "none: these agents do not learn, and carry nothing to the next episode"
 
 
-def _result(schedule: DesignSchedule) -> str:
+def _describe_result(schedule: DesignSchedule) -> str:
     settings = schedule.settings
     if not settings.evaluations:
         return "online performance; the recommendation is not evaluated (design.evaluations=0)"

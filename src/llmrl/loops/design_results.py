@@ -21,20 +21,21 @@ from llmrl.statistics.estimators import standard_error_of_mean
 
 
 @dataclass
-class Score:
+class TrialScore:
     """The score of a vector in one trial.
 
     Attributes:
         outcome: outcome for the proposer.
         episodes: validation episodes.
-        societies: objective of each society.
-        validated: objective by number of adaptation rounds, with the last; empty without `design.validation_rounds`.
+        society_values: objective of each society.
+        value_by_rounds: objective by number of adaptation rounds, the last included; empty without
+            `design.validation_rounds`.
     """
 
     outcome: Outcome
     episodes: list[Episode]
-    societies: list[float]
-    validated: dict[int, float] = field(default_factory=dict)
+    society_values: list[float]
+    value_by_rounds: dict[int, float] = field(default_factory=dict)
 
 
 def score_vector(
@@ -44,14 +45,14 @@ def score_vector(
     context: int | None,
     objective: Objective,
     spending_cost: float,
-    societies: int = 1,
+    n_societies: int = 1,
     draw: str | None = None,
-) -> Score:
+) -> TrialScore:
     """Return the score of `vector` from the episodes that ended in `rollouts`, all played under it.
 
-    Rollouts of several societies come society by society, as many of each. Then the value is the mean over societies,
-    each with equal weight, and its standard error is that of a mean over societies: societies that learn under one
-    proposal differ by more than the episodes of any one of them.
+    The rollouts are grouped by society, with equally many of each. With several societies, the value is the mean over
+    societies, each with equal weight, and its standard error is that of a mean over societies, because societies that
+    learn under one proposal differ more than the episodes of one of them.
 
     Args:
         vector: mechanism vector, [d].
@@ -60,12 +61,12 @@ def score_vector(
         context: context index; None without contexts.
         objective: welfare measure of a society.
         spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
-        societies: number of societies.
+        n_societies: number of societies.
         draw: name of the random numbers (`Outcome.draw`).
     """
-    group_size = len(rollouts) // societies
-    starts = range(0, len(rollouts), group_size)
-    groups = [[episode for r in rollouts[i : i + group_size] for episode in r.episodes] for i in starts]
+    rollouts_per_society = len(rollouts) // n_societies
+    starts = range(0, len(rollouts), rollouts_per_society)
+    groups = [[episode for r in rollouts[i : i + rollouts_per_society] for episode in r.episodes] for i in starts]
     episodes = [episode for group in groups for episode in group]
     welfare = measures(episodes, objective)
     values = objective_of_episodes(welfare, objective, spending_cost)
@@ -75,29 +76,29 @@ def score_vector(
         vector=vector,
         value=float(means.mean()),
         values=values,
-        standard_error=standard_error_of_mean(means if societies > 1 else values),
+        standard_error=standard_error_of_mean(means if n_societies > 1 else values),
         context=context,
         returns=np.mean([episode.base_returns for episode in episodes], axis=0),
         net_returns=np.mean([episode.returns for episode in episodes], axis=0),
         trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.told},
         summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.told},
         welfare={name: float(x.mean()) for name, x in welfare.items()},
-        units=societies,
+        units=n_societies,
         draw=draw,
     )
-    return Score(outcome, episodes, means.tolist())
+    return TrialScore(outcome, episodes, means.tolist())
 
 
-def proposal_metrics(scores: Sequence[Score], mechanism: ParameterSpace) -> dict[str, float]:
+def proposal_metrics(scores: Sequence[TrialScore], mechanism: ParameterSpace) -> dict[str, float]:
     """Return the metrics of the proposals of a step: means over proposals, and the vector of the best one.
 
     They are `principal/objective` (also of each society, if there are several) and `welfare/...`.
     """
-    outcomes = [proposal.outcome for proposal in scores]
+    outcomes = [score.outcome for score in scores]
     best = max(outcomes, key=lambda outcome: outcome.value)
     metrics = {f"principal/{name}": float(x) for name, x in zip(mechanism.names, best.vector, strict=True)}
     metrics["principal/objective"] = float(np.mean([outcome.value for outcome in outcomes]))
-    by_society = np.mean([proposal.societies for proposal in scores], axis=0)
+    by_society = np.mean([score.society_values for score in scores], axis=0)
     if len(by_society) > 1:
         metrics |= {f"principal/objective_society_{i}": float(x) for i, x in enumerate(by_society)}
     for name in best.welfare:
@@ -114,7 +115,7 @@ class DesignHistory:
 
     Args:
         spec: specification of an environment that has a mechanism.
-        episodes: validation episodes of a society in one measurement.
+        n_episodes: validation episodes of a society in one measurement.
 
     Attributes:
         proposals: rows of a summary's `history`, one a proposal, in order.
@@ -122,43 +123,45 @@ class DesignHistory:
         estimates: pooled estimates of all rows, by context index; they follow from the rows.
     """
 
-    def __init__(self, spec: EnvSpec, episodes: int) -> None:
-        self.spec, self.episodes = spec, episodes
+    def __init__(self, spec: EnvSpec, n_episodes: int) -> None:
+        self.spec, self.n_episodes = spec, n_episodes
         self.proposals: list[dict[str, Any]] = []
         self.confirmations: list[dict[str, Any]] = []
         self.estimates = PooledEstimates()
 
     @property
-    def measurements(self) -> int:
+    def n_measurements(self) -> int:
         return len(self.proposals) + len(self.confirmations)
 
-    def add(self, step: int, scores: Sequence[Score], repetitions: Sequence[int], confirmed: bool = False) -> None:
+    def add(
+        self, step: int, scores: Sequence[TrialScore], repetitions: Sequence[int], is_confirmation: bool = False
+    ) -> None:
         """Record the scores of a step.
 
         Args:
             step: number of the step, from 1.
             scores: score of each candidate.
             repetitions: for each score, how many earlier candidates of the step have the same vector.
-            confirmed: whether the step confirms candidates.
+            is_confirmation: whether the step confirms candidates.
         """
-        for i, (proposal, repetition) in enumerate(zip(scores, repetitions, strict=True)):
-            outcome = proposal.outcome
+        for i, (score, repetition) in enumerate(zip(scores, repetitions, strict=True)):
+            outcome = score.outcome
             row = {
                 "step": step,
                 "candidate": i,
                 "objective": outcome.value,
                 "standard_error": outcome.standard_error,
                 "values": outcome.values.tolist(),
-                **({"societies": proposal.societies} if len(proposal.societies) > 1 else {}),
-                **({"repetition": repetition} if repetition and not confirmed else {}),
+                **({"societies": score.society_values} if len(score.society_values) > 1 else {}),
+                **({"repetition": repetition} if repetition and not is_confirmation else {}),
                 **(
-                    {"validated": {str(n): value for n, value in proposal.validated.items()}}
-                    if proposal.validated
+                    {"validated": {str(n): value for n, value in score.value_by_rounds.items()}}
+                    if score.value_by_rounds
                     else {}
                 ),
                 **self.describe(outcome.vector, outcome.context),
             }
-            self.add_row(row, confirmed)
+            self.add_row(row, is_confirmation)
 
     def describe(self, vector: Sequence[float] | np.ndarray, context: int | None) -> dict[str, Any]:
         """Return the fields `mechanism` and `context` of a vector's rows."""
@@ -177,17 +180,17 @@ class DesignHistory:
         units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
         context = None if row["context"] is None else self.spec.contexts.index(row["context"])
         # Confirmations draw random numbers of their own.
-        draw = None if is_confirmation else draw_name(row["step"], row.get("repetition", 0))
-        numbers = (row["objective"], row["standard_error"], units, units * self.episodes)
-        self.estimates.add(vector, *numbers, context, draw)
+        draw = None if is_confirmation else format_draw_name(row["step"], row.get("repetition", 0))
+        estimate = (row["objective"], row["standard_error"], units, units * self.n_episodes)
+        self.estimates.add(vector, *estimate, context, draw)
 
 
-def draw_name(step: int, repetition: int) -> str:
+def format_draw_name(step: int, repetition: int) -> str:
     """Return the name of the random numbers of a proposal's measurement (`Outcome.draw`)."""
     return f"step {step}" + (f", repetition {repetition}" if repetition else "")
 
 
-def n_earlier_occurrences(vectors: np.ndarray) -> list[int]:
+def count_earlier_occurrences(vectors: np.ndarray) -> list[int]:
     """Return, for each vector of [n, d], how many earlier vectors are equal to it.
 
     >>> n_earlier_occurrences(np.array([[0.0], [1.0], [0.0], [0.0]]))
@@ -203,27 +206,27 @@ class DesignResults:
     Args:
         spec: specification of the environment, which has a mechanism.
         episodes: validation episodes of a society in one measurement.
-        societies: societies under each vector.
+        n_societies: societies under each vector.
 
     Attributes:
         history: measurements of the principal's steps.
         confirmation: confirmation of leading candidates; None before it begins.
-        recommendations: by number of measurements: the recommended vector of each context, [d].
+        recommendations: recommended vector of each context, [d], by number of measurements so far and context.
         evaluator: evaluations of the recommendations; None before they begin.
     """
 
-    def __init__(self, spec: EnvSpec, episodes: int, societies: int) -> None:
+    def __init__(self, spec: EnvSpec, n_episodes: int, n_societies: int) -> None:
         assert spec.mechanism is not None
         self.mechanism = spec.mechanism
         self.contexts: list[Context] = list(range(len(spec.contexts))) or [None]
-        self.societies = societies
-        self.history = DesignHistory(spec, episodes)
+        self.n_societies = n_societies
+        self.history = DesignHistory(spec, n_episodes)
         self.confirmation: Confirmation | None = None
         self.recommendations: dict[int, dict[Context, np.ndarray]] = {}
         self.evaluator: RecommendationEvaluator | None = None
 
     @property
-    def evaluation_trials(self) -> int:
+    def n_evaluation_trials(self) -> int:
         return 0 if self.evaluator is None else self.evaluator.trials
 
     def rank_candidates(self, principal: Proposer, context: Context) -> np.ndarray:
@@ -233,51 +236,53 @@ class DesignResults:
     def recommend(self, principal: Proposer) -> None:
         """Record the principal's recommendation in each context, from all measurements so far."""
         if self.evaluator is None:
-            self.recommendations[self.history.measurements] = {
+            self.recommendations[self.history.n_measurements] = {
                 context: choose_recommendation(
                     self.rank_candidates(principal, context), principal, self.confirmation, context
                 )
                 for context in self.contexts
             }
 
-    def summary(self, last: int) -> tuple[dict[str, Any], float]:
+    def summary(self, n_last: int) -> tuple[dict[str, Any], float]:
         """Return the scores, recommendations and measurements of a finished run as plain data, and its result.
 
         The result is the mean evaluated objective of the recommendations over contexts, or the online performance if
         they are not evaluated. The online performance is the mean objective of the last proposals.
 
         Args:
-            last: number of proposals in the last fifth of the proposing steps.
+            n_last: number of proposals in the last fifth of the proposing steps.
         """
-        history, evaluations, scores = self.history, self._evaluations(), dict[str, Any]()
-        online = float(np.mean([row["objective"] for row in history.proposals[-last:]]))
+        history, evaluations, scores = self.history, self._final_evaluations(), dict[str, Any]()
+        online_performance = float(np.mean([row["objective"] for row in history.proposals[-n_last:]]))
         if self.evaluator is not None:
-            final = self.evaluator.summary(history.measurements)
+            final = self.evaluator.summary(history.n_measurements)
             scores["recommendation"] = final["objective"]
             scores["recommendation_standard_error"] = final.get("standard_error")
             episodes = [part for evaluation in evaluations.values() for part in evaluation.episodes]
         else:
-            values_by_proposal = [np.array_split(row["values"], self.societies) for row in history.proposals[-last:]]
+            values_by_proposal = [
+                np.array_split(row["values"], self.n_societies) for row in history.proposals[-n_last:]
+            ]
             episodes = [np.concatenate(society).tolist() for society in zip(*values_by_proposal, strict=True)]
         summary = {
             **scores,
-            "online_performance": online,
+            "online_performance": online_performance,
             "proposals": len(history.proposals),
             "confirmed": len(history.confirmations),
-            "measurements": history.measurements,
-            "recommendations": self._recommendations(evaluations),
+            "measurements": history.n_measurements,
+            "recommendations": self._summarize_recommendations(evaluations),
             "history": history.proposals,
             "confirmations": history.confirmations,
             RESULT_EPISODES: episodes,
         }
-        return summary, float(scores.get("recommendation", online))
+        return summary, float(scores.get("recommendation", online_performance))
 
-    def recommendation_rows(self) -> list[dict[str, Any]]:
-        """Return rows with the `mechanism` and `context` of each vector that the run recommends so far, best first.
+    def describe_recommendations(self) -> list[dict[str, Any]]:
+        """Return the `mechanism` and `context` of each vector that the run recommends so far, best first.
 
-        Before the end of the run these are the vectors with the highest mean of all measurements.
+        Before the principal has recommended vectors, these are the vectors with the highest mean of all measurements.
         """
-        final = self.recommendations.get(self.history.measurements)
+        final = self.recommendations.get(self.history.n_measurements)
         if final is None:
             leading = [
                 estimate for context in self.contexts if (estimate := self.history.estimates.best(context)) is not None
@@ -285,21 +290,21 @@ class DesignResults:
             vectors = [(np.array(estimate.vector), cast(Context, estimate.context)) for estimate in leading]
         else:
             vectors = [(vector, context) for context, vector in final.items()]
-        ranked = sorted(vectors, key=lambda pair: self._rank(*pair), reverse=True)
+        ranked = sorted(vectors, key=lambda pair: self._sort_key(*pair), reverse=True)
         return [self.history.describe(vector, context) for vector, context in ranked]
 
-    def _evaluations(self) -> dict[Context, VectorEvaluation]:
+    def _final_evaluations(self) -> dict[Context, VectorEvaluation]:
         """Return the evaluations of the last recommendations by context; empty if there are none."""
-        n = self.history.measurements
+        n = self.history.n_measurements
         if self.evaluator is None or n not in self.evaluator.recommendations:
             return {}
-        return self.evaluator.evaluations_of(n)
+        return self.evaluator.evaluations_by_context(n)
 
-    def _recommendations(self, evaluations: dict[Context, VectorEvaluation]) -> list[dict[str, Any]]:
+    def _summarize_recommendations(self, evaluations: dict[Context, VectorEvaluation]) -> list[dict[str, Any]]:
         """Return the rows of `recommendations`, one for each context, best first."""
         rows = []
         estimates = self.history.estimates
-        for context, vector in self.recommendations[self.history.measurements].items():
+        for context, vector in self.recommendations[self.history.n_measurements].items():
             evaluation, n = evaluations.get(context), estimates.count(vector, context)
             row = {
                 "objective": None if evaluation is None else evaluation.mean,
@@ -309,26 +314,26 @@ class DesignResults:
                 "measurements": n,
                 "measured": estimates.of(vector, context).value if n else None,
             }
-            rows.append((self._rank(vector, context), self.history.describe(vector, context) | row))
+            rows.append((self._sort_key(vector, context), self.history.describe(vector, context) | row))
         return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
 
-    def _rank(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
+    def _sort_key(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
         """Return the sort key of a recommendation, highest first.
 
         Vectors that were proposed come before those of contexts without a proposal, then the higher estimate.
         """
-        return self.history.estimates.count(vector, context) > 0, self._value(vector, context)
+        return self.history.estimates.count(vector, context) > 0, self._best_estimate(vector, context)
 
-    def _value(self, vector: np.ndarray, context: Context) -> float:
+    def _best_estimate(self, vector: np.ndarray, context: Context) -> float:
         """Return the best estimate of a vector: its evaluations, else its measurements, else minus infinity."""
-        evaluation = self._evaluations().get(context)
+        evaluation = self._final_evaluations().get(context)
         if evaluation is not None and evaluation.values:
             return evaluation.mean
         estimates = self.history.estimates
         return estimates.of(vector, context).value if estimates.count(vector, context) else -np.inf
 
     def state_dict(self) -> State:
-        """Return the results; evaluations of the run read `history` and `recommended`, too."""
+        """Return the results; `llmrl-evaluate` also reads `history` and `recommended` from a checkpoint."""
         return {
             "history": self.history.proposals,
             "confirmations": self.history.confirmations,
@@ -337,7 +342,7 @@ class DesignResults:
                 [n, [[context, vector] for context, vector in vectors.items()]]
                 for n, vectors in self.recommendations.items()
             ],
-            "recommended": self.recommendation_rows(),
+            "recommended": self.describe_recommendations(),
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
         }
 
@@ -377,7 +382,7 @@ def choose_recommendation(
     one of the survivors: the first by the rule if the principal learned from the confirmations, otherwise the one with
     the highest mean of all measurements.
     """
-    survivors = None if confirmation is None else confirmation.survivors(context)
+    survivors = None if confirmation is None else confirmation.surviving_vectors(context)
     if survivors is None:
         return np.array(candidates[0])
     leading = candidates.tolist() if getattr(principal, "learns_from_others", False) else []

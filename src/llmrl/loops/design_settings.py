@@ -98,7 +98,7 @@ def check_settings(spec: EnvSpec, principal: Proposer, settings: DesignSettings)
     return spec.horizon
 
 
-def n_confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
+def count_confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
     """Return the number of principal steps at the end that confirm candidates.
 
     Each context needs a step and two measurements. By default, no step confirms candidates if there are too few for

@@ -1,4 +1,4 @@
-"""The executor of a loop: it answers each request of the loop, or passes it to a `BatchedExecutor`."""
+"""Executor of the requests of a loop: it answers each of them, or passes it to a `BatchedExecutor`."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ if TYPE_CHECKING:
     import torch
 
 
-class ExecutorSeat(Protocol):
-    """Seat of one run at an executor of several runs, such as `BatchSeat`, whose import would be a cycle."""
+class ExecutorConnection(Protocol):
+    """Connection of one run to an executor of several runs: a `RunConnection`, whose import would be a cycle."""
 
     def answer(self, request: Request) -> Any:
         """Return the answer to a request; called in the thread of the run, which waits for it."""
         ...
 
-    def away(self) -> AbstractContextManager[None]:
-        """Return a context in which the run may wait for long; the other runs do not wait for it."""
+    def detached(self) -> AbstractContextManager[None]:
+        """Return a context in which the run may take long; the other runs do not wait for it."""
         ...
 
 
-def serve(requests: Requests[T], run: Run | None = None, seat: ExecutorSeat | None = None) -> T:
+def serve(requests: Requests[T], run: Run | None = None, connection: ExecutorConnection | None = None) -> T:
     """Answer all requests of a loop, one after the other; return what the loop returns.
 
     Args:
         requests: loop, or a part of one.
         run: run for logging and saving; None for a part of a loop that does neither.
-        seat: seat at an executor that answers the requests of several runs together; None: all are answered here.
+        connection: connection to an executor that answers the requests of several runs together; None: all are answered
+            here.
 
     Raises:
         Exception: as raised by an answer, if the loop does not catch it.
     """
-    executor = Executor(run, seat)
+    executor = Executor(run, connection)
     resume, answer = requests.send, None
     try:
         while True:
@@ -76,27 +77,28 @@ def serve(requests: Requests[T], run: Run | None = None, seat: ExecutorSeat | No
 
 
 class Executor:
-    """An executor of the requests of one loop.
+    """Executor of the requests of one loop.
 
     Args:
         run: run for logging and saving; None: the loop does neither.
-        seat: seat at an executor that answers the requests of several runs together; None: all are answered here.
+        connection: connection to an executor that answers the requests of several runs together; None: all are answered
+            here.
     """
 
-    def __init__(self, run: Run | None, seat: ExecutorSeat | None = None) -> None:
-        self._run, self._seat = run, seat
+    def __init__(self, run: Run | None, connection: ExecutorConnection | None = None) -> None:
+        self._run, self._connection = run, connection
         self._generators: list[torch.Generator] = []  # of the actions of the last play request
         self._trainer: BatchedTrainer | None = None
         self._evaluators: dict[tuple[bool, int | None], Evaluator] = {}
 
     def answer(self, request: Request) -> Any:
         """Return the answer to a request, as documented by the class of the request."""
-        if self._seat is None or isinstance(request, Log | SafePoint):
+        if self._connection is None or isinstance(request, Log | SafePoint):
             return self._answer(request)
         if isinstance(request, Delegate) or (isinstance(request, Call) and request.is_long):
-            with self._seat.away():
+            with self._connection.detached():
                 return self._answer(request)
-        return self._seat.answer(request)
+        return self._connection.answer(request)
 
     def _answer(self, request: Request) -> Any:
         match request:
@@ -104,7 +106,7 @@ class Executor:
                 if request.seed is not None:
                     request.collector.reset(request.seed, request.games)
                 if request.state is not None:
-                    request.collector.load_state_dict(request.state, request.fork)
+                    request.collector.load_state_dict(request.state, request.fork_seed)
             case PlaySteps():
                 return self._play(request)
             case Update():
@@ -120,7 +122,7 @@ class Executor:
         return None
 
     def _update(self, request: Update) -> Any:
-        draws = generators(request.minibatches)
+        draws = generators(request.minibatch_seeds)
         if request.stacked:
             self._trainer = BatchedTrainer.of(request.agents, self._trainer)
             updates = self._trainer.update(request.rollout, draws)
@@ -155,8 +157,8 @@ class Executor:
             if request.context is not None:
                 collector.env.set_context(request.context)
             collector.reset(request.seed)
-        if request.actions is not None:
-            self._generators = generators(request.actions, shared=True)
+        if request.action_seeds is not None:
+            self._generators = generators(request.action_seeds, shared=True)
         rollout = collector.collect(
             request.steps,
             self._generators if len(self._generators) > 1 else self._generators[0],

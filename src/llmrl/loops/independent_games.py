@@ -1,13 +1,13 @@
-"""Games whose player asks a language model; each game continues as soon as it has its own replies.
+"""Games whose player asks a language model, each of which continues as soon as it has its own replies.
 
-All state changes in the thread that calls `advance`; other threads only wait for replies. The result of an episode is a
-function of its number and its replies, not of when the replies arrive.
+Only the thread that calls `advance` changes the state; other threads wait for replies. The result of an episode depends
+on its number and its replies, not on the times at which the replies arrive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +17,6 @@ from llmrl.core.model_protocols import ConversationGenerator
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import NeedsCamera, VecEnv
 from llmrl.core.records import Observation, PolicyOutput, State
-from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import generators
 from llmrl.llms.client import ChatClient, FetchedReplies, Mailbox
 from llmrl.rollout.collector import Collector, camera
@@ -45,7 +44,7 @@ class PerGameSeeding(Protocol):
         ...
 
 
-def separable(env: object) -> bool:
+def has_separable_games(env: object) -> bool:
     """Return whether the games of an environment can be played separately.
 
     Its own class must define `one_game`; an inherited method does not count. An environment whose episodes depend on
@@ -81,33 +80,9 @@ class LanguageModelPolicy(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
 
-@dataclass(frozen=True)
-class EpisodePlan:
-    """Numbers and seeds of the episodes to play.
-
-    Attributes:
-        episodes: number of episodes.
-        seed_of: function from the number of an episode to its seed.
-        carried: whether a player carries state from one episode to the next.
-    """
-
-    episodes: int
-    seed_of: Callable[[int], int]
-    carried: bool = False
-
-
 ObserverFactory = Callable[[VecEnv, Sequence[State] | None], Sequence[Observer]]
 """Function that makes the observers of a game from their states (None: new ones); the attribute `first_episode` of each
 is then set."""
-
-
-@dataclass(frozen=True)
-class FinishedEpisode:
-    """A finished episode with its number and the counts of its player (`LanguageModelPolicy.take_counts`)."""
-
-    number: int
-    episode: Episode
-    counts: Any
 
 
 @dataclass
@@ -116,7 +91,7 @@ class _Game:
 
     Attributes:
         index: index of the game.
-        decided_policy: policy that plays the decisions of `policy`.
+        precomputed_policy: policy of the collector, which returns the outputs that `policy` has computed.
         episode: number of the episode in play; None: no more episodes are played here.
         decision: the pending decision; None: none is pending.
         state_before: state of the player before the pending decision.
@@ -128,7 +103,7 @@ class _Game:
     index: int
     env: VecEnv
     policy: LanguageModelPolicy
-    decided_policy: _DecidedPolicy
+    precomputed_policy: _PrecomputedPolicy
     collector: Collector
     observers: Sequence[Observer]
     episode: int | None = None
@@ -138,7 +113,7 @@ class _Game:
     episode_start: State = field(default_factory=dict)
 
 
-class _DecidedPolicy:
+class _PrecomputedPolicy:
     """A policy that returns an output computed in advance."""
 
     def __init__(self, policy: LanguageModelPolicy) -> None:
@@ -163,12 +138,12 @@ class _DecidedPolicy:
 
 
 class IndependentGames:
-    """A player of episodes 0 to `plan.episodes` - 1, in as many parallel games as the environment has.
+    """Player of episodes 0 to `n_episodes` - 1, in as many parallel games as the environment has.
 
-    When an episode of a game ends, the game starts the first episode that has not started. If a player carries state
-    from one episode to the next (`plan.carried`), the game starts the episode whose number is higher by the number of
-    games instead. The agents of a society decide simultaneously. So a game waits for the replies of all its agents, but
-    not for those of other games.
+    When an episode of a game ends, the game starts the first episode that has not started. If the player carries state
+    from one episode to the next, the game starts the episode whose number is higher by the number of games instead.
+    The agents of a society decide simultaneously, so a game waits for the replies of all its agents, but not for those
+    of other games.
 
     On resume an episode continues from the state of its game, or from its beginning in games that cannot be restored.
 
@@ -176,7 +151,9 @@ class IndependentGames:
         env: environment whose games are played, each as an environment of its own.
         policy: policy that plays; `add` collects the counts of its copies.
         device: torch device of the policy.
-        plan: numbers and seeds of the episodes to play.
+        n_episodes: number of episodes.
+        seed_fn: function from the number of an episode to its seed.
+        carries_state: whether the player carries state from one episode to the next.
         make_observers: function that makes the observers of each game.
         shared_observers: observers of all games, which see one game at a time.
         state: `state_dict()` to resume from; None: a new start.
@@ -187,36 +164,38 @@ class IndependentGames:
         env: Separable,
         policy: LanguageModelPolicy,
         device: str,
-        plan: EpisodePlan,
+        n_episodes: int,
+        seed_fn: Callable[[int], int],
+        carries_state: bool = False,
         make_observers: ObserverFactory = lambda env, states: (),
         shared_observers: Sequence[Observer] = (),
         state: State | None = None,
     ) -> None:
         assert isinstance(policy.llm, ChatClient)
         self.client: ChatClient = policy.llm
-        self._plan = plan
-        self._mail: Mailbox[_Game] = Mailbox(self.client)
+        self._n_episodes, self._seed_fn, self._carries_state = n_episodes, seed_fn, carries_state
+        self._mailbox: Mailbox[_Game] = Mailbox(self.client)
         self._error: LLMError | None = None
-        self.n = min(env.spec.n_envs, plan.episodes)  # type: ignore[attr-defined]
+        self.n_games = min(env.spec.n_envs, n_episodes)  # type: ignore[attr-defined]
         self.steps = 0 if state is None else int(state["steps"])
-        self._next = self.n if state is None else int(state["next"])
-        self._restorable: bool = env.spec.deterministic  # type: ignore[attr-defined]
+        self._next_episode = self.n_games if state is None else int(state["next"])
+        self._can_restore: bool = env.spec.deterministic  # type: ignore[attr-defined]
         self.games: list[_Game] = []
         try:
-            for i in range(self.n):
+            for i in range(self.n_games):
                 game_state = None if state is None else state["lanes"][i]
-                observer_states = game_state["observers"] if game_state is not None and self._restorable else None
+                observer_states = game_state["observers"] if game_state is not None and self._can_restore else None
                 game_env, player = env.one_game(), policy.one_game()
                 if isinstance(player, NeedsCamera):
                     player.camera = camera(game_env)
-                observers, decided_policy = make_observers(game_env, observer_states), _DecidedPolicy(player)
-                collector = Collector(game_env, decided_policy, device, observers=[*observers, *shared_observers])
-                self.games.append(_Game(i, game_env, player, decided_policy, collector, observers))
+                observers, precomputed_policy = make_observers(game_env, observer_states), _PrecomputedPolicy(player)
+                collector = Collector(game_env, precomputed_policy, device, observers=[*observers, *shared_observers])
+                self.games.append(_Game(i, game_env, player, precomputed_policy, collector, observers))
                 if game_state is not None:
                     self._restore(self.games[-1], game_state)
             if state is None:
                 for game in self.games:
-                    self._begin(game, game.index)
+                    self._begin_episode(game, game.index)
         except BaseException:
             self.close()
             raise
@@ -225,17 +204,19 @@ class IndependentGames:
         game.policy.load_state_dict(state["policy"])
         if state["episode"] is None:
             return
-        if self._restorable:
+        if self._can_restore:
             game.episode = state["episode"]
             game.policy.episodes = [game.episode]
             game.collector.load_state_dict(state["collector"])
         else:
-            self._begin(game, state["episode"])
+            self._begin_episode(game, state["episode"])
 
     @staticmethod
     def can_play(env: object, policy: object) -> bool:
         """Return whether the games can be played separately, and the policy asks its model through a `ChatClient`."""
-        return separable(env) and isinstance(policy, LanguageModelPolicy) and isinstance(policy.llm, ChatClient)
+        return (
+            has_separable_games(env) and isinstance(policy, LanguageModelPolicy) and isinstance(policy.llm, ChatClient)
+        )
 
     @property
     def is_running(self) -> bool:
@@ -243,15 +224,18 @@ class IndependentGames:
         return any(game.episode is not None for game in self.games)
 
     @property
-    def started(self) -> set[int]:
+    def started_episodes(self) -> set[int]:
         """Numbers of all episodes that have started."""
-        if not self._plan.carried:
-            return set(range(min(self._next, self._plan.episodes)))
-        last = [self._plan.episodes - 1 if game.episode is None else game.episode for game in self.games]
-        return {k for i, end in enumerate(last) for k in range(i, end + 1, self.n)}
+        if not self._carries_state:
+            return set(range(min(self._next_episode, self._n_episodes)))
+        last = [self._n_episodes - 1 if game.episode is None else game.episode for game in self.games]
+        return {k for i, end in enumerate(last) for k in range(i, end + 1, self.n_games)}
 
-    def advance(self) -> list[FinishedEpisode]:
-        """Advance each game that has its replies, or wait for a reply if none has; return the episodes that ended.
+    def advance(self) -> dict[int, Any]:
+        """Advance each game that has its replies, or wait for a reply if none has.
+
+        Returns:
+            The player's counts (`LanguageModelPolicy.take_counts`) by number of the episodes that ended.
 
         Raises:
             LLMError: the model could not be reached, or the budget is used up. No request is pending then, and games
@@ -260,25 +244,24 @@ class IndependentGames:
         if self._error is not None:
             raise self._error
         self.client.check_invalid_rate()
-        episodes: list[FinishedEpisode] = []
-        steps = self.steps
+        steps, finished_counts = self.steps, dict[int, Any]()
         try:
             for game in self.games:
                 if game.episode is not None and game.decision is None:
                     game.state_before = game.policy.state_dict()
                     game.decision = game.policy.acting(game.collector.observation)
-                    self._advance_decision(game, None, episodes)
+                    self._advance_decision(game, None, finished_counts)
             if self.steps == steps:
-                for game, replies in self._mail.receive():
+                for game, replies in self._mailbox.receive():
                     game.pending_replies.append(replies)
-                    self._advance_decision(game, replies, episodes)
+                    self._advance_decision(game, replies, finished_counts)
         except LLMError as error:
-            self._mail.drain()
+            self._mailbox.drain()
             if self.steps == steps:
                 raise
-            # The episodes of games that advanced are returned first.
+            # The counts of games that advanced are returned first.
             self._error = error
-        return episodes
+        return finished_counts
 
     def state_dict(self) -> State:
         """Return the state of all games, before pending decisions.
@@ -295,7 +278,7 @@ class IndependentGames:
                 }
                 for game in self.games
             ],
-            "next": self._next,
+            "next": self._next_episode,
             "steps": self.steps,
         }
 
@@ -307,26 +290,26 @@ class IndependentGames:
 
     def _player_state(self, game: _Game) -> State:
         """Return the state from which a game's player would resume."""
-        if not self._restorable:
+        if not self._can_restore:
             return game.episode_start
         return game.policy.state_dict() if game.decision is None else game.state_before
 
-    def _begin(self, game: _Game, episode: int) -> None:
-        if episode >= self._plan.episodes:
+    def _begin_episode(self, game: _Game, episode: int) -> None:
+        if episode >= self._n_episodes:
             game.episode = None
             return
         game.episode = episode
         game.policy.episodes = [episode]
         for observer in game.observers:
             observer.first_episode = episode  # type: ignore[attr-defined]
-        if not self._restorable:
+        if not self._can_restore:
             game.episode_start = game.policy.state_dict()
-        seed = self._plan.seed_of(episode)
+        seed = self._seed_fn(episode)
         if isinstance(game.env, PerGameSeeding):
             game.env.seed_games(np.array([seed], dtype=np.int64))
         game.collector.reset(seed, reseed=True)
 
-    def _advance_decision(self, game: _Game, replies: FetchedReplies | None, episodes: list[FinishedEpisode]) -> None:
+    def _advance_decision(self, game: _Game, replies: FetchedReplies | None, finished_counts: dict[int, Any]) -> None:
         """Advance a decision until it sends requests or the game makes a step."""
         assert game.decision is not None
         try:
@@ -334,25 +317,22 @@ class IndependentGames:
                 next(game.decision) if replies is None else game.decision.send(self.client.replies_or_raise(replies))
             )
         except StopIteration as end:
-            self._act(game, end.value, episodes)
+            self._play_step(game, end.value, finished_counts)
         else:
-            self._mail.send(game, requests)
+            self._mailbox.send(game, requests)
 
-    def _act(self, game: _Game, output: PolicyOutput, episodes: list[FinishedEpisode]) -> None:
+    def _play_step(self, game: _Game, output: PolicyOutput, finished_counts: dict[int, Any]) -> None:
         for replies in game.pending_replies:
             self.client.record_replies(replies)
         game.pending_replies, game.decision, game.state_before = [], None, {}
-        game.decided_policy.output = output
+        game.precomputed_policy.output = output
         [generator] = generators([0])  # the player draws no random numbers
-        game_episodes = game.collector.collect(1, generator, learn=False, restart=False).episodes
+        rollout = game.collector.collect(1, generator, learn=False, restart=False)
         self.steps += 1
-        if not game_episodes:
+        if not rollout.episodes:
             return
         assert game.episode is not None
-        [episode] = game_episodes
-        episodes.append(
-            FinishedEpisode(game.episode, replace(episode, game=game.episode % self.n), game.policy.take_counts())
-        )
-        next_episode = game.episode + self.n if self._plan.carried else self._next
-        self._next = max(self._next, next_episode + 1)
-        self._begin(game, next_episode)
+        finished_counts[game.episode] = game.policy.take_counts()
+        next_episode = game.episode + self.n_games if self._carries_state else self._next_episode
+        self._next_episode = max(self._next_episode, next_episode + 1)
+        self._begin_episode(game, next_episode)

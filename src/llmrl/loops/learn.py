@@ -41,7 +41,7 @@ class Box:
     Args:
         low, high: bounds of each value, [d].
         weight: relative frequency of this box in its mixture.
-        equal: whether all values are the same number, drawn between the first bounds (a flat tax).
+        equal: whether all values are equal (a flat tax): one number, drawn between the first bounds.
     """
 
     low: list[float]
@@ -78,8 +78,8 @@ class MechanismSampler(StateFields):
         episodes: number of episodes that have started in each game, [n_envs].
 
     Raises:
-        ConfigError: the environment has no mechanism, a bound or value is outside the mechanism's bounds, or phases
-            have no order.
+        ConfigError: the environment has no mechanism, a bound or value is outside the mechanism's bounds, or a phase
+            before the last has no length.
     """
 
     _state_fields = ("episodes", "values")
@@ -93,9 +93,9 @@ class MechanismSampler(StateFields):
                 f"learn.mechanism needs an environment with a mechanism, and env={env.spec.name} has none as "
                 "configured. Choose another one, or set learn.mechanism=null"
             )
-        numbers = [x for x in mechanism if isinstance(x, int | float)]
-        if numbers:
-            box = Box([float(x) for x in numbers], [float(x) for x in numbers])
+        values = [x for x in mechanism if isinstance(x, int | float)]
+        if values:
+            box = Box([float(x) for x in values], [float(x) for x in values])
             self.phases = [Phase([box])]
         else:
             self.phases = [phase for phase in mechanism if isinstance(phase, Phase)]
@@ -106,37 +106,37 @@ class MechanismSampler(StateFields):
             if any(low > high for low, high in zip(box.low, box.high, strict=True)):
                 raise ConfigError(f"learn.mechanism: low={box.low} exceeds high={box.high}; swap them")
         self.env, self.space, self._group_size = env, space, group_size
-        self._training = self._seeds = seeds
-        self._last = False
+        self._training_seeds = self._seeds = seeds
+        self._use_last_phase = False
         self.episodes = np.zeros(env.spec.n_envs, dtype=np.int64)
         self.values = np.tile(space.low, (env.spec.n_envs, 1))
 
-    def begin(self, games: np.ndarray) -> None:
-        """Impose new vectors on the games where `games` [n_envs] is true; call it before they are reset."""
-        for game in np.flatnonzero(games).tolist():
+    def impose_vectors(self, game_mask: np.ndarray) -> None:
+        """Impose new vectors on the games where `game_mask` [n_envs] is true; call it before they are reset."""
+        for game in np.flatnonzero(game_mask).tolist():
             episode = int(self.episodes[game])
             rng = self._seeds.child(game // self._group_size).numpy(episode)
-            self.values[game] = self._draw(self._phase(episode), rng)
-        self.episodes[games] += 1
+            self.values[game] = self._draw_vector(self._select_phase(episode), rng)
+        self.episodes[game_mask] += 1
         self.env.set_mechanism(self.values)
 
-    def evaluate(self, seeds: Seeds) -> State:
-        """Draw from the last phase with other seeds, as if no game had started; return the state for `resume`."""
+    def begin_evaluation(self, seeds: Seeds) -> State:
+        """Draw from the last phase with other seeds, as if no game had started; return the state of training."""
         previous_state = self.state_dict()
-        self._seeds, self._last, self.episodes = seeds, True, np.zeros_like(self.episodes)
+        self._seeds, self._use_last_phase, self.episodes = seeds, True, np.zeros_like(self.episodes)
         return previous_state
 
-    def resume(self, before: State) -> None:
-        """Restore the state of training that `evaluate` returned."""
-        self._seeds, self._last = self._training, False
-        self.load_state_dict(before)
+    def end_evaluation(self, training_state: State) -> None:
+        """Restore the state of training that `begin_evaluation` returned."""
+        self._seeds, self._use_last_phase = self._training_seeds, False
+        self.load_state_dict(training_state)
 
-    def _phase(self, episode: int) -> Phase:
+    def _select_phase(self, episode: int) -> Phase:
         ends = itertools.accumulate(phase.episodes or 0 for phase in self.phases[:-1])
         phases = zip(self.phases, ends, strict=False)
-        return next((phase for phase, end in phases if episode < end and not self._last), self.phases[-1])
+        return next((phase for phase, end in phases if episode < end and not self._use_last_phase), self.phases[-1])
 
-    def _draw(self, phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    def _draw_vector(self, phase: Phase, rng: np.random.Generator) -> np.ndarray:
         weights = np.array([box.weight for box in phase.mixture])
         box = phase.mixture[int(rng.choice(len(weights), p=weights / weights.sum()))]
         unit = rng.random(self.space.dim)
@@ -189,9 +189,9 @@ class LearnLoop(Loop):
         if settings.mechanism is not None:
             seeds = self.seeds.child("mechanism")
             self.mechanism_sampler = MechanismSampler(self.env, settings.mechanism, seeds, group_size or 1)
-        begin = None if self.mechanism_sampler is None else self.mechanism_sampler.begin
+        before_reset = None if self.mechanism_sampler is None else self.mechanism_sampler.impose_vectors
         self.collector = Collector(
-            self.env, self.agent.policy, parts.device, parts.teacher_channels, begin, parts.observers
+            self.env, self.agent.policy, parts.device, parts.teacher_channels, before_reset, parts.observers
         )
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
         self.groups: EpisodeGroups | None = None
@@ -222,70 +222,66 @@ class LearnLoop(Loop):
         if self.probes is not None:
             self.probes.write(run.folder)
             if self.iteration == 0:
-                yield self._row("probe", self.probes.metrics())
+                yield self._log_request("probe", self.probes.metrics())
         total = self.settings.env_steps
         if self.groups is None:
             total = self.updates * self.rollout_steps * games
         with run.progress(total, "steps", "learn", self.env_steps) as progress:
             steps = StepProgress(progress, games) if self.groups is None else EpisodeProgress(progress, in_steps=True)
-            with self.collector.observed(self.episodes, steps):
+            with self.collector.observed(self.episode_writer, steps):
                 while not self.is_complete:
                     yield from self._update(run, progress)
                     yield from self._probe_and_evaluate()
                     yield SafePoint(self.iteration, self.state_dict)
         yield SafePoint(self.iteration, self.state_dict, always=True)
-        self.episodes.close()
+        self.episode_writer.close()
         episodes = yield from self._evaluate()
         self.collector.close()
         final = summarize_evaluation(episodes, *self.welfare_measure)
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
         write_trained_adapter(run, self.agent)
-        yield self._row("evaluation", final)
+        yield self._log_request("evaluation", final)
         if self.probes is not None:
             from llmrl.analysis.probes import draw_probes
 
             draw_probes(run.folder)
-        run.summary = {
-            "updates": self.iteration,
-            "env_steps": self.env_steps,
-            **final,
-            RESULT_EPISODES: [objectives],
-        }
+        run.summary = {"updates": self.iteration, "env_steps": self.env_steps, **final, RESULT_EPISODES: [objectives]}
         return final["evaluation/objective"]
 
     def _update(self, run: Run, progress: ProgressBar) -> Requests[None]:
         """Play a rollout and update the agents from it."""
         seeds = self.seeds.child("iteration").child(self.iteration)
-        actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
-        with self._saved(run):
+        action_seeds = [seeds.integer("actions")]
+        with self._save_on_llm_error(run):
             if self.groups is not None:
-                self.episodes.begin_anew(self.env_steps // self.env.spec.n_envs)
+                self.episode_writer.begin_anew(self.env_steps // self.env.spec.n_envs)
                 if self.mechanism_sampler is not None:
-                    # Every update plays one new episode in each game; other starts are not played.
+                    # Every update plays one new episode in each game; episodes that were only started do not count.
                     self.mechanism_sampler.episodes[:] = self.iteration
                 rollout, n_steps = yield from self.groups.play(seeds)
             else:
-                rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, actions=actions)
+                rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, action_seeds=action_seeds)
                 n_steps = self.rollout_steps * self.env.spec.n_envs
-            [metrics] = yield Update(agents=[self.agent], rollout=rollout, minibatches=minibatches, stacked=False)
+            agents, minibatch_seeds = [self.agent], [seeds.integer("minibatches")]
+            [metrics] = yield Update(agents=agents, rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=False)
         self.iteration += 1
         self.env_steps += n_steps
         # Which episodes end in a rollout depends on their lengths, so curves use the file of training episodes instead.
         metrics |= summarize(rollout.episodes, "episode")
         metrics |= {} if self.meter is None else self.meter.metrics()
-        yield self._row("update", metrics)
+        yield self._log_request("update", metrics)
         if rollout.episodes:
             progress.show_result(metrics["episode/return"])
 
     def _probe_and_evaluate(self) -> Requests[None]:
         """Measure the probes and evaluate the agents, if they are due."""
         if self.probes is not None and self.iteration % self.settings.probe_interval == 0:
-            yield self._row("probe", self.probes.metrics())
+            yield self._log_request("probe", self.probes.metrics())
         interval = self.settings.evaluation_interval
         if interval and self.iteration % interval == 0 and not self.is_complete:
             episodes = yield from self._evaluate()
-            yield self._row("evaluation", summarize_evaluation(episodes, *self.welfare_measure))
-            self.episodes.begin_anew(self.iteration * self.rollout_steps)
+            yield self._log_request("evaluation", summarize_evaluation(episodes, *self.welfare_measure))
+            self.episode_writer.begin_anew(self.iteration * self.rollout_steps)
 
     @property
     def is_complete(self) -> bool:
@@ -293,20 +289,21 @@ class LearnLoop(Loop):
         return self.env_steps >= self.settings.env_steps
 
     def _evaluate(self) -> Requests[list[Episode]]:
-        """Play without learning in freshly seeded games; training then starts new episodes."""
+        """Play without learning in newly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
-        training = None if self.mechanism_sampler is None else self.mechanism_sampler.evaluate(seeds.child("mechanism"))
-        recording = self.agent.unrecorded() if isinstance(self.agent, RecordsEpisodes) else nullcontext()
-        with recording, self.collector.unobserved():
+        sampler = self.mechanism_sampler
+        training_state = None if sampler is None else sampler.begin_evaluation(seeds.child("mechanism"))
+        unrecorded_context = self.agent.unrecorded() if isinstance(self.agent, RecordsEpisodes) else nullcontext()
+        with unrecorded_context, self.collector.unobserved():
             episodes: list[Episode] = yield Call(
                 partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds)
             )
-        if self.mechanism_sampler is not None and training is not None:
-            self.mechanism_sampler.resume(training)
+        if sampler is not None and training_state is not None:
+            sampler.end_evaluation(training_state)
         yield Begin(self.collector, seeds.integer("after"))
         return episodes
 
-    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
+    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
         return Log(kind, "env_steps", metrics, {"env_steps": self.env_steps, "updates": self.iteration})
 
     def state_dict(self) -> State:
@@ -315,13 +312,13 @@ class LearnLoop(Loop):
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
-            "episodes": self.episodes.state_dict(),
+            "episodes": self.episode_writer.state_dict(),
             "env_steps": self.env_steps,
             **({} if self.mechanism_sampler is None else {"mechanism": self.mechanism_sampler.state_dict()}),
         }
 
-    def _saved(self, run: Run) -> AbstractContextManager[None]:
-        """Return a context that saves the run if a language model, where one is used, refuses to reply."""
+    def _save_on_llm_error(self, run: Run) -> AbstractContextManager[None]:
+        """Return a context that saves the run if a language model is used and cannot be reached."""
         if self.meter is None:
             return nullcontext()
         return run.save_on_llm_error(self.iteration, self.state_dict, learns=True)
@@ -329,17 +326,17 @@ class LearnLoop(Loop):
     def _restore(self, run: Run) -> Requests[None]:
         self.iteration, state, spec = run.iteration, run.restored, self.env.spec
         if self.mechanism_sampler is not None and state is not None:
-            # Before new episodes start, for games that cannot be restored; below again, for those that can.
+            # Loaded here, because new episodes draw from it, and again below, where the games themselves are restored.
             self.mechanism_sampler.load_state_dict(state["mechanism"])
         games_state = None if state is None else state["collector"]
         yield Begin(self.collector, self.seeds.child("start").integer(run.iteration), state=games_state)
-        self.episodes = TrainingEpisodeWriter(spec, run.folder, None if state is None else state["episodes"])
+        self.episode_writer = TrainingEpisodeWriter(spec, run.folder, None if state is None else state["episodes"])
         if state is None:
             return
         self.env_steps = state["env_steps"]
         self.agent.load_state_dict(state["agents"][0])
         if not spec.deterministic:
-            self.episodes.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
+            self.episode_writer.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
         elif self.mechanism_sampler is not None:
             self.mechanism_sampler.load_state_dict(state["mechanism"])
         if self.meter is not None:

@@ -19,9 +19,9 @@ from llmrl.run.files import write_json
 if TYPE_CHECKING:
     import torch
 
-BUILTIN_FOLDER = resources.files("llmrl.loops") / "probes"
+BUILTIN_LISTS_DIR = resources.files("llmrl.loops") / "probes"
 log = logging.getLogger(__name__)
-_KEYS = ("name", "prompt", "goal", "observations", "actions", "intended")
+_PROBE_KEYS = ("name", "prompt", "goal", "observations", "actions", "intended")
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class HasActionProbabilities(Protocol):
 
 @runtime_checkable
 class WritesPrompts(Protocol):
-    """Protocol of environments that describe any situation in the words of their prompts."""
+    """Protocol of environments that can write the prompt of a player in any given situation."""
 
     def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
         """Return the prompt of a player with a goal after some observations and actions.
@@ -55,7 +55,7 @@ class Probe:
     Attributes:
         name: name of the probe.
         prompt: text that the player reads.
-        intended: action that is right; None if it is unknown.
+        intended: name of the correct action; None if it is unknown.
     """
 
     name: str
@@ -85,33 +85,35 @@ class Probes:
 
     @classmethod
     def load(cls, source: str, env: VecEnv, policy: Policy) -> Probes:
-        """Return the probes of a list of the package, or of a file, in the words of `env`.
+        """Return the probes of a list of the package, or of a file, with prompts of `env`.
 
         Raises:
             ConfigError: there is no such list, it has another format, or `env` or `policy` cannot be used with it.
         """
-        names, entries = env.spec.action_names, _entries(source)
-        probes = [_probe(entry, location, env) for location, entry in entries]
-        intents = [(str(entry["name"]), entry["intended"]) for _, entry in entries if entry.get("intended") is not None]
-        # If the environment has other actions than those of the list, the right action is unknown.
-        if unknown := [f"{name} ({intent})" for name, intent in intents if str(intent) not in names]:
+        action_names, entries = env.spec.action_names, _read_probe_list(source)
+        probes = [_build_probe(entry, location, env) for location, entry in entries]
+        intended_actions = [
+            (str(entry["name"]), entry["intended"]) for _, entry in entries if entry.get("intended") is not None
+        ]
+        # If the environment has other actions than those of the list, the correct action is unknown.
+        if unknown := [f"{name} ({action})" for name, action in intended_actions if str(action) not in action_names]:
             log.warning(
                 "learn.probes=%s: the `intended` action of %s is none of the actions %s, and is left out",
-                *(source, ", ".join(unknown), ", ".join(names)),
+                *(source, ", ".join(unknown), ", ".join(action_names)),
             )
-        return cls(probes, policy, names)
+        return cls(probes, policy, action_names)
 
     def metrics(self) -> dict[str, float]:
         """Return `probe/<name>/<action>` for each probe and action, with underscores for spaces.
 
         The probabilities of a probe sum to 1.
         """
-        probabilities = self.policy.probabilities([probe.prompt for probe in self.probes])
-        table = np.asarray(probabilities.detach().cpu(), dtype=np.float64)
+        prompts = [probe.prompt for probe in self.probes]
+        probabilities = np.asarray(self.policy.probabilities(prompts).detach().cpu(), dtype=np.float64)
         return {
             metric_name(probe.name, action): float(p)
-            for probe, row in zip(self.probes, table, strict=True)
-            for action, p in zip(self.action_names, row, strict=True)
+            for probe, action_probabilities in zip(self.probes, probabilities, strict=True)
+            for action, p in zip(self.action_names, action_probabilities, strict=True)
         }
 
     def write(self, folder: Path) -> None:
@@ -130,10 +132,10 @@ def metric_name(probe: str, action: str) -> str:
 
 def builtin_probe_list_names() -> list[str]:
     """Return the names of the lists of probes in the package."""
-    return sorted(f.name.removesuffix(".yaml") for f in BUILTIN_FOLDER.iterdir() if f.name.endswith(".yaml"))
+    return sorted(f.name.removesuffix(".yaml") for f in BUILTIN_LISTS_DIR.iterdir() if f.name.endswith(".yaml"))
 
 
-def _entries(source: str) -> list[tuple[str, Mapping[str, Any]]]:
+def _read_probe_list(source: str) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the location, for messages, and the content of each probe of a list."""
     import yaml
 
@@ -142,33 +144,33 @@ def _entries(source: str) -> list[tuple[str, Mapping[str, Any]]]:
         raise ConfigError(
             f"learn.probes={source} is unknown; use {', '.join(builtin_probe_list_names())}, or a file ending in .yaml"
         )
-    path = Path(source).expanduser() if is_file else BUILTIN_FOLDER / f"{source}.yaml"
+    path = Path(source).expanduser() if is_file else BUILTIN_LISTS_DIR / f"{source}.yaml"
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"learn.probes={source} cannot be read: {error}") from error
     if not isinstance(content, list) or not content or not all(isinstance(entry, Mapping) for entry in content):
-        raise ConfigError(f"learn.probes={source} must be a list of probes, each with: {', '.join(_KEYS)}")
+        raise ConfigError(f"learn.probes={source} must be a list of probes, each with: {', '.join(_PROBE_KEYS)}")
     names = [str(entry.get("name", "")) for entry in content]
     for i, (name, entry) in enumerate(zip(names, content, strict=True)):
         location = f"learn.probes={source}, probe {i + 1} ({name})"
-        if unknown := [key for key in entry if key not in _KEYS]:
-            raise ConfigError(f"{location}: {unknown[0]!r} is not a key of a probe; use {', '.join(_KEYS)}")
+        if unknown := [key for key in entry if key not in _PROBE_KEYS]:
+            raise ConfigError(f"{location}: {unknown[0]!r} is not a key of a probe; use {', '.join(_PROBE_KEYS)}")
         if not name or "/" in name or " " in name or names.count(name) > 1:
             raise ConfigError(f"{location}: each probe needs a unique `name` without spaces and slashes")
     return [(f"learn.probes={source}, probe {name}", entry) for name, entry in zip(names, content, strict=True)]
 
 
-def _probe(entry: Mapping[str, Any], location: str, env: VecEnv) -> Probe:
-    names, intent = env.spec.action_names, entry.get("intended")
+def _build_probe(entry: Mapping[str, Any], location: str, env: VecEnv) -> Probe:
+    action_names, intended_action = env.spec.action_names, entry.get("intended")
     if ("prompt" in entry) == ("goal" in entry):
         raise ConfigError(f"{location}: give either a `prompt`, or a `goal` with `observations` and `actions`")
     if "prompt" in entry:
         prompt = str(entry["prompt"])
     else:
         observations, actions = entry.get("observations") or [], entry.get("actions") or []
-        lists = isinstance(actions, list) and isinstance(observations, list)
-        if not lists or not all(isinstance(sentences, list) for sentences in observations):
+        are_lists = isinstance(actions, list) and isinstance(observations, list)
+        if not are_lists or not all(isinstance(sentences, list) for sentences in observations):
             raise ConfigError(f"{location}: `observations` must be lists of sentences, and `actions` a list of names")
         if not observations or len(actions) != len(observations) - 1:
             raise ConfigError(
@@ -186,4 +188,4 @@ def _probe(entry: Mapping[str, Any], location: str, env: VecEnv) -> Probe:
             raise ConfigError(
                 f"{location}: {error}; use a file with the action names of env={env.spec.name}, or learn.probes=null"
             ) from error
-    return Probe(str(entry["name"]), prompt, str(intent) if intent in names else None)
+    return Probe(str(entry["name"]), prompt, str(intended_action) if intended_action in action_names else None)

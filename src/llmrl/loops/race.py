@@ -10,7 +10,7 @@ import numpy as np
 from llmrl.core.state_fields import StateFields
 from llmrl.statistics.estimators import standard_error, standard_error_of_mean
 
-MIN_ERRORS_BEHIND = 3.0
+ELIMINATION_ERRORS = 3.0
 """A contestant is dropped if its paired difference to the leader exceeds this number of standard errors."""
 MIN_PAIRS = 3
 """Minimum number of pairs to drop a contestant; the standard error of fewer pairs is not reliable."""
@@ -45,7 +45,7 @@ class Race(StateFields):
         self.values: list[list[float]] = [[] for _ in self.remaining]
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return len(self.remaining) == 1 or self.round >= self.rounds
 
     @property
@@ -81,7 +81,7 @@ class Race(StateFields):
         }
         return metrics | ({} if error is None else {"race/standard_error": error})
 
-    def rows(self) -> list[dict[str, Any]]:
+    def summarize_contestants(self) -> list[dict[str, Any]]:
         """Return a row for each measured contestant; none if there was only one contestant.
 
         Keys: `vector`; `return`, its mean of fresh measurements; `standard_error`; `measured`, the number of
@@ -100,5 +100,6 @@ class Race(StateFields):
         ]
 
     def _is_clearly_behind(self, i: int, leader: int) -> bool:
-        gaps = np.array(self.values[leader]) - np.array(self.values[i])
-        return len(gaps) >= MIN_PAIRS and float(gaps.mean()) > MIN_ERRORS_BEHIND * float(standard_error(gaps))
+        differences = np.array(self.values[leader]) - np.array(self.values[i])
+        margin = ELIMINATION_ERRORS * float(standard_error(differences)) if len(differences) >= MIN_PAIRS else np.inf
+        return float(differences.mean()) > margin

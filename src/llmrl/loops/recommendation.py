@@ -23,7 +23,7 @@ class SuccessiveHalving(StateFields):
     square root of the number of measurements, so that each gets as many).
 
     Args:
-        vectors: candidates, [m, d], best first. Only the first `n_candidates` take part.
+        vectors: candidates, [m, d], best first. Only the first `count_candidates` take part.
         steps: number of trials, >= 1.
         slots: measurements of a trial, >= 1.
 
@@ -37,18 +37,18 @@ class SuccessiveHalving(StateFields):
     _state_fields = ("vectors", "steps", "slots", "survivors", "counts", "step")
 
     def __init__(self, vectors: np.ndarray, steps: int, slots: int) -> None:
-        self.vectors = np.asarray(vectors, dtype=np.float64)[: n_candidates(steps, slots)]
+        self.vectors = np.asarray(vectors, dtype=np.float64)[: count_candidates(steps, slots)]
         self.steps, self.slots = steps, slots
         self.survivors = list(range(len(self.vectors)))
         self.counts = [0] * len(self.vectors)
         self.step = 0
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.step >= self.steps
 
     @property
-    def trial(self) -> list[tuple[int, int]]:
+    def next_trial(self) -> list[tuple[int, int]]:
         """Candidate of each slot of the next trial, and the index of this measurement among those of the candidate."""
         counts, slots = list(self.counts), []
         for _ in range(self.slots):
@@ -57,17 +57,17 @@ class SuccessiveHalving(StateFields):
             counts[candidate] += 1
         return slots
 
-    def advance(self, value_of: Callable[[np.ndarray], float]) -> None:
+    def advance(self, value_fn: Callable[[np.ndarray], float]) -> None:
         """Finish the trial; at the end of a round but the last, keep the better half of the candidates.
 
         Args:
-            value_of: function from a candidate, [d], to the mean of all its measurements.
+            value_fn: function from a candidate, [d], to the mean of all its measurements.
         """
-        for candidate, _ in self.trial:
+        for candidate, _ in self.next_trial:
             self.counts[candidate] += 1
         self.step += 1
-        self.survivors.sort(key=lambda i: (-value_of(self.vectors[i]), i))
-        if not self.finished and self._round(self.step) > self._round(self.step - 1):
+        self.survivors.sort(key=lambda i: (-value_fn(self.vectors[i]), i))
+        if not self.is_finished and self._round(self.step) > self._round(self.step - 1):
             self.survivors = self.survivors[: math.ceil(len(self.survivors) / 2)]
 
     def _round(self, step: int) -> int:
@@ -82,7 +82,7 @@ class SuccessiveHalving(StateFields):
         return halving
 
 
-def n_candidates(steps: int, slots: int) -> int:
+def count_candidates(steps: int, slots: int) -> int:
     """Return the number of candidates that `steps` trials of `slots` measurements confirm.
 
     It is the rounded-up square root of the number of measurements.
@@ -105,9 +105,9 @@ class Confirmation:
     def __init__(self, candidates: dict[int | None, np.ndarray], steps: int, slots: int) -> None:
         self.halvings: dict[int | None, SuccessiveHalving] = {}
         for i, (context, vectors) in enumerate(candidates.items()):
-            share = steps // len(candidates) + (i < steps % len(candidates))
+            n_steps = steps // len(candidates) + (i < steps % len(candidates))
             if len(vectors) > 1:
-                self.halvings[context] = SuccessiveHalving(vectors, share, slots)
+                self.halvings[context] = SuccessiveHalving(vectors, n_steps, slots)
 
     @property
     def context(self) -> int | None:
@@ -116,18 +116,13 @@ class Confirmation:
         Raises:
             StopIteration: all trials are finished.
         """
-        return next(context for context, halving in self.halvings.items() if not halving.finished)
+        return next(context for context, halving in self.halvings.items() if not halving.is_finished)
 
     @property
-    def finished(self) -> bool:
-        return all(halving.finished for halving in self.halvings.values())
+    def is_finished(self) -> bool:
+        return all(halving.is_finished for halving in self.halvings.values())
 
-    @property
-    def steps(self) -> int:
-        """Number of finished trials."""
-        return sum(halving.step for halving in self.halvings.values())
-
-    def survivors(self, context: int | None) -> np.ndarray | None:
+    def surviving_vectors(self, context: int | None) -> np.ndarray | None:
         """Return the candidates of a context that remain, best first, [m, d]; None before its first trial."""
         halving = self.halvings.get(context)
         return None if halving is None or not halving.step else halving.vectors[halving.survivors]
@@ -140,16 +135,16 @@ class Confirmation:
         """Return an object with the state that `state_dict` returned."""
         confirmation = cls({}, 0, 0)
         confirmation.halvings = {
-            context: SuccessiveHalving.from_state(halving) for context, halving in state["halvings"]
+            context: SuccessiveHalving.from_state(halving_state) for context, halving_state in state["halvings"]
         }
         return confirmation
 
 
 ANYTIME_MEASUREMENTS = (1, 2, 5, 10, 20, 40, 80, 120)
 """Numbers of measurements after which recommendations are recorded if `design.anytime` is set."""
-MAX_EVALUATIONS = 16
+MAX_ANYTIME_EVALUATIONS = 16
 """Maximum number of evaluations of a vector if `design.anytime` is set."""
-PRECISION = 0.03
+ANYTIME_RELATIVE_ERROR = 0.03
 """Standard error, as a fraction of the objective's range, at which evaluations end if `design.anytime` is set."""
 
 Context = int | None
@@ -162,12 +157,12 @@ class VectorEvaluation:
     Attributes:
         values: objective of each evaluation.
         episodes: objectives of the episodes of each society of each evaluation.
-        single_error: standard error of the first evaluation over its societies or episodes.
+        first_standard_error: standard error of the first evaluation over its societies or episodes.
     """
 
     values: list[float] = field(default_factory=list)
     episodes: list[list[float]] = field(default_factory=list)
-    single_error: float | None = None
+    first_standard_error: float | None = None
 
     @property
     def mean(self) -> float:
@@ -176,7 +171,7 @@ class VectorEvaluation:
     @property
     def standard_error(self) -> float | None:
         """Standard error of the mean over evaluations; of a single one, over its societies or episodes."""
-        return self.single_error if len(self.values) == 1 else standard_error_of_mean(np.array(self.values))
+        return self.first_standard_error if len(self.values) == 1 else standard_error_of_mean(np.array(self.values))
 
 
 class RecommendationEvaluator:
@@ -189,63 +184,66 @@ class RecommendationEvaluator:
     Args:
         recommendations: by number of measurements n: the vector of each context, [d], that the principal's rule makes
             from its first n measurements.
-        minimum: evaluations of each vector, >= 1, rounded up to whole trials.
+        min_evaluations: evaluations of each vector, >= 1, rounded up to whole trials.
         slots: evaluations of a trial.
         ranges: by context: range of the objective, for the precision at which evaluations of a vector end; None: each
-            vector is evaluated `minimum` times.
+            vector is evaluated `min_evaluations` times.
     """
 
     def __init__(
         self,
         recommendations: Mapping[int, Mapping[Context, np.ndarray]],
-        minimum: int,
+        min_evaluations: int,
         slots: int,
         ranges: Mapping[Context, float] | None,
     ) -> None:
         self.recommendations = {n: dict(vectors) for n, vectors in recommendations.items()}
-        self.minimum, self.slots = -(-minimum // slots) * slots, slots
+        self.min_evaluations, self.slots = -(-min_evaluations // slots) * slots, slots
         self.ranges = None if ranges is None else dict(ranges)
         self.trials = 0
-        self._evaluations: dict[tuple[Context, Key], VectorEvaluation] = {}
+        self._evaluations_by_key: dict[tuple[Context, Key], VectorEvaluation] = {}
         # The last recommendation first: it is the result of the run.
         for n in sorted(self.recommendations, reverse=True):
             for context, vector in self.recommendations[n].items():
-                self._evaluations.setdefault((context, key_of(vector)), VectorEvaluation())
+                self._evaluations_by_key.setdefault((context, key_of(vector)), VectorEvaluation())
 
     @property
-    def finished(self) -> bool:
-        return self._next is None
+    def is_finished(self) -> bool:
+        return self._next_pending_key is None
 
     @property
-    def trial(self) -> tuple[Context, np.ndarray, list[int]]:
+    def next_trial(self) -> tuple[Context, np.ndarray, list[int]]:
         """Context, vectors of all slots [slots, d], and index of the evaluation of each slot, of the next trial."""
-        pending = self._next
+        pending = self._next_pending_key
         assert pending is not None
         context, key = pending
-        done = len(self._evaluations[pending].values)
-        return context, np.tile(np.array(key), (self.slots, 1)), list(range(done, done + self.slots))
+        n_done = len(self._evaluations_by_key[pending].values)
+        return context, np.tile(np.array(key), (self.slots, 1)), list(range(n_done, n_done + self.slots))
 
-    def add(self, societies: Sequence[Sequence[np.ndarray]], values: Sequence[float], single: float | None) -> None:
+    def add(
+        self, society_values: Sequence[Sequence[np.ndarray]], values: Sequence[float], standard_error: float | None
+    ) -> None:
         """Add the results of the next trial.
 
         Args:
-            societies: for each slot, the objectives of the episodes of each society.
+            society_values: for each slot, the objectives of the episodes of each society.
             values: objective of each slot.
-            single: standard error of the first slot.
+            standard_error: standard error of the first slot.
         """
-        pending = self._next
+        pending = self._next_pending_key
         assert pending is not None
-        evaluation = self._evaluations[pending]
+        evaluation = self._evaluations_by_key[pending]
         if not evaluation.values:
-            evaluation.single_error = single
+            evaluation.first_standard_error = standard_error
         evaluation.values += [float(value) for value in values]
-        evaluation.episodes += [np.asarray(episodes).tolist() for slot in societies for episodes in slot]
+        evaluation.episodes += [np.asarray(episodes).tolist() for slot in society_values for episodes in slot]
         self.trials += 1
 
-    def evaluations_of(self, n: int) -> dict[Context, VectorEvaluation]:
+    def evaluations_by_context(self, n: int) -> dict[Context, VectorEvaluation]:
         """Return the evaluations of the recommendations after n measurements, by context."""
         return {
-            context: self._evaluations[context, key_of(vector)] for context, vector in self.recommendations[n].items()
+            context: self._evaluations_by_key[context, key_of(vector)]
+            for context, vector in self.recommendations[n].items()
         }
 
     def summary(self, n: int) -> dict[str, float]:
@@ -254,7 +252,7 @@ class RecommendationEvaluator:
         Keys: `objective`, the mean over contexts; `standard_error`, if it is known; `evaluations`, the smallest number
         of a context.
         """
-        evaluations = list(self.evaluations_of(n).values())
+        evaluations = list(self.evaluations_by_context(n).values())
         errors = [evaluation.standard_error for evaluation in evaluations]
         summary = {
             "objective": float(np.mean([evaluation.mean for evaluation in evaluations])),
@@ -266,19 +264,19 @@ class RecommendationEvaluator:
         return summary
 
     @property
-    def _next(self) -> tuple[Context, Key] | None:
+    def _next_pending_key(self) -> tuple[Context, Key] | None:
         """Context and vector of the next evaluation; None if all are complete."""
-        return next((pair for pair in self._evaluations if not self._is_complete(pair)), None)
+        return next((pair for pair in self._evaluations_by_key if not self._is_complete(pair)), None)
 
     def _is_complete(self, pair: tuple[Context, Key]) -> bool:
-        evaluation = self._evaluations[pair]
+        evaluation = self._evaluations_by_key[pair]
         n = len(evaluation.values)
-        if n < self.minimum:
+        if n < self.min_evaluations:
             return False
-        if self.ranges is None or n >= MAX_EVALUATIONS:
+        if self.ranges is None or n >= MAX_ANYTIME_EVALUATIONS:
             return True
         error = evaluation.standard_error
-        return error is not None and error < PRECISION * self.ranges[pair[0]]
+        return error is not None and error < ANYTIME_RELATIVE_ERROR * self.ranges[pair[0]]
 
     def state_dict(self) -> State:
         return {
@@ -286,7 +284,7 @@ class RecommendationEvaluator:
                 [n, [[context, vector.copy()] for context, vector in vectors.items()]]
                 for n, vectors in self.recommendations.items()
             ],
-            "minimum": self.minimum,
+            "minimum": self.min_evaluations,
             "slots": self.slots,
             "ranges": None if self.ranges is None else list(self.ranges.items()),
             "trials": self.trials,
@@ -296,9 +294,9 @@ class RecommendationEvaluator:
                     list(key),
                     list(evaluation.values),
                     [list(part) for part in evaluation.episodes],
-                    evaluation.single_error,
+                    evaluation.first_standard_error,
                 ]
-                for (context, key), evaluation in self._evaluations.items()
+                for (context, key), evaluation in self._evaluations_by_key.items()
             ],
         }
 
@@ -309,24 +307,24 @@ class RecommendationEvaluator:
         ranges = None if state["ranges"] is None else dict(state["ranges"])
         evaluator = cls(recommendations, state["minimum"], state["slots"], ranges)
         evaluator.trials = state["trials"]
-        for context, key, values, episodes, single_error in state["evaluations"]:
-            evaluator._evaluations[context, tuple(key)] = VectorEvaluation(values, episodes, single_error)
+        for context, key, values, episodes, error in state["evaluations"]:
+            evaluator._evaluations_by_key[context, tuple(key)] = VectorEvaluation(values, episodes, error)
         return evaluator
 
 
-def max_trials(evaluations: int, slots: int, recommendations: int, anytime: bool) -> int:
+def max_trials_per_context(evaluations: int, slots: int, recommendations: int, anytime: bool) -> int:
     """Return the maximum number of trials that evaluate some recommendations of one context.
 
     Args:
         evaluations: evaluations of each recommendation, >= 0.
         slots: evaluations of a trial.
         recommendations: number of different recommendations.
-        anytime: whether evaluations continue until they are precise enough, up to `MAX_EVALUATIONS`.
+        anytime: whether evaluations continue until they are precise enough, up to `MAX_ANYTIME_EVALUATIONS`.
     """
-    n_evaluations = max(evaluations, MAX_EVALUATIONS) if anytime and evaluations else evaluations
+    n_evaluations = max(evaluations, MAX_ANYTIME_EVALUATIONS) if anytime and evaluations else evaluations
     return -(-n_evaluations // slots) * recommendations
 
 
-def is_anytime(measurements: int, candidates: int) -> bool:
+def reaches_anytime_measurement(measurements: int, candidates: int) -> bool:
     """Return whether the last step, of `candidates` measurements, reached one of `ANYTIME_MEASUREMENTS`."""
     return any(measurements - candidates < n <= measurements for n in ANYTIME_MEASUREMENTS)

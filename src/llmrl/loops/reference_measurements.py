@@ -1,4 +1,4 @@
-"""Reference lines of a design run: no mechanism, untrained agents, and a coarse scan of the mechanism's space."""
+"""Reference lines of a design run: the objective without a mechanism, with untrained agents, and of a coarse scan."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from llmrl.core.pooling import PooledEstimates
 from llmrl.statistics.estimators import Variance, analysis_of_variance, standard_error_of_mean
 
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """Significance level of the F test of whether an objective responds to the mechanism."""
-SIGNIFICANT_ERRORS = 3.0
-"""Number of standard errors above which a difference counts as more than noise."""
+MIN_SIGNIFICANT_ERRORS = 3.0
+"""Number of standard errors that a difference must exceed to be called significant."""
 
-Rows = Sequence[Mapping[str, Any]]
+HistoryRows = Sequence[Mapping[str, Any]]
 """Rows of a summary's `history`."""
 
 
@@ -69,34 +69,37 @@ class References:
     """The reference measurements of a society without a principal.
 
     Attributes:
-        situations: reference lines of each context.
+        contexts: reference lines of each context.
         variance: analysis of variance of the scan's vectors within contexts; None if the scan has the neutral vector
             only.
     """
 
-    situations: list[ContextReferences]
+    contexts: list[ContextReferences]
     variance: Variance | None
 
     @classmethod
-    def from_histories(cls, scan: Rows, untrained: Rows) -> References:
+    def from_histories(cls, scan: HistoryRows, untrained: HistoryRows) -> References:
         """Create the references from the histories of two runs.
 
         Args:
             scan: history of the scan, which begins with the neutral vector.
             untrained: history of untrained agents; may be empty.
         """
-        lines: dict[str | None, list[VectorMeasurements]] = {}
+        scans_by_context: dict[str | None, list[VectorMeasurements]] = {}
         strata = []
         for rows in _group_rows(scan, "context"):
             groups = _group_rows(rows, "mechanism")
-            lines[rows[0]["context"]] = [_pool_measurements(group) for group in groups]
+            scans_by_context[rows[0]["context"]] = [_pool_measurements(group) for group in groups]
             strata.append([np.array([row["objective"] for row in group]) for group in groups])
-        baselines = {rows[0]["context"]: _pool_measurements(rows) for rows in _group_rows(untrained, "context")}
-        situations = [
-            ContextReferences(context, line[0], baselines.get(context), line) for context, line in lines.items()
+        untrained_by_context = {
+            rows[0]["context"]: _pool_measurements(rows) for rows in _group_rows(untrained, "context")
+        }
+        contexts = [
+            ContextReferences(context, vectors[0], untrained_by_context.get(context), vectors)
+            for context, vectors in scans_by_context.items()
         ]
-        varied = any(len(groups) > 1 for groups in strata)
-        return cls(situations, analysis_of_variance(strata) if varied else None)
+        has_several_vectors = any(len(groups) > 1 for groups in strata)
+        return cls(contexts, analysis_of_variance(strata) if has_several_vectors else None)
 
     @property
     def noise(self) -> float | None:
@@ -107,68 +110,72 @@ class References:
         """Return the standard error of one measurement over `societies`, from the noise of the scan; None: unknown."""
         if self.noise is None:
             return None
-        return self.noise * math.sqrt(self.situations[0].scan[0].measurements / societies)
+        return self.noise * math.sqrt(self.contexts[0].scan[0].measurements / societies)
 
     @property
     def no_mechanism_values(self) -> dict[str | None, float]:
         """Objective of the neutral vector by context."""
-        return {situation.context: situation.no_mechanism.value for situation in self.situations}
+        return {references.context: references.no_mechanism.value for references in self.contexts}
 
     @property
-    def responds(self) -> bool | None:
+    def objective_responds(self) -> bool | None:
         """True if the objective differs significantly between the vectors of the scan; None if unknown."""
-        return None if self.variance is None or self.variance.p is None else self.variance.p < LEVEL
+        return None if self.variance is None or self.variance.p is None else self.variance.p < SIGNIFICANCE_LEVEL
 
-    def range(self, context: str | None) -> float:
+    def scan_range(self, context: str | None) -> float:
         """Return the range of the scan's means in a context."""
-        values = [measurement.value for measurement in self._references_of(context).scan]
+        values = [measurement.value for measurement in self._references_in_context(context).scan]
         return max(values) - min(values)
 
     def metrics(self, context: str | None) -> dict[str, float]:
         """Return the reference lines of a context as metrics, for comparison with curves of the objective."""
-        situation = self._references_of(context)
-        lines = {"no_mechanism": situation.no_mechanism, "untrained": situation.untrained, "scan_best": situation.best}
+        references = self._references_in_context(context)
+        lines = {"no_mechanism": references.no_mechanism, "untrained": references.untrained}
+        lines["scan_best"] = references.best
         return {f"reference/{name}": line.value for name, line in lines.items() if line is not None}
 
-    def summary(self, recommendations: Rows, history: Rows, last: int) -> dict[str, Any]:
+    def summary(self, recommendations: HistoryRows, history: HistoryRows, n_last_proposals: int) -> dict[str, Any]:
         """Return the reference lines for `summary.json`, and the results of the run relative to them.
 
         Args:
             recommendations: evaluated recommendation of each context.
             history: history of the run.
-            last: number of proposals in the last fifth of its steps.
+            n_last_proposals: number of proposals in the last fifth of its steps.
         """
         return {
             "contexts": [
-                self._context_summary(situation, recommendations, history, last) for situation in self.situations
+                self._context_summary(references, recommendations, history, n_last_proposals)
+                for references in self.contexts
             ],
             "spread": None if self.variance is None else self.variance.spread,
             "noise": self.noise,
             "p": None if self.variance is None else self.variance.p,
-            "responds": self.responds,
+            "responds": self.objective_responds,
             "warning": self.warning,
-            "learned": self._learned(history, last),
+            "learned": self._has_learned(history, n_last_proposals),
         }
 
     def _context_summary(
-        self, situation: ContextReferences, recommendations: Rows, history: Rows, last: int
+        self, references: ContextReferences, recommendations: HistoryRows, history: HistoryRows, n_last_proposals: int
     ) -> dict[str, Any]:
         """Return the reference lines of a context and the run's results in it; None for results it lacks."""
-        line = asdict(situation) | {"scan_best": None if situation.best is None else asdict(situation.best)}
-        line |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
-        last_rows = [row for row in history[-last:] if row["context"] == situation.context]
+        summary = asdict(references) | {"scan_best": None if references.best is None else asdict(references.best)}
+        summary |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
+        last_rows = [row for row in history[-n_last_proposals:] if row["context"] == references.context]
         if last_rows:
-            error = _error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
-            line["last_proposals"] = {"value": _mean(last_rows), "standard_error": error, "proposals": len(last_rows)}
+            error = _standard_error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
+            mean = _mean_objective(last_rows)
+            summary["last_proposals"] = {"value": mean, "standard_error": error, "proposals": len(last_rows)}
         for best in recommendations:
-            if best["context"] == situation.context:
+            if best["context"] == references.context:
                 value, error = best["objective"], best["standard_error"]
-                line["recommendation"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
-                line["gain"] = {"value": value - situation.no_mechanism.value} | self._gain_summary(best, history)
-        return line
+                summary["recommendation"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
+                gain = value - references.no_mechanism.value
+                summary["gain"] = {"value": gain} | self._gain_summary(gain, best, history)
+        return summary
 
-    def _gain_summary(self, best: Mapping[str, Any], history: Rows) -> dict[str, Any]:
-        """Return the standard error of the best proposal's gain over no mechanism, and whether it exceeds noise.
+    def _gain_summary(self, gain: float, best: Mapping[str, Any], history: HistoryRows) -> dict[str, Any]:
+        """Return the standard error of the `gain` of the best proposal over no mechanism, and whether it exceeds noise.
 
         A few measurements of one vector, or the episodes of one society, estimate their variance poorly. So both means
         get the noise of the scan's measurements; the best proposal's own standard error is used if it is larger.
@@ -176,68 +183,69 @@ class References:
         noise = self.noise
         if noise is None:
             return {"standard_error": None, "beyond_noise": None}
-        single_error = (self.measurement_error(_societies(history)) or 0.0) / math.sqrt(best["evaluations"])
-        error = math.hypot(noise, max(single_error, best["standard_error"] or 0.0))
-        value = best["objective"] - self._references_of(best["context"]).no_mechanism.value
-        return {"standard_error": error, "beyond_noise": value > SIGNIFICANT_ERRORS * error}
+        pooled_error = (self.measurement_error(_count_societies(history)) or 0.0) / math.sqrt(best["evaluations"])
+        error = math.hypot(noise, max(pooled_error, best["standard_error"] or 0.0))
+        return {"standard_error": error, "beyond_noise": gain > MIN_SIGNIFICANT_ERRORS * error}
 
-    def _learned(self, history: Rows, last: int) -> bool | None:
+    def _has_learned(self, history: HistoryRows, n_last_proposals: int) -> bool | None:
         """Return whether the last proposals are better than the first ones, or than the scan's mean.
 
         None: this is unknown, or only one vector was tried in each context.
         """
         vectors = {(row["context"], *row["mechanism"].values()) for row in history}
         contexts = {row["context"] for row in history}
-        if self.noise is None or len(history) < 2 * last or len(vectors) == len(contexts):
+        if self.noise is None or len(history) < 2 * n_last_proposals or len(vectors) == len(contexts):
             return None
-        scans = {situation.context: [line.value for line in situation.scan] for situation in self.situations}
-        means = {context: float(np.mean(values)) for context, values in scans.items()}
+        means = {
+            references.context: float(np.mean([measurements.value for measurements in references.scan]))
+            for references in self.contexts
+        }
         gains = [{**row, "objective": row["objective"] - means[row["context"]]} for row in history]
-        first_gains, last_gains = gains[:last], gains[-last:]
-        measurement_error = (self.measurement_error(_societies(history)) or 0.0) / math.sqrt(last)
-        errors = [max(_error(rows), measurement_error) for rows in (first_gains, last_gains)]
+        first_gains, last_gains = gains[:n_last_proposals], gains[-n_last_proposals:]
+        measurement_error = (self.measurement_error(_count_societies(history)) or 0.0) / math.sqrt(n_last_proposals)
+        errors = [max(_standard_error(rows), measurement_error) for rows in (first_gains, last_gains)]
         return bool(
-            _mean(last_gains) > SIGNIFICANT_ERRORS * errors[1]
-            or _mean(last_gains) - _mean(first_gains) > SIGNIFICANT_ERRORS * math.hypot(*errors)
+            _mean_objective(last_gains) > MIN_SIGNIFICANT_ERRORS * errors[1]
+            or _mean_objective(last_gains) - _mean_objective(first_gains) > MIN_SIGNIFICANT_ERRORS * math.hypot(*errors)
         )
 
-    def _references_of(self, context: str | None) -> ContextReferences:
-        return next(situation for situation in self.situations if situation.context == context)
+    def _references_in_context(self, context: str | None) -> ContextReferences:
+        return next(references for references in self.contexts if references.context == context)
 
     @property
     def warning(self) -> str | None:
         """Warning that the scan shows no response, a sentence without a full stop; None if it does."""
-        if self.responds is not False or self.variance is None:
+        if self.objective_responds is not False or self.variance is None:
             return None
         noise, p = self.variance.noise, self.variance.p
         return (
             "the coarse scan does not show that the objective responds to the mechanism: its standard deviation "
-            f"between {len(self.situations[0].scan)} vectors is {self.variance.spread:.3g}, and the noise of each is "
+            f"between {len(self.contexts[0].scan)} vectors is {self.variance.spread:.3g}, and the noise of each is "
             f"{noise:.3g} (F test, p = {p:.2g})"
         )
 
 
-def _societies(history: Rows) -> int:
+def _count_societies(history: HistoryRows) -> int:
     """Return the number of societies of a measurement of a run."""
     return len(history[0].get("societies", [0]))
 
 
-def _mean(rows: Rows) -> float:
+def _mean_objective(rows: HistoryRows) -> float:
     return float(np.mean([row["objective"] for row in rows]))
 
 
-def _error(rows: Rows) -> float:
+def _standard_error(rows: HistoryRows) -> float:
     return standard_error_of_mean(np.array([row["objective"] for row in rows])) or 0.0
 
 
-def _group_rows(rows: Rows, key: str) -> list[Rows]:
+def _group_rows(rows: HistoryRows, key: str) -> list[HistoryRows]:
     """Return the rows in groups with equal entries `key`, in the order of their first occurrence."""
     entries = [row[key] for row in rows]
     first_indices = [entries.index(entry) for entry in entries]
     return [[rows[j] for j, first in enumerate(first_indices) if first == i] for i in sorted(set(first_indices))]
 
 
-def _pool_measurements(rows: Rows) -> VectorMeasurements:
+def _pool_measurements(rows: HistoryRows) -> VectorMeasurements:
     """Return the pooled measurements of one vector in one context."""
     pool, vector = PooledEstimates(), list(rows[0]["mechanism"].values())
     for row in rows:

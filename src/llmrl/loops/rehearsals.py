@@ -14,23 +14,23 @@ from llmrl.loops.learn import LearnLoop
 from llmrl.loops.loop_parts import min_rollout_steps
 from llmrl.loops.play import PlayLoop
 from llmrl.loops.search import SearchLoop
-from llmrl.loops.search_settings import warmup_vectors
+from llmrl.loops.search_settings import draw_warmup_vectors
 from llmrl.loops.societies import AdaptationRounds
 from llmrl.rollout.collector import Collector
 
-STEPS = 50
+TIMED_STEPS = 50
 """Timed steps of every game, if an update can learn from so few."""
-_WARM_UP_STEPS = 5
+_WARMUP_STEPS = 5
 """Steps before the timed ones, in which libraries initialize themselves."""
-_EPISODES = 4
+_TIMED_EPISODES = 4
 """Timed episodes of policy search."""
 
 
-def steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> float:
+def measure_steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> float:
     """Return the environment steps per second, summed over games, of societies that adapt.
 
-    The agents have learned a little afterward. Updates on a few steps stand for those of a full round, because their
-    cost is proportional to the steps.
+    The weights of the agents change. Updates are timed on a few steps only, because their cost is proportional to the
+    number of steps.
     """
     spec, societies = adaptation.collector.spec, adaptation.societies
     assert spec.mechanism is not None
@@ -46,80 +46,80 @@ def steps_per_second(adaptation: AdaptationRounds, seeds: Seeds) -> float:
             yield societies.update_request(rollout, nodes)
         return time.perf_counter() - start
 
-    serve(time_round(max(_WARM_UP_STEPS, min_steps)))
-    steps = max(STEPS, min_steps)
+    serve(time_round(max(_WARMUP_STEPS, min_steps)))
+    steps = max(TIMED_STEPS, min_steps)
     return steps * spec.n_envs / serve(time_round(steps))
 
 
 def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
     """Return the seconds of a run of a loop other than mechanism design, without replies of language models.
 
-    The result is None if the time cannot be measured. Games of a search and of play are assumed to last as long as the
-    horizon. The state of `loop` is changed: a loop that was timed cannot be run.
+    None: the time cannot be measured. Games of a search and of play are assumed to last as long as the horizon. The
+    state of `loop` is changed, so a loop that was timed cannot be run.
 
     Args:
         loop: loop that has not started.
         seeds: seed node of the timed steps.
     """
     if isinstance(loop, LearnLoop):
-        return _estimate_learning(loop, seeds)
+        return _estimate_learning_seconds(loop, seeds)
     if isinstance(loop, SearchLoop):
-        return _estimate_search(loop)
+        return _estimate_search_seconds(loop)
     if isinstance(loop, PlayLoop) and loop.env.spec.horizon is not None:
-        seconds = serve(_timed_steps(loop.collector, STEPS, seeds, _WARM_UP_STEPS))
-        return seconds / STEPS * loop.env.spec.horizon * loop.waves
+        seconds = serve(_time_steps(loop.collector, TIMED_STEPS, seeds, _WARMUP_STEPS))
+        return seconds / TIMED_STEPS * loop.env.spec.horizon * loop.n_waves
     return None
 
 
-def _estimate_learning(loop: LearnLoop, seeds: Seeds) -> float:
+def _estimate_learning_seconds(loop: LearnLoop, seeds: Seeds) -> float:
     spec, settings = loop.env.spec, loop.settings
-    steps = min(loop.rollout_steps, max(STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
-    learning = serve(_timed_steps(loop.collector, steps, seeds, min(steps, _WARM_UP_STEPS), loop.agent))
-    seconds = learning / steps * loop.rollout_steps * loop.updates
+    steps = min(loop.rollout_steps, max(TIMED_STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
+    update_seconds = serve(_time_steps(loop.collector, steps, seeds, min(steps, _WARMUP_STEPS), loop.agent))
+    seconds = update_seconds / steps * loop.rollout_steps * loop.updates
     if spec.horizon is not None:
-        playing = serve(_timed_steps(loop.collector, STEPS, seeds, 0))
-        evaluations = 1 + (
+        play_seconds = serve(_time_steps(loop.collector, TIMED_STEPS, seeds, 0))
+        n_evaluations = 1 + (
             max(0, loop.updates - 1) // settings.evaluation_interval if settings.evaluation_interval else 0
         )
-        waves = -(-settings.evaluate_episodes // spec.n_envs)
-        seconds += playing / STEPS * spec.horizon * waves * evaluations
+        n_waves = -(-settings.evaluate_episodes // spec.n_envs)
+        seconds += play_seconds / TIMED_STEPS * spec.horizon * n_waves * n_evaluations
     return seconds
 
 
-def _estimate_search(loop: SearchLoop) -> float | None:
+def _estimate_search_seconds(loop: SearchLoop) -> float | None:
     if loop.env.spec.horizon is None:
         return None
-    vectors = warmup_vectors(loop.space, "uniform", 1, np.random.default_rng(0))
-    seeds = np.arange(_EPISODES, dtype=np.uint64)
+    vectors = draw_warmup_vectors(loop.space, "uniform", 1, np.random.default_rng(0))
+    seeds = np.arange(_TIMED_EPISODES, dtype=np.uint64)
 
-    def play() -> Requests[float]:
-        yield loop.evaluation_request(vectors, seeds)  # starts the workers
+    def time_play() -> Requests[float]:
+        yield loop.play_request(vectors, seeds)  # starts the workers
         start = time.perf_counter()
-        batch = yield loop.evaluation_request(vectors, seeds)
+        batch = yield loop.play_request(vectors, seeds)
         return (time.perf_counter() - start) / float(batch.lengths.sum())
 
     episodes = loop.total_episodes + loop.settings.evaluate_episodes
-    return serve(play()) * episodes * loop.env.spec.horizon
+    return serve(time_play()) * episodes * loop.env.spec.horizon
 
 
-def _timed_steps(collector: Collector, steps: int, seeds: Seeds, warm_up: int, agent: Any = None) -> Requests[float]:
+def _time_steps(collector: Collector, steps: int, seeds: Seeds, n_warmup: int, agent: Any = None) -> Requests[float]:
     """Play, and update `agent` if given; return the seconds of `steps` steps of every game.
 
     Args:
         collector: collector of the loop.
         steps: number of timed steps.
         seeds: seed node.
-        warm_up: number of steps before the timed ones.
+        n_warmup: number of steps before the timed ones.
         agent: agent that learns from the steps; None: no agent learns.
     """
     yield Begin(collector, seeds.integer("games"))
     start = time.perf_counter()
-    for n in filter(None, (warm_up, steps)):
+    for n_steps in filter(None, (n_warmup, steps)):
         start = time.perf_counter()
         rollout = yield PlaySteps(
-            collector=collector, steps=n, actions=[seeds.integer("actions")], learn=agent is not None
+            collector=collector, steps=n_steps, action_seeds=[seeds.integer("actions")], learn=agent is not None
         )
-        if agent is not None and n >= min_rollout_steps([agent], collector.spec.n_envs):
-            minibatches = [seeds.integer("minibatches")]
-            yield Update(agents=[agent], rollout=rollout, minibatches=minibatches, stacked=False)
+        if agent is not None and n_steps >= min_rollout_steps([agent], collector.spec.n_envs):
+            minibatch_seeds = [seeds.integer("minibatches")]
+            yield Update(agents=[agent], rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=False)
     return time.perf_counter() - start

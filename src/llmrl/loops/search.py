@@ -18,7 +18,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Call, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts, write_trained_adapter
 from llmrl.loops.race import Race
-from llmrl.loops.search_settings import SearchSettings, warmup_vectors
+from llmrl.loops.search_settings import SearchSettings, draw_warmup_vectors
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
     SupportsEvaluator,
@@ -36,22 +36,19 @@ from llmrl.run.run import Run
 
 
 @runtime_checkable
-class SearchListener(Protocol):
-    """Protocol of proposers that are told the budget of the loop."""
+class SearchPrincipal(Protocol):
+    """Protocol of principals that know the budget of the search, and may propose numbers that cannot be played."""
 
-    def on_search_start(self, iterations: int, episodes: int, common: bool = False) -> None: ...
+    def on_search_start(self, iterations: int, episodes: int, has_common_seeds: bool = False) -> None:
+        """Store the number of iterations, the episodes per proposal, and whether all proposals have the same seeds."""
+        ...
 
-
-@runtime_checkable
-class ReplacesFailed(Protocol):
-    """Protocol of proposers that may propose numbers with which no episode can be played."""
-
-    def replacement_for(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
+    def replace_failed(self, vectors: np.ndarray, has_failed: np.ndarray) -> np.ndarray:
         """Return vectors to try instead, [n, d].
 
         Args:
             vectors: proposed vectors, [n, d].
-            failed: whether an episode of each vector returned no finite number, [n].
+            has_failed: whether an episode of each vector returned no finite number, [n].
         """
         ...
 
@@ -107,10 +104,10 @@ class SearchLoop(StateFields):
         self.warmup, self.warmup_episodes = settings.warmup, settings.warmup_episodes or settings.episodes
         # Drawn here, so that an invalid draw raises an error before anything is played.
         rng = self.seeds.numpy("warmup")
-        self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
+        self.warmup_vectors = draw_warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
         max_return = self.env.spec.max_return
         self.target_return = max_return if settings.target_return == "max" else settings.target_return
-        if isinstance(principal, SearchListener):
+        if isinstance(principal, SearchPrincipal):
             principal.on_search_start(settings.iterations, settings.episodes, settings.episode_seeds == "common")
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
@@ -121,8 +118,8 @@ class SearchLoop(StateFields):
         self.counters = {"episodes": 0, "env_steps": 0}
         self.race: Race | None = None
         # Restored from `proposals.jsonl`, not from checkpoints.
-        self.pool = PooledEstimates(settings.episodes)
-        self.highest = -np.inf
+        self.estimates = PooledEstimates(settings.episodes)
+        self.highest_return = -np.inf
 
     @property
     def total_episodes(self) -> int:
@@ -159,7 +156,7 @@ class SearchLoop(StateFields):
                 else [("  ends", f"at a confirmed mean return of {self.target_return:g}")]
             ),
             ("  race", race_text),
-            ("  best so far", self.settings.evaluation_plan),
+            ("  best so far", self.settings.evaluation_text),
             ("episodes", f"{'at most ' if may_end_early else ''}{self.total_episodes:,}{length_text}"),
         ]
 
@@ -170,7 +167,9 @@ class SearchLoop(StateFields):
 
     def requests(self, run: Run) -> Requests[float]:
         """Search; return the mean return of the best proposal on unseen seeds."""
-        self.log = LineFile(run.folder / FILE_NAME, None if run.restored is None else run.restored["proposals"])
+        self.proposals_file = LineFile(
+            run.folder / FILE_NAME, None if run.restored is None else run.restored["proposals"]
+        )
         self._restore(run)
         try:
             with run.progress(self.total_episodes, "episodes", "search", self.counters["episodes"]) as progress:
@@ -181,21 +180,21 @@ class SearchLoop(StateFields):
                 if self.settings.race:
                     yield from self._run_race(progress)
             yield SafePoint(self._n_finished, self.state_dict, always=True)
-            final: EvaluationBatch = yield self._evaluation()
+            final: EvaluationBatch = yield self._evaluation_request()
         finally:
-            self.log.close()
+            self.proposals_file.close()
         metrics = incumbent_metrics(final)
-        yield self._row("evaluation", metrics)
+        yield self._log_request("evaluation", metrics)
         write_trained_adapter(run, self.principal)
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
         return metrics["search/incumbent_return"]
 
     def _warm_up(self, progress: ProgressBar) -> Requests[None]:
-        seeds = self._seeds_of(self._draw(0), self.warmup_episodes)
-        batch = yield from self._measure(self.warmup_vectors, seeds)
+        seeds = self._episode_seeds(self._draw_name(0), self.warmup_episodes)
+        _, batch = yield from self._play_episodes(self.warmup_vectors, seeds)
         metrics = self._tell_principal(self.warmup_vectors, batch, [{}] * self.warmup)
         self.is_warmed_up = True
-        yield self._row("proposal", metrics)
+        yield self._log_request("proposal", metrics)
         progress.update(self.counters["episodes"])
         yield SafePoint(0, self.state_dict)
 
@@ -203,111 +202,100 @@ class SearchLoop(StateFields):
         """Ask for vectors, play episodes with them, and tell the principal."""
         with nullcontext() if self.meter is None else run.save_on_llm_error(self.iteration, self.state_dict):
             proposals = yield Call(partial(self.principal.ask, None, self.candidates), is_long=True)
-        seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
-        vectors, batch = yield from self._try(self.space.rounded(proposals, clip=False), seeds)
+        seeds = self._episode_seeds(self._draw_name(self.iteration + 1), self.episodes)
+        vectors, batch = yield from self._play_episodes(
+            self.space.rounded(proposals, clip=False), seeds, replace_invalid=True
+        )
         if self.settings.extra_rollout:
-            self._count((yield self.evaluation_request(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
+            self._count((yield self.play_request(vectors[-1:], self._episode_seeds(f"extra {self.iteration}", 1))))
         self.iteration += 1
-        metrics = self._tell_principal(vectors, batch, _origin_notes(self.principal, len(vectors)))
+        metrics = self._tell_principal(vectors, batch, _describe_origins(self.principal, len(vectors)))
         self.returns.append(float(batch.returns.mean()))
-        best = self._best()
+        best = self._best_estimate()
         self.agent.set_parameters(np.array(best.vector))
         self.best_returns.append(best.value)
         metrics["search/best_return"] = best.value
-        yield self._row("proposal", metrics)
+        yield self._log_request("proposal", metrics)
         means = batch.returns.mean(1)
         progress.show_result(float(means.max()), self.space.in_words(vectors[means.argmax()]))
         if self.target_return is not None and float(means.max()) >= self.target_return:
-            yield from self._confirm(vectors[means.argmax()], self.target_return)
+            yield from self._confirm_solution(vectors[means.argmax()], self.target_return)
         if self.settings.is_evaluation_due(self.iteration):
-            yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
+            yield self._log_request("evaluation", incumbent_metrics((yield self._evaluation_request())))
         progress.update(self.counters["episodes"])
         yield SafePoint(self.iteration, self.state_dict)
 
-    def _confirm(self, vector: np.ndarray, level: float) -> Requests[None]:
-        """Play fresh episodes of a vector; the search is solved if their mean return reaches `level`, too."""
-        seeds = self._seeds_of(f"confirmation {self.iteration}", self.episodes)
-        batch = yield from self._measure(vector[None], seeds)
-        self.is_solved = float(batch.returns.mean()) >= level
+    def _confirm_solution(self, vector: np.ndarray, target_return: float) -> Requests[None]:
+        """Play fresh episodes of a vector; the search is solved if their mean return reaches `target_return`, too."""
+        seeds = self._episode_seeds(f"confirmation {self.iteration}", self.episodes)
+        _, batch = yield from self._play_episodes(vector[None], seeds)
+        self.is_solved = float(batch.returns.mean()) >= target_return
 
     def _run_race(self, progress: ProgressBar) -> Requests[None]:
         """Race the best few vectors on fresh seeds; set the agent's parameters to the winner."""
         if self.race is None:
-            leading = self.pool.ranked()[: self.settings.race]
-            self.race = Race(np.array([candidate.vector for candidate in leading]), self.settings.race_rounds)
-        while not self.race.finished:
+            leading = self.estimates.ranked()[: self.settings.race]
+            self.race = Race(np.array([estimate.vector for estimate in leading]), self.settings.race_rounds)
+        while not self.race.is_finished:
             vectors = self.race.vectors[self.race.remaining]
-            batch = yield from self._measure(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
+            _, batch = yield from self._play_episodes(
+                vectors, self._episode_seeds(f"race {self.race.round}", self.episodes)
+            )
             self.race.tell(list(batch.returns))
-            yield self._row("race", self.race.metrics())
+            yield self._log_request("race", self.race.metrics())
             progress.update(self.counters["episodes"])
             yield SafePoint(self._n_finished, self.state_dict)
-        self.agent.set_parameters(np.array(self._best().vector))
+        self.agent.set_parameters(np.array(self._best_estimate().vector))
 
     @property
     def _n_finished(self) -> int:
         """Number of finished iterations and rounds of the race."""
         return self.iteration + (0 if self.race is None else self.race.round)
 
-    def _try(self, vectors: np.ndarray, seeds: np.ndarray) -> Requests[tuple[np.ndarray, EvaluationBatch]]:
-        """Play episodes of `vectors`; return the vectors that were played in the end, and their episodes.
+    def _play_episodes(
+        self, vectors: np.ndarray, seeds: np.ndarray, replace_invalid: bool = False
+    ) -> Requests[tuple[np.ndarray, EvaluationBatch]]:
+        """Play and count episodes of `vectors`; return the vectors that were played in the end, and their episodes.
 
-        A principal that may propose invalid vectors can replace those that return no finite number. Episodes of the
-        replaced ones are not counted.
-
-        Raises:
-            ConfigError: a return is not finite.
-        """
-        batch = yield self.evaluation_request(vectors, seeds)
-        is_invalid = ~np.isfinite(batch.returns).all(1)
-        if is_invalid.any() and isinstance(self.principal, ReplacesFailed):
-            vectors = self.space.rounded(self.principal.replacement_for(vectors, is_invalid), clip=False)
-            batch = yield self.evaluation_request(vectors, seeds)
-        self._check_and_count(vectors, batch)
-        return vectors, batch
-
-    def evaluation_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
-        """Return the request of an episode of each vector, [q, d], under each of `seeds`, [k]."""
-        return EvaluateController(
-            env=self.env,
-            controller=self.agent.controller,
-            vectors=vectors,
-            seeds=seeds,
-            workers=self.cores,
-        )
-
-    def _count(self, batch: EvaluationBatch) -> None:
-        self.counters["episodes"] += batch.returns.size
-        self.counters["env_steps"] += int(batch.lengths.sum())
-
-    def _measure(self, vectors: np.ndarray, seeds: np.ndarray) -> Requests[EvaluationBatch]:
-        """Play and count episodes of `vectors`.
+        With `replace_invalid`, a principal that may propose invalid vectors can replace those that return no finite
+        number. Episodes of the replaced ones are not counted.
 
         Raises:
             ConfigError: a return is not finite.
         """
-        batch: EvaluationBatch = yield self.evaluation_request(vectors, seeds)
-        self._check_and_count(vectors, batch)
-        return batch
-
-    def _check_and_count(self, vectors: np.ndarray, batch: EvaluationBatch) -> None:
+        batch = yield self.play_request(vectors, seeds)
         is_invalid = ~np.isfinite(batch.returns).all(1)
+        if is_invalid.any() and replace_invalid and isinstance(self.principal, SearchPrincipal):
+            vectors = self.space.rounded(self.principal.replace_failed(vectors, is_invalid), clip=False)
+            batch = yield self.play_request(vectors, seeds)
+            is_invalid = ~np.isfinite(batch.returns).all(1)
         if is_invalid.any():
             raise ConfigError(
                 f"an episode of env={self.env.spec.name} has no finite return under the parameters "
                 f"{vectors[is_invalid][0].tolist()}; try a smaller agent.bound or agent.clip_actions=true"
             )
         self._count(batch)
+        return vectors, batch
+
+    def play_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
+        """Return the request of an episode of each vector, [q, d], under each of `seeds`, [k]."""
+        return EvaluateController(
+            env=self.env, controller=self.agent.controller, vectors=vectors, seeds=seeds, workers=self.cores
+        )
+
+    def _count(self, batch: EvaluationBatch) -> None:
+        self.counters["episodes"] += batch.returns.size
+        self.counters["env_steps"] += int(batch.lengths.sum())
 
     def _tell_principal(
-        self, vectors: np.ndarray, batch: EvaluationBatch, notes: Sequence[dict[str, Any]]
+        self, vectors: np.ndarray, batch: EvaluationBatch, origins: Sequence[dict[str, Any]]
     ) -> dict[str, float]:
-        """Tell the principal, write the proposals with `notes`, and return the metrics of this iteration."""
+        """Tell the principal, write the proposals with `origins`, and return the metrics of this iteration."""
         iteration = self.iteration if self.is_warmed_up else 0
-        outcomes = [make_outcome(vector, batch, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
+        outcomes = [make_outcome(vector, batch, i, self._draw_name(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
         for i, outcome in enumerate(outcomes):
-            line = {
+            proposal = {
                 "iteration": iteration,
                 "candidate": i,
                 "return": outcome.value,
@@ -316,8 +304,8 @@ class SearchLoop(StateFields):
                 "vector": outcome.vector.tolist(),
                 "returns": outcome.values.tolist(),
             }
-            self.log.write_object(line | notes[i])
-            self._add_estimate(line)
+            self.proposals_file.write_object(proposal | origins[i])
+            self._add_estimate(proposal)
         values = [outcome.value for outcome in outcomes]
         metrics["search/return"] = float(np.mean(values))
         if len(values) > 1:
@@ -326,47 +314,48 @@ class SearchLoop(StateFields):
             metrics[f"search/{name}"] = float(np.mean([outcome.summaries[name] for outcome in outcomes]))
         return metrics
 
-    def _add_estimate(self, line: Mapping[str, Any]) -> None:
+    def _add_estimate(self, proposal: Mapping[str, Any]) -> None:
         """Add a line of `proposals.jsonl` to the estimates."""
-        n, draw = len(line["returns"]), self._draw(line["iteration"])
-        self.pool.add(line["vector"], line["return"], line["standard_error"], n, n, draw=draw)
+        n, draw = len(proposal["returns"]), self._draw_name(proposal["iteration"])
+        self.estimates.add(proposal["vector"], proposal["return"], proposal["standard_error"], n, n, draw=draw)
         if n >= self.episodes:
-            self.highest = max(self.highest, line["return"])
+            self.highest_return = max(self.highest_return, proposal["return"])
 
-    def _draw(self, iteration: int) -> str:
-        """Return the name of the seeds of an iteration's episodes; number 0 is the warm-up."""
+    def _draw_name(self, iteration: int) -> str:
+        """Return the name of the seeds of the episodes of an iteration, from 1; 0: of the random vectors before."""
         if not iteration:
             return "warmup episodes"
         return "common" if self.settings.episode_seeds == "common" else f"iteration {iteration - 1}"
 
-    def _best(self) -> Estimate:
+    def _best_estimate(self) -> Estimate:
         """Return the estimate of the best proposal so far; after the race, of its winner."""
-        if self.race is not None and self.race.finished:
-            return self.pool.of(self.race.vectors[self.race.leader])
-        best = self.pool.best()
+        if self.race is not None and self.race.is_finished:
+            return self.estimates.of(self.race.vectors[self.race.leader])
+        best = self.estimates.best()
         assert best is not None
         return best
 
-    def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
+    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
+        """Return the request that logs metrics with the counters of the search."""
         x: Counter = "episodes" if kind == "race" else "proposals"
         counters = {"proposals": self.proposals, "iterations": self.iteration, **self.counters}
         return Log(kind, x, metrics, counters)
 
-    def _evaluation(self) -> EvaluateController:
+    def _evaluation_request(self) -> EvaluateController:
         """Return the request that evaluates the best proposal so far, always on the same unseen seeds."""
-        vector = np.array([self._best().vector])
+        vector = np.array([self._best_estimate().vector])
         seeds = evaluation_seeds(self.seeds, self.settings.evaluate_episodes)
-        return self.evaluation_request(vector, seeds)
+        return self.play_request(vector, seeds)
 
-    def _seeds_of(self, name: str, n: int) -> np.ndarray:
+    def _episode_seeds(self, name: str, n: int) -> np.ndarray:
         return episode_seeds(self.seeds.child(name), n)
 
     def _summary(self, final: dict[str, float]) -> dict[str, Any]:
-        best, race_rows = self._best(), [] if self.race is None else self.race.rows()
+        best, race_rows = self._best_estimate(), [] if self.race is None else self.race.summarize_contestants()
         return {
             **{name.removeprefix("search/"): value for name, value in final.items()},
             "best_return": self.best_returns[-1],
-            "highest_return": self.highest,
+            "highest_return": self.highest_return,
             **summarize_curve(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
@@ -388,7 +377,7 @@ class SearchLoop(StateFields):
     def state_dict(self) -> State:
         """Return everything that an exact resume needs."""
         race = None if self.race is None else self.race.state_dict()
-        return super().state_dict() | {"race": race, "proposals": self.log.position()}
+        return super().state_dict() | {"race": race, "proposals": self.proposals_file.position()}
 
     def _restore(self, run: Run) -> None:
         """Restore the state of `run`; `proposals.jsonl` has been cut to its length at that state."""
@@ -399,12 +388,12 @@ class SearchLoop(StateFields):
         if state["race"] is not None:
             self.race = Race(state["race"]["vectors"], self.settings.race_rounds)
             self.race.load_state_dict(state["race"])
-        for line in read_proposals(run.folder):
-            self._add_estimate(line)
+        for proposal in read_proposals(run.folder):
+            self._add_estimate(proposal)
 
 
-def _origin_notes(principal: Proposer, n: int) -> list[dict[str, Any]]:
-    """Return what `proposals.jsonl` adds about the origin of each of `n` proposals: reasons and fallbacks."""
+def _describe_origins(principal: Proposer, n: int) -> list[dict[str, Any]]:
+    """Return the fields `reasoning` and `fallback` of each of `n` proposals in `proposals.jsonl`."""
     reasons = [*getattr(principal, "reasons", []), *[""] * n]
     fallbacks = [*getattr(principal, "fallbacks", []), *[False] * n]
     return [

@@ -12,7 +12,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
 
-Draw = Literal["uniform", "normal3_round1", "uniform3.5_round4"]
+Distribution = Literal["uniform", "normal3_round1", "uniform3.5_round4"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SearchSettings:
         episode_seeds: `fresh`: new seeds in every iteration; `common`: the same seeds in all iterations.
         warmup: number of random vectors that are tried first; the principal is told their returns.
         warmup_episodes: episodes of each random vector. If None, `episodes`.
-        warmup_draw: distribution of the random vectors (`warmup_vectors`).
+        warmup_draw: distribution of the random vectors (`draw_warmup_vectors`).
         extra_rollout: whether to run one extra episode with the last vector of each iteration. It counts toward the
             episode total but its return is discarded, as in one of the published implementations.
         target_return: stop the search when a proposal's mean return reaches this value, and reaches it again over
@@ -46,7 +46,7 @@ class SearchSettings:
     episode_seeds: Literal["fresh", "common"] = "fresh"
     warmup: NonNegativeInt = 0
     warmup_episodes: PositiveInt | None = None
-    warmup_draw: Draw = "uniform"
+    warmup_draw: Distribution = "uniform"
     extra_rollout: bool = False
     target_return: float | Literal["max"] | None = "max"
     race: NonNegativeInt = 5
@@ -60,13 +60,13 @@ class SearchSettings:
         return interval > 0 and iterations % interval == 0 and iterations < self.iterations
 
     @property
-    def evaluation_plan(self) -> str:
+    def evaluation_text(self) -> str:
         """Description of all evaluations for the printed plan."""
         times = 1 + sum(self.is_evaluation_due(iterations) for iterations in range(1, self.iterations))
         return f"played {times:,} x {self.evaluate_episodes:,} episodes on unseen seeds"
 
 
-def warmup_vectors(space: ParameterSpace, draw: Draw, n: int, rng: np.random.Generator) -> np.ndarray:
+def draw_warmup_vectors(space: ParameterSpace, draw: Distribution, n: int, rng: np.random.Generator) -> np.ndarray:
     """Return `n` random vectors, [n, d].
 
     `uniform`: uniform over the allowed values within the bounds. The other two come from two published implementations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,23 +17,23 @@ from llmrl.core.seeding import Seeds, generators
 from llmrl.core.spaces import EnvSpec
 from llmrl.loops.compute_requests import Call, Log, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.loops.design_progress import DesignProgress, Trial
-from llmrl.loops.design_results import Score, draw_name, score_vector
+from llmrl.loops.design_results import TrialScore, format_draw_name, score_vector
 from llmrl.rollout.collector import Collector
 from llmrl.run.run import Run
 
 
 class Societies:
-    """`candidates` x `replicates` societies, each with an equal share of the games.
+    """`candidates` x `replicates` societies, each with equally many games.
 
     They are ordered by proposal, and for each proposal by society: agent c * replicates + s, and the games at that
-    index, are society s under proposal c. Society s has the initial weights and draws the random numbers of replicate s
-    of the run (`Seeds.replicates`), under every proposal. So proposals are compared on the same societies with the same
-    numbers.
+    index, are society s under proposal c. Under every proposal, society s has the initial weights and draws the random
+    numbers of replicate s of the run (`Seeds.replicates`). So proposals are compared on the same societies, with the
+    same random numbers.
 
     Args:
         env: environment with `candidates` x `replicates` x `games` games.
         agents: agents in the order above.
-        candidates: number of proposals tried at once.
+        candidates: number of proposals that are measured at the same time.
         replicates: number of societies under each proposal.
 
     Attributes:
@@ -46,7 +47,7 @@ class Societies:
     def __init__(self, env: VecEnv, agents: Sequence[Agent], candidates: int, replicates: int) -> None:
         self.agents, self.candidates, self.replicates = agents, candidates, replicates
         self.games = env.spec.games_per_group(len(agents))
-        if replicates == 1:  # otherwise equal seeds in a reset pair the games
+        if replicates == 1:  # otherwise games are paired by equal seeds in a reset
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
         self.policy = combine_policies(policies, self.games)
@@ -54,56 +55,40 @@ class Societies:
     def reset(self) -> None:
         """Reset all agents to their original weights.
 
-        A state that a reset does not change (a kept optimizer) is copied from the society under the first proposal.
+        State that a reset does not change, such as an optimizer's, is copied from the society under the first proposal.
         """
         for agent in self.agents:
             agent.reset()
         for i in range(self.replicates, len(self.agents)):
             self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.replicates].state_dict()))
 
-    def game_mechanisms(self, vectors: np.ndarray) -> np.ndarray:
-        """Return proposals [candidates, d] as the mechanism of each game, [n_envs, d]."""
-        return np.repeat(vectors, self.replicates * self.games, axis=0)
-
-    def game_seeds(self, nodes: Sequence[Seeds]) -> int | list[int]:
-        """Return the seed of `VecEnv.reset`, or one for each society, at the seed node of each proposal."""
-        if self.replicates == 1 and _is_common(nodes):
-            return nodes[0].integer("env")
-        return self._integers(nodes, "env")
-
-    def action_seeds(self, nodes: Sequence[Seeds]) -> list[int]:
-        """Return the seeds of the generators of actions; a single one is shared by all societies."""
-        if self.replicates == 1 and _is_common(nodes):
-            return [nodes[0].integer("actions")]
-        return self._integers(nodes, "actions")
+    def shared_or_society_seeds(self, nodes: Sequence[Seeds], name: str) -> list[int]:
+        """Return the seed `name` of each society at the seed node of its proposal; a single one is shared by all."""
+        if self.replicates == 1 and all(node is nodes[0] for node in nodes):
+            return [nodes[0].integer(name)]
+        return self._society_seeds(nodes, name)
 
     def update_request(self, rollout: Rollout, nodes: Sequence[Seeds]) -> Update:
         """Return the request of an update of every society on its games.
 
         Minibatches are drawn at the seed node of the society's proposal.
         """
-        minibatches = self._integers(nodes, "minibatches")
-        return Update(agents=self.agents, rollout=rollout, minibatches=minibatches, stacked=True)
+        minibatch_seeds = self._society_seeds(nodes, "minibatches")
+        return Update(agents=self.agents, rollout=rollout, minibatch_seeds=minibatch_seeds, stacked=True)
 
     def split_by_proposal(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
         """Return the rollouts of each proposal: all of its first society, then of its second, and so on."""
-        parts = [split_rollout(rollout, len(self.agents)) for rollout in rollouts]
-        agent_rollouts = [[part[i] for part in parts] for i in range(len(self.agents))]
-        starts = range(0, len(agent_rollouts), self.replicates)
-        return [[rollout for group in agent_rollouts[i : i + self.replicates] for rollout in group] for i in starts]
+        society_rollouts = list(zip(*(split_rollout(rollout, len(self.agents)) for rollout in rollouts), strict=True))
+        starts = range(0, len(self.agents), self.replicates)
+        return [list(itertools.chain(*society_rollouts[i : i + self.replicates])) for i in starts]
 
-    def _integers(self, nodes: Sequence[Seeds], name: str) -> list[int]:
+    def _society_seeds(self, nodes: Sequence[Seeds], name: str) -> list[int]:
         """Return the seed `name` of every society, [candidates x replicates], in the order of the agents."""
         return [replicate.integer(name) for node in nodes for replicate in node.replicates(self.replicates)]
 
 
-def _is_common(nodes: Sequence[Seeds]) -> bool:
-    """Return whether all proposals draw the same random numbers."""
-    return all(node is nodes[0] for node in nodes)
-
-
 class AdaptationRounds:
-    """Rounds in which all societies play and learn under a principal's proposals.
+    """Rounds in which all societies play and learn under the proposals of a principal.
 
     Args:
         collector: collector that plays the societies' policy in all their games.
@@ -112,20 +97,20 @@ class AdaptationRounds:
         rollout_steps: steps of every game before each update, which divide an episode; None: a full episode.
 
     Attributes:
-        pieces: steps of each piece of an episode that is followed by an update.
+        rollout_lengths: number of steps before each update of an episode.
     """
 
     def __init__(
         self, collector: Collector, societies: Societies, horizon: int, rollout_steps: int | None = None
     ) -> None:
         self.collector, self.societies = collector, societies
-        piece = rollout_steps or horizon
-        self.pieces = [piece] * (horizon // piece)
+        rollout_length = rollout_steps or horizon
+        self.rollout_lengths = [rollout_length] * (horizon // rollout_length)
 
     def play_round(
         self, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, learner: MetaLearner | None = None
     ) -> Requests[tuple[list[Episode], list[dict[str, float]]]]:
-        """Play an episode in every game, and update every society after each piece of it.
+        """Play an episode in every game, and update every society after each rollout of it.
 
         Agents that do not learn play full episodes and are not updated.
 
@@ -142,49 +127,51 @@ class AdaptationRounds:
         """
         agent = self.societies.agents[0]
         learns, reward_jacobian = agent.learns, learner is not None
-        # Such agents record complete episodes themselves. A game that ended early would otherwise count twice.
-        compares = isinstance(agent, ComparesEpisodes) and agent.group_size is not None
+        # Agents that compare episodes record them completely, and an ended game must not begin another episode.
+        compares_episodes = isinstance(agent, ComparesEpisodes) and agent.group_size is not None
         episodes: list[Episode] = []
-        losses: list[dict[str, float]] = []
-        for i, steps in enumerate(self.pieces if learns and not compares else [sum(self.pieces)]):
+        update_metrics: list[dict[str, float]] = []
+        is_split = learns and not compares_episodes
+        for i, steps in enumerate(self.rollout_lengths if is_split else [sum(self.rollout_lengths)]):
             if i == 0:
-                fields = {"learn": learns and not compares, "restart": not compares}
+                fields = {"learn": is_split, "restart": not compares_episodes}
                 rollout = yield self.episode_request(
                     steps, nodes, vectors, context, reward_jacobian=reward_jacobian, **fields
                 )
             else:
                 rollout = yield PlaySteps(
-                    collector=self.collector, steps=steps, actions=None, reward_jacobian=reward_jacobian
+                    collector=self.collector, steps=steps, action_seeds=None, reward_jacobian=reward_jacobian
                 )
             episodes += rollout.episodes
-            pieces = nodes
+            piece_nodes = nodes
             if i > 0:  # equal nodes stay equal objects
                 children = {id(node): node.child("piece").child(i) for node in nodes}
-                pieces = [children[id(node)] for node in nodes]
+                piece_nodes = [children[id(node)] for node in nodes]
             if learner is not None:
-                [generator] = generators([pieces[0].integer("minibatches")])
-                losses.append((yield Call(partial(learner.update, rollout, generator))))
+                [generator] = generators([piece_nodes[0].integer("minibatches")])
+                update_metrics.append((yield Call(partial(learner.update, rollout, generator))))
             elif learns:
-                losses += yield self.societies.update_request(rollout, pieces)
-        return episodes, losses
+                update_metrics += yield self.societies.update_request(rollout, piece_nodes)
+        return episodes, update_metrics
 
     def episode_request(
         self, steps: int, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
     ) -> PlayEpisode:
         """Return the request of `steps` steps of a new episode in every game; `fields` are its other fields."""
+        game_seeds = self.societies.shared_or_society_seeds(nodes, "env")
         return PlayEpisode(
             collector=self.collector,
             steps=steps,
-            seed=self.societies.game_seeds(nodes),
-            actions=self.societies.action_seeds(nodes),
-            mechanism=self.societies.game_mechanisms(vectors),
+            seed=game_seeds if len(game_seeds) > 1 else game_seeds[0],
+            action_seeds=self.societies.shared_or_society_seeds(nodes, "actions"),
+            mechanism=np.repeat(vectors, self.societies.replicates * self.societies.games, axis=0),
             context=context,
             **fields,
         )
 
 
-class Measurement:
-    """Measurement of vectors.
+class VectorMeasurer:
+    """Measurer of vectors: societies adapt to them and are validated.
 
     Args:
         spec: specification of the environment.
@@ -202,14 +189,14 @@ class Measurement:
         self.needs_gradient = isinstance(progress.principal, GradientProposer)
 
     def begin(self, trial: Trial) -> None:
-        """Start a trial after the proposals, with the weights from which adaptation starts."""
+        """Begin a trial after the last proposal, with the weights from which adaptation starts."""
         self.progress.trial = trial
         if self.schedule.settings.reset_agents:
             self.societies.reset()
         else:
             self.progress.restore_final_agents()
 
-    def measure(self, run: Run, trial: Trial) -> Requests[list[Score]]:
+    def measure(self, run: Run, trial: Trial) -> Requests[list[TrialScore]]:
         """Adapt societies to the vectors of a trial and validate them; return the scores of the vectors."""
         is_proposal = trial.phase == "proposal"
         learner = self._meta_learner(trial.vectors[0]) if is_proposal and self.needs_gradient else None
@@ -217,13 +204,13 @@ class Measurement:
         rollouts = yield from self._validate(trial)
         scores = self._scores(trial, rollouts)
         if is_proposal:
-            for i, proposal in enumerate(scores):
+            for i, score in enumerate(scores):
                 if self.record.training:
                     first, last = self.record.training[i]
-                    proposal.outcome.training = first, last
-                if self.schedule.earlier_validations:
-                    earlier = {rounds: values[i] for rounds, values in self.record.validated.items()}
-                    proposal.validated = {**earlier, self.schedule.adapt_rounds: proposal.outcome.value}
+                    score.outcome.training = first, last
+                if self.schedule.early_validation_rounds:
+                    earlier = {rounds: values[i] for rounds, values in self.record.early_values.items()}
+                    score.value_by_rounds = {**earlier, self.schedule.adapt_rounds: score.outcome.value}
         if learner is not None:
             outcome = scores[0].outcome
             outcome.gradient = learner.gradient(rollouts, self.record.objective, self.record.spending_cost, outcome)
@@ -238,61 +225,65 @@ class Measurement:
     def _adapt(self, run: Run, trial: Trial, learner: MetaLearner | None) -> Requests[None]:
         """Play the adaptation rounds that remain."""
         progress, record, is_proposal = self.progress, self.record, trial.phase == "proposal"
-        pieces = len(self.adaptation.pieces) > 1 and self.societies.agents[0].learns
-        earlier_validations = self.schedule.earlier_validations if is_proposal else ()
+        has_several_updates = len(self.adaptation.rollout_lengths) > 1 and self.societies.agents[0].learns
+        early_validation_rounds = self.schedule.early_validation_rounds if is_proposal else ()
         while progress.round < self.schedule.adapt_rounds:
-            if progress.round in earlier_validations and progress.round not in record.validated:
+            if progress.round in early_validation_rounds and progress.round not in record.early_values:
                 rollouts = yield from self._validate(trial)
-                record.validated[progress.round] = [
+                record.early_values[progress.round] = [
                     proposal.outcome.value for proposal in self._scores(trial, rollouts)
                 ]
             # Games within an episode are not saved: a round that is interrupted between two updates starts again.
-            anchored = pieces and progress.anchor is None
-            if anchored:
-                progress.set_anchor(run)
-            nodes = trial.nodes(self.seeds, "adapt", progress.round)
-            episodes, losses = yield from self.adaptation.play_round(nodes, trial.vectors, trial.context, learner)
-            if anchored:
-                progress.anchor = None
-            if is_proposal and (metrics := record.add(progress.round, episodes, losses)) is not None:
+            is_pinned = has_several_updates and progress.pinned_resume_point is None
+            if is_pinned:
+                progress.pin_resume_point(run)
+            nodes = trial.seed_nodes(self.seeds, "adapt", progress.round)
+            episodes, update_metrics = yield from self.adaptation.play_round(
+                nodes, trial.vectors, trial.context, learner
+            )
+            if is_pinned:
+                progress.pinned_resume_point = None
+            if is_proposal and (metrics := record.add_round(progress.round, episodes, update_metrics)) is not None:
                 counters = {
                     "rounds": progress.step * self.schedule.adapt_rounds + progress.round + 1,
                     "principal_steps": progress.step,
-                    "env_steps": self.schedule.env_steps_of(progress.step, 0, progress.round + 1),
+                    "env_steps": self.schedule.count_env_steps(progress.step, 0, progress.round + 1),
                 }
                 yield Log("adaptation", "rounds", metrics, counters)
             progress.round += 1
-            yield progress.save_request()
+            yield progress.safe_point_request()
 
     def _validate(self, trial: Trial) -> Requests[list[Rollout]]:
         """Play the validation episodes, which change nothing that a checkpoint holds; return the rollouts."""
-        graph = self.needs_gradient and trial.phase == "proposal"
+        keep_gradient = self.needs_gradient and trial.phase == "proposal"
         rollouts = []
-        for i in range(self.schedule.validate_rounds):
-            nodes = trial.nodes(self.seeds, "validate", i)
+        for i in range(self.schedule.n_validation_rounds):
+            nodes = trial.seed_nodes(self.seeds, "validate", i)
             # The gradient needs the rollouts of all validation rounds, so each is copied.
             request: PlayEpisode = self.adaptation.episode_request(
                 self.schedule.horizon,
                 nodes,
                 trial.vectors,
                 trial.context,
-                learn=graph,
-                reward_jacobian=graph,
-                copy=graph,
+                learn=keep_gradient,
+                reward_jacobian=keep_gradient,
+                copy=keep_gradient,
             )
             with unrecorded(self.societies.agents):
                 rollouts.append((yield request))
         return rollouts
 
-    def _scores(self, trial: Trial, rollouts: Sequence[Rollout]) -> list[Score]:
+    def _scores(self, trial: Trial, rollouts: Sequence[Rollout]) -> list[TrialScore]:
         """Return the score of each slot of a trial."""
-        judge = self.record.objective, self.record.spending_cost
+        welfare_measure, replicates = (self.record.objective, self.record.spending_cost), self.societies.replicates
         names = [
-            draw_name(trial.index + 1, draw) if trial.phase == "proposal" else f"{trial.phase} {trial.context} {draw}"
+            format_draw_name(trial.index + 1, draw)
+            if trial.phase == "proposal"
+            else f"{trial.phase} {trial.context} {draw}"
             for draw in trial.draws
         ]
         vector_rollouts = self.societies.split_by_proposal(rollouts)
         return [
-            score_vector(vector, rollouts_of_vector, self.spec, trial.context, *judge, self.societies.replicates, name)
+            score_vector(vector, rollouts_of_vector, self.spec, trial.context, *welfare_measure, replicates, name)
             for vector, rollouts_of_vector, name in zip(trial.vectors, vector_rollouts, names, strict=True)
         ]

@@ -15,7 +15,7 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
-from llmrl.principals.grid import COARSE, FINE, Arms, fitting_arms
+from llmrl.principals.grid import COARSE_GRID_POINTS, FINE_GRID_POINTS, choose_arms
 
 
 class BanditPrincipal(StateFields, ABC):
@@ -31,23 +31,23 @@ class BanditPrincipal(StateFields, ABC):
     Args:
         space: parameter space of the proposals.
         seeds: seed tree; choices are drawn from its stream `principal`.
-        grid: the arms.
+        arms: vectors of the arms, [n_arms, d].
     """
 
     _state_fields: ClassVar[tuple[str, ...]] = ("counts", "means", "rng")
 
     parallel = True
 
-    def __init__(self, space: ParameterSpace, seeds: Seeds, grid: Arms) -> None:
-        self.space, self.grid = space, grid
+    def __init__(self, space: ParameterSpace, seeds: Seeds, arms: np.ndarray) -> None:
+        self.space, self.arms = space, arms
         self.rng = seeds.numpy("principal")
-        shape = (space.n_rows, self.grid.n_arms)
+        shape = (space.n_rows, len(arms))
         self.counts = np.zeros(shape, dtype=np.int64)
         self.means = np.zeros(shape, dtype=np.float64)
 
     @property
     def n_arms(self) -> int:
-        return self.grid.n_arms
+        return len(self.arms)
 
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:
@@ -57,16 +57,27 @@ class BanditPrincipal(StateFields, ABC):
         yet.
         """
 
-    def _learn(self, row: int, arm: int, payoff: float) -> None:
+    def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
         """Update further statistics of a subclass; called before counts and means are updated."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row, arms = self.space.row(context), list[int]()
-        pending = np.zeros(self.grid.n_arms, dtype=np.int64)
+        row, indices = self.space.row(context), list[int]()
+        pending = np.zeros(self.n_arms, dtype=np.int64)
         for _ in range(n):
-            arms.append(self._select(row, pending))
-            pending[arms[-1]] += 1
-        return self.grid.vectors[arms]
+            indices.append(self._select(row, pending))
+            pending[indices[-1]] += 1
+        return self.arms[indices]
+
+    def arm_index(self, vector: np.ndarray) -> int:
+        """Return the index of the arm `vector` [d].
+
+        Raises:
+            ValueError: `vector` is not an arm.
+        """
+        matches = np.flatnonzero((self.arms == vector).all(axis=1))
+        if not len(matches):
+            raise ValueError(f"{np.asarray(vector).tolist()} is none of the {self.n_arms} arms")
+        return int(matches[0])
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Update counts and means; return metrics of the last outcome's context.
@@ -74,14 +85,14 @@ class BanditPrincipal(StateFields, ABC):
         They are principal/arms_played (number of arms played) and principal/best_mean (highest mean payoff of an arm).
         """
         for outcome in outcomes:
-            row, arm = self.space.row(outcome.context), self.grid.arm(outcome.vector)
-            self._learn(row, arm, outcome.value)
+            row, arm = self.space.row(outcome.context), self.arm_index(outcome.vector)
+            self._update_statistics(row, arm, outcome.value)
             self.counts[row, arm] += 1
             self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
-        has_plays = self.counts[row] > 0
+        is_played = self.counts[row] > 0
         return {
-            "principal/arms_played": float(has_plays.sum()),
-            "principal/best_mean": float(self.means[row, has_plays].max()),
+            "principal/arms_played": float(is_played.sum()),
+            "principal/best_mean": float(self.means[row, is_played].max()),
         }
 
     def _argmax(self, values: np.ndarray) -> int:
@@ -99,11 +110,11 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
         space: parameter space of the proposals.
         seeds: seed tree; choices are drawn from its stream `principal`.
         epsilon: probability of a uniformly random arm.
-        points: values per number of a grid of arms; None: the arms that fit `proposals` (`fitting_arms`), at most the
+        points: values per number of a grid of arms; None: the arms that fit `proposals` (`choose_arms`), at most the
             published 21 for three numbers, 6 for five (9261 and 7776 arms).
-        initial_value: assumed payoff of an unplayed arm. None: the greedy choice is among played arms only.
-            A value above all payoffs makes the principal try every arm first; one below, stay with the first good arm.
-            The published principal uses 0, which is one or the other depending on the sign of the payoffs.
+        initial_value: assumed payoff of an unplayed arm. None: the greedy choice is among played arms only. With a
+            value above all payoffs, the principal tries every arm first; with one below them, it keeps the first arm
+            that it has played. The published principal uses 0, so the sign of the payoffs determines which it does.
         ties: choice among equally good arms: a `random` one, or the `first` as published.
         proposals: number of the run's proposals in all contexts together; None: unknown.
     """
@@ -118,13 +129,13 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
         ties: Literal["random", "first"] = "random",
         proposals: int | None = None,
     ) -> None:
-        super().__init__(space, seeds, fitting_arms(space, points, FINE, proposals))
+        super().__init__(space, seeds, choose_arms(space, points, FINE_GRID_POINTS, proposals))
         self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
 
     def _select(self, row: int, pending: np.ndarray) -> int:
         explores = self.rng.random() < self.epsilon
-        unplayed = -np.inf if self.initial_value is None else self.initial_value
-        values = np.where(self.counts[row] > 0, self.means[row], unplayed)
+        unplayed_value = -np.inf if self.initial_value is None else self.initial_value
+        values = np.where(self.counts[row] > 0, self.means[row], unplayed_value)
         if explores or np.isneginf(values).all():
             return int(self.rng.integers(self.n_arms))
         return int(values.argmax()) if self.ties == "first" else self._argmax(values)
@@ -137,7 +148,7 @@ class UCBSettings:
     Attributes:
         scale: size of payoff differences; None: the range of the payoffs seen so far in the context, so that
             `coefficient` means the same in every environment. The published principal uses 1.
-        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`fitting_arms`).
+        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`choose_arms`).
     """
 
     coefficient: NonNegativeFloat
@@ -171,16 +182,15 @@ class UCBPrincipal(BanditPrincipal):
     def __init__(
         self, settings: UCBSettings, space: ParameterSpace, seeds: Seeds, proposals: int | None = None
     ) -> None:
-        super().__init__(space, seeds, fitting_arms(space, settings.points, COARSE, proposals))
+        super().__init__(space, seeds, choose_arms(space, settings.points, COARSE_GRID_POINTS, proposals))
         self.settings = settings
-        rows, arms = self.counts.shape
+        n_contexts, n_arms = self.counts.shape
         # Drawn from a separate stream, so it is the same after a resume without being saved.
-        order = seeds.numpy("arm_order")
-        self.order = np.stack(
-            [order.permutation(arms) if settings.arm_order == "shuffled" else np.arange(arms) for _ in range(rows)]
-        )
-        self.lowest = np.full(rows, np.inf)
-        self.highest = np.full(rows, -np.inf)
+        rng, shuffled = seeds.numpy("arm_order"), settings.arm_order == "shuffled"
+        orders = [rng.permutation(n_arms) if shuffled else np.arange(n_arms) for _ in range(n_contexts)]
+        self.arm_order = np.stack(orders)
+        self.lowest = np.full(n_contexts, np.inf)
+        self.highest = np.full(n_contexts, -np.inf)
 
     def index(self, row: int, pending: np.ndarray | None = None) -> np.ndarray:
         """Return the upper confidence bound of every arm in a context, [arms].
@@ -192,24 +202,24 @@ class UCBPrincipal(BanditPrincipal):
         The index of an arm without plays is infinite, of one with pending plays only minus infinity, because it has no
         mean yet.
         """
-        has_plays = self.counts[row] > 0
+        is_played = self.counts[row] > 0
         plays = self.counts[row] if pending is None else self.counts[row] + pending
         total = plays.sum() + (self.counts.sum() - self.counts[row].sum() if self.settings.shared_counter else 0)
         scale = self.settings.scale
         if scale is None:
-            scale = self.highest[row] - self.lowest[row] if has_plays.any() else 0.0
+            scale = self.highest[row] - self.lowest[row] if is_played.any() else 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
             bonus = self.settings.coefficient * scale * np.sqrt(np.log(total) / plays)
-        return np.where(has_plays, self.means[row] + bonus, np.where(plays > 0, -np.inf, np.inf))
+        return np.where(is_played, self.means[row] + bonus, np.where(plays > 0, -np.inf, np.inf))
 
     def _select(self, row: int, pending: np.ndarray) -> int:
-        plays, order = (self.counts[row] + pending)[self.order[row]], self.order[row]
+        plays, arm_order = (self.counts[row] + pending)[self.arm_order[row]], self.arm_order[row]
         # Unplayed arms first; while no arm has a payoff, the arm with the fewest pending plays.
         if (plays == 0).any() or not self.counts[row].any():
-            return int(order[plays.argmin()])
+            return int(arm_order[plays.argmin()])
         return self._argmax(self.index(row, pending))
 
-    def _learn(self, row: int, arm: int, payoff: float) -> None:
+    def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
         self.lowest[row] = min(self.lowest[row], payoff)
         self.highest[row] = max(self.highest[row], payoff)
 
@@ -219,7 +229,7 @@ class ThompsonSettings:
     """Options of `ThompsonPrincipal`; meanings, units and ranges are in `conf/principal/thompson.yaml`.
 
     Attributes:
-        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`fitting_arms`).
+        points: values per number of a grid of arms; None: the arms that fit the number of proposals (`choose_arms`).
         prior_mean: m0.
         prior_strength: n0.
         prior_shape: a0.
@@ -257,7 +267,7 @@ class ThompsonPrincipal(BanditPrincipal):
     def __init__(
         self, settings: ThompsonSettings, space: ParameterSpace, seeds: Seeds, proposals: int | None = None
     ) -> None:
-        super().__init__(space, seeds, fitting_arms(space, settings.points, COARSE, proposals))
+        super().__init__(space, seeds, choose_arms(space, settings.points, COARSE_GRID_POINTS, proposals))
         self.settings = settings
         self.squares = np.zeros_like(self.means)  # S of every arm
 
@@ -292,12 +302,12 @@ class ThompsonPrincipal(BanditPrincipal):
     def _select(self, row: int, pending: np.ndarray) -> int:
         mean, strength, shape, rate = self.posterior(row)
         precision = self.rng.standard_gamma(shape) / rate
-        # A precision that underflows to zero would make the draw infinite.
+        # A precision of 0, by underflow, would make the draw infinite.
         precision = np.maximum(precision, np.finfo(np.float64).tiny)
         draws = self.rng.normal(mean, 1.0 / np.sqrt(strength * precision))
         return self._argmax(draws)
 
-    def _learn(self, row: int, arm: int, payoff: float) -> None:
+    def _update_statistics(self, row: int, arm: int, payoff: float) -> None:
         # Welford's update: S grows by the product of the deviations from the mean before and after.
         deviation = payoff - self.means[row, arm]
         self.squares[row, arm] += deviation * (deviation - deviation / (self.counts[row, arm] + 1))
@@ -317,12 +327,12 @@ class ScanPrincipal(BanditPrincipal):
     """
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, repeats: PositiveInt = 1) -> None:
-        super().__init__(space, seeds, Arms(space.coarse_scan))
+        super().__init__(space, seeds, space.coarse_scan)
         self.repeats = repeats
 
     def _select(self, row: int, pending: np.ndarray) -> int:
-        plays, has_mean = self.counts[row] + pending, self.counts[row] > 0
+        plays, is_played = self.counts[row] + pending, self.counts[row] > 0
         # A first step may have more candidates than the scan has vectors, and no payoff to choose by.
-        if (plays < self.repeats).any() or not has_mean.any():
+        if (plays < self.repeats).any() or not is_played.any():
             return int(plays.argmin())
-        return int(np.where(has_mean, self.means[row], -np.inf).argmax())
+        return int(np.where(is_played, self.means[row], -np.inf).argmax())

@@ -71,25 +71,22 @@ class _ContextSearch(StateFields):
         """Update the search with the complete generations."""
         assert self.search is not None
         while len(self.values) - self.n_used >= self.search.population:
-            generation = slice(self.n_used, self.n_used + self.search.population)
-            vectors = np.array(self.vectors[generation])
-            self.n_used, self.generations, self.spread = (
-                generation.stop,
-                self.generations + 1,
-                float(vectors.std(0).mean()),
-            )
-            self.search.update(vectors, np.array(self.values[generation]))
+            generation_slice = slice(self.n_used, self.n_used + self.search.population)
+            vectors = np.array(self.vectors[generation_slice])
+            self.n_used, self.generations = generation_slice.stop, self.generations + 1
+            self.spread = float(vectors.std(0).mean())
+            self.search.update(vectors, np.array(self.values[generation_slice]))
 
 
 class EvolutionPrincipal(StateFields, ABC):
-    """Base of the generational searches; a subclass creates its search in `_start`.
+    """Base of the generational searches; a subclass creates its search in `_create_search`.
 
     A generation is complete when as many outcomes exist as the population has candidates; further outcomes count
     towards the next generation. A population is therefore a multiple of the number of proposals per step: all its
     candidates then come from one distribution, and none is wasted.
 
-    A search is updated with the unrounded candidates. Otherwise a search of integers would mistake the distance between
-    two of them for its own spread.
+    A search is updated with the unrounded candidates, because those of integer parameters, once rounded, would have
+    another spread than its distribution.
 
     The random numbers of a candidate are determined by its index in its context, so the state consists of the outcomes
     only; a restored search is updated with them again, generation by generation.
@@ -104,18 +101,18 @@ class EvolutionPrincipal(StateFields, ABC):
         self.contexts = [_ContextSearch() for _ in range(space.n_rows)]
 
     @abstractmethod
-    def _start(self, row: int, batch_size: int) -> Search:
+    def _create_search(self, row: int, batch_size: int) -> Search:
         """Return a new search for a context, whose populations are multiples of `batch_size`."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
-        search_context = self.contexts[row]
-        if search_context.search is None:
-            search_context.first_batch_size, search_context.search = n, self._start(row, n)
+        context_search = self.contexts[row]
+        if context_search.search is None:
+            context_search.first_batch_size, context_search.search = n, self._create_search(row, n)
         seeds = self.seeds.child(row).child("candidate")
-        unit = np.stack([search_context.search.sample(seeds.integer(search_context.n_proposed + i)) for i in range(n)])
-        search_context.n_proposed += n
-        search_context.pending = unit
+        unit = np.stack([context_search.search.sample(seeds.integer(context_search.n_proposed + i)) for i in range(n)])
+        context_search.n_proposed += n
+        context_search.pending = unit
         return from_unit(self.space, unit)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -124,33 +121,33 @@ class EvolutionPrincipal(StateFields, ABC):
         They are generation (number of updates) and, from the second generation on, spread (standard deviation of the
         candidates of the last complete generation, as a share of the range, mean over numbers).
         """
-        search_context = self.contexts[self.space.row(outcomes[0].context)]
+        context_search = self.contexts[self.space.row(outcomes[0].context)]
         vectors = np.array([outcome.vector for outcome in outcomes])
-        # Outcomes of vectors from elsewhere have no unrounded candidate.
-        is_pending = len(vectors) == len(search_context.pending) and np.array_equal(
-            vectors, from_unit(self.space, search_context.pending)
+        # Vectors that this principal has not proposed have no unrounded candidate.
+        are_pending = len(vectors) == len(context_search.pending) and np.array_equal(
+            vectors, from_unit(self.space, context_search.pending)
         )
-        search_context.vectors += list(search_context.pending if is_pending else to_unit(self.space, vectors))
-        search_context.values += [outcome.value for outcome in outcomes]
-        search_context.update()
-        metrics = {"principal/generation": float(search_context.generations)}
-        return metrics | ({"principal/spread": search_context.spread} if search_context.generations else {})
+        context_search.vectors += list(context_search.pending if are_pending else to_unit(self.space, vectors))
+        context_search.values += [outcome.value for outcome in outcomes]
+        context_search.update()
+        metrics = {"principal/generation": float(context_search.generations)}
+        return metrics | ({"principal/spread": context_search.spread} if context_search.generations else {})
 
     def load_state_dict(self, state: State) -> None:
         self.contexts = [_ContextSearch() for _ in self.contexts]
         super().load_state_dict(state)
-        for row, search_context in enumerate(self.contexts):
-            if search_context.first_batch_size:
-                search_context.search = self._start(row, search_context.first_batch_size)
-                search_context.update()
+        for row, context_search in enumerate(self.contexts):
+            if context_search.first_batch_size:
+                context_search.search = self._create_search(row, context_search.first_batch_size)
+                context_search.update()
 
 
-def round_up(population: int, multiple: int) -> int:
-    """Return `population` rounded up to a multiple of `multiple`."""
-    return -(-population // multiple) * multiple
+def round_up(population: int, factor: int) -> int:
+    """Return `population` rounded up to a multiple of `factor`."""
+    return -(-population // factor) * factor
 
 
-Share = Annotated[float, Interval(gt=0, le=1)]
+UnitFraction = Annotated[float, Interval(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,8 @@ class CEMSettings:
     """
 
     population: Population | None
-    elite: Share
-    smoothing: Share
+    elite: UnitFraction
+    smoothing: UnitFraction
     sigma: PositiveFloat
     min_sigma: NonNegativeFloat
     noise: NonNegativeFloat
@@ -190,7 +187,7 @@ class CEMPrincipal(EvolutionPrincipal):
         self.settings = settings
         self.population = settings.population or 10 + math.isqrt(space.dim)
 
-    def _start(self, row: int, batch_size: int) -> Search:
+    def _create_search(self, row: int, batch_size: int) -> Search:
         return _CEMSearch(self.settings, self.space.dim, round_up(self.population, batch_size))
 
 
@@ -209,8 +206,10 @@ class _CEMSearch:
     def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
         settings = self.settings
         elite = np.argsort(-values, kind="stable")[: max(2, round(settings.elite * self.population))]
-        remaining = max(0.0, 1 - self.generation / settings.noise_generations) if settings.noise_generations else 0.0
-        elite_std = np.sqrt(vectors[elite].var(0) + (settings.noise * remaining) ** 2)
+        noise_fraction = (
+            max(0.0, 1 - self.generation / settings.noise_generations) if settings.noise_generations else 0.0
+        )
+        elite_std = np.sqrt(vectors[elite].var(0) + (settings.noise * noise_fraction) ** 2)
         self.mean = settings.smoothing * vectors[elite].mean(0) + (1 - settings.smoothing) * self.mean
         self.std = np.maximum(settings.smoothing * elite_std + (1 - settings.smoothing) * self.std, settings.min_sigma)
         self.generation += 1
@@ -218,8 +217,8 @@ class _CEMSearch:
 
 logger = logging.getLogger(__name__)
 
-LARGE_DIM = 500
-"""Dimension above which the eigendecomposition of the covariance matrix takes longer than most games."""
+MAX_FAST_DIM = 500
+"""Dimension up to which the eigendecomposition of the covariance matrix takes less time than most games."""
 
 
 class CMAESPrincipal(EvolutionPrincipal):
@@ -254,18 +253,18 @@ class CMAESPrincipal(EvolutionPrincipal):
             import cmaes  # noqa: F401
         except ModuleNotFoundError as error:
             raise ConfigError("principal=cmaes needs the package cmaes: pip install 'llmrl[search]'") from error
-        if space.dim > LARGE_DIM:
+        if space.dim > MAX_FAST_DIM:
             logger.warning(
                 "principal=cmaes searches %s numbers and decomposes their covariance matrix of %s elements in each "
                 "generation (above about %s numbers this takes longer than the games); principal=cem and random do not",
                 f"{space.dim:,}",
                 f"{space.dim**2:,}",
-                LARGE_DIM,
+                MAX_FAST_DIM,
             )
         self.population = 4 + int(3 * np.log(space.dim)) if population is None else population
         self.sigma, self.restarts = sigma, restarts
 
-    def _start(self, row: int, batch_size: int) -> Search:
+    def _create_search(self, row: int, batch_size: int) -> Search:
         population = round_up(self.population, batch_size)
         return _CMASearch(self.space.dim, population, self.sigma, self.restarts, self.seeds.child(row))
 
@@ -276,9 +275,9 @@ class _CMASearch:
     def __init__(self, dim: int, population: int, sigma: float, restarts: bool, seeds: Seeds) -> None:
         self.dim, self.population, self.sigma, self.restarts, self.seeds = dim, population, sigma, restarts, seeds
         self.n_restarts = 0
-        self._begin(np.full(dim, 0.5))
+        self._create_optimizer(np.full(dim, 0.5))
 
-    def _begin(self, mean: np.ndarray) -> None:
+    def _create_optimizer(self, mean: np.ndarray) -> None:
         from cmaes import CMA
 
         box = np.tile([0.0, 1.0], (self.dim, 1))
@@ -294,4 +293,4 @@ class _CMASearch:
         if self.restarts and self.optimizer.should_stop():
             self.n_restarts += 1
             self.population *= 2
-            self._begin(self.seeds.child("restart").numpy(self.n_restarts).random(self.dim))
+            self._create_optimizer(self.seeds.child("restart").numpy(self.n_restarts).random(self.dim))

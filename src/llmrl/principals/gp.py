@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 N_POSTERIOR_SAMPLES = 128
 """Number of joint posterior draws (quasi-random) over which acquisition values are averaged."""
-N_RESTARTS, N_RAW_SAMPLES, MAX_ITERATIONS = 4, 128, 50
+N_RESTARTS, N_RAW_SAMPLES, MAX_OPTIMIZER_ITERATIONS = 4, 128, 50
 """For each proposal: ascents of the acquisition function, points from which their starts are chosen, and steps."""
 
 FIT_OPTIONS = {"ftol": 1e-6}
@@ -149,25 +149,23 @@ class GaussianProcessPrincipal(StateFields):
         with exclusive(), manual_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", BotorchWarning)
             warnings.simplefilter("ignore", RuntimeWarning)
-            model = self._fit()
+            model = self._fit_model()
             box = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.space.dim + len(context_features))
             candidate, _ = optimize_acqf(
-                self._acquisition(model, row, seed),
+                self._build_acquisition(model, row, seed),
                 box,
                 q=n,
                 num_restarts=N_RESTARTS,
                 raw_samples=N_RAW_SAMPLES,
                 fixed_features=context_features or None,
                 sequential=True,
-                options={"maxiter": MAX_ITERATIONS},
+                options={"maxiter": MAX_OPTIMIZER_ITERATIONS},
                 retry_on_optimization_warning=False,
             )
             with torch.no_grad():
-                predicted, noise = (
-                    float(model.posterior(candidate).mean.mean()),
-                    float(model.likelihood.noise.mean().sqrt()),
-                )
-        mean, scale = self._scale()
+                predicted = float(model.posterior(candidate).mean.mean())
+                noise = float(model.likelihood.noise.mean().sqrt())
+        mean, scale = self._value_moments()
         model_metrics = {"predicted_objective": mean + scale * predicted, "noise": scale * noise}
         return candidate[:, : self.space.dim].numpy(), model_metrics
 
@@ -181,11 +179,11 @@ class GaussianProcessPrincipal(StateFields):
         # A failed fit is repeated from random parameters, drawn from torch's global stream.
         with exclusive(), manual_seed(seed), torch.no_grad():
             with torch.enable_grad():
-                model = self._fit()
+                model = self._fit_model()
             means: np.ndarray = model.posterior(self._inputs([row] * len(units), units)).mean[:, 0].numpy()
         return means
 
-    def _kernel(self) -> Kernel:
+    def _build_kernel(self) -> Kernel:
         """Return a kernel with a length scale for each number and one shared by all contexts.
 
         The latter also applies to contexts without outcomes.
@@ -195,14 +193,14 @@ class GaussianProcessPrincipal(StateFields):
         from gpytorch.priors import LogNormalPrior
 
         d, n_contexts = self.space.dim, len(self.space.contexts)
-        numbers: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, active_dims=list(range(d)))
+        number_kernel: Kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, active_dims=list(range(d)))
         if not n_contexts:
-            return numbers
+            return number_kernel
         # The same prior as that of one number.
         prior = LogNormalPrior(loc=2**0.5, scale=3**0.5)
-        return numbers * RBFKernel(active_dims=list(range(d, d + n_contexts)), lengthscale_prior=prior)
+        return number_kernel * RBFKernel(active_dims=list(range(d, d + n_contexts)), lengthscale_prior=prior)
 
-    def _scale(self) -> tuple[float, float]:
+    def _value_moments(self) -> tuple[float, float]:
         """Return mean and standard deviation of the observed values; the latter is 1 if all are equal."""
         values = np.array(self.values)
         std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
@@ -215,22 +213,22 @@ class GaussianProcessPrincipal(StateFields):
         contexts = np.eye(len(self.space.contexts))[rows] if self.space.contexts else np.zeros((len(rows), 0))
         return torch.from_numpy(np.concatenate([np.array(units), contexts], axis=1))
 
-    def _fit(self) -> SingleTaskGP:
+    def _fit_model(self) -> SingleTaskGP:
         import torch
         from botorch.fit import fit_gpytorch_mll
         from botorch.models.gp_regression import SingleTaskGP
         from gpytorch.mlls import ExactMarginalLogLikelihood
 
         # Standardized here, not by the model: BoTorch's tolerances are absolute, in the units of its posterior.
-        mean, scale = self._scale()
+        mean, scale = self._value_moments()
         values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
         model = SingleTaskGP(
-            self._inputs(self.rows, self.vectors), values, covar_module=self._kernel(), outcome_transform=None
+            self._inputs(self.rows, self.vectors), values, covar_module=self._build_kernel(), outcome_transform=None
         )
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": FIT_OPTIONS})
         return model
 
-    def _acquisition(self, model: SingleTaskGP, row: int, seed: int) -> AcquisitionFunction:
+    def _build_acquisition(self, model: SingleTaskGP, row: int, seed: int) -> AcquisitionFunction:
         import torch
         from botorch.acquisition.logei import qLogNoisyExpectedImprovement
         from botorch.acquisition.monte_carlo import qUpperConfidenceBound

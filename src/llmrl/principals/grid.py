@@ -11,38 +11,16 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import counts, from_unit
 
-FINE = {3: 21, 5: 6}
+FINE_GRID_POINTS = {3: 21, 5: 6}
 """Points per number by dimension in the published epsilon-greedy principal (9261 and 7776 arms); default maximum."""
-COARSE = {3: 11, 5: 3}
+COARSE_GRID_POINTS = {3: 11, 5: 3}
 """Points per number by dimension in the published UCB and Thompson principals (1331 and 243 arms)."""
 
-PLAYS = 3
+MIN_PLAYS = 3
 """Minimum number of measurements per arm, on average, with the default arms of a run."""
 
 MAX_ARMS = 4_000_000
 """Maximum number of arms of a grid; their tables then take some hundred MB."""
-
-
-class Arms:
-    """Finite set of vectors of a space, with indices 0 .. n_arms - 1.
-
-    Args:
-        vectors: vectors of the arms, [n_arms, d].
-    """
-
-    def __init__(self, vectors: np.ndarray) -> None:
-        self.vectors, self.n_arms = vectors, len(vectors)
-
-    def arm(self, vector: np.ndarray) -> int:
-        """Return the index of `vector`.
-
-        Raises:
-            ValueError: `vector` is not an arm.
-        """
-        matches = np.flatnonzero((self.vectors == vector).all(axis=1))
-        if not len(matches):
-            raise ValueError(f"{np.asarray(vector).tolist()} is none of the {self.n_arms} arms")
-        return int(matches[0])
 
 
 def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
@@ -82,18 +60,18 @@ def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
     For other dimensions: the largest number that gives no more arms than the largest published grid, at most 101. For
     integers with k values each: k, since all values are tried.
     """
-    if _all_integers(space):
+    if has_only_integers(space):
         return int(counts(space)[0])
     if space.dim in published:
         return published[space.dim]
-    arms = max(points**dim for dim, points in published.items())
-    return max(2, min(101, max_points_per_axis(space.dim, arms)))
+    max_arms = max(points**dim for dim, points in published.items())
+    return max(2, min(101, max_points_per_axis(space.dim, max_arms)))
 
 
-def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
-    """Return the largest number of points, from 2 to `default_points`, that leaves `PLAYS` measurements per arm.
+def choose_grid_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
+    """Return the largest number of points, from 2 to `default_points`, that leaves `MIN_PLAYS` measurements per arm.
 
-    Integers have all their values, so `fitting_arms` lists them where these give too many arms.
+    For integers it is always the number of their values; if that gives too many arms, `choose_arms` selects vectors.
 
     Args:
         space: parameter space of the proposals.
@@ -101,20 +79,21 @@ def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposal
         proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
     """
     max_points = default_points(space, published)
-    if proposals is None or _all_integers(space):
+    if proposals is None or has_only_integers(space):
         return max_points
-    return max(2, min(max_points, max_points_per_axis(space.dim, proposals // space.n_rows // PLAYS)))
+    return max(2, min(max_points, max_points_per_axis(space.dim, proposals // space.n_rows // MIN_PLAYS)))
 
 
-def fitting_arms(
+def choose_arms(
     space: ParameterSpace, points: int | None, published: Mapping[int, int], proposals: int | None
-) -> Arms:
-    """Return the arms of a bandit.
+) -> np.ndarray:
+    """Return the vectors of the arms of a bandit, [n_arms, d].
 
-    With `points`, this is the grid of so many values per number. Otherwise it is the grid of `fitting_points` if it has
-    three values per number or more and its arms get `PLAYS` measurements on average in a context. Else it is a list of
-    vectors (`listed_vectors`), each with twice as many measurements, or with `PLAYS` if that leaves less than 2 (d + 1)
-    vectors for d numbers; at least 2. A grid of two values has the corners of the box only.
+    With `points`, this is the grid with that number of values per number. Otherwise it is the grid of
+    `choose_grid_points`, if that has three values per number or more, and its arms get `MIN_PLAYS` measurements on
+    average in a context. Else it is a list of vectors (`representative_vectors`), each with twice as many measurements,
+    or with `MIN_PLAYS` if that leaves fewer than 2 (d + 1) vectors for d numbers; at least 2 vectors. A grid with two
+    values per number is not used, because it has only the corners of the box.
 
     Args:
         space: parameter space of the proposals.
@@ -126,17 +105,17 @@ def fitting_arms(
         ConfigError: a grid that `grid_vectors` refuses.
     """
     if points is not None:
-        return Arms(grid_vectors(space, points))
-    n_points = fitting_points(space, published, proposals)
+        return grid_vectors(space, points)
+    n_points = choose_grid_points(space, published, proposals)
     if proposals is not None:
-        budget = proposals // space.n_rows
-        if n_points**space.dim > budget // PLAYS or (n_points < 3 and not _all_integers(space)):
-            n_arms = min(budget // PLAYS, max(2 * (space.dim + 1), budget // (2 * PLAYS)))
-            return Arms(listed_vectors(space, max(2, n_arms)))
-    return Arms(grid_vectors(space, n_points))
+        n_plays = proposals // space.n_rows
+        if n_points**space.dim > n_plays // MIN_PLAYS or (n_points < 3 and not has_only_integers(space)):
+            n_arms = min(n_plays // MIN_PLAYS, max(2 * (space.dim + 1), n_plays // (2 * MIN_PLAYS)))
+            return representative_vectors(space, max(2, n_arms))
+    return grid_vectors(space, n_points)
 
 
-def listed_vectors(space: ParameterSpace, n: int) -> np.ndarray:
+def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     """Return `n` distinct vectors that represent a space, [n, d]; fewer if the space has fewer.
 
     First come those of `ParameterSpace.coarse_scan`: neutral, center, all numbers at their upper bounds, each number
@@ -151,15 +130,15 @@ def listed_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     from torch.quasirandom import SobolEngine
 
     if n >= space.dim + 3:
-        scan = space.coarse_scan
+        first_vectors = space.coarse_scan
     else:
-        scan = space.rounded(np.array([space.neutral, (space.low + space.high) / 2, space.high]))
+        first_vectors = space.rounded(np.array([space.neutral, (space.low + space.high) / 2, space.high]))
     if space.dim > SobolEngine.MAXDIM:
         raise ConfigError(
             f"{space.name} has {space.dim:,} numbers, but arms can be listed for at most {SobolEngine.MAXDIM:,}; "
             "choose a principal without arms (cem, cmaes, gp, llm)"
         )
-    vectors = dict.fromkeys(tuple(vector) for vector in scan.tolist())
+    vectors = dict.fromkeys(tuple(vector) for vector in first_vectors.tolist())
     sequence: Any = SobolEngine(space.dim)  # type: ignore[no-untyped-call]
     sequence.fast_forward(1)  # the first point is the lower bounds
     size = float(counts(space).prod())
@@ -172,7 +151,7 @@ def listed_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     return np.array(list(vectors)[:n])
 
 
-def _all_integers(space: ParameterSpace) -> bool:
+def has_only_integers(space: ParameterSpace) -> bool:
     """Return whether all numbers of the space are integers with equally many values each."""
     values = counts(space)
     return all(p.decimals == 0 for p in space.parameters) and bool((values == values[0]).all())

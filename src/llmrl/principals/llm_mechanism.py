@@ -15,12 +15,12 @@ from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
-from llmrl.principals.history import MIN_UNITS, Record
+from llmrl.principals.history import MIN_VALUES_FOR_ERROR, Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
 
-FAMILY = "principal"
-FOLDER = Path(__file__).with_name("prompts")
-MAX_REPEATED = 30
+PROMPT_FAMILY = "principal"
+PROMPTS_DIR = Path(__file__).with_name("prompts")
+MAX_LISTED_REPEATS = 30
 """Maximum number of proposals that are listed as tried more than once."""
 
 
@@ -40,12 +40,12 @@ class LLMMechanismPrincipal(LLMPrincipal):
         ConfigError: no mechanism, no such prompt.
     """
 
-    purpose = FAMILY
+    purpose = PROMPT_FAMILY
 
     def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings, prompt_folder: Path | None = None) -> None:
-        self.prompts = PromptFamily(FAMILY, FOLDER, prompt_folder)
+        self.prompts = PromptFamily(PROMPT_FAMILY, PROMPTS_DIR, prompt_folder)
         self.prompt = self._prompt_name(spec, settings.prompt)
-        self.reply_model = numbers_model(spec.proposals)
+        self.reply_model = create_reply_model(spec.proposals)
         self.briefing: PrincipalBriefing | None = None
         super().__init__(spec, spec.proposals, llm, settings)
 
@@ -53,7 +53,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         """Store the facts about the run."""
         self.briefing = briefing
 
-    def schema(self) -> dict[str, Any] | None:
+    def reply_schema(self) -> dict[str, Any] | None:
         return json_schema(self.reply_model)
 
     def render(
@@ -85,10 +85,10 @@ class LLMMechanismPrincipal(LLMPrincipal):
             proposals=proposals,
             made=len(history.records),
             made_here=len(history.records_in_context(context)),
-            history=[self._line(record) for record in records],
-            repeated=[self._line(record, noise) for record in self._repeated()],
-            best=None if (best := history.best_record(context)) is None else self._line(best, noise),
-            measures=history.measures() if observations else [],
+            history=[self._format_record(record) for record in records],
+            repeated=[self._format_record(record, noise) for record in self._repeated_records()],
+            best=None if (best := history.best_record(context)) is None else self._format_record(best, noise),
+            measures=history.describe_measures() if observations else [],
             selection=selection,
             step_size=self.settings.step_size,
             optimum=self.settings.optimum,
@@ -111,7 +111,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
     def repair(self, reason: str) -> Prompt:
         return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
-    def _line(self, record: Record, noise: float | None = None) -> Record:
+    def _format_record(self, record: Record, noise: float | None = None) -> Record:
         """Return a record in the form of the history template.
 
         Args:
@@ -120,27 +120,27 @@ class LLMMechanismPrincipal(LLMPrincipal):
         """
         # For payoffs that are sums over agents, the distribution among agents is irrelevant.
         additive, returns = self.spec.objective.step is not None, record["returns"]
-        # The standard error of one society is that of its episodes.
+        # With one society, the standard error is over its episodes.
         n_values = record["units"] if record["units"] > 1 else record["episodes"]
-        line = {
+        fields = {
             **record,
             "values": list(zip(self.space.names, record["vector"], strict=True)),
             "curves": list(record["curves"].items()),
-            # Zeros are omitted, which are most numbers of most lines.
+            # Zeros are omitted, because most summaries of most records are 0.
             "summaries": [(name, value) for name, value in record["summaries"].items() if value],
-            "standard_error": record["standard_error"] if n_values >= MIN_UNITS else None,
+            "standard_error": record["standard_error"] if n_values >= MIN_VALUES_FOR_ERROR else None,
             "mean_error": None if noise is None else noise / len(record["measured"]) ** 0.5,
             "usual": self.briefing is not None and record["episodes"] == self.briefing.validate_episodes,
             "range": additive,
             "returns": [min(returns), max(returns)] if additive and returns else returns,
             "note": record.get("note", ""),
         }
-        return line if self.settings.observations else {**line, "curves": [], "summaries": [], "returns": []}
+        return fields if self.settings.observations else {**fields, "curves": [], "summaries": [], "returns": []}
 
-    def _repeated(self) -> list[Record]:
+    def _repeated_records(self) -> list[Record]:
         """Return proposals that were tried more than once; if there are many, the best, oldest first."""
         records = self.history.pool_repeated(self.history_settings.history)
-        return self.history.trim(records, "best", min(len(records), MAX_REPEATED))
+        return self.history.trim(records, "best", min(len(records), MAX_LISTED_REPEATS))
 
     def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:
         available = self.prompts.names
@@ -154,7 +154,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         return prompt
 
 
-def numbers_model(mechanism: ParameterSpace) -> type[BaseModel]:
+def create_reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
     """Return the reply model: reasoning first, so that a model thinks before it decides, then numbers by name.
 
     Bounds are not in the schema, as not every provider accepts them there; the mechanism checks them.

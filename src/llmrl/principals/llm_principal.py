@@ -1,4 +1,4 @@
-"""Base of principals that ask a language model: questions, repairs, fallbacks, and the history in prompts."""
+"""Base of principals that ask a language model: questions, repair prompts, fallbacks, and the history in prompts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured_query import StructuredQuery
-from llmrl.principals.history import History, Policy, Record
+from llmrl.principals.history import History, Record, SelectionPolicy
 from llmrl.principals.proposal_learning import ProposalLearning
 
 OutOfRange = Literal["reask", "clamp", "accept"]
 Fallback = Literal["best", "last", "stop"]
-Rows = Literal["compact", "named"]
-Reply = Literal["json", "lines"]
-Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+RowFormat = Literal["compact", "named"]
+ReplyFormat = Literal["json", "lines"]
+FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class LLMSettings:
 
     Attributes:
         history: selection of the proposals shown, see `History.select`.
-        fallback: reaction if no reply is valid. `best` is the best vector of this context so far, of those judged by as
-            many episodes as any one proposal. Without earlier vectors the center of the bounds is proposed.
+        fallback: reaction if no reply is valid. `best` is the best vector of this context so far, among those with as
+            many episodes as the longest measurement. Without earlier vectors the center of the bounds is proposed.
         prompt_iterations: number of iterations stated in prompts; None: the number that the loop states.
     """
 
     prompt: str | None
-    history: Policy
+    history: SelectionPolicy
     history_tokens: PositiveInt | None
     window: PositiveInt
     n_recent: NonNegativeInt
@@ -59,8 +59,8 @@ class LLMSettings:
     fallback: Fallback
     out_of_range: OutOfRange
     duplicates: Literal["reask", "accept"]
-    rows: Rows
-    reply: Reply
+    rows: RowFormat
+    reply: ReplyFormat
     first_iteration: NonNegativeInt
     advice: bool
     prompt_iterations: PositiveInt | None
@@ -72,7 +72,7 @@ class Proposal(BaseModel):
     """The reply to a question for a vector of numbers without names."""
 
     reasoning: str = ""
-    params: list[Finite]
+    params: list[FiniteFloat]
 
 
 @dataclass(frozen=True)
@@ -82,39 +82,39 @@ class ParsedReply:
     Attributes:
         vector: the proposal, [d].
         reasoning: the model's reasons.
-        moved: count of numbers that were clipped to their bounds.
+        n_clipped: number of values that were clipped to their bounds.
     """
 
     vector: np.ndarray
     reasoning: str = ""
-    moved: int = 0
+    n_clipped: int = 0
 
 
 logger = logging.getLogger(__name__)
 
-REPLY_TOKENS = 150
+TYPICAL_REPLY_TOKENS = 150
 """Number of tokens of a typical reply, three sentences and up to ten numbers, in estimates of cost."""
-NUMBER_TOKENS = 4
+TOKENS_PER_NUMBER = 4
 """Number of tokens of each further number in estimates of cost."""
 FALLBACK_NOTE = "not a proposal of yours: no reply of yours could be read, and this was tried in its place"
 CLIPPED_NOTE = "numbers of your reply were outside their ranges and were put at the nearest end"
-SAMPLE_SIZE = 16
+N_SAMPLED_RECORDS = 16
 """Number of first proposals from which the tokens per record of the history are estimated."""
-MIN_ROWS = 16
+MIN_PROMPT_RECORDS = 16
 """Minimum number of records that a question shows, for any `history_tokens`."""
-MAX_REASONS = 8
+MAX_LISTED_REASONS = 8
 """Maximum count of numbers out of bounds that an error message lists."""
 
 
 class LLMPrincipal(StateFields, ABC):
     """Principal that asks a chat model for the next vector, given the parameters, the objective and earlier proposals.
 
-    Each step is one conversation. A reply must hold all numbers. An invalid one is shown back with its error, up to
-    `repair_turns` times; then `fallback` decides, and it is counted. Several proposals of a step are requested in as
-    many simultaneous questions, each with the number of its proposal.
+    Each step is one conversation. A reply must contain all numbers. An invalid reply is sent back with its error, up to
+    `repair_turns` times; then `fallback` determines the proposal, and the fallback is counted. Each proposal of a step
+    is requested in a question of its own, which states the number of the proposal; these questions are simultaneous.
 
-    If the whole history does not fit into the model's context window, the question holds the records that
-    `History.trim` keeps, and says so.
+    If the whole history does not fit into the model's context window, the question contains the records that
+    `History.trim` selects, and says so.
 
     Args:
         spec: spec of the environment.
@@ -157,7 +157,7 @@ class LLMPrincipal(StateFields, ABC):
         self.structured_query = self._new_structured_query()
         self.history_settings = settings  # selection of the history in the present question
         self.n_records = 0  # number of its records
-        self._row_tokens: float | None = None
+        self._tokens_per_record: float | None = None
 
     @abstractmethod
     def render(
@@ -173,7 +173,7 @@ class LLMPrincipal(StateFields, ABC):
         """
 
     @abstractmethod
-    def schema(self) -> dict[str, Any] | None:
+    def reply_schema(self) -> dict[str, Any] | None:
         """Return the JSON schema of a reply; None: free text."""
 
     @abstractmethod
@@ -187,28 +187,28 @@ class LLMPrincipal(StateFields, ABC):
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        numbers = range(1, n + 1)
+        question_numbers = range(1, n + 1)
         if self.learning is not None:
-            self.learning.check(n)
-        parsers = [self.parser(name, k if n > 1 else None) for k in numbers]
-        questions = [self.question(name, k, n) for k in numbers]
-        parsed_replies = self.structured_query.ask(questions, [self._reply_parser(parser) for parser in parsers])
+            self.learning.check_group_size(n)
+        parsers = [self.parser(name, k if n > 1 else None) for k in question_numbers]
+        questions = [self.build_question(name, k, n) for k in question_numbers]
+        parsed_replies = self.structured_query.ask(questions, [self._make_parse_fn(parser) for parser in parsers])
         answers = [self._apply_fallback(parsed_reply, name, k) for k, parsed_reply in enumerate(parsed_replies, 1)]
         vectors = np.array([answer.vector for answer in answers])
         self.reasons = [answer.reasoning for answer in answers]
         self.fallbacks = [parsed_reply is None for parsed_reply in parsed_replies]
-        moves = [answer.moved > 0 for answer in answers]
+        is_clipped = [answer.n_clipped > 0 for answer in answers]
         self.notes = [
-            FALLBACK_NOTE if f else CLIPPED_NOTE if m else "" for f, m in zip(self.fallbacks, moves, strict=True)
+            FALLBACK_NOTE if f else CLIPPED_NOTE if m else "" for f, m in zip(self.fallbacks, is_clipped, strict=True)
         ]
-        self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
+        self.counters["moved_numbers"] += sum(answer.n_clipped for answer in answers)
         keys = set(self.proposed_vectors)
         for vector in vectors:
             self.counters["repeated_proposals"] += key_of(vector) in keys
             keys.add(key_of(vector))
         self.iteration += 1
         if self.learning is not None:
-            self.learning.record([stats.samples for stats in self.structured_query.query_stats])
+            self.learning.record_replies([stats.samples for stats in self.structured_query.query_stats])
         return vectors
 
     def _apply_fallback(self, parsed_reply: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
@@ -226,7 +226,7 @@ class LLMPrincipal(StateFields, ABC):
         return ParsedReply(vector)
 
     def choose_fallback(self, context: str | None) -> np.ndarray:
-        """Return the fallback vector [d]: the last or the best of the context, else the middle of the bounds."""
+        """Return the fallback vector [d]: the last or the best of the context, or the center of the bounds."""
         records = self.history.records_in_context(context)
         best = (
             np.array(records[-1]["vector"])
@@ -238,8 +238,8 @@ class LLMPrincipal(StateFields, ABC):
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Add outcomes, of own or other proposals, to the history and return metrics.
 
-        Counted since the start of the run are the metrics of `StructuredQuery`, llm/moved_numbers (clipped to the
-        bounds), and llm/repeated_proposals (made before, or by another question of the same step).
+        All are counts since the start of the run: the metrics of `StructuredQuery`, llm/moved_numbers (numbers clipped
+        to the bounds), and llm/repeated_proposals (made before, or by another question of the same step).
         """
         notes, self.notes = self.notes, []
         is_proposed = bool(notes) and len(notes) == len(outcomes)
@@ -264,80 +264,80 @@ class LLMPrincipal(StateFields, ABC):
 
         `n_earlier_outcomes` outcomes are added before the first step.
         """
-        future = copy.copy(self)
-        # Without pooling, since repetitions among future proposals are unknown.
-        future.history, future.proposed_vectors, future.iteration = History(self.spec, pooled=False), set(), 0
-        future.structured_query = self._new_structured_query()
+        simulated = copy.copy(self)
+        # Without pooling, because it is unknown how many future proposals will be repeated.
+        simulated.history, simulated.proposed_vectors, simulated.iteration = History(self.spec, pooled=False), set(), 0
+        simulated.structured_query = self._new_structured_query()
         if n_earlier_outcomes:
-            future.history.add([future.history.make_typical_outcome(self.space, 0)] * n_earlier_outcomes)
+            simulated.history.add([simulated.history.make_typical_outcome(self.space, 0)] * n_earlier_outcomes)
         # Between these steps the prompt grows almost linearly.
-        moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
+        iterations = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
         tokens = []
-        for moment in moments:
-            while future.iteration < moment:
-                future.history.add([future.history.make_typical_outcome(self.space, future.iteration)] * n)
-                future.iteration += 1
-            tokens.append(estimate_tokens(future.question(context, n, n).text))
+        for iteration in iterations:
+            while simulated.iteration < iteration:
+                simulated.history.add([simulated.history.make_typical_outcome(self.space, simulated.iteration)] * n)
+                simulated.iteration += 1
+            tokens.append(estimate_tokens(simulated.build_question(context, n, n).text))
         calls = steps * n
-        prompt_tokens = n * int(np.interp(np.arange(steps), moments, tokens).sum())
-        reply = REPLY_TOKENS + NUMBER_TOKENS * max(0, self.space.dim - 10)
+        prompt_tokens = n * int(np.interp(np.arange(steps), iterations, tokens).sum())
+        reply = TYPICAL_REPLY_TOKENS + TOKENS_PER_NUMBER * max(0, self.space.dim - 10)
         return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply)
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.proposed_vectors = {key_of(record["vector"]) for record in self.history.records}
 
-    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
+    def build_question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
-        self.history_settings = self._history_settings(context)
-        selected = self.select()
+        self.history_settings = self._select_history_settings(context)
+        selected = self.select_records()
         prompt, self.n_records = self.structured_query.fit_to_context(
             lambda n: self._render(context, selected, n, proposal, proposals), len(selected)
         )
         return prompt
 
-    def select(self) -> list[Record]:
+    def select_records(self) -> list[Record]:
         """Return the records to show in a question, oldest first, before trimming to the context window."""
         return self.history.select(
             self.history_settings.history, self.history_settings.window, self.history_settings.n_recent
         )
 
-    def _history_settings(self, context: str | None) -> LLMSettings:
+    def _select_history_settings(self, context: str | None) -> LLMSettings:
         """Return the settings of the history in the next question.
 
         If all proposals would take more than `history_tokens` tokens, the best and the newest are shown instead, as
-        many as the tokens allow. Their number does not depend on later proposals, so that most questions start like the
-        one before.
+        many as the tokens allow. Their number does not depend on later proposals, so that most questions begin like the
+        previous one.
         """
         settings, records = self.settings, self.history.records
-        if settings.history != "all" or settings.history_tokens is None or len(records) < MIN_ROWS:
+        if settings.history != "all" or settings.history_tokens is None or len(records) < MIN_PROMPT_RECORDS:
             return settings
-        if self._row_tokens is None or len(records) <= SAMPLE_SIZE:
-            sample = [record | {"measured": [record["index"]]} for record in records[:SAMPLE_SIZE]]
+        if self._tokens_per_record is None or len(records) <= N_SAMPLED_RECORDS:
+            sample = [record | {"measured": [record["index"]]} for record in records[:N_SAMPLED_RECORDS]]
             self.history_settings = settings
-            full_tokens, base_tokens = (
+            sample_tokens, base_tokens = (
                 estimate_tokens(self._render(context, sample, n).text) for n in (len(sample), 0)
             )
-            self._row_tokens = max(1.0, (full_tokens - base_tokens) / len(sample))
+            self._tokens_per_record = max(1.0, (sample_tokens - base_tokens) / len(sample))
         n_contexts = max(1, len(self.history.contexts))
-        max_rows = max(MIN_ROWS, int(settings.history_tokens / self._row_tokens) // n_contexts)
-        if max(len(self.history.records_in_context(name)) for name in self.history.contexts) <= max_rows:
+        max_records = max(MIN_PROMPT_RECORDS, int(settings.history_tokens / self._tokens_per_record) // n_contexts)
+        if max(len(self.history.records_in_context(name)) for name in self.history.contexts) <= max_records:
             return settings
-        # The window of the newest grows to less than twice its size before it is cut.
-        return replace(settings, history="best_and_last", window=max_rows // 2, n_recent=max_rows // 4)
+        # The number of newest records grows to less than twice `n_recent` before it is cut back.
+        return replace(settings, history="best_and_last", window=max_records // 2, n_recent=max_records // 4)
 
     def _render(
         self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
     ) -> Prompt:
         """Render the question with `n` of the `selected` records."""
         records = self.history.trim(selected, self.history_settings.history, n)
-        return self.render(context, proposal, proposals, records, self._selection(selected, n))
+        return self.render(context, proposal, proposals, records, self._describe_selection(selected, n))
 
-    def _selection(self, selected: list[Record], n: int) -> str | None:
-        """Return a sentence about the records omitted if `n` of the `selected` ones are shown; None if none are."""
+    def _describe_selection(self, selected: list[Record], n: int) -> str | None:
+        """Return a sentence about the records omitted if `n` of `selected` are shown; None if all are shown."""
         settings = self.history_settings
-        available = sum(len(self.history.rows(name, settings.history)) for name in self.history.contexts)
+        available = sum(len(self.history.selectable_records(name, settings.history)) for name in self.history.contexts)
         if n < len(selected):
             subset = {"best": "the best", "last": "the newest"}.get(settings.history, "the best and the newest")
             return f"There is room for {n} of the {available} proposals: {subset} of them are shown."
@@ -346,7 +346,7 @@ class LLMPrincipal(StateFields, ABC):
             minimum = "" if settings.sliding_history else "at least "
             if settings.history == "best_and_last":
                 best = f"{settings.window} best of the others"
-                summary = "" if self.settings.history == "best_and_last" else self._summary()
+                summary = "" if self.settings.history == "best_and_last" else self._describe_payoffs()
                 recent = f"{settings.n_recent} newest proposals{context_scope}"
                 return f"Shown are {minimum}the {recent} and the {best}.{summary}"
             if settings.history == "last":
@@ -354,7 +354,7 @@ class LLMPrincipal(StateFields, ABC):
             return f"Shown are the {settings.window} best proposals{context_scope}."
         return None
 
-    def _summary(self) -> str:
+    def _describe_payoffs(self) -> str:
         """Return a sentence about the payoffs of all proposals, of which not all are shown."""
         payoffs = np.array([record["payoff"] for record in self.history.records])
         low, middle, high = (f"{x:.4g}" for x in np.quantile(payoffs, (0.1, 0.5, 0.9)))
@@ -363,8 +363,8 @@ class LLMPrincipal(StateFields, ABC):
             f"tenth is above {high}."
         )
 
-    def read(self, text: str, cut: bool = False, parser: VectorParser | None = None) -> ParsedReply:
-        """Return the vector of a reply as it will be tried.
+    def parse_reply(self, text: str, cut: bool = False, parser: VectorParser | None = None) -> ParsedReply:
+        """Return the vector of a reply, rounded and clipped as it will be tried.
 
         Args:
             text: the reply.
@@ -377,7 +377,7 @@ class LLMPrincipal(StateFields, ABC):
         """
         answer = parse_answer(text, parser or self.parser(), cut)
         numbers = answer.answer
-        if self.is_refused(numbers):
+        if self.has_refused_numbers(numbers):
             try:
                 self.space.check(numbers)
             except ConfigError as error:
@@ -385,25 +385,30 @@ class LLMPrincipal(StateFields, ABC):
         vector = self.space.rounded(numbers, clip=self.settings.out_of_range != "accept")
         if self.settings.duplicates == "reask" and key_of(vector) in self.proposed_vectors:
             raise InvalidReply("these numbers were proposed already: propose something that was not tried")
-        n_moves = self.space.outside(numbers).sum() if self.settings.out_of_range == "clamp" else 0
-        return ParsedReply(vector, answer.reasons, int(n_moves))
+        n_clipped = self.space.outside(numbers).sum() if self.settings.out_of_range == "clamp" else 0
+        return ParsedReply(vector, answer.reasons, int(n_clipped))
 
-    def is_refused(self, vector: np.ndarray) -> bool:
+    def has_refused_numbers(self, vector: np.ndarray) -> bool:
         """Return whether numbers out of bounds in `vector` [d] make a reply invalid."""
         outside = self.space.outside(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(outside.any())
 
     def _new_structured_query(self) -> StructuredQuery[ParsedReply]:
         return StructuredQuery(
-            self.llm, self.purpose, self._reply_parser(None), self.repair, self.schema(), self.settings.repair_turns
+            self.llm,
+            self.purpose,
+            self._make_parse_fn(None),
+            self.repair,
+            self.reply_schema(),
+            self.settings.repair_turns,
         )
 
-    def _reply_parser(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
-        return lambda reply: self.read(reply.text, reply.cut, parser)
+    def _make_parse_fn(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
+        return lambda reply: self.parse_reply(reply.text, reply.cut, parser)
 
 
 def shorten_reasons(reasons: str) -> str:
-    """Return the first `MAX_REASONS` reasons of a list separated by semicolons, and the number of further ones."""
+    """Return the first `MAX_LISTED_REASONS` of reasons separated by semicolons, and the number of the others."""
     parts = reasons.split("; ")
-    more = f"; and {len(parts) - MAX_REASONS} more" if len(parts) > MAX_REASONS else ""
-    return "; ".join(parts[:MAX_REASONS]) + more
+    more = f"; and {len(parts) - MAX_LISTED_REASONS} more" if len(parts) > MAX_LISTED_REASONS else ""
+    return "; ".join(parts[:MAX_LISTED_REASONS]) + more

@@ -16,13 +16,13 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
-from llmrl.principals.history import MIN_UNITS, Record
+from llmrl.principals.history import MIN_VALUES_FOR_ERROR, Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings, Proposal
 
 logger = logging.getLogger(__name__)
 
-FAMILY = "search"
-FOLDER = Path(__file__).with_name("search_prompts")
+PROMPT_FAMILY = "search"
+PROMPTS_DIR = Path(__file__).with_name("search_prompts")
 
 UNPLAYABLE_NOTE = "not what you proposed: no return came of that, and this was tried in its place"
 
@@ -33,9 +33,9 @@ class LLMSearch(LLMPrincipal):
     The prompt `numeric` contains nothing else; `described` adds descriptions of game and policy, generated from the
     texts of the environment and the controller.
 
-    It follows "Prompted Policy Search" (arXiv 2511.21928), with our own prompts. Everything that stays the same comes
-    first, byte for byte, so that providers can cache it, including a table that only grows. The iteration, which
-    changes, comes last.
+    It follows "Prompted Policy Search" (arXiv 2511.21928), with our own prompts. A prompt begins with the text that all
+    questions share byte for byte, so that providers can cache it, then the table of proposals, to which rows are only
+    added. The number of the iteration, which changes, comes last.
 
     Args:
         spec: spec of the environment.
@@ -49,7 +49,7 @@ class LLMSearch(LLMPrincipal):
         ConfigError: no such prompt.
     """
 
-    purpose = FAMILY
+    purpose = PROMPT_FAMILY
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LLMSearch(LLMPrincipal):
         prompt_folder: Path | None = None,
     ) -> None:
         self.controller = controller
-        self.prompts = PromptFamily(FAMILY, FOLDER, prompt_folder)
+        self.prompts = PromptFamily(PROMPT_FAMILY, PROMPTS_DIR, prompt_folder)
         if settings.prompt is not None and settings.prompt not in self.prompts.names:
             raise ConfigError(
                 f"principal.prompt={settings.prompt} does not exist for policy search; use "
@@ -75,31 +75,31 @@ class LLMSearch(LLMPrincipal):
             )
         self.iterations: int | None = None  # number of iterations of the loop
         self.episodes: int | None = None  # its number of episodes per proposal
-        self.common = False  # whether all proposals are evaluated with the same seeds
+        self.has_common_seeds = False  # whether all proposals are evaluated with the same seeds
         super().__init__(spec, controller.space, llm, settings)
         self.counters["unplayable_proposals"] = 0
 
-    def on_search_start(self, iterations: int, episodes: int, common: bool = False) -> None:
-        """Store the number of iterations and of episodes per proposal.
+    def on_search_start(self, iterations: int, episodes: int, has_common_seeds: bool = False) -> None:
+        """Store the number of iterations and of episodes per proposal, and whether all proposals have the same seeds.
 
-        On `common` seeds, equal parameters have equal returns.
+        With common seeds, equal parameters have equal returns.
         """
-        self.iterations, self.episodes, self.common = iterations, episodes, common
+        self.iterations, self.episodes, self.has_common_seeds = iterations, episodes, has_common_seeds
 
-    def replacement_for(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
-        """Return the `vectors` [n, d] of the last `ask` with those that `failed` [n] to give a finite return replaced.
+    def replace_failed(self, vectors: np.ndarray, has_failed: np.ndarray) -> np.ndarray:
+        """Return the `vectors` [n, d] of the last `ask`, those without a finite return (`has_failed`, [n]) replaced.
 
-        They are replaced by the fallback (with `fallback=stop`, too, since the replies were valid). The metric
+        They are replaced by the fallback, also with `fallback=stop`, because the replies were valid. The metric
         llm/unplayable_proposals counts them.
         """
         vector = self.choose_fallback(None)
-        logger.warning("no finite return with %s; trying %s instead", vectors[failed].tolist(), vector.tolist())
-        self.counters["unplayable_proposals"] += int(failed.sum())
-        for i in np.flatnonzero(failed):
+        logger.warning("no finite return with %s; trying %s instead", vectors[has_failed].tolist(), vector.tolist())
+        self.counters["unplayable_proposals"] += int(has_failed.sum())
+        for i in np.flatnonzero(has_failed):
             self.reasons[i], self.fallbacks[i], self.notes[i] = "", True, UNPLAYABLE_NOTE
-        return np.where(failed[:, None], vector, vectors)
+        return np.where(has_failed[:, None], vector, vectors)
 
-    def schema(self) -> dict[str, Any] | None:
+    def reply_schema(self) -> dict[str, Any] | None:
         return None if self.settings.reply == "lines" else json_schema(Proposal)
 
     def render(
@@ -109,24 +109,26 @@ class LLMSearch(LLMPrincipal):
         return self.prompts.render(
             self.prompt,
             **self._constant_fields(),
-            layout=getattr(self.controller, "layout", None) or self._meanings(),
+            layout=getattr(self.controller, "layout", None) or self._describe_parameters(),
             name=spec.name,
             horizon=spec.horizon,
             goal=None if text is None else text.goal,
             observation=[] if text is None else text.observation,
-            actions=self._actions(),
+            actions=self._describe_actions(),
             action_numbers=spec.continuous_actions is not None,
             episodes=self.episodes,
             fresh=self.settings.duplicates == "reask",
             advice=self.settings.advice,
-            repeats=self.settings.advice and self.settings.duplicates == "accept" and not self.common,
+            repeats=self.settings.advice and self.settings.duplicates == "accept" and not self.has_common_seeds,
             invariances=getattr(self.controller, "invariances", "") if self.settings.advice else "",
             step_size=self.settings.step_size,
             optimum=self.settings.optimum,
             observations=self.settings.observations,
-            rows=[self._row(record) for record in records],
-            repeated=[self._repeated(record) for record in self.history.pool_repeated(self.history_settings.history)],
-            best=self._best() if self.settings.advice else None,
+            rows=[self._format_record(record) for record in records],
+            repeated=[
+                self._format_repeated(record) for record in self.history.pool_repeated(self.history_settings.history)
+            ],
+            best=self._format_best() if self.settings.advice else None,
             made=len(self.history.records),
             selection=selection,
             iteration=self.iteration + self.settings.first_iteration,
@@ -145,7 +147,7 @@ class LLMSearch(LLMPrincipal):
             question=VectorQuestion(
                 turn=self.iteration + self.settings.first_iteration,
                 proposal=proposal,
-                history=[[float(shown_number(x)) for x in record["vector"]] for record in self.history.records],
+                history=[[float(format_number(x)) for x in record["vector"]] for record in self.history.records],
             ),
             words=actions if choices else (),
         )
@@ -156,32 +158,33 @@ class LLMSearch(LLMPrincipal):
     def _constant_fields(self) -> dict[str, Any]:
         """Return the template fields that are the same in all questions."""
         parameters = self.space.parameters
-        kinds = {(p.low, p.high, p.decimals) for p in parameters}
+        ranges = {(p.low, p.high, p.decimals) for p in parameters}
         return {
             "n": self.space.dim,
             "whole": all(p.decimals == 0 for p in parameters),
-            "same": parameters[0] if len(kinds) == 1 else None,
+            "same": parameters[0] if len(ranges) == 1 else None,
             "parameters": parameters,
             "both_signs": any(p.low < 0 < p.high for p in parameters),
             "named": self.settings.rows == "named",
             "reply": self.settings.reply,
         }
 
-    def _row(self, record: Record) -> str:
+    def _format_record(self, record: Record) -> str:
+        """Return the row of a record in the table of proposals."""
         arrow = " -> " if self.settings.rows == "compact" else "; f(params): "
-        return f"{self._numbers(record['vector'])}{arrow}{record['payoff']:.2f}{self._record_notes(record)}"
+        return f"{self._format_numbers(record['vector'])}{arrow}{record['payoff']:.2f}{self._format_notes(record)}"
 
-    def _numbers(self, vector: Sequence[float]) -> str:
-        numbers = [shown_number(value) for value in vector]
+    def _format_numbers(self, vector: Sequence[float]) -> str:
+        numbers = [format_number(value) for value in vector]
         if self.settings.rows == "compact":
             return f"[{', '.join(numbers)}]"
         return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers))
 
-    def _record_notes(self, record: Record) -> str:
+    def _format_notes(self, record: Record) -> str:
         n_measurements, error = len(record["measured"]), record["standard_error"]
         notes = [f"mean of {n_measurements} measurements"] if n_measurements > 1 else []
         if self.settings.observations or self.settings.advice:
-            has_error = error is not None and record["units"] >= MIN_UNITS
+            has_error = error is not None and record["units"] >= MIN_VALUES_FOR_ERROR
             notes += [f"standard error {error:.3g}"] if has_error else []
         if self.settings.observations:
             notes += [f"{name} {value:.4g}" for name, value in record["summaries"].items()]
@@ -189,26 +192,24 @@ class LLMSearch(LLMPrincipal):
         notes += [record["note"]] if record.get("note") and self.settings.advice else []
         return f" ({', '.join(notes)})" if notes else ""
 
-    def _repeated(self, record: Record) -> str:
+    def _format_repeated(self, record: Record) -> str:
         """Return a line about a vector that was measured several times."""
         count_text = f"{len(record['measured'])} times, mean {record['payoff']:.2f}"
-        return f"- {self._numbers(record['vector'])}: {count_text}, values spread by {record['spread']:.3g}"
+        return f"- {self._format_numbers(record['vector'])}: {count_text}, values spread by {record['spread']:.3g}"
 
-    def _best(self) -> str | None:
-        """Return the vector with the highest mean among those judged by enough episodes, and its mean."""
+    def _format_best(self) -> str | None:
+        """Return a text with the best vector of the history (`History.best`) and its mean; None if there is none."""
         best = self.history.best_record(None)
         if best is None:
             return None
         n_measurements = len(best["measured"])
         means = f"the mean of {n_measurements} measurements" if n_measurements > 1 else "measured once"
-        return f"{self._numbers(best['vector'])} with {best['payoff']:.2f}, {means}"
+        return f"{self._format_numbers(best['vector'])} with {best['payoff']:.2f}, {means}"
 
-    def _actions(self) -> list[tuple[str, str]]:
+    def _describe_actions(self) -> list[tuple[str, str]]:
         """Return (action or index of an action, description), in the environment's texts if it has any."""
-        numbers, descriptions = (
-            self.spec.continuous_actions,
-            {} if self.spec.text is None else dict(self.spec.text.actions),
-        )
+        numbers = self.spec.continuous_actions
+        descriptions = {} if self.spec.text is None else dict(self.spec.text.actions)
         if numbers is not None:
             bounds = zip(numbers.names, numbers.low, numbers.high, strict=True)
             texts = list(descriptions.values()) if len(descriptions) == numbers.dim else [""] * numbers.dim
@@ -222,15 +223,15 @@ class LLMSearch(LLMPrincipal):
             for i, name in enumerate(names)
         ]
 
-    def _meanings(self) -> str:
+    def _describe_parameters(self) -> str:
         """Return a description of each parameter, for policies without `layout`."""
         return "\n".join(f"- {p.name}: {p.description}" for p in self.space.parameters)
 
 
-def shown_number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number with five significant digits, as published, without an exponent if that is short.
 
-    >>> [shown_number(x) for x in (1.0, -0.25, -0.0, 123456.0)]
+    >>> [format_number(x) for x in (1.0, -0.25, -0.0, 123456.0)]
     ['1', '-0.25', '0', '1.2346e+05']
     """
     return f"{value + 0.0:.5g}"

@@ -1,6 +1,6 @@
 """Principals that are networks: `DualRLPrincipal` learns by PPO, `MetaGradPrincipal` by meta-gradients.
 
-Both observe the context, and metrics of the game at the previous step (`PrincipalObservation`).
+Both observe the context, and metrics of the game at the previous step (`ObservationEncoder`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmrl.core.records import MetaSettings, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
-from llmrl.principals.grid import FINE, default_points
+from llmrl.principals.grid import FINE_GRID_POINTS, default_points
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class ObserveSettings:
     history: bool = True
 
 
-class PrincipalObservation(StateFields):
+class ObservationEncoder(StateFields):
     """Encoder of the last outcomes as one vector: context (one-hot), then the chosen metrics one after the other.
 
     Each metric's trajectory (mean over validation episodes, and over the proposals of the step) is subsampled, averaged
@@ -75,14 +75,14 @@ class PrincipalObservation(StateFields):
                 "env.horizon"
             )
         steps = -(-spec.horizon // interval)
-        self.windows = steps if moments is None else min(moments, steps)
+        self.n_windows = steps if moments is None else min(moments, steps)
         self.space, self.interval, self.scale, self.history = spec.proposals, interval, settings.scale, settings.history
         self.largest = np.zeros(len(self.metrics))
         self.last: np.ndarray | None = None  # [metrics, windows], not scaled
 
     @property
     def size(self) -> int:
-        return len(self.space.contexts) + len(self.metrics) * self.windows
+        return len(self.space.contexts) + len(self.metrics) * self.n_windows
 
     def vector(self, context: int | None) -> np.ndarray:
         """Return the observation before a proposal in `context`, [size] float32."""
@@ -91,7 +91,7 @@ class PrincipalObservation(StateFields):
             one_hot[self.space.row(context)] = 1.0
         else:
             self.space.row(context)
-        features = np.ones((len(self.metrics), self.windows))
+        features = np.ones((len(self.metrics), self.n_windows))
         if self.last is not None:
             scale = np.where(self.largest > 0, self.largest, 1.0)[:, None] if self.scale is None else self.scale
             features = self.last / scale
@@ -106,7 +106,9 @@ class PrincipalObservation(StateFields):
 
     def _window_means(self, outcome: Outcome) -> np.ndarray:
         subsampled = [outcome.trajectories[name][:: self.interval] for name in self.metrics]
-        return np.array([[w.mean() for w in np.array_split(x, self.windows)] for x in subsampled], dtype=np.float64)
+        return np.array(
+            [[window.mean() for window in np.array_split(x, self.n_windows)] for x in subsampled], dtype=np.float64
+        )
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ class DualRLPrincipal(StateFields):
     step.
 
     By default payoffs are standardized by the mean and standard deviation of all payoffs so far. Otherwise advantages
-    are as large as payoffs until the critic has learned their level, by one value clip per step, and until then all
-    proposals are reinforced (or punished) alike.
+    are as large as payoffs until the critic has learned their mean, at most one value clip per step, and until then all
+    proposals are made more likely, or all less likely.
 
     Args:
         settings: options.
@@ -163,8 +165,8 @@ class DualRLPrincipal(StateFields):
 
         self.space = spec.proposals
         self.settings = settings
-        self.encoder = PrincipalObservation(spec, settings.observe)
-        self.points = default_points(self.space, FINE) if settings.points is None else settings.points
+        self.encoder = ObservationEncoder(spec, settings.observe)
+        self.points = default_points(self.space, FINE_GRID_POINTS) if settings.points is None else settings.points
         if self.points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {self.points}")
         weights = seeds.torch("weights")
@@ -173,11 +175,7 @@ class DualRLPrincipal(StateFields):
         self.generator = seeds.torch("principal")
         self.previous = np.zeros((0, self.space.dim))  # the last vectors, one for each proposal of a step
         self.last_proposal: State | None = None  # observation, choices and network outputs of the last `ask`
-        self.count, self.mean, self.squares = (
-            0,
-            0.0,
-            0.0,
-        )  # moments of all payoffs
+        self.count, self.mean, self.squares = 0, 0.0, 0.0  # moments of all payoffs
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         import torch
@@ -196,7 +194,7 @@ class DualRLPrincipal(StateFields):
             "log_prob": log_prob.sum(-1),
             "value": value,
         }
-        self.previous = self._vectors(choice.numpy())
+        self.previous = self._vectors_of_choices(choice.numpy())
         return self.previous.copy()
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -214,7 +212,7 @@ class DualRLPrincipal(StateFields):
         settings, proposal, n = self.settings, self.last_proposal, len(outcomes)
         center, scale = self._update_moments([outcome.value for outcome in outcomes])
         payoff = torch.tensor([(outcome.value - center) / scale for outcome in outcomes], dtype=torch.float32)
-        advantage, norms = payoff - proposal["value"], []
+        advantage, gradient_norms = payoff - proposal["value"], []
         for _ in range(settings.epochs):
             logits, value = self.network(proposal["observation"])
             log_prob, entropy = CategoricalActions.log_prob_entropy(logits.expand(n, -1, -1), proposal["choice"])
@@ -225,13 +223,13 @@ class DualRLPrincipal(StateFields):
                 + settings.value_coefficient * 0.5 * error.mean()
                 - settings.entropy_coefficient * entropy.sum(-1).mean()
             )
-            norms.append(float(self.updater.step_on_loss(loss)))
+            gradient_norms.append(float(self.updater.step_on_loss(loss)))
         self.encoder.tell(outcomes)
         return {
             "principal/entropy": float(entropy.detach().mean()),
             "principal/value": float(proposal["value"]) * scale + center,
             "principal/advantage": float(advantage.mean()),
-            "principal/weights_gradient_norm": float(np.mean(norms)),
+            "principal/weights_gradient_norm": float(np.mean(gradient_norms)),
         }
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
@@ -246,10 +244,10 @@ class DualRLPrincipal(StateFields):
         if self.count:
             with torch.no_grad():
                 logits, _ = self.network(torch.as_tensor(self.encoder.vector(context)))
-            vectors = [self._vectors(logits.argmax(-1).numpy()[None])[0]]
+            vectors = [self._vectors_of_choices(logits.argmax(-1).numpy()[None])[0]]
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
-    def _vectors(self, choice: np.ndarray) -> np.ndarray:
+    def _vectors_of_choices(self, choice: np.ndarray) -> np.ndarray:
         """Return the vectors [n, d] of choices [n, d]; the last choice of a head keeps the previous number."""
         low, high = self.space.low, self.space.high
         n = len(choice)
@@ -327,7 +325,7 @@ class MetaGradPrincipal(StateFields):
         from llmrl.networks.layers import BoxHead
 
         self.space = spec.proposals
-        self.encoder = PrincipalObservation(spec, settings.observe)
+        self.encoder = ObservationEncoder(spec, settings.observe)
         self._meta_settings = MetaSettings(
             gamma=settings.gamma,
             baseline=settings.baseline,
@@ -354,23 +352,23 @@ class MetaGradPrincipal(StateFields):
 
         observation = torch.as_tensor(self.encoder.vector(context))
         self.last_proposal = {"observation": observation, "row": self.space.row(context)}
-        return self._output(observation)[None]
+        return self._network_vector(observation)[None]
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the network's present output in a context, [1, d]; [0, d] before the first outcome."""
         import torch
 
-        vectors = [self._output(torch.as_tensor(self.encoder.vector(context)))] if self.counts.any() else []
+        vectors = [self._network_vector(torch.as_tensor(self.encoder.vector(context)))] if self.counts.any() else []
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
-    def _output(self, observation: torch.Tensor) -> np.ndarray:
+    def _network_vector(self, observation: torch.Tensor) -> np.ndarray:
         """Return the vector that the network proposes, [d]."""
         import torch
 
         with torch.no_grad():
             vector = self.network(observation).numpy()
-        inside: np.ndarray = np.clip(vector, self.space.low, self.space.high)  # rounding of a saturated sigmoid
-        return inside
+        clipped_vector: np.ndarray = np.clip(vector, self.space.low, self.space.high)  # rounding of a saturated sigmoid
+        return clipped_vector
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Update the network with the gradient of an outcome and return metrics.

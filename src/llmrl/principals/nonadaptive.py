@@ -40,8 +40,8 @@ class FixedPrincipal(_NonadaptivePrincipal):
         contexts: a list like `values` for each context, in the order of `space.contexts`; instead of `values`.
 
     Raises:
-        ConfigError: a wrong count of numbers or lists, a number out of bounds or with too many decimals, or both
-            `values` and `contexts` given.
+        ConfigError: a wrong number of values or lists, a value out of bounds or with too many decimals, or both
+            `values` and `contexts` are given.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class ListedPrincipal(_NonadaptivePrincipal):
             last number changing fastest.
 
     Raises:
-        ConfigError: a wrong count of numbers or lists, a number out of bounds or with too many decimals, or not exactly
-            one of `vectors` and `grid`.
+        ConfigError: a wrong number of values or lists, a value out of bounds or with too many decimals, or not exactly
+            one of `vectors` and `grid` is given.
     """
 
     _state_fields = ("n_proposed",)

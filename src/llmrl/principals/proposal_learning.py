@@ -42,7 +42,7 @@ class ProposalLearning(StateFields):
         self._values: list[float] = []
         self._updates = 0
 
-    def check(self, n_proposals: int) -> None:
+    def check_group_size(self, n_proposals: int) -> None:
         """Raise ConfigError if the proposals of a step cannot be divided into groups."""
         if n_proposals % self._learners.group_size:
             raise ConfigError(
@@ -50,7 +50,7 @@ class ProposalLearning(StateFields):
                 f"{self._learners.group_size}; change it, or design.candidates or search.candidates"
             )
 
-    def record(self, replies: Sequence[Sequence[tuple[TokenSample, bool]]]) -> None:
+    def record_replies(self, replies: Sequence[Sequence[tuple[TokenSample, bool]]]) -> None:
         """Record the sampled replies of each proposal of a step, each with whether it was valid."""
         self._recorder = TrajectoryBuffer()
         for i, samples in enumerate(replies):
@@ -66,11 +66,11 @@ class ProposalLearning(StateFields):
         import torch
 
         self._values += [value for value in values if not np.isnan(value)]
-        deviation = float(np.std(self._values)) if self._values else 0.0
+        standard_deviation = float(np.std(self._values)) if self._values else 0.0
         for i, value in enumerate(values):
-            if deviation > 0:
-                achieved = min(self._values) if np.isnan(value) else value
-                self._recorder.add_reward(i, 0, (achieved - float(np.mean(self._values))) / deviation)
+            if standard_deviation > 0:
+                reward_value = min(self._values) if np.isnan(value) else value
+                self._recorder.add_reward(i, 0, (reward_value - float(np.mean(self._values))) / standard_deviation)
             self._recorder.end(i)
         generator = torch.Generator().manual_seed(self._seeds.child("minibatches").integer(self._updates))
         self._updates += 1

@@ -13,17 +13,18 @@ from llmrl.core.records import Outcome
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 
-AMOUNTS = ("earned", "taxed", "weighted")
-"""Required metrics of each bracket k = 1 ... K, as `<name>_<k>`: incomes that end in it, income taxed at its rate, and
-the latter weighted by social marginal welfare weights; each is a mean over workers."""
-ELASTICITIES = (0.01, 10.0)
+BRACKET_METRICS = ("earned", "taxed", "weighted")
+"""Required metrics of each bracket k = 1 ... K, named `<name>_<k>`, each a mean over workers: the income of the workers
+whose income ends in the bracket, the income that is taxed at its rate, and the latter weighted by social marginal
+welfare weights."""
+ELASTICITY_BOUNDS = (0.01, 10.0)
 """Bounds of an estimated elasticity."""
 MAX_INITIAL_RATE = 0.6
 """Highest flat rate of the first proposals, as a share of the upper bound."""
 
 
-def saez_rates(
-    earned: np.ndarray, taxed: np.ndarray, weighted: np.ndarray, elasticity: float, before: np.ndarray
+def compute_saez_rates(
+    earned: np.ndarray, taxed: np.ndarray, weighted: np.ndarray, elasticity: float, default_rates: np.ndarray
 ) -> np.ndarray:
     """Return the optimal marginal rates of K brackets, [K], at most 1.
 
@@ -33,19 +34,19 @@ def saez_rates(
     argument for the rate of an interval: incomes above it also pay more, but only incomes in it respond.
 
     Args:
-        earned, taxed, weighted: [K] each (`AMOUNTS`).
+        earned, taxed, weighted: [K] each (`BRACKET_METRICS`).
         elasticity: elasticity of income to the net-of-tax rate, > 0.
-        before: rates of brackets without income, [K].
+        default_rates: rates of brackets without income, [K].
     """
     gain = taxed - weighted
     cost = elasticity * earned
     rates = np.divide(gain, gain + cost, out=np.ones_like(gain), where=gain + cost > 0)
-    # Where incomes above have more than average weight, the formula is negative or has a pole; the rate is 0.
+    # If the taxed income has more than average weight, the formula is negative or diverges, so the rate is 0.
     rates = np.where(gain <= 0, 0.0, rates)
-    return np.where(taxed > 0, rates, before)
+    return np.where(taxed > 0, rates, default_rates)
 
 
-def estimated_elasticity(log_net_of_tax: np.ndarray, log_income: np.ndarray) -> float | None:
+def estimate_elasticity(log_net_of_tax: np.ndarray, log_income: np.ndarray) -> float | None:
     """Return the slope of log mean income over log (1 - mean marginal rate), [n] each; None if rates do not differ.
 
     Least squares over earlier proposals, as Zheng et al. (2020) estimate it.
@@ -54,18 +55,18 @@ def estimated_elasticity(log_net_of_tax: np.ndarray, log_income: np.ndarray) -> 
     variance = float(deviations @ deviations)
     if variance < 1e-8:
         return None
-    return float(np.clip(deviations @ log_income / variance, *ELASTICITIES))
+    return float(np.clip(deviations @ log_income / variance, *ELASTICITY_BOUNDS))
 
 
 class SaezPrincipal(StateFields):
     """Principal that proposes tax rates computed by Saez's formula (2001) from the outcome of the last rates.
 
     The first proposals are flat rates, evenly spaced from the lower bounds to 60% of the upper ones, from which the
-    elasticity is estimated. Then each proposal moves from the last rates towards the formula's, because incomes change
-    with the rates.
+    elasticity is estimated. Each later proposal moves from the last rates towards those of the formula by a fraction of
+    the difference, because incomes change with the rates.
 
     Args:
-        spec: spec of the environment, with the metrics `AMOUNTS` of each bracket and no contexts.
+        spec: spec of the environment, with the metrics `BRACKET_METRICS` of each bracket and no contexts.
         elasticity: elasticity of income to the net-of-tax rate; None: estimated from all proposals so far.
         n_initial: number of flat rates tried first; None: 1 with a given elasticity, else 4.
         step: fraction of the difference to the formula's rates by which a proposal moves, in (0, 1].
@@ -86,7 +87,7 @@ class SaezPrincipal(StateFields):
         step: UnitInterval = 0.5,
     ) -> None:
         self.space = spec.proposals
-        names = [f"{name}_{k + 1}" for name in AMOUNTS for k in range(self.space.dim)]
+        names = [f"{name}_{k + 1}" for name in BRACKET_METRICS for k in range(self.space.dim)]
         missing = [name for name in names if name not in spec.told]
         if missing or self.space.contexts:
             reason = f"has no metric {missing[0]!r}" if missing else "has contexts"
@@ -95,12 +96,12 @@ class SaezPrincipal(StateFields):
                 f"principal=saez needs the incomes in each tax bracket and no contexts, but env={spec.name} {reason}; "
                 "use env=tax_economy or another principal",
             )
-        min_rates = 2 if elasticity is None else 1
+        min_initial = 2 if elasticity is None else 1
         self.n_initial = n_initial or (4 if elasticity is None else 1)
-        if self.n_initial < min_rates:
+        if self.n_initial < min_initial:
             raise ConfigError(
-                f"principal.n_initial={n_initial} is too small to estimate an elasticity; use at least {min_rates}, or "
-                "set principal.elasticity"
+                f"principal.n_initial={n_initial} is too small to estimate an elasticity; use at least {min_initial}, "
+                "or set principal.elasticity"
             )
         if step == 0:
             raise ConfigError("principal.step=0 never changes the first rates; use a number in (0, 1]")
@@ -111,8 +112,8 @@ class SaezPrincipal(StateFields):
         self.log_points: list[list[float]] = []  # for each outcome: log (1 - mean marginal rate), log mean income
 
     def _flat_rates(self, index: int) -> np.ndarray:
-        share = MAX_INITIAL_RATE * index / max(self.n_initial - 1, 1)
-        return self.space.rounded(self.space.low + share * (self.space.high - self.space.low))
+        fraction = MAX_INITIAL_RATE * index / max(self.n_initial - 1, 1)
+        return self.space.rounded(self.space.low + fraction * (self.space.high - self.space.low))
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         self.space.row(context)
@@ -130,17 +131,17 @@ class SaezPrincipal(StateFields):
         difference between the formula's rates and the last ones.
         """
         for outcome in outcomes:
-            amounts = self._amounts(outcome.summaries)
+            amounts = self._bracket_amounts(outcome.summaries)
             income = float(amounts[0].sum())
             # Without any income the formula is undefined.
             if income > 0:
                 marginal = float(amounts[0] @ outcome.vector) / income
                 self.log_points.append([float(np.log(max(1.0 - marginal, 1e-6))), float(np.log(income))])
                 incomes, taxable, weights = amounts
-                formula = saez_rates(incomes, taxable, weights, self.current_elasticity, outcome.vector)
-                self.formula_rates = self.space.rounded(formula)
+                formula_rates = compute_saez_rates(incomes, taxable, weights, self.effective_elasticity, outcome.vector)
+                self.formula_rates = self.space.rounded(formula_rates)
         distance = float(np.abs(self.formula_rates - self.rates).max())
-        return {"principal/elasticity": self.current_elasticity, "principal/distance": distance}
+        return {"principal/elasticity": self.effective_elasticity, "principal/distance": distance}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the formula's rates for the last outcome, [1, K]; [0, K] before the first outcome with income."""
@@ -149,13 +150,13 @@ class SaezPrincipal(StateFields):
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     @property
-    def current_elasticity(self) -> float:
-        """Given elasticity, or its estimate; 0.5 before there are two different proposals."""
+    def effective_elasticity(self) -> float:
+        """Elasticity that was given, or else its estimate; 0.5 before there are two different proposals."""
         if self.elasticity is not None:
             return self.elasticity
-        estimate = estimated_elasticity(*np.array(self.log_points).T) if len(self.log_points) > 1 else None
+        estimate = estimate_elasticity(*np.array(self.log_points).T) if len(self.log_points) > 1 else None
         return 0.5 if estimate is None else estimate
 
-    def _amounts(self, summaries: Mapping[str, float]) -> np.ndarray:
-        """Return `AMOUNTS`, [3, K]."""
-        return np.array([[summaries[f"{name}_{k + 1}"] for k in range(self.space.dim)] for name in AMOUNTS])
+    def _bracket_amounts(self, summaries: Mapping[str, float]) -> np.ndarray:
+        """Return `BRACKET_METRICS`, [3, K]."""
+        return np.array([[summaries[f"{name}_{k + 1}"] for k in range(self.space.dim)] for name in BRACKET_METRICS])

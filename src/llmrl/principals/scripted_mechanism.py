@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import re
@@ -12,17 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
+from llmrl.principals.scripted_search import EMPTY_TABLE_TEXT, QUESTION_NUMBER_PATTERN, rng_of_text
 
-_PARAMETER = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
-_CONTEXTS = "## Context\n"
-_CONTEXT = re.compile(r"^Context of this generation: (.+)$", re.MULTILINE)
-_OPENING = "this is your first proposal"
-_COUNT = re.compile(r"^Proposals made so far: (\d+)$", re.MULTILINE)
-_CONTEXT_COUNT = re.compile(r"^Proposals made so far in this context: (\d+)$", re.MULTILINE)
-_SIDE_BY_SIDE = "proposals are tried side by side"
-_NUMBER = re.compile(r"this is number (\d+) of \d+")
-_EMPTY_TABLE = "There is room for 0 "
-_GENERATION = re.compile(
+_PARAMETER_PATTERN = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
+_CONTEXTS_HEADING = "## Context\n"
+_CONTEXT_PATTERN = re.compile(r"^Context of this generation: (.+)$", re.MULTILINE)
+_FIRST_PROPOSAL_TEXT = "this is your first proposal"
+_COUNT_PATTERN = re.compile(r"^Proposals made so far: (\d+)$", re.MULTILINE)
+_CONTEXT_COUNT_PATTERN = re.compile(r"^Proposals made so far in this context: (\d+)$", re.MULTILINE)
+_PARALLEL_TEXT = "proposals are tried side by side"
+_RECORD_PATTERN = re.compile(
     r"^Generation \d+(?:, proposal \d+)?(?: \[context: (.+?)\])?: (\S+=\S+(?:, \S+=\S+)*) -> payoff ([^\s;]+)"
     r"(?: \(mean of (\d+) measurements)?",
     re.MULTILINE,
@@ -32,14 +30,14 @@ MAX_CORNERS = 8
 """Maximum number of corners of the box that are all tried, for up to three numbers."""
 N_INITIAL = 10
 """Number of initial points if there are more corners."""
-STEP = 0.3
+INITIAL_STEP = 0.3
 """Initial standard deviation of changes, as a share of each range."""
-SHRINK = 0.93
+STEP_DECAY = 0.93
 """Factor on the step for each further proposal."""
 MIN_STEP = 0.03
 N_PARENTS = 3
 """Number of proposals that are changed, in turn, beginning with the best."""
-MIN_WIDTH = 0.05
+MIN_KERNEL_WIDTH = 0.05
 """Minimum width of the kernel that averages payoffs (otherwise half the present step), as a share of each range."""
 MAX_DRAWS = 20
 """Maximum number of draws of a proposal that differs from others of its generation (bounds may leave no choice)."""
@@ -59,7 +57,7 @@ class _Trials:
     def rank_points(self, width: float) -> np.ndarray:
         """Return indices [n] in decreasing order of payoffs averaged by a Gaussian kernel of `width`.
 
-        A single lucky payoff among bad neighbors therefore does not rank high (Nadaraya-Watson regression).
+        So a single high payoff among low ones does not rank high (Nadaraya-Watson regression).
         """
         distances = ((self.points[:, None] - self.points[None]) ** 2).mean(-1)
         weights = np.exp(-distances / (2 * width**2)) * self.counts
@@ -88,23 +86,23 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         UnreadPromptError: a part of the prompt is not in the form of `principals/prompts`.
     """
     prompt = first_question(messages)
-    parameters = needed(_PARAMETER.findall(prompt), "the numbers to set (`- name: from 0 to 1 (unit)`)")
+    parameters = needed(_PARAMETER_PATTERN.findall(prompt), "the numbers to set (`- name: from 0 to 1 (unit)`)")
     names = [name for name, _, _ in parameters]
     low = np.array([float(bound) for _, bound, _ in parameters])
     high = np.array([float(bound) for _, _, bound in parameters])
-    n_proposals, context = _proposal_count(prompt), ""
-    if _CONTEXTS in prompt:
-        context = needed(_CONTEXT.search(prompt), "the context of this generation")[1]
-        n_proposals = _proposal_count(prompt, _CONTEXT_COUNT)
+    n_proposals, context = _read_proposal_count(prompt), ""
+    if _CONTEXTS_HEADING in prompt:
+        context = needed(_CONTEXT_PATTERN.search(prompt), "the context of this generation")[1]
+        n_proposals = _read_proposal_count(prompt, _CONTEXT_COUNT_PATTERN)
     trials = _read_trials(prompt, names, context, low, high)
     # The same points for all questions of a context.
-    design = _initial_design(len(names), _generator(seed, f"{parameters}\0{context}"))
+    design = _initial_design(len(names), rng_of_text(f"{seed}\0{parameters}\0{context}"))
     step = _step_size(n_proposals - len(design))
-    order = trials.rank_points(max(step / 2, MIN_WIDTH))[:N_PARENTS]
+    order = trials.rank_points(max(step / 2, MIN_KERNEL_WIDTH))[:N_PARENTS]
     # The same numbers for all questions of a generation.
-    rng = _generator(seed, _NUMBER.sub("", prompt))
+    rng = rng_of_text(f"{seed}\0{QUESTION_NUMBER_PATTERN.sub('', prompt)}")
     proposals: list[list[float]] = []
-    for i in range(n_proposals, n_proposals + _proposal_number(prompt)):
+    for i in range(n_proposals, n_proposals + _read_proposal_number(prompt)):
         step = _step_size(i - len(design))
         base = trials.points[order[(i - n_proposals) % len(order)]] if len(order) else np.full(len(names), 0.5)
         for _ in range(MAX_DRAWS):
@@ -121,42 +119,41 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     return json.dumps({"reasoning": f"By rule, not by thought: {reason}.", **dict(zip(names, numbers, strict=True))})
 
 
-def _proposal_count(prompt: str, line: re.Pattern[str] = _COUNT) -> int:
+def _read_proposal_count(prompt: str, pattern: re.Pattern[str] = _COUNT_PATTERN) -> int:
     """Return the number of proposals so far, from a line of the prompt."""
-    return 0 if _OPENING in prompt else int(needed(line.search(prompt), "how many proposals were made so far")[1])
+    return (
+        0
+        if _FIRST_PROPOSAL_TEXT in prompt
+        else int(needed(pattern.search(prompt), "how many proposals were made so far")[1])
+    )
 
 
-def _proposal_number(prompt: str) -> int:
+def _read_proposal_number(prompt: str) -> int:
     """Return which proposal of the generation is requested, from 1."""
-    if _SIDE_BY_SIDE not in prompt:
+    if _PARALLEL_TEXT not in prompt:
         return 1
-    return int(needed(_NUMBER.search(prompt), "which proposal of the generation is asked for")[1])
+    return int(needed(QUESTION_NUMBER_PATTERN.search(prompt), "which proposal of the generation is asked for")[1])
 
 
 def _read_trials(prompt: str, names: list[str], context: str, low: np.ndarray, high: np.ndarray) -> _Trials:
     measurements: dict[tuple[float, ...], list[tuple[float, float]]] = {}
-    rows = _GENERATION.findall(prompt)
-    if not rows and _OPENING not in prompt and _EMPTY_TABLE not in prompt:
+    records = _RECORD_PATTERN.findall(prompt)
+    if not records and _FIRST_PROPOSAL_TEXT not in prompt and EMPTY_TABLE_TEXT not in prompt:
         raise UnreadPromptError("the proposals made so far (`Generation 1: name=0.5 -> payoff 2`)")
-    for row_context, values, payoff, weight in rows:
+    for record_context, values, payoff, count in records:
         numbers = dict(pair.split("=") for pair in values.split(", "))
-        if row_context == context:
+        if record_context == context:
             vector = tuple(float(numbers[name]) for name in names)
-            measurements.setdefault(vector, []).append((float(payoff), float(weight or 1)))
+            measurements.setdefault(vector, []).append((float(payoff), float(count or 1)))
     # Equal proposals with separate lines are averaged.
-    times = [sum(n for _, n in pairs) for pairs in measurements.values()]
+    n_measurements = [sum(n for _, n in payoffs_and_counts) for payoffs_and_counts in measurements.values()]
     payoffs = [
-        sum(payoff * n for payoff, n in pairs) / total
-        for pairs, total in zip(measurements.values(), times, strict=True)
+        sum(payoff * n for payoff, n in payoffs_and_counts) / total
+        for payoffs_and_counts, total in zip(measurements.values(), n_measurements, strict=True)
     ]
     span = np.where(high > low, high - low, 1.0)
     points = (np.array(list(measurements)).reshape(-1, len(names)) - low) / span
-    return _Trials(points, np.array(payoffs), np.array(times, dtype=np.float64))
-
-
-def _generator(seed: int, text: str) -> np.random.Generator:
-    digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "big")))
+    return _Trials(points, np.array(payoffs), np.array(n_measurements, dtype=np.float64))
 
 
 def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
@@ -168,13 +165,13 @@ def _initial_design(d: int, rng: np.random.Generator) -> np.ndarray:
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=d)))
         return np.concatenate([rng.permutation(corners), np.full((1, d), 0.5)])
     n = N_INITIAL - 1
-    parts = rng.permuted(np.tile(np.arange(n), (d, 1)), axis=1).T
-    return np.concatenate([np.full((1, d), 0.5), (parts + rng.random((n, d))) / n])
+    strata = rng.permuted(np.tile(np.arange(n), (d, 1)), axis=1).T
+    return np.concatenate([np.full((1, d), 0.5), (strata + rng.random((n, d))) / n])
 
 
 def _step_size(n_proposals: int) -> float:
     """Return the size of changes for a proposal after `n_proposals` proposals since the initial design."""
-    return float(max(STEP * SHRINK ** max(n_proposals, 0), MIN_STEP))
+    return float(max(INITIAL_STEP * STEP_DECAY ** max(n_proposals, 0), MIN_STEP))
 
 
 def _perturb(rng: np.random.Generator, base: np.ndarray, step: float) -> np.ndarray:

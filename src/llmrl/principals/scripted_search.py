@@ -13,29 +13,29 @@ import numpy as np
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
 
 _COUNT_PATTERN = re.compile(r"^(\d+) numbers, called params\[0\] to params\[\d+\]\.", re.MULTILINE)
-_COMMON_RANGE_LINE = re.compile(
+_COMMON_RANGE_PATTERN = re.compile(
     r"Each is a (whole )?number from (\S+) to ([^\s,]+?)(?:, with (\d+) digits? after the point)?\.\s*$", re.MULTILINE
 )
-_RANGE_LINE = re.compile(
+_RANGE_PATTERN = re.compile(
     r"^- params\[\d+\]: (whole, )?from (\S+) to ([^\s,]+)(?:, (\d+) digits after the point)?$", re.MULTILINE
 )
 _STEP_PATTERN = re.compile(r"change numbers by about (\S+) at a time")
-_SIDE_BY_SIDE = "proposals are made independently"
-_NUMBER_PATTERN = re.compile(r"this is number (\d+) of \d+")
-_LIST_ROW = re.compile(r"^\[([^\]]*)\] -> (\S+)", re.MULTILINE)
-_NAMED_ROW = re.compile(r"^(params\[0\]: .*); f\(params\): (\S+)", re.MULTILINE)
-_REPEATS = re.compile(r"^- (\[[^\]]*\]|params\[0\]: .*?): (\d+) times, mean (\S+),", re.MULTILINE)
+_PARALLEL_TEXT = "proposals are made independently"
+QUESTION_NUMBER_PATTERN = re.compile(r"this is number (\d+) of \d+")
+_LIST_ROW_PATTERN = re.compile(r"^\[([^\]]*)\] -> (\S+)", re.MULTILINE)
+_NAMED_ROW_PATTERN = re.compile(r"^(params\[0\]: .*); f\(params\): (\S+)", re.MULTILINE)
+_REPEATS_PATTERN = re.compile(r"^- (\[[^\]]*\]|params\[0\]: .*?): (\d+) times, mean (\S+),", re.MULTILINE)
 _TRIAL_COUNT_PATTERN = re.compile(r"^Tried so far: (\d+)\.", re.MULTILINE)
-_EMPTY_TABLE = "There is room for 0 "
-_JSON, _LINES = "Answer with one JSON object", "in exactly this form"
+EMPTY_TABLE_TEXT = "There is room for 0 "
+_JSON_FORMAT_TEXT, _LINES_FORMAT_TEXT = "Answer with one JSON object", "in exactly this form"
 
-FIRST_STEP = 0.15
+DEFAULT_STEP = 0.15
 """Standard deviation of a change, as a share of each range, unless the prompt suggests one."""
 N_PARENTS = 3
 """Number of best rows of the table in the weighted mean from which changes start."""
 PATIENCE = 15
 """Number of rows without improvement after which changes double."""
-MAX_FACTOR = 4.0
+MAX_STEP_FACTOR = 4.0
 """Maximum factor of the changes."""
 
 
@@ -67,40 +67,40 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         UnreadPromptError: a part of the prompt is not in the form of `principals/search_prompts`.
     """
     prompt = first_question(messages)
-    count = needed(
+    count_match = needed(
         _COUNT_PATTERN.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)"
     )
     n_trials = int(needed(_TRIAL_COUNT_PATTERN.search(prompt), "how many lists of numbers were tried so far")[1])
-    task = _parse_task(prompt, int(count.group(1)))
-    if n_trials and not len(task.values) and _EMPTY_TABLE not in prompt:
+    task = _parse_task(prompt, int(count_match.group(1)))
+    if n_trials and not len(task.values) and EMPTY_TABLE_TEXT not in prompt:
         raise UnreadPromptError("the rows of the table of what was tried")
-    number = _NUMBER_PATTERN.search(prompt)
+    question_number_match = QUESTION_NUMBER_PATTERN.search(prompt)
     # The same random numbers for all questions of an iteration, of which number k uses the k-th.
     # A repair turn gets others.
-    rng = _generator("\0".join(_NUMBER_PATTERN.sub("", message["content"]) for message in messages))
-    if _SIDE_BY_SIDE in prompt:
-        needed(number, "which proposal of the iteration is asked for")
-    tried = {tuple(row) for row in task.vectors.tolist()}
-    for _ in range(int(number.group(1)) if number else 1):
-        vector = _propose(task, rng, n_trials, tried)
-        tried.add(tuple(vector))
-    return _reply_text(prompt, vector, f"By rule, not by thought: a change after {n_trials} lists of numbers.")
+    rng = rng_of_text("\0".join(QUESTION_NUMBER_PATTERN.sub("", message["content"]) for message in messages))
+    if _PARALLEL_TEXT in prompt:
+        needed(question_number_match, "which proposal of the iteration is asked for")
+    proposed_vectors = {tuple(row) for row in task.vectors.tolist()}
+    for _ in range(int(question_number_match.group(1)) if question_number_match else 1):
+        vector = _propose(task, rng, n_trials, proposed_vectors)
+        proposed_vectors.add(tuple(vector))
+    return _format_reply(prompt, vector, f"By rule, not by thought: a change after {n_trials} lists of numbers.")
 
 
 def _parse_task(prompt: str, d: int) -> _Task:
     """Return the task of a question."""
     instructions, heading, table = prompt.partition("## What was tried, oldest first")
     needed(heading, "the heading of the table (`## What was tried, oldest first`)")
-    common_range = _COMMON_RANGE_LINE.search(instructions)
-    ranges = [common_range.groups()] * d if common_range else _RANGE_LINE.findall(instructions)[:d]
+    common_range = _COMMON_RANGE_PATTERN.search(instructions)
+    ranges = [common_range.groups()] * d if common_range else _RANGE_PATTERN.findall(instructions)[:d]
     if len(ranges) != d:
         raise UnreadPromptError("the range of each number")
     step = _STEP_PATTERN.search(instructions)
     table, _, repeats_text = table.partition("## Measured several times")
-    rows = [(_parse_list(numbers), value) for numbers, value in _LIST_ROW.findall(table)]
-    rows += [(_parse_named(numbers), value) for numbers, value in _NAMED_ROW.findall(table)]
+    rows = [(_parse_list(numbers), value) for numbers, value in _LIST_ROW_PATTERN.findall(table)]
+    rows += [(_parse_named(numbers), value) for numbers, value in _NAMED_ROW_PATTERN.findall(table)]
     # Vectors with several measurements have one row, with their mean, at the position of the newest.
-    repeats = _REPEATS.findall(repeats_text)
+    repeats = _REPEATS_PATTERN.findall(repeats_text)
     means = {
         _parse_list(numbers[1:-1]) if numbers[0] == "[" else _parse_named(numbers): mean for numbers, _, mean in repeats
     }
@@ -129,7 +129,9 @@ def _parse_named(numbers: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\]: ([^;]+)", numbers))
 
 
-def _propose(task: _Task, rng: np.random.Generator, n_trials: int, tried: set[tuple[float, ...]]) -> list[float]:
+def _propose(
+    task: _Task, rng: np.random.Generator, n_trials: int, proposed_vectors: set[tuple[float, ...]]
+) -> list[float]:
     """Return a vector that was not tried, if one is found in 50 attempts."""
     d, span = len(task.low), task.high - task.low
     all_integers = bool((task.digits == 0).all())
@@ -142,7 +144,7 @@ def _propose(task: _Task, rng: np.random.Generator, n_trials: int, tried: set[tu
         else:
             vector = _perturb(task, rng, attempt)
         vector = _round(np.clip(vector, task.low, task.high), task.digits)
-        if tuple(vector.tolist()) not in tried:
+        if tuple(vector.tolist()) not in proposed_vectors:
             break
     return list(vector.tolist())
 
@@ -152,9 +154,9 @@ def _perturb(task: _Task, rng: np.random.Generator, attempt: int) -> np.ndarray:
     d, span = len(task.low), task.high - task.low
     order = np.argsort(-task.values, kind="stable")
     best = task.vectors[order[0]]
-    size = span * FIRST_STEP if task.step is None else np.full(d, task.step)
-    stagnation = len(task.values) - 1 - order[0]
-    size = size * min(2.0 ** (stagnation // PATIENCE) * (1 + attempt / 10), MAX_FACTOR)
+    size = span * DEFAULT_STEP if task.step is None else np.full(d, task.step)
+    n_rows_since_best = len(task.values) - 1 - order[0]
+    size = size * min(2.0 ** (n_rows_since_best // PATIENCE) * (1 + attempt / 10), MAX_STEP_FACTOR)
     start = best
     if rng.random() < 0.5 and len(order) > N_PARENTS:
         parents = task.vectors[order[:N_PARENTS]]
@@ -183,13 +185,13 @@ def _round(vector: np.ndarray, digits: np.ndarray) -> np.ndarray:
     return output
 
 
-def _reply_text(prompt: str, vector: list[float], reason: str) -> str:
-    if _JSON in prompt:
+def _format_reply(prompt: str, vector: list[float], reason: str) -> str:
+    if _JSON_FORMAT_TEXT in prompt:
         return json.dumps({"reasoning": reason, "params": vector})
-    needed(_LINES in prompt, f"the form of the reply (`{_JSON}` or `{_LINES}`)")
+    needed(_LINES_FORMAT_TEXT in prompt, f"the form of the reply (`{_JSON_FORMAT_TEXT}` or `{_LINES_FORMAT_TEXT}`)")
     return "; ".join(f"params[{i}]: {x:g}" for i, x in enumerate(vector)) + f"\n{reason}"
 
 
-def _generator(text: str) -> np.random.Generator:
-    digest = hashlib.sha256(text.encode()).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "big")))
+def rng_of_text(text: str) -> np.random.Generator:
+    """Return a generator of random numbers whose seed is a hash of a text."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))

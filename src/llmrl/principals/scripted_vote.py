@@ -1,4 +1,4 @@
-"""Scripted citizen, who nominates at random, first explores some options, then votes for what served it best."""
+"""Scripted citizen: it nominates at random, explores options, then votes for the option closest to its best one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from llmrl.llms.scripted import needed
 
 N_EXPLORATION = 4
 """Number of generations in which options are explored."""
-_PARAMETER = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
-_GENERATION = re.compile(
+_PARAMETER_PATTERN = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
+_GENERATION_PATTERN = re.compile(
     r"^Generation (\d+)(?: \[context: .+?\])?: (\S+=\S+(?:, \S+=\S+)*) -> all agents", re.MULTILINE
 )
-_CITIZEN_RETURN = re.compile(r"(-?[\d.]+\S*) in generation (\d+)[,.]")
-_OPTION = re.compile(r"^- (option_\d+)(?: \(as in the last generation\))?: (\S+=\S+(?:, \S+=\S+)*)\. ", re.MULTILINE)
-_VOTER = re.compile(r"^You are agent (\d+) of ", re.MULTILINE)
+_CITIZEN_RETURN_PATTERN = re.compile(r"(-?[\d.]+\S*) in generation (\d+)[,.]")
+_OPTION_PATTERN = re.compile(
+    r"^- (option_\d+)(?: \(as in the last generation\))?: (\S+=\S+(?:, \S+=\S+)*)\. ", re.MULTILINE
+)
+_VOTER_PATTERN = re.compile(r"^You are agent (\d+) of ", re.MULTILINE)
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
@@ -34,45 +36,43 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     text = messages[0]["content"]
     bounds = {
         name: (float(low), float(high))
-        for name, low, high in needed(_PARAMETER.findall(text), "the numbers (`- name: from 0 to 1 (`)")
+        for name, low, high in needed(_PARAMETER_PATTERN.findall(text), "the numbers (`- name: from 0 to 1 (`)")
     }
-    voter = needed(_VOTER.search(text), "who votes (`You are agent 1 of `)")[1]
-    outcomes = {generation: float(value) for value, generation in _CITIZEN_RETURN.findall(text)}
-    generations = [(_numbers(values), outcomes[generation]) for generation, values in _GENERATION.findall(text)]
-    options = _OPTION.findall(text)
+    voter = needed(_VOTER_PATTERN.search(text), "who votes (`You are agent 1 of `)")[1]
+    outcomes = {generation: float(value) for value, generation in _CITIZEN_RETURN_PATTERN.findall(text)}
+    generations = [
+        (_parse_numbers(values), outcomes[generation]) for generation, values in _GENERATION_PATTERN.findall(text)
+    ]
+    options = _OPTION_PATTERN.findall(text)
     reasoning = {"reasoning": "By rule, not by thought."}
     if not options:
-        return json.dumps({**reasoning, **_nomination(bounds, f"{seed} {voter} {len(generations)}")})
+        return json.dumps({**reasoning, **_nominate(bounds, f"{seed} {voter} {len(generations)}")})
     if len(generations) < N_EXPLORATION:  # all vote for the same option, to explore it
         choice = options[_hash_to_int(f"{len(generations)}") * len(options) // 2**32][0]
-        return json.dumps({**reasoning, **_vote(text, choice)})
+        return json.dumps({**reasoning, "choice": choice})
     best = max(generations, key=lambda pair: pair[1])[0]
-    choice = min(options, key=lambda option: _distance(_numbers(option[1]), best, bounds))[0]
-    return json.dumps({**reasoning, **_vote(text, choice)})
+    choice = min(options, key=lambda option: _squared_distance(_parse_numbers(option[1]), best, bounds))[0]
+    return json.dumps({**reasoning, "choice": choice})
 
 
-def _vote(text: str, option: str) -> dict[str, object]:
-    return {"choices": [option]} if '"choices"' in text else {"choice": option}
-
-
-def _hash_to_int(draw: str) -> int:
+def _hash_to_int(text: str) -> int:
     """Return a pseudorandom number below 2**32 determined by a text."""
-    return int.from_bytes(hashlib.sha256(draw.encode()).digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _numbers(text: str) -> dict[str, float]:
+def _parse_numbers(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (pair.partition("=") for pair in text.split(", "))}
 
 
-def _nomination(bounds: Mapping[str, tuple[float, float]], draw: str) -> dict[str, float]:
-    nomination = {}
+def _nominate(bounds: Mapping[str, tuple[float, float]], text: str) -> dict[str, float]:
+    vector = {}
     for name, (low, high) in bounds.items():
-        share = _hash_to_int(f"{draw} {name}") / 2**32
-        nomination[name] = round(low + share * (high - low), 2)
-    return nomination
+        fraction = _hash_to_int(f"{text} {name}") / 2**32
+        vector[name] = round(low + fraction * (high - low), 2)
+    return vector
 
 
-def _distance(
+def _squared_distance(
     point: Mapping[str, float], other: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
 ) -> float:
     return sum(((point[name] - other[name]) / max(high - low, 1e-9)) ** 2 for name, (low, high) in bounds.items())

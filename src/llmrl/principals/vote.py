@@ -1,10 +1,9 @@
-"""Principal `principal=vote`, whose citizens vote on the numbers that apply for one generation."""
+"""Principal `principal=vote`, whose citizens vote on the vector that applies for one generation."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,22 +22,19 @@ from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
-from llmrl.llms.reading.choice_parser import RECONSIDERATION, ChoiceParser
-from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name
-from llmrl.llms.reading.non_answer_text import is_doubtful
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
-from llmrl.principals.llm_mechanism import numbers_model
+from llmrl.principals.llm_mechanism import create_reply_model
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).with_name("prompts")
-REPLY_TOKENS = 70
+PROMPTS_DIR = Path(__file__).with_name("prompts")
+TYPICAL_REPLY_TOKENS = 70
 """Approximate number of tokens of a vote or a nomination."""
 Nominate = Literal["citizens", "random"]
-VoteRule = Literal["plurality", "approval"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,6 @@ class VoteSettings:
 
     nominate: Nominate
     nominations: PositiveInt
-    rule: VoteRule
     voters: PositiveInt | None
     memory: PositiveInt
     repair_turns: NonNegativeInt
@@ -57,8 +52,8 @@ class VotePrincipal(StateFields):
     """Principal whose citizens, each a language model with its own returns, nominate vectors and vote on them.
 
     The ballot has the vector of the last generation (at first: no intervention) and the nominations, in an order that
-    the seed determines for each vote. In a tie, the vector of the last generation wins if it is among the winners, else
-    the first of them on the ballot. A citizen without a valid vote abstains.
+    the seed determines for each vote. In a tie, the vector of the last generation wins if it is among the tied vectors,
+    else the first tied vector on the ballot. A citizen without a valid vote abstains.
 
     Args:
         settings: options.
@@ -101,7 +96,7 @@ class VotePrincipal(StateFields):
             )
         self.spec, self.space, self.llm, self.seeds = spec, spec.proposals, llm, seeds
         self.settings, self.voters = settings, settings.voters or spec.n_agents
-        self.prompts = PromptFamily("principal", FOLDER, prompt_folder)
+        self.prompts = PromptFamily("principal", PROMPTS_DIR, prompt_folder)
         self.briefing: PrincipalBriefing | None = None
         self.records: list[dict[str, Any]] = []
         self.votes = 0
@@ -112,7 +107,7 @@ class VotePrincipal(StateFields):
             "nomination",
             self._parse_nomination,
             self._repair_nomination,
-            json_schema(numbers_model(self.space)),
+            json_schema(create_reply_model(self.space)),
             settings.repair_turns,
         )
         self.voter = self._vote_query(["option_1"])
@@ -146,18 +141,17 @@ class VotePrincipal(StateFields):
         voter.load_state_dict(self.voter.state_dict())
         self.voter = voter
         votes = voter.ask([self._render_ballot(agent, name, options) for agent in range(self.voters)])
-        tally = count_votes(votes, len(ballot))
-        winners = np.flatnonzero(tally == tally.max())
-        status_quo_winners = [
-            i for i in winners.tolist() if np.array_equal(ballot[i], self.space.rounded(status_quo_vector[None])[0])
-        ]
-        winner = status_quo_winners[0] if status_quo_winners else int(winners[0])
-        n_abstentions = sum(vote is None for vote in votes)
+        valid_votes = [vote for vote in votes if vote is not None]
+        vote_counts = np.bincount(np.array(valid_votes, dtype=np.int64), minlength=len(ballot))
+        winners = np.flatnonzero(vote_counts == vote_counts.max())
+        is_status_quo = (ballot[winners] == self.space.rounded(status_quo_vector)).all(axis=1)
+        winner = int(winners[is_status_quo.argmax()])  # the first winner if none is the status quo
+        n_abstentions = len(votes) - len(valid_votes)
         self.totals["abstentions"] += n_abstentions
-        self.totals["unchanged"] += bool(status_quo_winners)
+        self.totals["unchanged"] += int(is_status_quo.any())
         self.last_metrics = {
             "vote/options": float(len(ballot)),
-            "vote/winner_share": float(tally[winner] / max(self.voters - n_abstentions, 1)),
+            "vote/winner_share": float(vote_counts[winner] / max(len(valid_votes), 1)),
             "vote/turnout": 1 - n_abstentions / self.voters,
         }
         self.votes += 1
@@ -181,26 +175,24 @@ class VotePrincipal(StateFields):
         """Return the vector of the last vote in a context, [1, d]; [0, d] before the first vote."""
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        elected = [record["vector"] for record in self.records if record["context"] == name]
-        vectors = [np.array(vector) for vector in elected[-1:]]
-        return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
+        elected_vectors = [record["vector"] for record in self.records if record["context"] == name]
+        return np.array(elected_vectors[-1:][:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
         """Return the estimate for `steps` votes, from rendered prompts with half of the final memory."""
         vector = self.space.neutral
         n_records = min(self.settings.memory, (steps + n_earlier_outcomes) // 2)
-        row = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
-        records, self.records = self.records, [row] * n_records
+        record = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
+        records, self.records = self.records, [record] * n_records
         options = self._build_options([vector] * (self.settings.nominations + 1))
-        ballot = estimate_tokens(self._render_ballot(0, None, options).text)
-        proposal = estimate_tokens(self._render_nomination_prompt(0, None).text)
+        ballot_tokens = estimate_tokens(self._render_ballot(0, None, options).text)
+        nomination_tokens = estimate_tokens(self._render_nomination_prompt(0, None).text)
         self.records = records
         n_nominations = self.settings.nominations if self.settings.nominate == "citizens" else 0
         calls = steps * (self.voters + n_nominations)
         max_calls = calls * (1 + self.settings.repair_turns)
-        return CallEstimate(
-            calls, max_calls, steps * (self.voters * ballot + n_nominations * proposal), calls * REPLY_TOKENS
-        )
+        prompt_tokens = steps * (self.voters * ballot_tokens + n_nominations * nomination_tokens)
+        return CallEstimate(calls, max_calls, prompt_tokens, calls * TYPICAL_REPLY_TOKENS)
 
     def _status_quo_vector(self, context: str | None) -> np.ndarray:
         """Return the vector of the last generation of a context, [d]; at first the neutral one."""
@@ -234,21 +226,19 @@ class VotePrincipal(StateFields):
             for i, vector in enumerate(vectors)
         ]
 
-    def _vote_query(self, options: Sequence[str]) -> StructuredQuery[list[int]]:
+    def _vote_query(self, options: Sequence[str]) -> StructuredQuery[int]:
         """Return the query for votes on `options`, whose parser, repair prompt and schema depend on them."""
-        approval = self.settings.rule == "approval"
         return StructuredQuery(
             self.llm,
             "vote",
-            partial(self._parse_vote, options),
+            lambda reply: parse_answer(reply.text, BallotParser(options), reply.cut).answer,
             partial(self._repair_vote, options),
-            build_vote_schema(options, approval),
+            build_vote_schema(options),
             self.settings.repair_turns,
         )
 
     def _render_ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Prompt:
-        approval = self.settings.rule == "approval"
-        return self.prompts.render("_ballot", options=options, approval=approval, **self._citizen_facts(agent, context))
+        return self.prompts.render("_ballot", options=options, **self._citizen_facts(agent, context))
 
     def _render_nomination_prompt(self, agent: int, context: str | None) -> Prompt:
         return self.prompts.render("_nomination", **self._citizen_facts(agent, context))
@@ -289,43 +279,17 @@ class VotePrincipal(StateFields):
             raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")
         return vector
 
-    def _parse_vote(self, options: Sequence[str], reply: ChatReply) -> list[int]:
-        if self.settings.rule == "approval":
-            return parse_approvals(reply.text, options, reply.cut)
-        return [parse_answer(reply.text, BallotParser(options), reply.cut).answer]
-
     def _repair_vote(self, options: Sequence[str], reason: str) -> Prompt:
-        approval = self.settings.rule == "approval"
-        return self.prompts.render("_repair_vote", fault=reason, options=options, approval=approval)
+        return self.prompts.render("_repair_vote", fault=reason, options=options)
 
     def _repair_nomination(self, reason: str) -> Prompt:
         return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
 
-_APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
-_BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
-_NUMBERS = re.compile(
-    r"\b(?:of|for|op[^\W\d]{3,6}|numbers?|pick|choose|support)\s+((?:\d{1,3}(?!\w|\.\d|%)(?:[\s,&]|and|und|et|y|e)*)+)",
-    re.IGNORECASE,
-)
-_APPROVES = re.compile(
-    r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept|thumbs up)\b|"
-    r"\bich stimme\b|\bje vote\b|\bvoto\b",
-    re.IGNORECASE,
-)
-
-
-def build_vote_schema(options: Sequence[str], approval: bool) -> dict[str, Any]:
-    """Return the JSON schema of a vote: one of the options, or a list of those that are approved of."""
-    option_schema = {"type": "string", "enum": list(options)}
-    vote = {"choices": {"type": "array", "items": option_schema}} if approval else {"choice": option_schema}
-    properties = {"reasoning": {"type": "string"}, **vote}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+def build_vote_schema(options: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON schema of a vote for one of the options."""
+    properties = {"reasoning": {"type": "string"}, "choice": {"type": "string", "enum": list(options)}}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 class BallotParser(ChoiceParser):
@@ -333,78 +297,3 @@ class BallotParser(ChoiceParser):
 
     answer_name = "option"
     has_labels = True
-
-
-class _Approvals(AnswerParser[list[int]]):
-    """Parser of a list of options: under `choices`, as a bare list, as bullets, or in sentences of approval."""
-
-    answer_name = "list of choices"
-    has_labels = True
-
-    def __init__(self, options: Sequence[str]) -> None:
-        self._names, self._n = NameMatcher(options), len(options)
-
-    def parse_value(self, value: Any) -> list[int] | None:
-        if isinstance(value, Mapping):
-            choices = next((x for key, x in value.items() if normalize_name(str(key)) in _APPROVAL_KEYS), None)
-        else:
-            choices = value if isinstance(value, list) and value and not isinstance(value[0], Mapping | list) else None
-        if isinstance(choices, Mapping) and len(choices) == 1:
-            [choices] = choices.values()  # <choices><choice>
-        if isinstance(choices, Mapping) and all(isinstance(approval, bool) for approval in choices.values()):
-            choices = [name for name, is_approved in choices.items() if is_approved]
-        if choices is None:
-            nested = value.values() if isinstance(value, Mapping) else ()
-            parsed = [self.parse_value(inner) for inner in nested if isinstance(inner, Mapping)]
-            return next((indices for indices in parsed if indices is not None), None)
-        entries = choices if isinstance(choices, list) else [choices]
-        indices = [self._option(entry) for entry in entries]
-        if unknown := [entry for entry, i in zip(entries, indices, strict=True) if i is None]:
-            raise InvalidReply(f"there is no option {str(unknown[0])[:40]!r}")
-        return sorted({i for i in indices if i is not None})
-
-    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[list[int]]]:
-        lines = [(match, self._names.exact(match[1])) for match in _BULLET.finditer(text)]
-        matches = [(match, i) for match, i in lines if i is not None]
-        if not matches or truncated or len(matches) < len(lines):
-            return []
-        start, end = matches[0][0].start(), matches[-1][0].end()
-        heading = text[:start].strip().rsplit("\n", 1)[-1]
-        # A list under another heading, or of all options without any, need not be of those approved.
-        if negated(heading) or not (_APPROVES.search(heading) if heading else len(matches) < self._n):
-            return []
-        return [CandidateAnswer(start, end, sorted({i for _, i in matches}), form=1)]
-
-    def parse_prose(self, text: str) -> list[int] | None:
-        if REFUSAL.search(text) or RECONSIDERATION.search(text):
-            return None
-        indices: set[int] = set()
-        for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)[:200]:
-            mentioned = {i for _, _, i in self._names.mentions(sentence)}
-            digits = [number for group in _NUMBERS.findall(sentence) for number in re.findall(r"\d+", group)]
-            numbers = {self._option(int(number)) for number in digits}
-            if _APPROVES.search(sentence):
-                if is_doubtful(sentence) or re.search(r"\bover\b|\bor\b|\d of\b", sentence):
-                    return None
-                indices |= mentioned | {i for i in numbers if i is not None}
-        return sorted(indices) or None
-
-    def _option(self, entry: Any) -> int | None:
-        if isinstance(entry, int) and not isinstance(entry, bool):
-            return self._names.exact(f"option_{entry}")
-        return self._names.meant(entry) if isinstance(entry, str) else None
-
-
-def parse_approvals(text: str, options: Sequence[str], truncated: bool) -> list[int]:
-    """Return the indices of the options that a reply approves of, possibly none.
-
-    Raises:
-        InvalidReply: the reply holds no such list, or names an option that does not exist.
-    """
-    return parse_answer(text, _Approvals(options), truncated).answer
-
-
-def count_votes(votes: Sequence[Sequence[int] | None], options: int) -> np.ndarray:
-    """Return the number of votes for each option, [options]; None is an abstention."""
-    choices = [option for vote in votes if vote is not None for option in vote]
-    return np.bincount(np.array(choices, dtype=np.int64), minlength=options)

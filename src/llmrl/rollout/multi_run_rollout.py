@@ -43,7 +43,7 @@ class EpisodeStart:
 
     Attributes:
         seed: seed of the games, or one seed per society.
-        actions: seeds from which the policies draw actions (`PlaySteps.actions`).
+        actions: seeds from which the policies draw actions (`PlaySteps.action_seeds`).
         mechanism: mechanism parameters of each game, [n_envs, d]; None: there is no mechanism.
         context: context of all games; None: there are no contexts.
     """

@@ -115,13 +115,13 @@ def test_finetuning_rejects_impossible_actions():
     """Fine-tuning treats a proposal as the search does, and draws tables from the actions that there are."""
     prompt_format = PromptFormat(searcher(LAKE, out_of_range="accept"))
     assert (
-        prompt_format.usable(np.array([0.0, 2.0, 1.0, 3.0])) is None
-        and prompt_format.usable(np.array([-1.0, 0, 0, 0])) is None
+        prompt_format.to_played_vector(np.array([0.0, 2.0, 1.0, 3.0])) is None
+        and prompt_format.to_played_vector(np.array([-1.0, 0, 0, 0])) is None
     )
-    assert prompt_format.usable(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
-    assert searcher(LAKE, out_of_range="clamp").read("[0, -3, 1, 9]").vector.tolist() == [0, 0, 1, 2]
+    assert prompt_format.to_played_vector(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
+    assert searcher(LAKE, out_of_range="clamp").parse_reply("[0, -3, 1, 9]").vector.tolist() == [0, 0, 1, 2]
     weights = searcher(LAKE, TabularAgent(LAKE, entries="values"), out_of_range="accept")
-    assert weights.read(str([7.0] * 12)).vector.tolist() == [7.0] * 12, "values of actions are no choices"
+    assert weights.parse_reply(str([7.0] * 12)).vector.tolist() == [7.0] * 12, "values of actions are no choices"
 
 
 def test_random_table_trials_use_valid_actions(tmp_path):
@@ -163,12 +163,12 @@ def test_only_invalid_proposals_are_replaced():
     principal.reasons, principal.fallbacks = ["a", "b", "c"], [False, False, True]
     principal.notes = ["", "", "no reply"]
     vectors = np.arange(24.0).reshape(3, 8)
-    replacements = principal.replacement_for(vectors, np.array([False, True, False]))
+    replacements = principal.replace_failed(vectors, np.array([False, True, False]))
     assert replacements.tolist() == [vectors[0].tolist(), [0.0] * 8, vectors[2].tolist()]
     assert principal.reasons == ["a", "", "c"] and principal.fallbacks == [False, True, True]
     assert principal.counters["unplayable_proposals"] == 1
     principal.tell([returned(vector, 1.0) for vector in replacements])
-    rows = [line for line in principal.question(None).text.splitlines() if " -> " in line]
+    rows = [line for line in principal.build_question(None).text.splitlines() if " -> " in line]
     assert ["not what you proposed" in row for row in rows] == [False, True, False] and "no reply" in rows[2]
     restored = searcher(POLE)
     restored.load_state_dict(principal.state_dict())
@@ -186,16 +186,16 @@ def test_huge_numbers_are_not_rounded():
     assert space.rounded(np.array([1.7e308, -1e300]), clip=False).tolist() == [1.7e308, -1e300]
     assert space.rounded(np.array([0.25, 0.25]) + 1e9, clip=False).tolist() == [1e9 + 0.2, 1e9 + 0.25]
     principal = searcher(POLE, out_of_range="accept")
-    assert principal.read(str([1e308] * 8)).vector.tolist() == [1e308] * 8
+    assert principal.parse_reply(str([1e308] * 8)).vector.tolist() == [1e308] * 8
     with pytest.raises(InvalidReply):
-        principal.read(str([1e308] * 7 + [float("inf")]))
+        principal.parse_reply(str([1e308] * 7 + [float("inf")]))
 
 
 def test_non_finite_return_has_no_value():
     prompt_format = PromptFormat(searcher(POLE, out_of_range="accept"))
 
     class StubPrompt:
-        shown = ()
+        shown_trials = ()
 
     evaluator = ReplyEvaluator(
         prompt_format, lambda vectors, seeds: np.where(np.abs(vectors[:, :1]) > 1e30, -np.inf, 1.0), 1, Seeds(0)

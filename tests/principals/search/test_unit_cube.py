@@ -15,7 +15,7 @@ from llmrl.core.unit_cube import counts, from_unit, to_unit
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.grid import Arms, default_points, grid_vectors
+from llmrl.principals.grid import default_points, grid_vectors
 from llmrl.principals.nonadaptive import FixedPrincipal, RandomPrincipal
 from societies import toy
 
@@ -113,22 +113,22 @@ def test_integer_search_resumes(name, at):
 
 class TestGrids:
     def test_points_have_space_decimals(self):
-        grid = Arms(grid_vectors(space((-1.0, 1.0, 1), (0.0, 3.0, 0)), 4))
-        assert {grid.vectors[arm][0] for arm in range(16)} == {-1.0, -0.3, 0.3, 1.0}
-        assert [grid.arm(grid.vectors[arm]) for arm in range(16)] == list(range(16))
+        bandit = EpsilonGreedyPrincipal(space((-1.0, 1.0, 1), (0.0, 3.0, 0)), Seeds(0), points=4)
+        assert {vector[0] for vector in bandit.arms} == {-1.0, -0.3, 0.3, 1.0}
+        assert [bandit.arm_index(vector) for vector in bandit.arms] == list(range(16))
         with pytest.raises(ValueError, match="none of"):
-            grid.arm(np.array([-0.4, 1.0]))
+            bandit.arm_index(np.array([-0.4, 1.0]))
 
     def test_default_grid_covers_integers(self):
         assert default_points(TABLE, {3: 21, 5: 6}) == 4
         bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=3 * 4**6)
-        assert bandit.grid.n_arms == 4**6
+        assert bandit.n_arms == 4**6
         vectors = bandit.ask(None, 3)
         bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])
 
     def test_short_runs_list_integers(self):
         bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=40)
-        arms = bandit.grid.vectors
+        arms = bandit.arms
         assert arms.shape == (13, 6) and np.array_equal(arms, TABLE.rounded(arms))
         vectors = bandit.ask(None, 3)
         bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])
