@@ -57,8 +57,8 @@ READERS = {
     "choice": lambda text: parse_player_reply(text, CHOICES, [True, False], require_reflection=True),
     "arm": lambda text: parse_player_reply(text, ARM, None),
     "lesson": parse_lesson,
-    "mechanism": llm_principal(toy(), scripted()).read,
-    "clamped": llm_principal(toy(), scripted(), out_of_range="clamp").read,
+    "mechanism": llm_principal(toy(), scripted()).parse_reply,
+    "clamped": llm_principal(toy(), scripted(), out_of_range="clamp").parse_reply,
 }
 NAMES = (
     "number",
