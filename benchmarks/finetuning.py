@@ -71,7 +71,7 @@ def make_examples(env: str, low: float, high: float, rng: np.random.Generator) -
     space = task.space
 
     def vector() -> np.ndarray:
-        return space.rounded(rng.uniform(space.low - 0.5, space.high + 0.5))
+        return space.round_values(rng.uniform(space.low - 0.5, space.high + 0.5))
 
     pairs = []
     for _ in range(PAIRS):

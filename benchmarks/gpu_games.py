@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from gpu_part import Part, Sizes, seconds, wait
 
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.native import compilation
@@ -60,7 +60,7 @@ def check(part: Part) -> None:
                 saved = env.state_dict()
                 found |= {f"state {k}": x for k, x in saved["state"].items()} | {"deeds": saved["deeds"]}
             for name, theirs in facts[1].items():
-                ours, theirs = (torch.as_tensor(on_host(x)) for x in (facts[0][name], theirs))
+                ours, theirs = (torch.as_tensor(to_numpy(x)) for x in (facts[0][name], theirs))
                 if ours.dtype != theirs.dtype or not torch.equal(ours, theirs):
                     raise GamesDifferError(
                         f"{substrate}, step {step}: {name} of the device is not that of the processor. THE GAMES ARE "
@@ -144,7 +144,7 @@ def measure_games(part: Part) -> None:
 @torch.inference_mode()
 def measure_blocks(part: Part) -> None:
     """Of a GPU alone: neither processors nor the simulator have blocks whose size matters."""
-    blocks, default_block = (8, 16, 32, 64, 128), compilation.BLOCK
+    blocks, default_block = (8, 16, 32, 64, 128), compilation.THREADS_PER_BLOCK
     part.row("", *(f"{block}, M/s" for block in blocks))
     try:
         for games in part.sizes.games[:3:2]:
@@ -152,11 +152,11 @@ def measure_blocks(part: Part) -> None:
                 random_games = RandomGames(part.device, substrate, games, "grid")
                 random_games.first()
                 cells = []
-                for compilation.BLOCK in blocks:
+                for compilation.THREADS_PER_BLOCK in blocks:
                     cells.append(f"{random_games.rate(random_games.kernel_alone(), part.sizes) / 1e6:.3f}")
                 part.row(f"{substrate}, grid, {games:,} games", *cells)
     finally:
-        compilation.BLOCK = default_block
+        compilation.THREADS_PER_BLOCK = default_block
 
 
 def _games_row(

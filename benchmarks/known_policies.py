@@ -62,7 +62,7 @@ def search(entry: dict[str, Any], iterations: int, episodes: int, bound: float, 
     with env.evaluator(entry["clip_actions"], None) as evaluator:
         for iteration in range(iterations):
             asked = [optimizer.ask() for _ in range(optimizer.population_size)]
-            vectors = space.rounded(np.array(asked))
+            vectors = space.round_values(np.array(asked))
             seeds = iteration * episodes + np.arange(episodes)
             values = evaluator.evaluate(controller, vectors, seeds).returns.mean(axis=1)
             optimizer.tell([(x, -float(value)) for x, value in zip(asked, values, strict=True)])

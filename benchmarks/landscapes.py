@@ -41,7 +41,7 @@ import numpy as np
 from landscape_functions import FAMILIES, Landscape, landscape
 
 from llmrl.config.builder import Builder
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.protocols import Proposer
 from llmrl.core.records import Outcome
@@ -114,11 +114,11 @@ def build_principal(name: str, function: Landscape, run: int, proposals: int, ll
         return gp_variant(name, function, seeds.child("principal"))
     services: dict[str, Any] = {"device": "cpu", "seeds": seeds.child("llm")}
     if name == "llm":
-        node = {key: value for key, value in option("llm", llm).items() if key not in POLICIES}
+        node = {key: value for key, value in load_option("llm", llm).items() if key not in POLICIES}
         services["llm"] = ChatClient(Builder(services).build(node, "llm"))
     services |= {"seeds": seeds.child("principal"), "spec": function.spec, "space": function.space}
     services |= {"proposals": proposals, "controller": None, "prompt_folder": None}
-    principal: Proposer = Builder(services).build(option("principal", name), "principal")
+    principal: Proposer = Builder(services).build(load_option("principal", name), "principal")
     return principal
 
 

@@ -39,7 +39,7 @@ def read_episodes(folder: Path, games: int) -> Episodes:
     """Return the episodes of a run here, whose `games` games step together."""
     table = read_training_episodes(folder)
     assert table is not None
-    return (table.places["start"] + table.places["length"]) * games, table.metrics["return"]
+    return (table.indices["start"] + table.indices["length"]) * games, table.metrics["return"]
 
 
 def save_curves(rows: Rows, folder: Path) -> None:

@@ -112,7 +112,7 @@ def main() -> None:
         reading = time_work(
             args.device, lambda: rollouts.append(collector.collect(args.steps, Seeds(0).torch("rollout")))
         )
-        prompts, _ = rollouts[0].observation["prompt"].distinct()
+        prompts, _ = rollouts[0].observation["prompt"].unique()
         names = env.spec.continuations("prompt")
 
         @torch.no_grad()

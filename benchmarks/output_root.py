@@ -23,7 +23,7 @@ from pathlib import Path
 
 from llmrl.run.artifacts import read_config
 from llmrl.run.config_hash import config_hash
-from llmrl.run.folder import run_label
+from llmrl.run.folder import format_run_label
 
 NAME = "scale"
 OPTIONS = ["env=escape_room", "principal=ucb", f"name={NAME}", "+debug=quick", "agent.core_hidden=[4]"]
@@ -123,7 +123,7 @@ def copy_sweep(source: Path, outputs: Path, n_settings: int, n_seeds: int) -> No
     for i in range(n_settings):
         value = f"{0.001 * i:g}"
         changed = {**config, "design": {**config["design"], "spending_cost": float(value)}}
-        label = run_label([f"{SWEPT}={value}"], NAME)
+        label = format_run_label([f"{SWEPT}={value}"], NAME)
         for seed in range(n_seeds):
             folder = outputs / NAME / f"{label}-{config_hash(changed)}" / f"s{seed}"
             changes = {

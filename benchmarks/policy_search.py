@@ -31,7 +31,7 @@ import numpy as np
 
 from llmrl.agents.controllers.linear import LayerSettings
 from llmrl.agents.search_agent import LayeredAgent, SearchAgent, TabularAgent
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.envs.gym import tasks
 
 HERE = Path(__file__).parent
@@ -110,7 +110,7 @@ def policies(known: np.ndarray, table: bool, n_actions: int) -> np.ndarray:
 
 def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     entry = next(entry for entry in json.loads((HERE / "known_policies.json").read_text()) if entry["env"] == name)
-    env_option = option("env", name)
+    env_option = load_option("env", name)
     env: Any = make_env(name, n_envs=1, engine=engine, text=None, progress=None)
     clip = entry.get("clip_actions", True)
     agent: SearchAgent = (

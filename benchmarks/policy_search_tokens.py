@@ -25,7 +25,7 @@ import numpy as np
 from llmrl.agents.controllers.linear import LayerSettings
 from llmrl.agents.search_agent import LayeredAgent
 from llmrl.config.builder import Builder
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import PrincipalServices
@@ -49,7 +49,7 @@ def count_prompt_tokens(
     seeds = Seeds(seed).child("benchmark")
     model = chat_model("scripted", seeds=seeds)
     services = PrincipalServices(env.spec, seeds, llm=model, controller=agent.controller)
-    principal = Builder(services).build({**option("principal", "llm"), **settings}, "principal")
+    principal = Builder(services).build({**load_option("principal", "llm"), **settings}, "principal")
     principal.on_search_start(iterations, episodes)
     tokens = []
     with env.evaluator(True, 1) as plays:

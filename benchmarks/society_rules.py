@@ -33,7 +33,7 @@ def make_society(env: VecEnv, n: int) -> MixedPolicy:
     """Return `n` cleaners, and foragers in the other places."""
     places = {"cleaner": tuple(range(n)), "forager": tuple(range(n, env.spec.n_agents))}
     parts = [
-        SeatedPolicy(HeuristicAgent(env.spec.part(seats, False), role=role).policy, seats)  # type: ignore[arg-type]
+        SeatedPolicy(HeuristicAgent(env.spec.select(seats, False), role=role).policy, seats)  # type: ignore[arg-type]
         for role, seats in places.items()
     ]
     return MixedPolicy(parts, env.spec.n_agents)

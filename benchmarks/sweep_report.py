@@ -22,7 +22,7 @@ import numpy as np
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.run.status import RunProgress, Status
-from llmrl.statistics.intervals import Band, difference_interval, improvement, mean_interval
+from llmrl.statistics.intervals import Band, difference_interval, mean_interval, probability_of_improvement
 
 EXPERIMENTS = 20_000
 UNIT_COUNTS = (5, 6, 8, 10, 20, 30)
@@ -85,7 +85,7 @@ def improvement_coverage(draw: Draw, rng: np.random.Generator, n: int, experimen
     x, y = (draw(rng, (1_000_000,)) for _ in range(2))
     shift = float(x.std())
     truth = float(np.searchsorted(np.sort(y), x + shift).mean() / len(y))
-    found = [improvement(draw(rng, (n,)) + shift, draw(rng, (n,))) for _ in range(experiments)]
+    found = [probability_of_improvement(draw(rng, (n,)) + shift, draw(rng, (n,))) for _ in range(experiments)]
     return float(np.mean([interval.low <= truth <= interval.high for interval in found]))
 
 

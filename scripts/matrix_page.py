@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matrix_pairs import BUILDS, OMITTED, RUNS, SEARCHES, TABLES, UNASKED, Outcome, kinds, pairs, parts
 
-from llmrl.core.errors import Misfit
+from llmrl.core.errors import IncompatibilityReason
 
 PAGE = Path(__file__).parents[1] / "docs" / "matrix.md"
 
@@ -21,7 +21,7 @@ MARKS = {
     SEARCHES: ("s", "runs: there is no mechanism, so the principal searches a policy, `agent=projection`"),
     BUILDS: ("✓°", "is built and planned; the model cannot be asked without a key or a server"),
     UNASKED: ("·", "runs, and asks no model, so any option of `llm` will do"),
-    **{reason.value: (letter, reason.told) for letter, reason in zip("abcde", Misfit, strict=True)},
+    **{reason.value: (letter, reason.sentence) for letter, reason in zip("abcde", IncompatibilityReason, strict=True)},
     OMITTED: ("?", "is refused, and need not be"),
 }
 """What stands in a cell, and what that means, by `Outcome.what`."""
@@ -50,8 +50,9 @@ a few episodes, or two proposals. `make matrix` makes this page. One pair, and w
 python scripts/matrix.py --pairs cleanup:ppo
 ```
 
-A refusal is by nature if no option would change it. There are five such reasons (`llmrl.core.errors.Misfit`), and the
-error is an `Incompatible` that names its own. Any other refusal is an omission.
+A refusal is by nature if no option would change it. There are five such reasons
+(`llmrl.core.errors.IncompatibilityReason`), and the error is an `Incompatible` with its reason. Any other refusal is an
+omission.
 
 Some parts are given what they need: `agent.text_channel`, `agent.bins`, `agent.data`, members of `agent=mixed`, vectors
 of `principal=listed`, `env.observe` for a rule that reads a map, `env.welfare=utilitarian` for `principal=metagrad`,

@@ -13,7 +13,7 @@ from typing import Any
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import agent_loop
 from llmrl.core.errors import ConfigError, Incompatible, LlmrlError
-from llmrl.core.option_files import names, option
+from llmrl.core.option_files import list_option_names, load_option
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
@@ -108,7 +108,8 @@ class Outcome:
 
     Attributes:
         what: `runs`; `searches`, where a principal has no mechanism and searches a policy; `builds`, where a model
-            cannot be asked here; `unasked`, where the agent asks no model; the value of a `Misfit`; or `omitted`.
+            cannot be asked here; `unasked`, where the agent asks no model; the value of an `IncompatibilityReason`;
+            or `omitted`.
         said: message of a refusal.
     """
 
@@ -127,15 +128,15 @@ def parts(group: str) -> list[str]:
     """
     if group == "citizen":
         return list(CITIZENS)
-    return list(kinds()) if group == "llm" else [name for name in names(group) if name != "openenv"]
+    return list(kinds()) if group == "llm" else [name for name in list_option_names(group) if name != "openenv"]
 
 
 @functools.cache
 def kinds() -> dict[str, list[str]]:
     """Return the options of `llm` by the first of their kind: of one class, and made for the environment or not."""
     found: dict[tuple[Any, bool], list[str]] = {}
-    for name in names("llm"):
-        node = option("llm", name)
+    for name in list_option_names("llm"):
+        node = load_option("llm", name)
         found.setdefault((node["_target_"], node.get("make") is not None), []).append(name)
     return {alike[0]: alike for alike in found.values()}
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.option_docs import Key, display_path, document_keys, entries, header, option_type, value_text
-from llmrl.core.option_files import chain, content, is_choosable, is_global, part_groups, root, subgroups, variants
+from llmrl.core.option_files import (
+    find_variants,
+    is_choosable,
+    list_files,
+    list_part_groups,
+    list_subgroups,
+    read_file,
+    root,
+    sets_global_keys,
+)
 
 _INTRODUCTION = """# Options
 
@@ -38,14 +47,16 @@ def page() -> str:
     paragraphs = [_INTRODUCTION, "## The commands\n"]
     for name, title in _COMMANDS.items():
         paragraphs += _section(title, root() / f"{name}.yaml", [(root() / f"{name}.yaml", ())])
-    for group in sorted(place for name in (*part_groups(), "regime") for place in (name, *subgroups(name))):
+    for group in sorted(place for name in (*list_part_groups(), "regime") for place in (name, *list_subgroups(name))):
         paragraphs.append(f"## {group}\n")
         folder = root() / group
         file_names = {path.stem for path in folder.glob("*.yaml")}
-        for name in sorted(file_names | variants(folder).keys(), key=lambda name: (is_choosable(name), name)):
+        for name in sorted(file_names | find_variants(folder).keys(), key=lambda name: (is_choosable(name), name)):
             path = folder / f"{name}.yaml"
-            if content(path):
-                paragraphs += _section(f"{group}{'=' if is_choosable(name) else ' '}{name}", path, chain(group, name))
+            if read_file(path):
+                paragraphs += _section(
+                    f"{group}{'=' if is_choosable(name) else ' '}{name}", path, list_files(group, name)
+                )
     return "\n".join(paragraphs)
 
 
@@ -53,7 +64,7 @@ def _section(title: str, path: Path, files: Sequence[tuple[Path, Key]]) -> Itera
     package = files[-1][1]
     targets: dict[str, str] = {}
     for file, place in files:
-        targets |= _targets(content(file), place)
+        targets |= _targets(read_file(file), place)
     documents = document_keys(files)
     rows = []
     for entry in entries(path):
@@ -61,12 +72,12 @@ def _section(title: str, path: Path, files: Sequence[tuple[Path, Key]]) -> Itera
         if entry.key[0] == "hydra" or (not entry.leaf and not entry.comment):
             continue
         # In a group's own section its name is left out.
-        label = key if is_global(path) else ".".join(entry.key)
+        label = key if sets_global_keys(path) else ".".join(entry.key)
         kind = "" if key.endswith("_target_") or not entry.leaf else option_type(key, targets)
         introduced = documents[key].place == f"{display_path(path)}:{entry.line}"
         value = f"`{_value(path, entry.key)}`" if entry.leaf else ""
         rows.append((f"`{label}`", value, kind if introduced else "", entry.comment))
-    links = [link for base in content(path).get("defaults", []) if (link := _base(base, path)) is not None]
+    links = [link for base in read_file(path).get("defaults", []) if (link := _base(base, path)) is not None]
     yield f"### {title}\n"
     yield f"{header(path)}\n"
     if links:
@@ -99,7 +110,7 @@ def _base(base: Any, path: Path) -> str | None:
 
 
 def _value(path: Path, key: Key) -> str:
-    value: Any = content(path)
+    value: Any = read_file(path)
     for part in key:
         value = next(value[name] for name in value if str(name) == part)
     return "needed" if value == "???" else value_text(value)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.option_files import content, option_paths, root
+from llmrl.core.option_files import list_paths, read_file, root
 
 ROOT = Path(__file__).parents[1]
 SNAPSHOT = ROOT / "tests" / "public_names.json"
@@ -34,8 +34,8 @@ def read_option_keys() -> list[str]:
     conf = root()
     return sorted(
         f"{path.relative_to(conf).with_suffix('').as_posix()}: {key}"
-        for path in option_paths()
-        for key in _iterate_keys(content(path), "")
+        for path in list_paths()
+        for key in _iterate_keys(read_file(path), "")
     )
 
 

@@ -89,11 +89,13 @@ def configs() -> dict[str, str]:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
     from support.experiments import compose
 
-    from llmrl.core.option_files import names, nested_names
+    from llmrl.core.option_files import list_nested_options, list_option_names
 
-    presets = ["none", *nested_names("experiment")]
+    presets = ["none", *list_nested_options("experiment")]
     options = [("experiment", name) for name in presets]
-    options += [(group, name) for group in ("env", "agent", "principal", "llm", "teacher") for name in names(group)]
+    options += [
+        (group, name) for group in ("env", "agent", "principal", "llm", "teacher") for name in list_option_names(group)
+    ]
     cases = {f"{group}={name}": (f"{group}={name}",) for group, name in options}
     found: dict[str, str] = {}
     for name, overrides in cases.items():

@@ -19,7 +19,7 @@ from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.results.study_settings import StudySettings, shorten_group_names
 from llmrl.run.artifacts import CONFIG_NAME
-from llmrl.run.metrics import FILE_NAME, KIND, X
+from llmrl.run.metrics import FILE_NAME, KIND_KEY, X_KEY
 from llmrl.run.status import SUMMARY_NAME, Status
 
 SUMMARY_KEYS = (
@@ -70,7 +70,7 @@ def restore_runs(runs: Path, curves: Path, folder: Path) -> None:
     metrics: dict[str, list[dict[str, Any]]] = {}
     for point in read_rows(curves) if curves.exists() else ():
         cells = {name: cell for name, cell in point.items() if cell and name != "run"}
-        row = {name: cell if name in (KIND, X) else json.loads(cell) for name, cell in cells.items()}
+        row = {name: cell if name in (KIND_KEY, X_KEY) else json.loads(cell) for name, cell in cells.items()}
         metrics.setdefault(point["run"], []).append(row)
     for line in read_rows(runs):
         place = folder / line["run"]
@@ -135,11 +135,11 @@ def _curve_rows(run: RunRecord, settings: StudySettings, width: int | None) -> l
     for metric in metrics:
         if is_training_metric(run.folder, metric):  # binned episodes of training, which have a file of their own
             for place, value in zip(*read_series(run.folder, metric, settings.x_axis, width), strict=True):
-                rows.append({KIND: "training", X: axis, axis: float(place), metric: float(value)})
+                rows.append({KIND_KEY: "training", X_KEY: axis, axis: float(place), metric: float(value)})
     for row in content:
         names = [name for name in row if name in metrics or name.startswith(CURVE_PREFIXES)]
         if any(row[name] is not None for name in names):
-            kept = {KIND, X, axis, row.get(X), *names}
+            kept = {KIND_KEY, X_KEY, axis, row.get(X_KEY), *names}
             rows.append({name: value for name, value in row.items() if name in kept and value is not None})
     return rows
 

@@ -719,7 +719,7 @@ def _(folder: Path) -> tuple[bool, str]:
         script.chmod(0o755)
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        machine, start = ownership.this_machine(), ownership.process_start(bystander.pid) or ""
+        machine, start = ownership.get_machine_id(), ownership.get_process_start(bystander.pid) or ""
         slurm = "llmrl.sweeps.backends.slurm_submission.Slurm"
         for i, job_id in enumerate(("--user=root", "--state=RUNNING", "1 2", "1_[0-9]", "")):
             run = folder / "outputs" / "study" / "defaults-00000000" / f"s{i}"

@@ -280,7 +280,7 @@ def hopeless(*overrides: str) -> Callable[[Path], tuple[bool, str]]:
             allowed, shown = tried(folder, *command, "llm.max_invalid=null")
         quoted = "weather" in said and "\x1b" not in said and "\u202e" not in said
         warned = "NO REPLY OF THE MODEL WAS VALID" in shown
-        held = first == again == "TooManyInvalid" and quoted and free and allowed == "finished" and warned
+        held = first == again == "TooManyInvalidReplies" and quoted and free and allowed == "finished" and warned
         return held, f"{first} after {paid} calls, again {again} for {'nothing' if free else 'money'}, then {allowed}"
 
     return trial
@@ -358,7 +358,7 @@ def _(folder: Path) -> tuple[bool, str]:
         second, said = tried(folder, *short)
     return (first, second) == (
         "BudgetExhausted",
-        "TooManyInvalid",
+        "TooManyInvalidReplies",
     ) and "14 of 14" in said, f"{first}, {second}: {said[:40]}"
 
 

@@ -187,7 +187,7 @@ NAMED = {
     "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
     "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "not part of llmrl"),
     "the ledger, which appends to any file": ("llmrl.llms.call_log.CallLog", OUTSIDE),
-    "a private class of a part's module": ("llmrl.agents.sb3_agent._Enough", "sb3_agent._Enough"),
+    "a private class of a part's module": ("llmrl.agents.sb3_agent._TrainingFinished", "sb3_agent._TrainingFinished"),
 }
 for _name, (_target, _words) in NAMED.items():
     attack(_name, "refused, nothing imported")(
@@ -305,11 +305,11 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
 
-    from llmrl.run.trajectories import read
+    from llmrl.run.trajectories import read_trajectories
 
     path = folder / "0.npz"
     np.savez(path, observation=np.array([_Bomb(folder / "pwned")], dtype=object), allow_pickle=True)
-    return refused(folder, lambda: read(path), "allow_pickle=False")
+    return refused(folder, lambda: read_trajectories(path), "allow_pickle=False")
 
 
 @attack("a kept reply that is a pickle", "counts as none")
@@ -434,7 +434,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 def asking_run(folder: Path, url: str) -> Path:
     """Create a stranger's run whose player uses a model on their server."""
-    from llmrl.core.option_files import option
+    from llmrl.core.option_files import load_option
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.resources import POLICIES
     from llmrl.run.config_hash import config_hash
@@ -442,7 +442,7 @@ def asking_run(folder: Path, url: str) -> Path:
     words = ["env=blackjack", "agent=llm_player", "env.n_envs=1", "play.episodes=1"]
     config = Experiment.compose(*words, "llm=scripted").config
     policies = {key: value for key, value in config["llm"].items() if key in POLICIES}
-    config["llm"] = {**option("llm", "openai_compatible"), **policies, **serving_model(url)}
+    config["llm"] = {**load_option("llm", "openai_compatible"), **policies, **serving_model(url)}
     run = theirs(folder, {key: value for key, value in config.items() if key != "output_root"}, "failed")
     run = run.parent.rename(run.parents[1] / f"run-{config_hash(config)}") / run.name
     status = json.loads((run / "status.json").read_text())

@@ -25,11 +25,11 @@ from llmrl.loops.executor import serve
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.networks.action_distributions import sample_categorical
 from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
-from llmrl.run.artifacts import save_config, saved_state
+from llmrl.run.artifacts import load_saved_state, save_config
 from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
-from llmrl.run.trajectories import Trajectories, TrajectoryFiles, read
+from llmrl.run.trajectories import Trajectories, TrajectoryFiles, read_trajectories
 from stalling import STALLED_S, Stall, impatient
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ class ReadingNetwork(nn.Module):
 
     def forward(self, batch):
         assert isinstance(batch["prompt"], TextArray)
-        prompts, places = batch["prompt"].distinct()
+        prompts, places = batch["prompt"].unique()
         logits = self.read(prompts)[places]
         return logits, self.critic(logits[:, :1]).squeeze(1)
 
@@ -199,9 +199,9 @@ def test_student_imitates_teacher(data, tmp_path):
     assert any("evaluation/won" in row for row in rows[:-1])
     assert [row["kind"] for row in rows[-2:]] == ["update", "evaluation"] and {row["x"] for row in rows} == {"updates"}
     assert rows[-1]["samples"] == 8 * loop.cloning.n_train
-    weights = saved_state(folder)[1]["agents"][0]["policy"]
+    weights = load_saved_state(folder)[1]["agents"][0]["policy"]
     student_copy = Student(Corridor().spec)
-    student_copy.load_state_dict(saved_state(folder)[1]["agents"][0])
+    student_copy.load_state_dict(load_saved_state(folder)[1]["agents"][0])
     assert set(weights) == set(student_copy.policy.state_dict())
 
 
@@ -223,7 +223,7 @@ def test_resume_between_minibatches_is_identical(data, tmp_path):
                 serve(loop.requests(run), run)
         rows = read_metrics(run_folder / "metrics.jsonl")
         numbers = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-        ends.append((numbers, saved_state(run_folder)[1]["agents"][0]))
+        ends.append((numbers, load_saved_state(run_folder)[1]["agents"][0]))
     (numbers, state), (resumed_numbers, after) = ends
     assert numbers == resumed_numbers
     assert all(torch.equal(x, after["policy"][name]) for name, x in state["policy"].items())
@@ -423,7 +423,7 @@ def test_language_model_imitates_and_reinforces(tmp_path):
         return only_run_folder(tmp_path / name)
 
     run_experiment(*GAME, "agent=bot", "play.episodes=12", "play.trajectories=true", f"output_root={tmp_path}/bot")
-    prompts = read(find_folder("bot")).prompts
+    prompts = read_trajectories(find_folder("bot")).prompts
     make_small_model(
         tmp_path / "model", prompts, "seq2seq", shape=SmallModelShape(width=32, layers=1, heads=2, vocabulary=400)
     )
@@ -443,13 +443,13 @@ def test_language_model_imitates_and_reinforces(tmp_path):
     rows = read_metrics(find_folder("bc") / "metrics.jsonl")
     assert rows[-2]["clone/loss"] < 0.5 * rows[0]["clone/loss"] and rows[-2]["clone/epoch"] == 30
     assert rows[-1]["held_out/loss"] > 0 and 0 <= rows[-1]["evaluation/success"] <= 1
-    cloned = saved_state(find_folder("bc"))[1]["agents"][0]["policy"]
+    cloned = load_saved_state(find_folder("bc"))[1]["agents"][0]["policy"]
     with pytest.raises(ConfigError, match=r"env.history=1.*goto_red_ball.*env.history=2"):
         run_experiment(*clone, "env.history=2", "dry_run=true")
     learn = ("learn.env_steps=1", "learn.rollout_steps=2", "learn.evaluate_episodes=1", "agent.ppo.learning_rate=1e-12")
     start = (f"agent.init_from='{find_folder('bc')}'", f"agent.{heads}")
     run_experiment(*GAME, "agent=llm_ppo", *model, *start, *learn, f"output_root={tmp_path}/ppo")
-    trained_policy = saved_state(find_folder("ppo"))[1]["agents"][0]["policy"]
+    trained_policy = load_saved_state(find_folder("ppo"))[1]["agents"][0]["policy"]
     assert cloned.keys() == trained_policy.keys()
     assert all(torch.allclose(cloned[name], trained_policy[name], atol=1e-9) for name in cloned)
 

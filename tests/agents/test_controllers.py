@@ -45,7 +45,7 @@ def observations(controller, n, seed=0):
 
 def sample_parameters(controller, n, seed=0):
     space = controller.space
-    return space.rounded(np.random.default_rng(seed).uniform(space.low, space.high, (n, space.dim)))
+    return space.round_values(np.random.default_rng(seed).uniform(space.low, space.high, (n, space.dim)))
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -165,16 +165,18 @@ def test_rounded_vectors_stay_in_bounds(n, seed):
     ):
         space = agent.controller.space
         wild = np.random.default_rng(seed).normal(0, 10, (n, space.dim))
-        rounding = space.rounded(wild)
+        rounding = space.round_values(wild)
         space.check(rounding)
         digits = space.parameters[0].decimals
         assert np.array_equal(rounding, np.round(rounding, digits)) and np.array_equal(
-            rounding, space.rounded(rounding)
+            rounding, space.round_values(rounding)
         )
         assert not np.signbit(rounding[rounding == 0]).any()
         in_bounds = (wild >= space.low) & (wild <= space.high)
         assert np.abs(rounding - wild)[in_bounds].max(initial=0) <= 0.5 * 10.0**-digits + 1e-9
-        assert np.array_equal(space.rounded(wild, clip=False)[~in_bounds], np.round(wild[~in_bounds], digits) + 0.0)
+        assert np.array_equal(
+            space.round_values(wild, clip=False)[~in_bounds], np.round(wild[~in_bounds], digits) + 0.0
+        )
 
 
 class TestWords:

@@ -7,9 +7,9 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from llmrl.core.frames import with_text_column
+from llmrl.core.frames import add_text_column
 from llmrl.core.spaces import ContinuousActions, EnvDescription, EnvSpec
-from llmrl.rollout.run_observers import _readable, _short_numbers
+from llmrl.rollout.run_observers import _format_numbers, _format_observation
 from llmrl.run.episode_files import EpisodeFiles
 from llmrl.run.files import read_json_lines
 
@@ -22,21 +22,21 @@ class TestEpisodeFiles:
     def test_files_are_truncated_to_checkpoint(self, tmp_path):
         picture = np.zeros((4, 4, 3), dtype=np.uint8)
         files = EpisodeFiles(tmp_path, None)
-        files.step(0, {"step": 0})
-        files.end(0, {"episode": 0}, 2.0)
-        files.step(1, {"step": 0})
-        files.frame(1, picture)
+        files.write_step(0, {"step": 0})
+        files.finish_episode(0, {"episode": 0}, 2.0)
+        files.write_step(1, {"step": 0})
+        files.write_frame(1, picture)
         state = json.loads(json.dumps(files.state_dict()))
-        files.step(1, {"step": 1})
-        files.frame(1, picture)
-        files.step(2, {"step": 0})
-        files.end(2, {"episode": 2}, 2.0)
+        files.write_step(1, {"step": 1})
+        files.write_frame(1, picture)
+        files.write_step(2, {"step": 0})
+        files.finish_episode(2, {"episode": 2}, 2.0)
         reopened = EpisodeFiles(tmp_path, state)
         assert reopened.finished == [{"episode": 0}] == read_json_lines(tmp_path / "episodes.jsonl")
         assert read_json_lines(tmp_path / "episodes" / "1" / "replies.jsonl") == [{"step": 0}]
         assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 1
         assert not (tmp_path / "episodes" / "2").exists()
-        reopened.frame(1, picture)
+        reopened.write_frame(1, picture)
         assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 2
         assert EpisodeFiles(tmp_path, None).finished == [] and not (tmp_path / "episodes" / "0").exists()
 
@@ -45,15 +45,15 @@ class TestEpisodeFiles:
         shades = [np.full((64, 64, 3), 30 * i, dtype=np.uint8) for i in range(8)]
         files = EpisodeFiles(tmp_path, None)
         for shade in shades[:5]:
-            files.frame(0, shade)
+            files.write_frame(0, shade)
         state = json.loads(json.dumps(files.state_dict()))
         for shade in shades[5:]:
-            files.frame(0, shade)
-        files.end(0, {"episode": 0}, 2.0)
+            files.write_frame(0, shade)
+        files.finish_episode(0, {"episode": 0}, 2.0)
         reopened = EpisodeFiles(tmp_path, state)
         for shade in shades[5:]:
-            reopened.frame(0, shade)
-        reopened.end(0, {"episode": 0}, 2.0)
+            reopened.write_frame(0, shade)
+        reopened.finish_episode(0, {"episode": 0}, 2.0)
         film = iio.imread(tmp_path / "episodes" / "0" / "episode.gif", index=None)
         assert [int(picture[0, 0, 0]) for picture in film] == pytest.approx([30 * i for i in range(8)], abs=4)
         # Over at the checkpoint: nobody will need them.
@@ -62,7 +62,7 @@ class TestEpisodeFiles:
 
     def test_truncated_files_are_readable(self, tmp_path):
         files = EpisodeFiles(tmp_path, None)
-        files.end(0, {"episode": 0}, 2.0)
+        files.finish_episode(0, {"episode": 0}, 2.0)
         state = files.state_dict()
         (tmp_path / "episodes.jsonl").write_text("")
         with pytest.raises(Exception, match="shorter"):
@@ -72,7 +72,7 @@ class TestEpisodeFiles:
 class TestFrames:
     def test_text_stays_in_column(self):
         words = [("observation", "a rather long sentence, " * 80), ("reflection", "x" * 400), ("action", "left")]
-        frame = with_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)
+        frame = add_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)
         assert frame.shape == (300, 600, 3) and not frame[:, :400].any()
         ink = (frame[:, 400:] < 128).any(2)
         assert ink.any() and not ink[:, -4:].any() and not ink[-4:].any()
@@ -80,7 +80,7 @@ class TestFrames:
     def test_action_is_always_visible(self):
         long, short = ([("observation", "sentence " * n), ("action", "left")] for n in (500, 5))
         frames = [
-            with_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)[:, 400:] for words in (long, short)
+            add_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)[:, 400:] for words in (long, short)
         ]
         blue = [(frame == (31, 119, 180)).all(2).any(1).nonzero()[0] for frame in frames]
         assert blue[0].max() > blue[1].max() > blue[1].min() == blue[0].min()
@@ -88,7 +88,7 @@ class TestFrames:
 
 def render_texts(words, height=640):
     """Return which pixel rows of the text column contain ink, [height] bool."""
-    frame = with_text_column(np.zeros((8, 8, 3), dtype=np.uint8), words, height, 520)
+    frame = add_text_column(np.zeros((8, 8, 3), dtype=np.uint8), words, height, 520)
     return (frame[:, height:] < 128).any(axis=(1, 2))
 
 
@@ -109,12 +109,15 @@ def test_seven_players_with_long_thoughts_all_find_room():
     ],
 )
 def test_action_numbers_are_rounded(action, text):
-    assert _short_numbers(action) == text
+    assert _format_numbers(action) == text
 
 
 def test_each_field_has_line():
-    assert _readable({"x": 1.5, "goal": "a key", "map": ["ab", "cd"]}) == 'x: 1.5\ngoal: a key\nmap: ["ab", "cd"]'
-    assert _readable("seen") == "seen"
+    assert (
+        _format_observation({"x": 1.5, "goal": "a key", "map": ["ab", "cd"]})
+        == 'x: 1.5\ngoal: a key\nmap: ["ab", "cd"]'
+    )
+    assert _format_observation("seen") == "seen"
 
 
 def test_action_numbers_use_text_names():

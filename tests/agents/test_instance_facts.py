@@ -9,7 +9,7 @@ import yaml
 
 from environments import make_env
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 from llmrl.envs.texts import build_describer
@@ -40,7 +40,7 @@ class TestCircumstances:
 
 GAMES = {
     option["text"]: option["id"]
-    for option in options("env").values()
+    for option in load_options("env").values()
     if option.get("text") not in (None, "own") and option["_target_"].endswith(".GymnasiumEnv")
 } | {"lunar_lander_vectors": "LunarLander-v3", "taxi_number": "Taxi-v4"}
 MUJOCO = ("Swimmer-v5", "Hopper-v5", "Walker2d-v5", "Reacher-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5")

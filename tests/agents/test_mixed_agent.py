@@ -11,8 +11,8 @@ from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.agents.mixed.mixed_agent import MixedAgent, MixedPolicy, SeatedPolicy, assign_seats, slice_rollout
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import CHOSEN, CallEstimate, ChatReply, PolicyOutput
-from llmrl.core.seeding import Seeds, generators
+from llmrl.core.records import CHOSEN_MODEL, CallEstimate, ChatReply, PolicyOutput
+from llmrl.core.seeding import Seeds, make_generators
 from llmrl.experiment.config_completion import with_members, with_texts
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.call_log import read_calls
@@ -111,7 +111,7 @@ class TestLearning:
         part = slice_rollout(rollout, (0, 2, 4), ("vector",), None)
         assert part.reward.shape == (12, 4, 3)
         assert (part.action == rollout.action[:, :, [0, 2, 4]]).all()
-        [first_generator], [second_generator] = generators([7]), generators([7])
+        [first_generator], [second_generator] = make_generators([7]), make_generators([7])
         metrics = mixed_agent.update(rollout, first_generator)
         single_metrics = twin.agents[0].update(part, second_generator)
         assert metrics == {f"ppo/{name}": x for name, x in single_metrics.items()}
@@ -131,7 +131,7 @@ class TestLearning:
             for name, x in mixed_agent.agents[0].policy.state_dict().items():
                 assert torch.equal(x, initial_state[name])
             rollout.reward[:, :, [1, 3]] += noise
-            [draws] = generators([7])
+            [draws] = make_generators([7])
             mixed_agent.update(rollout, draws)
             member_states.append({name: x.clone() for name, x in mixed_agent.agents[0].policy.state_dict().items()})
         assert all(torch.equal(member_states[0][name], member_states[1][name]) for name in member_states[0])
@@ -167,11 +167,11 @@ def test_society_state_is_restorable():
 
 
 def test_estimates_add_up():
-    total = CallEstimate.total(
-        [CallEstimate(10, 20, 300, 30, 3), CallEstimate(5, 5, 100, 10, 1, {"small": 0.5, CHOSEN: 0.5})]
+    total = CallEstimate.add_up(
+        [CallEstimate(10, 20, 300, 30, 3), CallEstimate(5, 5, 100, 10, 1, {"small": 0.5, CHOSEN_MODEL: 0.5})]
     )
-    assert total == CallEstimate(15, 25, 400, 40, 4, {CHOSEN: 0.875, "small": 0.125})
-    assert CallEstimate.total([]) == CallEstimate(0, 0, 0, 0)
+    assert total == CallEstimate(15, 25, 400, 40, 4, {CHOSEN_MODEL: 0.875, "small": 0.125})
+    assert CallEstimate.add_up([]) == CallEstimate(0, 0, 0, 0)
 
 
 class TestSeats:

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.llms.call_log import read_calls
@@ -19,7 +19,9 @@ from llmrl.rollout.run_observers import EpisodeLogger
 from llmrl.run.files import read_json_lines
 from some import some
 
-READING = sorted(name for name, option in options("env").items() if option.get("text") and option.get("id") != "???")
+READING = sorted(
+    name for name, option in load_options("env").items() if option.get("text") and option.get("id") != "???"
+)
 MUJOCO = ("hopper", "inverted_double_pendulum", "inverted_pendulum", "reacher", "swimmer", "walker2d")
 TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
 

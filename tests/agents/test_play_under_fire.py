@@ -11,7 +11,7 @@ import pytest
 import commands
 from experiments import comparable_metrics, only_run_folder, run, silent_run
 from llmrl.core.errors import BudgetExhausted
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.llms.call_log import read_calls
 from llmrl.run.files import read_json_lines
 from some import one_in
@@ -62,7 +62,7 @@ class TestUnreliableServer:
     def test_out_of_range_numbers(self, tmp_path):
         file = tmp_path / "conf" / "env" / "pendulum_words.yaml"
         file.parent.mkdir(parents=True)
-        node = options("env")["taxi"] | {"id": "Pendulum-v1", "name": "pendulum_words", "text": "auto"}
+        node = load_options("env")["taxi"] | {"id": "Pendulum-v1", "name": "pendulum_words", "text": "auto"}
         file.write_text(json.dumps(node | {"success": None, "horizon": 20, "n_envs": 2}))
         config = f"hydra.searchpath=[file://{tmp_path}/conf]"
         run_options = (config, "env=pendulum_words", "agent=llm_player", "play.episodes=2", "llm.out_of_range=0.5")

@@ -9,7 +9,7 @@ from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.llm import totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
-from llmrl.core.records import CHOSEN, CallEstimate
+from llmrl.core.records import CHOSEN_MODEL, CallEstimate
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.plan import costs
 from llmrl.llms.budget import Budget
@@ -157,7 +157,7 @@ def test_models_receive_their_requests(parallel):
     """Include a model in this process that answers batches."""
     models = [Echo(remote=limit) for limit in parallel]
     client = make_players(*models)
-    requests = [ask(str(i), model="other" if i % 3 else CHOSEN) for i in range(7)]
+    requests = [ask(str(i), model="other" if i % 3 else CHOSEN_MODEL) for i in range(7)]
     assert [reply.text for reply in client.chat(requests)] == list("0123456")
     assert [sorted(model.asked) for model in models] == [list("036"), list("1245")]
     assert client.are_all_remote is all(parallel)
@@ -168,7 +168,7 @@ def test_budget_covers_all_models(parallel):
     models = [Echo(remote=limit) for limit in parallel]
     client = make_players(*models, budget=Budget(calls=5))
     with pytest.raises(BudgetExhausted):
-        client.chat([ask(str(i), model="other" if i % 2 else CHOSEN) for i in range(8)])
+        client.chat([ask(str(i), model="other" if i % 2 else CHOSEN_MODEL) for i in range(8)])
     assert len(models[0].asked) + len(models[1].asked) == client.budget.spent.calls == 5
 
 
@@ -223,5 +223,5 @@ def test_player_options_change_hash():
 def test_costs_are_split_by_model():
     dear, cheap = Echo(input_price=10.0, output_price=10.0, max_tokens=100), Echo(input_price=1.0, output_price=1.0)
     client = ChatClient(dear, additional_models={"cheap": (cheap, RateLimit())})
-    estimate = CallEstimate(10, 10, 1000, 1000, shares={CHOSEN: 0.25, "cheap": 0.75})
+    estimate = CallEstimate(10, 10, 1000, 1000, fraction_by_model={CHOSEN_MODEL: 0.25, "cheap": 0.75})
     assert costs(estimate, client) == (pytest.approx(0.25 * 0.02 + 0.75 * 0.002), None)

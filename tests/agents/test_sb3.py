@@ -17,8 +17,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.rollout.batched_evaluator import evaluation_seeds
-from llmrl.run.artifacts import saved_state
+from llmrl.rollout.batched_evaluator import draw_evaluation_seeds
+from llmrl.run.artifacts import load_saved_state
 from policies import ARM, LAKE, POLE
 
 skip_without("stable_baselines3")
@@ -56,9 +56,9 @@ def test_policy_is_playable(tmp_path):
     config = compose(*SMALL, "env=cartpole", "agent.algorithm=a2c")
     parts = build_parts(config, None)
     try:
-        parts.agents[0].load_state_dict(saved_state(folder)[1]["agents"][0])
+        parts.agents[0].load_state_dict(load_saved_state(folder)[1]["agents"][0])
         plays = parts.env.evaluator(True, 1)
-        seeds = evaluation_seeds(Seeds(0).child("loop"), 6)
+        seeds = draw_evaluation_seeds(Seeds(0).child("loop"), 6)
         returns = plays.evaluate(parts.agents[0].controller, np.zeros((1, 0)), seeds)
         assert rows[-1]["search/incumbent_return"] == pytest.approx(returns.returns.mean())
         plays.close()

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.envs.babyai.language import describe_view
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.texts import build_describer
@@ -18,7 +18,7 @@ from llmrl.envs.texts.describers import TEXTS_DIR, list_shipped_texts
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {
     option["text"]: option["id"]
-    for option in options("env").values()
+    for option in load_options("env").values()
     if option.get("text") not in (None, "own") and option["_target_"].endswith(".GymnasiumEnv")
 } | {"lunar_lander_vectors": "LunarLander-v3", "taxi_number": "Taxi-v4"}
 

@@ -24,7 +24,7 @@ from llmrl.networks.action_distributions import CategoricalActions
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_summaries import episode_welfare
+from llmrl.rollout.episode_summaries import compute_objective
 from ppo_settings import PLAIN
 from shipped import settings_of
 from societies import spec, toy
@@ -151,7 +151,7 @@ def test_gradient_matches_finite_difference(case):
             meta.update(adapted_rollouts[i], Seeds(i).torch("minibatches"))
     adapted_rollouts, validation = adapted_rollouts[:rounds], adapted_rollouts[rounds:]
     episodes = [episode for rollout in validation for episode in rollout.episodes]
-    values = episode_welfare(episodes, SUM, 0.3)
+    values = compute_objective(episodes, SUM, 0.3)
     outcome = Outcome(TAU, float(values.mean()), values)
     gradient = meta.gradient(validation, SUM, 0.3, outcome)
     credits = compute_step_credits(validation, SUM, 0.3, outcome, settings)
@@ -321,7 +321,7 @@ def test_estimator_has_no_bias(objective, games):
     def value(rollout, knobs):
         """Return the objective of each game if the values were `knobs`."""
         spending = (rollout.reward_jacobian[0].numpy() @ knobs).sum(1)
-        return episode_welfare(rollout.episodes, OBJECTIVES[objective]) - cost * spending
+        return compute_objective(rollout.episodes, OBJECTIVES[objective]) - cost * spending
 
     restart()
     first = probability(play_single_step(ppo.policy, PAIRS))

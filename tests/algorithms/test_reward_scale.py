@@ -16,7 +16,7 @@ from llmrl.algorithms.advantages_and_losses import discounted_returns
 from llmrl.algorithms.ppo import PPO
 from llmrl.experiment.parts import build_parts
 from llmrl.networks.layers import RunningMoments
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.lists(st.integers(1, 5), min_size=1, max_size=4))
@@ -80,7 +80,7 @@ def test_weights_include_value_units(tmp_path):
     room = ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluate_episodes=4")
     run(*room, "agent.ppo.scale_rewards=true", f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
-    scale = saved_state(folder)[1]["agents"][0]["learner"]["scales"]["reward"]
+    scale = load_saved_state(folder)[1]["agents"][0]["learner"]["scales"]["reward"]
     parts = build_parts(compose(*room, "agent.ppo.scale_rewards=true", f"agent.init_from='{folder}'"), None)
     assert parts.agents[0].learner.reward_moments.state_dict() == scale and scale["count"] > 0
     parts.close()

@@ -271,7 +271,7 @@ def test_weights_update_outside_rollouts():
     torch.testing.assert_close(partitioned.values(inputs)[GAMES:], expected)
     for _ in range(2):
         agents[1].load_state_dict(make_agent("mlp", 1).state_dict())
-        with partitioned.unchanged():
+        with partitioned.fixed_weights():
             torch.testing.assert_close(partitioned.values(inputs), initial_values)
             agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
             # The weights are put together once in a rollout, in which nobody may change them.

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrl.statistics.intervals import estimates, improvement
+from llmrl.statistics.intervals import estimates, probability_of_improvement
 
 FOLDER = Path(__file__).parent
 GOLDEN = json.loads((FOLDER / "golden" / "rliable.json").read_text())
@@ -28,7 +28,9 @@ def check(case: dict) -> None:
         iqm, mean = estimates(np.concatenate(scores))["iqm"], np.mean([estimates(x)["mean"].estimate for x in scores])
         assert iqm.estimate == pytest.approx(case[name]["iqm"]["estimate"], rel=1e-12, abs=1e-12)
         assert mean == pytest.approx(case[name]["mean"]["estimate"], rel=1e-12, abs=1e-12)
-    probability = np.mean([improvement(x, y).estimate for x, y in zip(tasks["x"], tasks["y"], strict=True)])
+    probability = np.mean(
+        [probability_of_improvement(x, y).estimate for x, y in zip(tasks["x"], tasks["y"], strict=True)]
+    )
     assert probability == pytest.approx(case["improvement"]["estimate"], rel=1e-12)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmrl.statistics.intervals import holm, p_value
+from llmrl.statistics.intervals import adjust_p_values, p_value
 
 SAMPLES = st.lists(st.floats(-100, 100), min_size=5, max_size=12)
 P_VALUES = st.lists(st.floats(0, 1), max_size=12)
@@ -51,19 +51,19 @@ def test_constant_scores() -> None:
 
 def test_holm_example() -> None:
     """Compute by hand: 4 * .005 = .02; 3 * .01 = .03; 2 * .03 = .06; 1 * .04 = .04, raised to .06."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert adjust_p_values([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert adjust_p_values([0.5, 0.6]) == [1.0, 1.0]
+    assert adjust_p_values([]) == []
 
 
 def test_untestable_comparisons_are_excluded() -> None:
-    adjusted = holm([0.01, float("nan"), 0.04])
+    adjusted = adjust_p_values([0.01, float("nan"), 0.04])
     assert np.isnan(adjusted[1]) and [adjusted[0], adjusted[2]] == pytest.approx([0.02, 0.04])
 
 
 @given(P_VALUES)
 def test_holm_is_monotone(p: list[float]) -> None:
-    adjusted = holm(p)
+    adjusted = adjust_p_values(p)
     for raw_p, adjusted_p in zip(p, adjusted, strict=True):
         assert raw_p <= adjusted_p <= min(1.0, len(p) * raw_p) + 1e-12
     order = np.argsort(p, kind="stable")
@@ -72,5 +72,5 @@ def test_holm_is_monotone(p: list[float]) -> None:
 
 def test_holm_controls_familywise_error() -> None:
     rng = np.random.default_rng(1)
-    false = [min(holm(list(row))) < 0.05 for row in rng.uniform(size=(4000, 6))]
+    false = [min(adjust_p_values(list(row))) < 0.05 for row in rng.uniform(size=(4000, 6))]
     assert 0.035 < np.mean(false) < 0.06

@@ -15,7 +15,7 @@ from llmrl.cli.sweep_report import main
 from llmrl.evaluation.suite_results import group_by_experiment, merge_suite_results
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import read_run, read_runs
-from llmrl.run.shared_factors import shared_factors
+from llmrl.run.shared_factors import list_shared_factors
 from run_folders import write_run
 
 SETTINGS = ReportSettings()
@@ -128,14 +128,17 @@ def test_run_score_averages_listed_episodes(tmp_path: Path, overrides: tuple[str
 def test_runs_record_shared_parts() -> None:
     weights = "agent.init_from='outputs/pre/defaults-1/s2'"
     config = compose("env=harvest", "principal=llm", weights, "llm.share_cache=true", "seed=3")
-    assert shared_factors(config, asks=True) == {"pre-training": ["pre/defaults-1/s2"], "replies": ["all seeds"]}
-    assert shared_factors(config, asks=False) == {"pre-training": ["pre/defaults-1/s2"]}
+    assert list_shared_factors(config, uses_llm=True) == {
+        "pre-training": ["pre/defaults-1/s2"],
+        "replies": ["all seeds"],
+    }
+    assert list_shared_factors(config, uses_llm=False) == {"pre-training": ["pre/defaults-1/s2"]}
     config = compose("env=escape_room", "principal=ucb", "design.replicates=3", "seed=3")
-    assert shared_factors(config, asks=False) == {"society": ["3", "3/1", "3/2"]}
-    assert shared_factors(compose("env=escape_room", "design.replicates=3"), asks=False) == {}
+    assert list_shared_factors(config, uses_llm=False) == {"society": ["3", "3/1", "3/2"]}
+    assert list_shared_factors(compose("env=escape_room", "design.replicates=3"), uses_llm=False) == {}
     replay = compose("principal=llm", "env=escape_room", "llm=replay", "llm.calls='outputs/a/b/s0'")
-    assert shared_factors(replay, asks=True) == {"replies": ["a/b/s0"]}
-    assert shared_factors(replay | {"llm": {**replay["llm"], "calls": "outputs/a/b"}}, asks=True) == {}
+    assert list_shared_factors(replay, uses_llm=True) == {"replies": ["a/b/s0"]}
+    assert list_shared_factors(replay | {"llm": {**replay["llm"], "calls": "outputs/a/b"}}, uses_llm=True) == {}
 
 
 def test_single_pretraining_has_no_suite_interval(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from llmrl.cli.sweep_report import main, parser
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
 from llmrl.results.run_records import find_runs
-from llmrl.run.ownership import this_machine
+from llmrl.run.ownership import get_machine_id
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.run import Run
 from llmrl.run.status import RunProgress
@@ -170,7 +170,7 @@ def test_run_states_have_reasons(tmp_path: Path) -> None:
         "llmrl.sweeps.backends.slurm_submission.Slurm",
         0,
         "17",
-        this_machine(),
+        get_machine_id(),
         os.getpid(),
         "",
         "here",

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.statistics.estimators import (
+    AnalysisOfVariance,
     Interval,
-    Variance,
     analysis_of_variance,
+    average_by_unit,
     interquartile_mean,
     mean,
     mean_proportion,
@@ -21,7 +22,6 @@ from llmrl.statistics.estimators import (
     proportion,
     standard_error,
     standard_error_of_mean,
-    unit_means,
     wilson,
 )
 
@@ -83,10 +83,10 @@ def test_estimates_are_permutation_invariant(scores: list[float], random: object
 def test_runs_are_averaged_per_unit() -> None:
     """Check that copies of runs add no information."""
     means, units = np.array([1.0, 4.0, 4.0, 7.0, 9.0]), [k for k in range(5) for _ in range(3)]
-    assert unit_means(np.repeat(means, 3), units) == pytest.approx(means)
+    assert average_by_unit(np.repeat(means, 3), units) == pytest.approx(means)
     assert standard_error(np.repeat(means, 3), units) == pytest.approx(float(standard_error(means)))
     assert standard_error(np.repeat(means, 3)) < 0.6 * standard_error(means)
-    assert unit_means(np.array([[1.0, 5.0, 3.0]]), list("aba")).tolist() == [[2.0, 5.0]]
+    assert average_by_unit(np.array([[1.0, 5.0, 3.0]]), list("aba")).tolist() == [[2.0, 5.0]]
 
 
 GROUPS = [
@@ -139,7 +139,7 @@ def test_analysis_of_variance_is_stratified(shift: float, scale: float, offset: 
 
 
 def test_degenerate_analysis_of_variance() -> None:
-    assert analysis_of_variance([[np.array([1.0]), np.array([3.0])]]) == Variance(math.sqrt(2), None, None)
+    assert analysis_of_variance([[np.array([1.0]), np.array([3.0])]]) == AnalysisOfVariance(math.sqrt(2), None, None)
     constant_groups = [np.array([1.0, 1.0]), np.array([3.0, 3.0])]
     assert (
         analysis_of_variance([constant_groups]).p == 0.0

@@ -241,7 +241,9 @@ def test_reports_corrupt_record(tmp_path: Path) -> None:
         file.write("0\t4\t4\tnan\n0\t0\t")  # the last is still being written
     record_read = read_training_episodes(folder)
     assert (
-        record_read is not None and np.isnan(record_read.metrics["success"][1]) and len(record_read.places["game"]) == 2
+        record_read is not None
+        and np.isnan(record_read.metrics["success"][1])
+        and len(record_read.indices["game"]) == 2
     )
     with (folder / FILE_NAME).open("a") as file:
         file.write("nonsense\t3\n")
@@ -273,13 +275,13 @@ def test_resume_reproduces_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (stopped / FILE_NAME).read_bytes() == (reference / FILE_NAME).read_bytes()
     record_read = read_training_episodes(reference)
     assert record_read is not None and (record_read.games, record_read.horizon) == (5, HORIZON)
-    assert record_read.begun.tolist() == [0, 35, 70, 105]
+    assert record_read.reset_steps.tolist() == [0, 35, 70, 105]
     assert list(record_read.metrics) == ["return", "base_return", "success", "length"]
     for game in range(5):  # episodes of a game follow each other without a gap
         for start_frames in (0, 35, 70, 105):
-            starts = record_read.places["start"]
-            mine = (record_read.places["game"] == game) & (start_frames <= starts) & (starts < start_frames + 35)
-            start, length = starts[mine], record_read.places["length"][mine]
+            starts = record_read.indices["start"]
+            mine = (record_read.indices["game"] == game) & (start_frames <= starts) & (starts < start_frames + 35)
+            start, length = starts[mine], record_read.indices["length"][mine]
             assert not len(start) or (start == start_frames + np.cumsum(length) - length).all()
 
 
@@ -306,7 +308,7 @@ def test_constant_success_gives_flat_curve(tmp_path: Path) -> None:
     assert series_values[0] == series_values[8] == 1.0 and series_values.mean() > 0.54
     training = read_training(folder)
     assert training is not None and training.steps == 240
-    assert training.episodes.begun.tolist() == [0, 120]
-    starts = training.episodes.places["start"]
-    ends = starts + training.episodes.places["length"]
+    assert training.episodes.reset_steps.tolist() == [0, 120]
+    starts = training.episodes.indices["start"]
+    ends = starts + training.episodes.indices["length"]
     assert (ends <= 240).all() and (ends[starts < 120] <= 120).all()

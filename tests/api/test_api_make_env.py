@@ -15,7 +15,7 @@ from pettingzoo.utils.conversions import parallel_to_aec
 import llmrl
 import llmrl.gym
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 
 SINGLE_AGENT = [
     ("maze", {}),
@@ -40,7 +40,7 @@ WORLDS = {"pettingzoo": "pettingzoo.classic.rps_v2", "openspiel": "kuhn_poker", 
 """Options that need an id, and one of their games; `openenv` needs a server (test_openenv_server.py)."""
 SOCIETIES = [
     pytest.param(name, marks=(pytest.mark.meltingpot, pytest.mark.slow)) if name.endswith("_pixels") else name
-    for name, node in options("env").items()
+    for name, node in load_options("env").items()
     if node["_target_"] not in SINGLE_AGENT_CLASSES and name != "openenv"
 ]
 """Every environment of several agents."""

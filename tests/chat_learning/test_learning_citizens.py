@@ -11,7 +11,7 @@ from experiments import comparable_metrics, only_run_folder, silent_run
 from kills import metrics_after_kills
 from llmrl.agents.llm_player.agent import action_diversity
 from llmrl.core.errors import ConfigError, LlmrlError
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from some import some
 
@@ -86,7 +86,7 @@ def test_societies_have_separate_adapters(models):
     """Two candidates of a step train different weights, from equal ones after each reset."""
     silent_run(*FISHERY, *CITIZENS["per_player"], f"output_root={models}", "name=adapters")
     folder = only_run_folder(models / "adapters")
-    agents = saved_state(folder)[1]["agents"]
+    agents = load_saved_state(folder)[1]["agents"]
     assert [len(agent["learners"]) for agent in agents] == [2, 2]
     weights = [learner["weights"] for agent in agents for learner in agent["learners"]]
     assert len({tuple(x.shape for x in tensors.values()) for tensors in weights}) == 1

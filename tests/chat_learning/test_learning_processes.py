@@ -6,7 +6,7 @@ import pytest
 
 import commands
 from experiments import comparable_metrics, only_run_folder, rows_alike, run
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from some import some
 
 PLAYER = ("agent=llm_player", "agent.history=0", "agent.reflection=false", "agent.repair_turns=0", "agent.show=[]")
@@ -34,7 +34,7 @@ def test_two_processes_match_single_process(tmp_path, tune):
         row.pop("learn/tokens", None)
         assert row.pop("learn/log_prob_error", 0.0) < 1e-5
     assert rows_alike(rows, other_rows, rel=1e-3)
-    states = [saved_state(folder)[1]["agents"][0]["learners"][0] for folder in (two, single)]
+    states = [load_saved_state(folder)[1]["agents"][0]["learners"][0] for folder in (two, single)]
     weights, other_weights = (state["weights"] for state in states)
     assert weights.keys() == other_weights.keys()
     assert all((weights[name] - other_weights[name]).abs().max() < 1e-4 for name in weights)

@@ -10,7 +10,7 @@ from kills import metrics_after_kills
 from llmrl.core.errors import LlmrlError
 from llmrl.experiment.model_export import export_model
 from llmrl.llms.local.loading import load_model, load_tokenizer
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from some import some
 
 PLAYER = ("agent=llm_player", "agent.history=0", "agent.reflection=false", "agent.repair_turns=0", "agent.show=[]")
@@ -45,7 +45,7 @@ def test_run_learns_from_complete_episodes(models, advantage):
     # With continuations, fewer updates use the same number of steps.
     assert updates[0]["env_steps"] >= 8 * (1 + (advantage == "replay"))
     assert not (folder / "adapter").exists()
-    weights = saved_state(folder)[1]["agents"][0]["learners"][0]["weights"]
+    weights = load_saved_state(folder)[1]["agents"][0]["learners"][0]["weights"]
     merged = export_model(folder, None, merge=True)
     module = load_model("causal", str(merged), None, "cpu", "float32")
     assert all((parameter == weights[name]).all() for name, parameter in module.named_parameters())

@@ -9,7 +9,7 @@ import torch
 from experiments import only_run_folder, silent_run
 from learning_chats import QUESTIONS, request, sampled_trajectories, settings
 from llmrl.chat_learning import advantages_and_losses
-from llmrl.core.errors import ConfigError, Interrupted, LLMError
+from llmrl.core.errors import CallInterrupted, ConfigError, LLMError
 from llmrl.llms.local.loading import load_tokenizer
 from llmrl.llms.local.small import SmallModelShape, make_small_chat
 from llmrl.llms.local.vllm_sampler import VLLMSampler
@@ -123,7 +123,7 @@ def test_stop_does_not_wait_for_server(server, connect):
     chat.should_stop = lambda: True
     server.responsive.clear()
     try:
-        with pytest.raises(Interrupted):
+        with pytest.raises(CallInterrupted):
             chat.complete([request(QUESTIONS[1])])
     finally:
         server.responsive.set()

@@ -13,7 +13,7 @@ from llmrl.cli.finetune import main as finetune
 from llmrl.cli.help import EXAMPLES, GROUPS, LISTED_GROUPS, families, help_page, list_options
 from llmrl.cli.train import main as train
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import names
+from llmrl.core.option_files import list_option_names
 
 
 def call(main, *words, cwd):
@@ -26,7 +26,7 @@ def test_help_fits_screen(primary):
     assert len(page.splitlines()) < 80 and max(map(len, page.splitlines())) <= 110
     words = set(re.findall(r"[\w/]+", page))
     for group in ("env", "agent", "llm", "hardware"):
-        assert words >= set(names(group))
+        assert words >= set(list_option_names(group))
     for family, studies in families().items():
         assert words >= {f"{family}/", *studies}
     assert len(EXAMPLES["train"]) == 5
@@ -38,9 +38,9 @@ def test_list_describes_options(group):
     heads = [line for line in lines if not line.startswith(" ")]
     assert all(re.fullmatch(r"[\w/]+  +\S.*", head) for head in heads), heads
     option_names = [head.split()[0] for head in heads]
-    assert option_names == ([f"first/{name}" for name in names(group)] if "/" in group else option_names)
+    assert option_names == ([f"first/{name}" for name in list_option_names(group)] if "/" in group else option_names)
     if group in GROUPS:
-        assert option_names == names(group)
+        assert option_names == list_option_names(group)
 
 
 def test_unknown_group_lists_available_groups(tmp_path):

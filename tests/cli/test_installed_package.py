@@ -186,7 +186,9 @@ def test_reports_invalid_names(labeled_package):
 
 def test_only_declared_modules_are_allowed(labeled_package):
     declare(labeled_package, "labeled", "[llmrl.parts]\nlabeled = labeled.parts\n[other.group]\nx = labeled:x\n")
-    assert Trust().covers("labeled.parts") and not Trust().covers("labeled") and installed_options("agent") == []
+    assert (
+        Trust().is_trusted("labeled.parts") and not Trust().is_trusted("labeled") and installed_options("agent") == []
+    )
     with pytest.raises(ConfigError, match="trusted modules"):
         content_of("labeled.broken.Part", "agent")
 

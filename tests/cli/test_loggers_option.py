@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.experiment.parts import check_values
 from llmrl.experiment.resources import RunResources
 from llmrl.run.config_hash import config_hash
@@ -60,7 +60,7 @@ def test_loggers_do_not_change_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("primary", ["train", "finetune"])
 def test_options_do_not_change_hash(primary: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    names = sorted(options("loggers"))
+    names = sorted(load_options("loggers"))
     assert names == ["jsonl", "mlflow", "tensorboard", "wandb"]
     plain = compose(primary=primary)
     assert list(RunResources(plain).sinks) == ["tensorboard"]

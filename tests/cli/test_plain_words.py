@@ -16,7 +16,7 @@ from faulty_env import Faulty
 from llmrl.cli import train
 from llmrl.config.hydra_hooks import check_removals
 from llmrl.core import ram
-from llmrl.core.arguments import checked
+from llmrl.core.arguments import validate_argument
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.envs.env_errors import name_env_in_errors
@@ -178,23 +178,23 @@ def test_no_option_is_infinite(hint: object) -> None:
     for wrong in (float("inf"), float("-inf"), float("nan")):
         for value in (wrong, [wrong], {"a": wrong}):
             with pytest.raises(ConfigError):
-                checked(value, hint, "x")
+                validate_argument(value, hint, "x")
 
 
 @given(st.integers(1, 10**15))
 def test_scientific_notation_of_integer_gives_hint(number: int) -> None:
     with pytest.raises(ConfigError) as error:
-        checked(float(number), PositiveInt, "x")
+        validate_argument(float(number), PositiveInt, "x")
     assert f"write {number}" in str(error.value)
 
 
 def test_game_memory_is_checked_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ram, "free_memory", lambda device: 1 << 20)
-    ram.check_games(3000)
+    ram.require_memory_for_games(3000)
     with pytest.raises(ConfigError, match=r"env\.n_envs=5000.*0\.0.*GiB.*3.*686"):
-        ram.check_games(5000)
+        ram.require_memory_for_games(5000)
     for limit in (None, "many"):
-        ram.check_games(limit)
+        ram.require_memory_for_games(limit)
 
 
 def test_removed_options_give_replacement() -> None:

@@ -13,7 +13,7 @@ import commands
 from experiments import only_run_folder
 from in_process import call
 from llmrl.cli.train import main
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.llms.call_log import read_calls
 from some import some
 from tiny_models import make_tiny_causal
@@ -213,7 +213,7 @@ def test_options_build_or_report_missing_parts(tmp_path, first):
     from experiments import compose
 
     for group in ("env", "agent", "principal", "teacher", "llm", "hardware"):
-        for name in sorted(options(group))[first::5]:
-            unset = [key for key, value in options(group)[name].items() if value == "???"]
+        for name in sorted(load_options(group))[first::5]:
+            unset = [key for key, value in load_options(group)[name].items() if value == "???"]
             config = compose(f"{group}={name}", *(f"{group}.{key}=given" for key in unset))
             assert set(config[group]) == set(yaml.safe_load(yaml.safe_dump(config[group])))

@@ -14,7 +14,7 @@ from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.sweep import main as sweep
 from llmrl.config.permissions import ORIGINS, check_permissions, destinations
-from llmrl.core.addresses import check_transport, is_loopback, origin_of
+from llmrl.core.addresses import check_transport_security, is_loopback, parse_origin
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import REDACTED
 from llmrl.experiment.experiment import Experiment
@@ -140,7 +140,7 @@ def test_retry_rejects_key_for_different_host(foreign_run, capsys):
     ],
 )
 def test_origins(address, origin):
-    assert origin_of(address, "llm.base_url") == origin
+    assert parse_origin(address, "llm.base_url") == origin
 
 
 @pytest.mark.parametrize(
@@ -160,22 +160,22 @@ def test_origins(address, origin):
 )
 def test_invalid_addresses(address):
     with pytest.raises(ConfigError):
-        origin_of(address, "llm.base_url")
+        parse_origin(address, "llm.base_url")
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "[::1]", "a.localhost"])
 def test_this_machine(host):
     assert is_loopback(f"http://{host}:8000")
-    check_transport(f"http://{host}:8000/v1", False, "llm.base_url")
+    check_transport_security(f"http://{host}:8000/v1", False, "llm.base_url")
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "localhost.evil.org", "127.0.0.1.evil.org", "gpu-node", "[fe80::1]"])
 def test_remote_plain_http_is_optional(host):
     assert not is_loopback(f"http://{host}:8000")
     with pytest.raises(ConfigError, match=r"llm\.plain_http=true"):
-        check_transport(f"http://{host}:8000/v1", False, "llm.base_url")
-    check_transport(f"http://{host}:8000/v1", True, "llm.base_url")
-    check_transport(f"https://{host}:8000/v1", False, "llm.base_url")
+        check_transport_security(f"http://{host}:8000/v1", False, "llm.base_url")
+    check_transport_security(f"http://{host}:8000/v1", True, "llm.base_url")
+    check_transport_security(f"https://{host}:8000/v1", False, "llm.base_url")
 
 
 def test_rejects_plain_http_run(tmp_path):

@@ -13,7 +13,7 @@ from experiments import only_run_folder, run
 from llmrl.cli import evaluate, sweep
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.core.seeding import Seeds
 
 CODE = """
@@ -98,7 +98,7 @@ def test_target(target, marker):
 @pytest.mark.parametrize(("env", "key"), [("gymnasium", "id"), ("babyai_text", "level")])
 def test_importing_id(env, key, id, marker, monkeypatch):
     monkeypatch.delitem(sys.modules, "webbrowser", raising=False)  # some libraries import it by themselves
-    node = {**option("env", env), key: id, "n_envs": 1}
+    node = {**load_option("env", env), key: id, "n_envs": 1}
     with pytest.raises(ConfigError, match=r"is outside the trusted modules|has no environment"):
         Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists() and "webbrowser" not in sys.modules
@@ -106,7 +106,7 @@ def test_importing_id(env, key, id, marker, monkeypatch):
 
 def test_nested_id_in_arguments(marker):
     for id in ("GymV21Environment-v0", "GymV26Environment-v0"):
-        node = {**option("env", "gymnasium"), "id": id, "kwargs": {"env_id": "evil:X-v0"}}
+        node = {**load_option("env", "gymnasium"), "id": id, "kwargs": {"env_id": "evil:X-v0"}}
         with pytest.raises(ConfigError, match="an argument"):
             Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists()
@@ -120,7 +120,7 @@ def test_nested_id_in_arguments(marker):
     ],
 )
 def test_importing_text(text, marker):
-    node = {**option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1, "text": text}
+    node = {**load_option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1, "text": text}
     with pytest.raises(ConfigError, match=r"env\.text"):
         Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists()
@@ -134,7 +134,7 @@ def completed_run(tmp_path_factory):
 
 
 PART = {"_target_": "evil.Part"}
-WORDY = {**option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1, "text": "evil.Words"}
+WORDY = {**load_option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1, "text": "evil.Words"}
 FOLDERS = {
     "a part": {"agent": PART},
     "that trusts itself": {"agent": PART, "trusted_modules": ["evil"]},

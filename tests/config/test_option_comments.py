@@ -7,14 +7,24 @@ import pytest
 
 from llmrl.config.builder import Builder
 from llmrl.config.option_docs import display_path, document_config, document_keys, entries, header
-from llmrl.core.option_files import chain, content, is_global, names, option, option_paths, options, part_groups, root
+from llmrl.core.option_files import (
+    list_files,
+    list_option_names,
+    list_part_groups,
+    list_paths,
+    load_option,
+    load_options,
+    read_file,
+    root,
+    sets_global_keys,
+)
 from llmrl.experiment.resources import POLICIES
 
 COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
-FILES = [path for path in option_paths() if path.relative_to(root()).parts[0] in (*part_groups(), path.name)]
+FILES = [path for path in list_paths() if path.relative_to(root()).parts[0] in (*list_part_groups(), path.name)]
 # Groups that the command `train` has none of.
 FINETUNING = ("dataset", "method", "transfer")
-OPTIONS = [(group, name) for group in part_groups() for name in names(group)]
+OPTIONS = [(group, name) for group in list_part_groups() for name in list_option_names(group)]
 
 
 def find_files(group, name):
@@ -22,8 +32,8 @@ def find_files(group, name):
 
     An option may set keys of the commands, and keys of `llm=` and `principal=` that only some of their options have.
     """
-    other_files = [file for kind in ("dataset", "principal", "llm") for file in chain(kind, COMMON[kind])]
-    return [*COMMANDS, *(other_files if group == "method" else []), *chain(group, name)]
+    other_files = [file for kind in ("dataset", "principal", "llm") for file in list_files(kind, COMMON[kind])]
+    return [*COMMANDS, *(other_files if group == "method" else []), *list_files(group, name)]
 
 
 COMMON = {"dataset": "random", "principal": "llm", "llm": "local_chat"}
@@ -33,7 +43,7 @@ COMMON = {"dataset": "random", "principal": "llm", "llm": "local_chat"}
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda x: x)
 def test_keys_have_descriptions(group, name):
     documented_keys = document_keys(find_files(group, name))
-    own_keys = document_keys(chain(group, name))
+    own_keys = document_keys(list_files(group, name))
     # What a preset holds for other options (test_debug_presets) means what it means where they are.
     debug_prefixes = ("debug.upper_limits.", "debug.replacements.")
     lacking = [
@@ -87,8 +97,8 @@ def test_no_comment_is_copied():
 
 def test_no_key_is_dead():
     """Check that each key of an option is an argument of its target or a request policy."""
-    for group in part_groups():
-        for name, node in options(group).items():
+    for group in list_part_groups():
+        for name, node in load_options(group).items():
             if group == "transfer":
                 continue
             own_keys = {key: value for key, value in node.items() if group != "llm" or key not in POLICIES}
@@ -108,20 +118,24 @@ def resolve_node(node):
 
 def test_base_files_are_not_options():
     bases = {path for path in FILES if path.stem.startswith("_")}
-    used = {path for group, name in OPTIONS for path, _ in chain(group, name)}
+    used = {path for group, name in OPTIONS for path, _ in list_files(group, name)}
     assert len(bases) > 15 and bases - {root() / "_run.yaml"} <= used
     assert not any(name.startswith("_") for _, name in OPTIONS)
 
 
 def test_option_merges_base_files():
-    assert option("agent", "mappo")["critic"] == "central" and option("agent", "mappo")["ppo"]["gamma"] == 0.99
-    assert option("agent", "ppo")["ppo"]["gamma"] == 0.998
-    assert option("env", "lava_doorkey")["task"]["_target_"].endswith("LavaDoorKey")
-    assert option("env", "lava_doorkey")["task"]["max_size"] == 10 and "learn" not in option("env", "lava_doorkey")
-    assert is_global(root() / "regime" / "rooms.yaml") and "learn" in content(root() / "regime" / "rooms.yaml")
-    changed = option("agent", "ppo")
+    assert (
+        load_option("agent", "mappo")["critic"] == "central" and load_option("agent", "mappo")["ppo"]["gamma"] == 0.99
+    )
+    assert load_option("agent", "ppo")["ppo"]["gamma"] == 0.998
+    assert load_option("env", "lava_doorkey")["task"]["_target_"].endswith("LavaDoorKey")
+    assert load_option("env", "lava_doorkey")["task"]["max_size"] == 10 and "learn" not in load_option(
+        "env", "lava_doorkey"
+    )
+    assert sets_global_keys(root() / "regime" / "rooms.yaml") and "learn" in read_file(root() / "regime" / "rooms.yaml")
+    changed = load_option("agent", "ppo")
     changed["ppo"]["gamma"] = 2
-    assert option("agent", "ppo")["ppo"]["gamma"] == 0.998
+    assert load_option("agent", "ppo")["ppo"]["gamma"] == 0.998
 
 
 @pytest.mark.slow
@@ -132,7 +146,7 @@ def test_option_matches_hydra_composition(group, name):
 
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         full_config = OmegaConf.to_container(compose("train", [f"{group}={name}"]), resolve=False)
-    own_keys = option(group, name)
+    own_keys = load_option(group, name)
     if group == "llm":
         full_config["llm"] = {key: value for key, value in full_config["llm"].items() if key in own_keys}
         own_keys = {key: value for key, value in own_keys.items() if not isinstance(value, dict)}

@@ -10,12 +10,12 @@ from referencing import Registry, Resource
 
 from llmrl.config import option_schema
 from llmrl.config.option_schema import FILE, schema_files
-from llmrl.core.option_files import SCHEMAS, content, is_global, option_paths, part_groups, root
+from llmrl.core.option_files import SCHEMA_FOLDER, list_part_groups, list_paths, read_file, root, sets_global_keys
 
 FILES = [
     path
-    for path in option_paths()
-    if path.relative_to(root()).parts[0] in (*part_groups(), "experiment", "treatment", path.name)
+    for path in list_paths()
+    if path.relative_to(root()).parts[0] in (*list_part_groups(), "experiment", "treatment", path.name)
 ]
 
 
@@ -32,13 +32,13 @@ def validators(schemas):
 
 def find_schema(path):
     group = path.relative_to(root()).parts[0]
-    return FILE if is_global(path) or group in ("experiment", "treatment", path.name) else f"{group}.schema.json"
+    return FILE if sets_global_keys(path) or group in ("experiment", "treatment", path.name) else f"{group}.schema.json"
 
 
 def test_package_files_are_accepted(validators):
     assert len(FILES) > 150
     for path in FILES:
-        errors = list(validators[find_schema(path)].iter_errors(content(path)))
+        errors = list(validators[find_schema(path)].iter_errors(read_file(path)))
         assert not errors, f"{path}: {errors[0].json_path}: {errors[0].message}"
 
 
@@ -92,7 +92,7 @@ def test_editor_comment_names_built_file(capsys, monkeypatch, schemas):
     monkeypatch.setattr("sys.argv", ["option_schema", "agent"])
     monkeypatch.setattr(option_schema, "schema_files", lambda: schemas)
     option_schema.main()
-    path = root() / SCHEMAS / "agent.schema.json"
+    path = root() / SCHEMA_FOLDER / "agent.schema.json"
     assert capsys.readouterr().out.strip() == f"# yaml-language-server: $schema={path}"
     assert json.loads(path.read_text(encoding="utf-8"))["anyOf"][0]["$ref"] == f"{FILE}#/$defs/agent"
-    assert json.loads((root() / SCHEMAS / FILE).read_text(encoding="utf-8")) == schemas[FILE]
+    assert json.loads((root() / SCHEMA_FOLDER / FILE).read_text(encoding="utf-8")) == schemas[FILE]

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import compose
-from llmrl.core.option_files import content, names, root
+from llmrl.core.option_files import list_option_names, read_file, root
 from llmrl.run.config_hash import config_hash
 from some import some
 
@@ -39,7 +39,7 @@ def compose_environment(env, *overrides):
     return compose(f"env={env}", *([REQUIRED_OPTIONS[env]] if env in REQUIRED_OPTIONS else []), *overrides)
 
 
-@pytest.mark.parametrize("env", some([*FIRST_ENVIRONMENTS, "cartpole", "babyai_text"], names("env")))
+@pytest.mark.parametrize("env", some([*FIRST_ENVIRONMENTS, "cartpole", "babyai_text"], list_option_names("env")))
 def test_environment_selects_only_regime(env):
     config, plain, bare = compose_environment(env), compose_environment(env, "regime=none"), compose("env=cartpole")
     regime = REGIMES.get(env, "none")
@@ -49,7 +49,7 @@ def test_environment_selects_only_regime(env):
     agent = {"agent"} if env in AGENTS else set()
     # The number of games follows from that of the proposals.
     games = {"env"} if env in AGENTS else set()
-    schedule = set(content(root() / "regime" / f"{regime}.yaml")) - {"defaults", "regime_name", "regime_noise"}
+    schedule = set(read_file(root() / "regime" / f"{regime}.yaml")) - {"defaults", "regime_name", "regime_noise"}
     assert changed == agent | games | schedule
     assert config["env"] | {"n_envs": None} == plain["env"] | {"n_envs": None}
 
@@ -87,8 +87,8 @@ def test_descriptions_of_regimes_are_not_hashed(key):
 
 
 def test_regimes_set_their_name():
-    assert {name: compose("env=cartpole", f"regime={name}")["regime_name"] for name in names("regime")} == {
-        name: name for name in names("regime")
+    assert {name: compose("env=cartpole", f"regime={name}")["regime_name"] for name in list_option_names("regime")} == {
+        name: name for name in list_option_names("regime")
     }
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.seeding import Seeds, generators
+from llmrl.core.seeding import Seeds, make_generators
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
 
@@ -86,7 +86,7 @@ def test_sweep_replicates_have_distinct_streams():
 
 
 def test_equal_seeds_give_equal_generators():
-    separate, shared = generators([3, 3, 4]), generators([3, 3, 4], shared=True)
+    separate, shared = make_generators([3, 3, 4]), make_generators([3, 3, 4], shared=True)
     draws = [torch.rand(1, generator=generator).item() for generator in separate]
     assert draws[0] == draws[1] != draws[2] and len(set(map(id, separate))) == 3
     assert shared[0] is shared[1] is not shared[2]

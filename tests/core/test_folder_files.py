@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrl.core.atomic_files import atomic_write
-from llmrl.core.folder_files import create_folder, find_link, open_file, open_folder, read_bytes
+from llmrl.core.folder_files import create_folder, find_symlink, open_file, open_folder, read_bytes
 
 
 @pytest.mark.parametrize("mode", ["rb", "r", "ab", "a+b", "wb", "r+b"])
@@ -85,7 +85,7 @@ def test_links_are_detected_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "sinks" / "x").mkdir(parents=True)
     (tmp_path / "sinks" / "x" / "link").symlink_to("nowhere")
-    assert find_link(tmp_path, ("sinks/*",)) is None
-    assert find_link(tmp_path) == tmp_path / "sinks" / "x" / "link"
+    assert find_symlink(tmp_path, ("sinks/*",)) is None
+    assert find_symlink(tmp_path) == tmp_path / "sinks" / "x" / "link"
     (tmp_path / "a" / "b" / "link").symlink_to(tmp_path)
-    assert find_link(tmp_path, ("sinks/*",)) == tmp_path / "a" / "b" / "link"
+    assert find_symlink(tmp_path, ("sinks/*",)) == tmp_path / "a" / "b" / "link"

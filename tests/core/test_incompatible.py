@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 
 FLIGHT = EnvSpec(
@@ -20,16 +20,19 @@ FLIGHT = EnvSpec(
 
 
 def test_error_is_picklable():
-    error = Incompatible(Misfit.ABSENT, "no mechanism")
+    error = Incompatible(IncompatibilityReason.MISSING_PART, "no mechanism")
     unpickled = pickle.loads(pickle.dumps(error))  # noqa: S301  (its own)
-    assert isinstance(unpickled, ConfigError) and (unpickled.reason, str(unpickled)) == (Misfit.ABSENT, "no mechanism")
+    assert isinstance(unpickled, ConfigError) and (unpickled.reason, str(unpickled)) == (
+        IncompatibilityReason.MISSING_PART,
+        "no mechanism",
+    )
 
 
 def test_five_reasons_have_text():
-    assert len(Misfit) == 5 and all(reason.told.endswith(".") for reason in Misfit)
+    assert len(IncompatibilityReason) == 5 and all(reason.sentence.endswith(".") for reason in IncompatibilityReason)
 
 
 def test_choice_agent_rejects_numeric_actions():
     with pytest.raises(Incompatible) as error:
-        FLIGHT.need_discrete("a table")
-    assert error.value.reason is Misfit.INTERFACE
+        FLIGHT.require_discrete_actions("a table")
+    assert error.value.reason is IncompatibilityReason.INTERFACE

@@ -5,27 +5,36 @@ import pytest
 from llmrl.config.option_docs import display_path, document_config, entries, header
 from llmrl.config.treatments import check_treatment
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import VARIANTS, content, is_global, names, option_paths, root, source, variants
+from llmrl.core.option_files import (
+    VARIANTS_KEY,
+    find_file,
+    find_variants,
+    list_option_names,
+    list_paths,
+    read_file,
+    root,
+    sets_global_keys,
+)
 
-FOLDERS = sorted({path.parent for path in option_paths()})
+FOLDERS = sorted({path.parent for path in list_paths()})
 
 
 def test_variant_includes_file():
     expected = {"defaults": ["gflan"], "llm": {"weights": "embeddings"}}
-    assert content(root() / "treatment" / "npe.yaml") == expected
+    assert read_file(root() / "treatment" / "npe.yaml") == expected
     # Files in folders of a group are named from the root.
-    defaults = content(root() / "experiment" / "grounding" / "goto_red_ball.yaml")["defaults"]
+    defaults = read_file(root() / "experiment" / "grounding" / "goto_red_ball.yaml")["defaults"]
     assert defaults[0] == "/experiment/grounding/goto_local"
 
 
 def test_variant_of_variant_includes_file():
-    assert content(root() / "regime" / "cleanup_scratch.yaml")["defaults"] == ["cleanup"]
+    assert read_file(root() / "regime" / "cleanup_scratch.yaml")["defaults"] == ["cleanup"]
 
 
 def test_file_with_variants_only_is_no_option():
     path = root() / "treatment" / "tax_gp.yaml"
-    assert content(path)["defaults"] == [{"override /principal": "gp"}] and is_global(path)
-    assert source(path) not in option_paths() and path in option_paths()
+    assert read_file(path)["defaults"] == [{"override /principal": "gp"}] and sets_global_keys(path)
+    assert find_file(path) not in list_paths() and path in list_paths()
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(root()).as_posix())
@@ -33,8 +42,8 @@ def test_variants_are_all_found(folder):
     import yaml
 
     documents = [yaml.safe_load(file.read_text()) or {} for file in folder.glob("*.yaml")]
-    parsed = [name for document in documents for name in document.get(VARIANTS, ())]
-    assert sorted(parsed) == sorted(variants(folder))
+    parsed = [name for document in documents for name in document.get(VARIANTS_KEY, ())]
+    assert sorted(parsed) == sorted(find_variants(folder))
     assert not set(parsed) & {file.stem for file in folder.glob("*.yaml")}
 
 
@@ -43,7 +52,7 @@ def test_variant_has_documentation():
     assert header(path).startswith("Harvest: agents pre-trained")
     replicates = next(entry for entry in entries(path) if entry.key == ("design", "replicates"))
     assert replicates.comment.startswith("also read by llmrl-finetune")
-    assert "replicates: 1" in source(path).read_text().splitlines()[replicates.line - 1]
+    assert "replicates: 1" in find_file(path).read_text().splitlines()[replicates.line - 1]
     document = document_config("train", ["env=harvest"])["design.replicates"]
     assert (
         document.set_in == f"{display_path(path)}:{replicates.line}" == f"conf/regime/_regimes.yaml:{replicates.line}"
@@ -51,6 +60,6 @@ def test_variant_has_documentation():
 
 
 def test_bases_are_no_options():
-    assert "taught" in names("treatment") and "_schedule" not in names("treatment")
+    assert "taught" in list_option_names("treatment") and "_schedule" not in list_option_names("treatment")
     with pytest.raises(ConfigError, match="cannot be chosen"):
         check_treatment({"experiment": "teacher/rooms", "treatment": "_schedule"})

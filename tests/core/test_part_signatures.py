@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from llmrl.config.builder import Builder
-from llmrl.core.arguments import signature_of
+from llmrl.core.arguments import get_signature
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 
@@ -67,11 +67,11 @@ def test_only_fields_are_options(builder, option):
 
 
 def test_fields_are_signature_parameters():
-    signature = signature_of(Network)
+    signature = get_signature(Network)
     assert list(signature.parameters) == ["device", "extra", "width", "names", "depth"]
     assert signature.hints["width"] == PositiveInt and signature.settings is NetworkSettings
 
 
 def test_field_names_are_unique():
     with pytest.raises(TypeError, match="width"):
-        signature_of(Ambiguous)
+        get_signature(Ambiguous)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.cli import llm, sweep, train
-from llmrl.core.errors import ConfigError, LLMError, short_error
+from llmrl.core.errors import ConfigError, LLMError, summarize_error
 from llmrl.display import console, results, sweeps
 from llmrl.run.folder import split_overrides
 from llmrl.run.log_file import LogFile
@@ -68,7 +68,7 @@ def test_unicode_text_is_preserved(text):
 @pytest.mark.parametrize("kind", [LLMError, ConfigError])
 def test_user_errors(kind):
     assert not find_sequences(str(kind(FAKE))) and "finished, result 1" in str(kind(FAKE))
-    assert not find_sequences(short_error(kind(FAKE))) and not find_sequences(short_error(ValueError(FAKE)))
+    assert not find_sequences(summarize_error(kind(FAKE))) and not find_sequences(summarize_error(ValueError(FAKE)))
     assert str(kind("one\ntwo")) == "one\ntwo"
 
 
@@ -171,7 +171,7 @@ def test_tables_titles_and_lines(capsys):
 
 
 def test_log_records(tmp_path):
-    from llmrl.core.printable import print_records
+    from llmrl.core.printable import make_logs_printable
 
     previous_factory, log = logging.getLogRecordFactory(), logging.getLogger("llmrl.test")
     file, log_lines = LogFile(tmp_path), []
@@ -179,7 +179,7 @@ def test_log_records(tmp_path):
     handler.emit = lambda record: log_lines.append(record.getMessage())
     log.addHandler(handler)
     try:
-        print_records()
+        make_logs_printable()
         log.warning("the server says %s", FAKE)
         try:
             # Without the half of a pair, which pytest would report between its processes.

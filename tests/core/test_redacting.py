@@ -16,24 +16,24 @@ from hypothesis import strategies as st
 import llmrl
 from llmrl.core import secrets
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import content, existing_source, option_paths, root
+from llmrl.core.option_files import get_file, list_paths, read_file, root
 from llmrl.core.secrets import (
     REDACTED,
     check_no_secrets,
     check_no_secrets_in_arguments,
+    find_rejection_reason,
+    find_variable_rejection_reason,
     is_secret_name,
     redact,
     redact_arguments,
     redact_code,
+    redact_folder_names,
     redact_nested,
-    redacted_folder,
     register_resolved_variable,
     register_secret_variable,
-    rejection_reason,
-    variable_rejection_reason,
 )
 
-OPTIONS = option_paths()
+OPTIONS = list_paths()
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 PROMPTS = sorted(Path(llmrl.__file__).parent.rglob("*.j2"))
@@ -235,8 +235,8 @@ def test_secret_that_is_no_valid_path(secret, monkeypatch):
     monkeypatch.setattr(secrets.os, "environ", environment)
     assert redact(f"a {secret} b") == f"a {REDACTED} b"
     register_resolved_variable("SOME_KEY")
-    assert redacted_folder(Path("~nosuchuser-correcthorse/x")) == Path("~nosuchuser-correcthorse/x")
-    assert redacted_folder(Path("outputs", 300 * "a")) == Path("outputs", 300 * "a")
+    assert redact_folder_names(Path("~nosuchuser-correcthorse/x")) == Path("~nosuchuser-correcthorse/x")
+    assert redact_folder_names(Path("outputs", 300 * "a")) == Path("outputs", 300 * "a")
 
 
 def test_url_secrets_and_longest_first(monkeypatch):
@@ -261,8 +261,8 @@ def test_explicit_secrets_replace_environment(monkeypatch):
     text, remainder = "a staple, a correcthorse", f"a {REDACTED}, a correcthorse"
     assert redact(text, ["staple"]) == redact_code(text, ["staple"]) == remainder
     assert redact_nested({text: [text]}, ["staple"]) == {remainder: [remainder]}
-    assert rejection_reason("a.b", "staple", ["staple"]) is not None
-    assert rejection_reason("a.b", "correcthorse", ["staple"]) is None
+    assert find_rejection_reason("a.b", "staple", ["staple"]) is not None
+    assert find_rejection_reason("a.b", "correcthorse", ["staple"]) is None
 
 
 @pytest.mark.parametrize(
@@ -304,10 +304,10 @@ def test_interpolation_of_plain_variables_is_accepted():
     ],
 )
 def test_invalid_variable_names(name, monkeypatch):
-    wrong = variable_rejection_reason(name)
+    wrong = find_variable_rejection_reason(name)
     assert wrong is not None and "OPENAI_API_KEY" in wrong
     assert not name or name == "$OPENAI_API_KEY" or name not in wrong
-    assert not name or rejection_reason("llm.api_key_env", name) == wrong
+    assert not name or find_rejection_reason("llm.api_key_env", name) == wrong
 
 
 @pytest.mark.parametrize(
@@ -326,19 +326,19 @@ def test_invalid_variable_names(name, monkeypatch):
 def test_message_for_variable_name(name, wrong):
     message = "must name the environment variable that holds the key, such as OPENAI_API_KEY, but its value {}. "
     message += "(The value is not repeated here, because it may be the key.)"
-    assert variable_rejection_reason(name) == (None if wrong is None else message.format(wrong))
+    assert find_variable_rejection_reason(name) == (None if wrong is None else message.format(wrong))
 
 
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "MY_KEY", "KEY2", "LAB_GPT4O_KEY", "A", "AZURE_OPENAI_KEY_2026"])
 def test_variable_names(name):
-    assert variable_rejection_reason(name) is None
+    assert find_variable_rejection_reason(name) is None
 
 
 def test_unusual_name_is_accepted_if_set(monkeypatch):
-    assert variable_rejection_reason("myOpenAiKey") is not None
+    assert find_variable_rejection_reason("myOpenAiKey") is not None
     monkeypatch.setenv("myOpenAiKey", "correcthorse")
-    assert variable_rejection_reason("myOpenAiKey") is None
-    assert variable_rejection_reason("correcthorse") is not None
+    assert find_variable_rejection_reason("myOpenAiKey") is None
+    assert find_variable_rejection_reason("correcthorse") is not None
 
 
 REPLACEMENTS = (
@@ -365,7 +365,7 @@ REPLACEMENTS = (
     ],
 )
 def test_message_for_secret_text(name, value, wrong):
-    assert rejection_reason(name, value) == (None if wrong is None else wrong + REPLACEMENTS)
+    assert find_rejection_reason(name, value) == (None if wrong is None else wrong + REPLACEMENTS)
 
 
 def test_messages_for_config_and_command_line():
@@ -442,9 +442,9 @@ def test_accepted_overrides(argument):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(root()).as_posix())
 def test_package_options_are_accepted(path):
-    text = existing_source(path).read_text(encoding="utf-8")
+    text = get_file(path).read_text(encoding="utf-8")
     assert redact_code(text) == text
-    check_no_secrets(content(path))
+    check_no_secrets(read_file(path))
     option = path.relative_to(root()).with_suffix("").as_posix()
     group, _, name = option.partition("/")
     check_no_secrets_in_arguments([f"{group}={name}", f"name={name.replace('/', '_')}"])
@@ -495,8 +495,8 @@ def test_ordinary_overrides_pass(name, value):
 def test_arbitrary_text_is_redactable(text):
     redacted = redact_code(text)
     assert redact_code(redacted) == redacted
-    rejection_reason("a.b", text)
-    variable_rejection_reason(text)
+    find_rejection_reason("a.b", text)
+    find_variable_rejection_reason(text)
     is_secret_name(text)
 
 
@@ -510,5 +510,5 @@ def test_long_texts_take_linear_time(piece):
     text = (piece * 500_000)[:500_000]
     start = time.process_time()
     redact_code(text)
-    rejection_reason("a", text)
+    find_rejection_reason("a", text)
     assert time.process_time() - start < 20

@@ -14,7 +14,7 @@ import llmrl.conf
 from llmrl.config.permissions import check_command_lines, command_lines, with_permissions
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
-from llmrl.core.trust import NAMED, PACKAGES, Trust
+from llmrl.core.trust import NAMED_TARGETS, PART_PACKAGES, Trust
 
 PACKAGE = """
 import json
@@ -96,17 +96,17 @@ def test_check_precedes_import(package):
         Trust(("mine",)).load("mine_too.parts", "env.id=mine_too.parts:X-v0")
 
 
-@given(st.sampled_from(PACKAGES), st.text("abz_.09", min_size=1, max_size=8))
+@given(st.sampled_from(PART_PACKAGES), st.text("abz_.09", min_size=1, max_size=8))
 def test_names_are_compared_by_component(package, suffix):
-    assert Trust().covers(package) and Trust().covers(f"{package}.x")
-    assert Trust().covers(package + suffix) == suffix.startswith(".")
+    assert Trust().is_trusted(package) and Trust().is_trusted(f"{package}.x")
+    assert Trust().is_trusted(package + suffix) == suffix.startswith(".")
 
 
 def test_targets_in_options_are_detected():
     files = [path.read_text() for path in Path(llmrl.conf.__path__[0]).rglob("*.yaml")]
     targets = {name for text in files for name in re.findall(r"^[^#\n]*_target_: *(llmrl\.[\w.]+)", text, re.MULTILINE)}
     assert len(targets) > 60
-    for name in {*NAMED, *targets}:
+    for name in {*NAMED_TARGETS, *targets}:
         assert callable(Trust().locate(name, "x")), name
 
 
@@ -127,10 +127,10 @@ def test_installed_entry_points_are_allowed(package, monkeypatch):
     meta.mkdir()
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (meta / "entry_points.txt").write_text("[llmrl.parts]\nany = mine.parts:Part\n")
-    assert Trust().covers("mine.parts") and not Trust().covers("mine") and "mine" not in sys.modules
+    assert Trust().is_trusted("mine.parts") and not Trust().is_trusted("mine") and "mine" not in sys.modules
     entry_points.cache_clear()
     monkeypatch.chdir(package)
-    assert not Trust().covers("mine.parts")
+    assert not Trust().is_trusted("mine.parts")
 
 
 def test_composed_config_has_its_permissions():

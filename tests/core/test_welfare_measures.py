@@ -41,10 +41,10 @@ def test_option_comment_lists_objectives():
 
 
 def test_payoff_text_counts_remaining_players():
-    template = OBJECTIVES["equality_productivity"].told
+    template = OBJECTIVES["equality_productivity"].format_payoff
     assert "1 - D / (2 * 4 * S), where" in template(5) and "1 - D / (2 * 1 * S), where" in template(1)
     custom = Objective(name="own", of=MEAN.of, formula="", payoff="{n_agents} agents, {others} others, {{braces}}")
-    assert custom.told(3) == "3 agents, 2 others, {braces}"
+    assert custom.format_payoff(3) == "3 agents, 2 others, {braces}"
 
 
 @pytest.mark.parametrize("principal", ["random", "none"])

@@ -211,7 +211,7 @@ def test_agent_funded_payments_preserve_sum(raw, cleaned):
 
 def test_payers_are_declared():
     assert Incentives().rule_text != Incentives(budget_balanced=True).rule_text
-    assert Incentives(budget_balanced=True).spec.in_a_sentence(PAY[0]).endswith("all agents pay for it equally.")
+    assert Incentives(budget_balanced=True).spec.describe_effects(PAY[0]).endswith("all agents pay for it equally.")
     assert Incentives(budget_balanced=True).facts["budget_balanced"] is True
 
 

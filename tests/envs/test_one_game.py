@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from environments import make_env
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax
@@ -43,7 +43,7 @@ for_all_envs = pytest.mark.parametrize("name", ENVS)
 def select_game(observation, game):
     """Return the observation of a game as lists; texts are rendered again by each game."""
     return {
-        name: np.asarray(on_host(x) if not hasattr(x, "tolist") else x.tolist())[game].tolist()
+        name: np.asarray(to_numpy(x) if not hasattr(x, "tolist") else x.tolist())[game].tolist()
         for name, x in observation.items()
     }
 
@@ -59,7 +59,9 @@ def assert_equal_game(env, single, game, observation, single_observation):
         step, single_step = env.step(actions), single.step(actions[[game]])
         assert select_game(step.observation, game) == select_game(single_step.observation, 0)
         for attribute in ("reward", "base_reward", "terminated", "truncated"):
-            assert np.array_equal(on_host(getattr(step, attribute))[game], on_host(getattr(single_step, attribute))[0])
+            assert np.array_equal(
+                to_numpy(getattr(step, attribute))[game], to_numpy(getattr(single_step, attribute))[0]
+            )
 
 
 @for_all_envs

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from environments import make_env
 from llmrl.agents.heuristic_agent import HeuristicAgent
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import content, root
+from llmrl.core.option_files import read_file, root
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
 from llmrl.envs.mechanisms import validate_edges
@@ -46,7 +46,7 @@ def citizens(eta: float = 0.0, n_hours: int = 11, steps: int = 1) -> Citizens:
 
 def option(name: str) -> Any:
     """Return the contents of an option file."""
-    return content(root() / f"{name}.yaml")
+    return read_file(root() / f"{name}.yaml")
 
 
 def acting(env: TaxEconomy) -> Callable[[dict[str, Any]], np.ndarray]:
@@ -266,7 +266,7 @@ class TestWelfare:
 
     def test_objectives_explain_themselves(self) -> None:
         for welfare in ("inverse_income", "inverse_wage", "utilitarian", "lowest", "equality_productivity"):
-            description = make(welfare=welfare).spec.objective.told(3)
+            description = make(welfare=welfare).spec.objective.format_payoff(3)
             assert description.startswith("Your payoff is") and "{" not in description
 
     def test_redistribution_increases_welfare(self) -> None:
@@ -316,7 +316,7 @@ class TestGame:
         assert env.spec.action_names[:2] == ("0_hours", "10_hours") and env.spec.horizon == 3
         assert env.spec.observation["vector"].shape == (len(VECTOR_FIELDS),)
         assert env.spec.mechanism is not None
-        assert env.spec.mechanism.in_a_sentence(np.array([0.1, 0.0, 0.0])) == (
+        assert env.spec.mechanism.describe_effects(np.array([0.1, 0.0, 0.0])) == (
             "Takes of each income 10% of what falls into 0 to 50,000 dollars a year; all workers share the revenue "
             "equally."
         )

@@ -39,8 +39,8 @@ from llmrl.results.mechanism_comparison import (
     select_table_columns,
 )
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_summaries import episode_welfare
-from llmrl.run.artifacts import read_config, saved_state
+from llmrl.rollout.episode_summaries import compute_objective
+from llmrl.run.artifacts import load_saved_state, read_config
 from llmrl.statistics.intervals import describe_difference
 
 pytestmark = pytest.mark.slow
@@ -116,20 +116,20 @@ def test_neutral_vector_is_in_bounds(bounds):
     entries = (Parameter(f"p{i}", low, low + width, "", "") for i, (low, width) in enumerate(bounds))
     space = ParameterSpace("tax", tuple(entries))
     neutral = space.neutral
-    assert not space.outside(neutral).any()
+    assert not space.is_out_of_bounds(neutral).any()
     for x, p in zip(neutral, space.parameters, strict=True):
         assert x == min(max(0.0, p.low), p.high)
 
 
 def test_vectors_in_words():
     space = ParameterSpace("incentives", tuple(Parameter(name, 0, 3, "", "") for name in ("eat", "clean")))
-    descriptions = [space.in_words(np.array(vector)) for vector in ([0, 0], [0, 2.5], [1, 1 / 3])]
+    descriptions = [space.format_vector(np.array(vector)) for vector in ([0, 0], [0, 2.5], [1, 1 / 3])]
     assert descriptions == ["no incentives", "clean: 2.5", "eat: 1, clean: 0.333"]
 
 
 def test_best_uses_best_context(escape):
     state, parts = (
-        saved_state(escape)[1],
+        load_saved_state(escape)[1],
         build_parts(read_config(escape, []), None, play_only=True),
     )
     spec, history = parts.env.spec, state["history"]
@@ -158,7 +158,7 @@ def test_societies_adapt_like_design_step(cleanup):
     """Compare with the societies of the run's step, with equal and with different seeds."""
     config = read_config(cleanup, [])
     vectors = [np.array([0.0, 2, 0]), np.array([1.0, 0, 0])]
-    initial_agents = saved_state(cleanup)[1]["agents"]
+    initial_agents = load_saved_state(cleanup)[1]["agents"]
     plan = plan_adaptation(None, True, ["student"], config)
     assert plan == AdaptationPlan(rounds=config["design"]["adapt_rounds"], games=2, initial=True)
     seeds = Seeds(config["seed"]).child("loop").child("step").child(0)
@@ -189,7 +189,7 @@ def test_initial_societies(tmp_path):
         f"output_root={tmp_path}",
     )
     folder = only_run_folder(tmp_path)
-    config, saved = read_config(folder, []), saved_state(folder)[1]["agents"][0]
+    config, saved = read_config(folder, []), load_saved_state(folder)[1]["agents"][0]
     assert plan_adaptation(True, False, ["student"], config).initial is False
     vectors = [np.zeros(5)] * 2
     as_saved = adapt_societies(AdaptationPlan(0, 4, False), config, None, vectors, 0, Seeds(0), saved)
@@ -372,7 +372,7 @@ def test_last_step_caption_describes_episode():
         final_episodes = [episode for episode in rollout.episodes if episode.game == 0]
     descriptions = sums.to_moment()
     assert descriptions.step == 12 and descriptions.objective == pytest.approx(
-        episode_welfare(final_episodes, objective, 0.5)[0]
+        compute_objective(final_episodes, objective, 0.5)[0]
     )
     assert descriptions.payoffs == pytest.approx(final_episodes[0].base_returns)
     payments = final_episodes[0].summaries["incentives_paid"]
@@ -383,11 +383,11 @@ def test_last_step_caption_describes_episode():
 
 
 def entry(name: str, objective: list[float], **columns: list[float]) -> dict:
-    from llmrl.rollout.episode_summaries import estimates
+    from llmrl.rollout.episode_summaries import describe_measurements
 
     metrics = {"objective (mean)": objective, "length": [5.0] * len(objective), **columns}
     arrays = {key: np.array(values, dtype=float) for key, values in metrics.items()}
-    return {"name": name, "words": name, "table": estimates(arrays, True), "per_episode": metrics}
+    return {"name": name, "words": name, "table": describe_measurements(arrays, True), "per_episode": metrics}
 
 
 def compare(*entries: dict, paired_table: bool = True, independent: bool = True) -> tuple[list[dict], list[str]]:

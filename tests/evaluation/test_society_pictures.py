@@ -95,14 +95,14 @@ def test_world_fills_width():
 
 def test_mechanism_sentences():
     pays, taxes = Incentives().spec, BracketedTax().spec
-    assert pays.in_a_sentence(np.array([0, 3.0, 0])) == "Pays agents 3 for each step of cleaning."
-    assert pays.in_a_sentence(np.array([2.3, 3, 0.5])) == (
+    assert pays.describe_effects(np.array([0, 3.0, 0])) == "Pays agents 3 for each step of cleaning."
+    assert pays.describe_effects(np.array([2.3, 3, 0.5])) == (
         "Pays agents 2.3 for each apple eaten, 3 for each step of cleaning and 0.5 for each other step."
     )
-    assert pays.in_a_sentence(np.zeros(3)) == "No incentives: agents get what the game pays."
-    assert taxes.in_a_sentence(np.array([0.1, 0, 1])) == (
+    assert pays.describe_effects(np.zeros(3)) == "No incentives: agents get what the game pays."
+    assert taxes.describe_effects(np.array([0.1, 0, 1])) == (
         "Takes of each apple 40% from who ate under 3 and 400% from who ate 5 or more in the last 11 steps; "
         "all agents share it equally."
     )
     plain = ParameterSpace("levers", (Parameter("a", 0, 1, "", ""), Parameter("b", 0, 1, "", "")))
-    assert plain.in_a_sentence(np.array([0.5, 0])) == "Sets a to 0.5."
+    assert plain.describe_effects(np.array([0.5, 0])) == "Sets a to 0.5."

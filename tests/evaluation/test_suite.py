@@ -15,13 +15,13 @@ from experiments import compose, only_run_folder, run_experiment
 from llmrl.cli.evaluate import main, split_suite_options
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.language import LANGUAGES, action_names
 from llmrl.evaluation.suite import parse_suite
 from llmrl.evaluation.suite_results import group_by_experiment
-from llmrl.run.trajectories import read
+from llmrl.run.trajectories import read_trajectories
 from run_folders import write_run
 
 SUITE = """
@@ -114,7 +114,7 @@ def test_suite_end_to_end(tmp_path, suite_file, capsys):
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0].startswith("test,player,kind,episodes") and len(lines) == 1 + 2 * (2 + 3 + 3 + 3) - 2
     assert "4 of 4, more actions" in printout.err and "kinds apart" in printout.out
-    steps = read(folder / "steps" / "words" / "fetch" / "student")
+    steps = read_trajectories(folder / "steps" / "words" / "fetch" / "student")
     assert set(np.unique(steps.episode)) == set(range(30)) and set(steps.kind) == {"fetch"}
     assert not any(word in text for text in steps.prompts for word in ("key", "ball", "box"))
 
@@ -289,7 +289,7 @@ def test_suite_options_are_not_runs():
 
 def package_suite(name):
     env = compose("env=babyai_text", "agent=random")["env"]
-    return parse_suite(name, options("suite")[name], env)
+    return parse_suite(name, load_options("suite")[name], env)
 
 
 @pytest.mark.slow

@@ -78,12 +78,12 @@ def test_three_action_agents_run_package_suite(runs, tmp_path, capsys):
     assert "pickup needs 4 actions" in rows["unknown_nouns", drrn, "pickup"]["refused"]
     assert float(rows["unknown_nouns", language, "goto"]["success"]) in (0, 1)
     # What was read has the words of the test.
-    from llmrl.run.trajectories import read
+    from llmrl.run.trajectories import read_trajectories
 
     steps = tmp_path / "0" / "suite_babyai_text" / "steps"
-    renamed = read(steps / "synonym_actions" / "goto" / "student")
+    renamed = read_trajectories(steps / "synonym_actions" / "goto" / "student")
     assert all("agent: rotate left, rotate right, move ahead \n" in text for text in renamed.prompts)
-    french = " ".join(read(steps / "goto_french_unknown_nouns" / "all" / "student").prompts)
+    french = " ".join(read_trajectories(steps / "goto_french_unknown_nouns" / "all" / "student").prompts)
     assert "But de l'agent: aller à " in french and not any(w in french for w in ("clef", "balle", "boîte"))
     assert any(word in french for word in ("chaise", "table", "voiture"))
     table = (tmp_path / "suite_babyai_text" / "table.md").read_text()

@@ -6,7 +6,7 @@ from experiments import compose
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import agent_loop, loop_kind
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 
 LOOPS = {
     "learn": ("ppo", "llm_ppo", "drrn"),
@@ -28,9 +28,9 @@ class Misdeclared:
 
 
 def test_agents_declare_supported_loop():
-    loops = {name: agent_loop(option, Builder()) for name, option in options("agent").items()}
+    loops = {name: agent_loop(option, Builder()) for name, option in load_options("agent").items()}
     assert all(loops[name] == loop for loop, names in LOOPS.items() for name in names)
-    for name, option in options("agent").items():
+    for name, option in load_options("agent").items():
         target = Builder().locate(option["_target_"], "agent")
         has = {method for method in NEEDS.values() if hasattr(target, method)}
         assert has == {NEEDS[loops[name]]} if loops[name] in NEEDS else not has

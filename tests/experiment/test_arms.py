@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from experiments import compose, run
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import arm_coverage_warning, arm_shortage_warning, plan
 
@@ -87,7 +87,7 @@ def test_candidates_cover_all_arms(candidates, warned):
 
 def list_mechanism_environments():
     # The rates of tax_economy cannot be switched off, so it has no such option.
-    return [name for name, option in options("env").items() if option.get("mechanism") or name == "tax_economy"]
+    return [name for name, option in load_options("env").items() if option.get("mechanism") or name == "tax_economy"]
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_default_gives_three_measurements_per_arm(env):
     parts = build_parts(config, None)
     try:
         n_measurements = config["design"]["steps"] * config["design"]["candidates"]
-        assert 3 * parts.principal.n_arms * parts.env.spec.proposals.n_rows <= n_measurements
+        assert 3 * parts.principal.n_arms * parts.env.spec.proposals.n_context_rows <= n_measurements
     finally:
         parts.close()
 

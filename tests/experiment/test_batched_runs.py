@@ -29,7 +29,7 @@ from llmrl.experiment.sweep_jobs import job_of
 from llmrl.principals import scripted_mechanism
 from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run import signals
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.ownership import read_owner
 from llmrl.run.progress_bar import MultiRunDisplay, ProgressBar
 from llmrl.run.signals import StopFlag
@@ -63,7 +63,7 @@ def build_payloads(root: Path, rows: Sequence[Sequence[str]] = THREE, *overrides
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return saved_state(folder)[1]["agents"][0]["policy"]
+    return load_saved_state(folder)[1]["agents"][0]["policy"]
 
 
 def results(folder: Path) -> tuple[list[dict], dict]:
@@ -273,7 +273,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
 
 
 def test_uninterruptible_thread_ends_with_process(monkeypatch):
-    for name, seconds in (("GIVE_UP_S", 0.1), ("GIVE_UP_AGAIN_S", 0.2), ("OVERDUE_S", 0.3)):
+    for name, seconds in (("DISCARD_WORK_S", 0.1), ("SECOND_DISCARD_S", 0.2), ("FORCED_EXIT_S", 0.3)):
         monkeypatch.setattr(signals, name, seconds)
     reads, writes = os.pipe()
     if (pid := os.fork()) == 0:
@@ -281,7 +281,7 @@ def test_uninterruptible_thread_ends_with_process(monkeypatch):
 
         def stuck():
             leader.lead()
-            with StopFlag(before_exit=lambda: os.write(writes, b"recorded") and None):
+            with StopFlag(on_forced_exit=lambda: os.write(writes, b"recorded") and None):
                 time.sleep(STALLED_S)
 
         with leader:

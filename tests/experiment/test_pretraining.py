@@ -14,7 +14,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.experiment.parts import build_parts, without_missing_weights
 from llmrl.experiment.prerequisites import ensure
 from llmrl.experiment.run_references import prerequisite_runs, with_digests
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
@@ -57,7 +57,7 @@ def test_pretraining_is_computed_once(tmp_path, capsys):
     shared = json.loads((needing / "status.json").read_text())["shared"]
     assert shared == {"pre-training": ["/".join(pretraining_folder.parts[-3:])]}
     parts = build_parts(with_digests(config), None)
-    for name, x in saved_state(pretraining_folder)[1]["agents"][0]["policy"].items():
+    for name, x in load_saved_state(pretraining_folder)[1]["agents"][0]["policy"].items():
         assert torch.equal(parts.agents[0].policy.state_dict()[name], x)
     parts.close()
     # Another run of the sweep shares it, and so does another seed, if it is told to.

@@ -7,11 +7,11 @@ import pytest
 from experiments import compose
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.finetuning.application import check_values
 from some import one_in
 
-METHODS, DATASETS, TASKS = (sorted(options(group)) for group in ("method", "dataset", "transfer"))
+METHODS, DATASETS, TASKS = (sorted(load_options(group)) for group in ("method", "dataset", "transfer"))
 
 
 def compose_finetuning(*overrides):

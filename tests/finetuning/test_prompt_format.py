@@ -131,7 +131,7 @@ def test_long_question_drops_trials():
 def test_replies_parse_like_search(form, decimals):
     prompt_format = make_format(controller=Controller(decimals=decimals), reply=form)
     vectors = np.random.default_rng(0).uniform(-6, 6, (50, 3))
-    for vector in prompt_format.space.rounded(vectors):
+    for vector in prompt_format.space.round_values(vectors):
         text = prompt_format.format_reply(vector, 'because of "x": [1, 2]')
         assert np.array_equal(prompt_format.parse_reply(text), vector)
         assert np.array_equal(prompt_format.to_played_vector(prompt_format.parse_reply(text)), vector)

@@ -201,7 +201,7 @@ def test_targets_are_valid_unseen_parameters():
     space_ = space((-5.0, 5.0), decimals=1)
 
     def proposable(vector):
-        return np.array_equal(space_.rounded(vector), vector)
+        return np.array_equal(space_.round_values(vector), vector)
 
     examples = make_examples(all_series, 60, 1, 1, Seeds(0), "here", proposable)
     pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}

@@ -13,8 +13,8 @@ import pytest
 import commands
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.core.errors import BudgetExhausted, Interrupted
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
+from llmrl.core.errors import BudgetExhausted, CallInterrupted
+from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog, read_calls
@@ -74,7 +74,7 @@ def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
     model = Deaf(replies=["question 1", "question 3"], max_tokens=50)
     client = make_client(model, tmp_path, should_stop=lambda: len(model.asked) == n, calls=20)
     start = time.monotonic()
-    with pytest.raises(Interrupted):
+    with pytest.raises(CallInterrupted):
         client.chat(requests(n))
     assert time.monotonic() - start < HANGS_S / 2
     n_pending = len({f"question {i}" for i in range(n)} - {"question 1", "question 3"})
@@ -90,7 +90,7 @@ def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
 
 def test_pending_spending_reduces_budget(tmp_path, fast_polling):
     model = Deaf()
-    with pytest.raises(Interrupted):
+    with pytest.raises(CallInterrupted):
         make_client(model, tmp_path, should_stop=lambda: bool(model.asked), calls=1).chat(requests(1))
     second_client = make_client(Deaf(replies=["question 0"]), tmp_path, calls=1)
     with pytest.raises(BudgetExhausted):
@@ -107,7 +107,7 @@ def test_imminent_reply_is_awaited(tmp_path):
 
 def test_late_reply_is_reused(tmp_path, fast_polling):
     model = Deaf()
-    with pytest.raises(Interrupted):
+    with pytest.raises(CallInterrupted):
         make_client(model, tmp_path, should_stop=lambda: bool(model.asked)).chat(requests(1))
     lines = (tmp_path / "llm_calls.jsonl").read_text()
     model.go.set()
@@ -123,13 +123,13 @@ def test_late_reply_is_reused(tmp_path, fast_polling):
 def test_no_request_follows_stop(tmp_path, fast_polling):
     model = Deaf()
     client = make_client(
-        model, tmp_path, should_stop=lambda: len(model.asked) >= client.endpoints[CHOSEN].limits.concurrency
+        model, tmp_path, should_stop=lambda: len(model.asked) >= client.endpoints[CHOSEN_MODEL].limits.concurrency
     )
-    with pytest.raises(Interrupted):
+    with pytest.raises(CallInterrupted):
         client.chat(requests(30))
     model.go.set()
     time.sleep(0.3)
-    assert len(model.asked) == client.endpoints[CHOSEN].limits.concurrency == client.budget.spent.unsettled
+    assert len(model.asked) == client.endpoints[CHOSEN_MODEL].limits.concurrency == client.budget.spent.unsettled
 
 
 @pytest.mark.parametrize("waiter", some(["a principal", "players"], WAITING))

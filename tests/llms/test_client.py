@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, RunFolderError
+from llmrl.core.errors import BudgetExhausted, CallInterrupted, LLMError, RunFolderError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
@@ -276,13 +276,13 @@ class TestStopping:
         stop = threading.Event()
         threading.Timer(0.3, stop.set).start()
         client = self.client(stop.is_set, failures="fall_back")
-        with pytest.raises(Interrupted):
+        with pytest.raises(CallInterrupted):
             client.chat([ask(text) for text in questions])
         assert len(client.provider.asked) == len(questions)
 
     def test_no_request_follows_stop(self):
         client = self.client(lambda: True)
-        with pytest.raises(Interrupted):
+        with pytest.raises(CallInterrupted):
             client.chat([ask("b")])
         assert client.provider.asked == []
 

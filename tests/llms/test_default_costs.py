@@ -2,12 +2,12 @@
 
 import pytest
 
-from llmrl.core.option_files import content, root
+from llmrl.core.option_files import read_file, root
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_plan import sweep_plan
 from some import some
 
-ENVS = sorted(content(root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
+ENVS = sorted(read_file(root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
 GAMES_WITH_MECHANISM = ("cleanup", "harvest", "escape_room", "fishery", "pasture", "pollution", "tax_economy")
 CASES = [
     *((f"env={env}", "agent=llm_player") for env in ENVS),

@@ -9,7 +9,7 @@ import pytest
 from experiments import comparable_metrics, compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import read_run_totals
-from llmrl.core.errors import ConfigError, TooManyInvalid
+from llmrl.core.errors import ConfigError, TooManyInvalidReplies
 from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_values
 from llmrl.experiment.resources import RunResources
@@ -59,7 +59,7 @@ class TestTheLimit:
     def test_exceeding_share_raises_after_minimum(self):
         asking, client = asker(MaxInvalid(0.5, 4))
         assert asking.ask([Prompt("x"), Prompt("y"), Prompt("z")]) == [None] * 3  # too few to tell
-        with pytest.raises(TooManyInvalid, match=r"4.*4.*llm.max_invalid=null"):
+        with pytest.raises(TooManyInvalidReplies, match=r"4.*4.*llm.max_invalid=null"):
             asking.ask([Prompt("v\x1b[2J")])
         assert client.metrics()["llm/invalid_share"] == 1.0 and client.metrics()["llm/parsed_replies"] == 4
 
@@ -72,14 +72,14 @@ class TestTheLimit:
             lambda self, requests: [replace(reply, finish=finish) for reply in complete(self, requests)],
         )
         asking, _ = asker(MaxInvalid(0.5, 1))
-        with pytest.raises(TooManyInvalid) as error:
+        with pytest.raises(TooManyInvalidReplies) as error:
             asking.ask([Prompt("x")])
         assert ("llm.max_tokens" in str(error.value)) == (finish == "length")
 
     def test_exact_share_is_allowed(self):
         asking, client = asker(MaxInvalid(0.5, 2))
         assert asking.ask([Prompt("x"), Prompt("2")]) == [None, 2]
-        with pytest.raises(TooManyInvalid):
+        with pytest.raises(TooManyInvalidReplies):
             asking.ask([Prompt("x")])
         assert client.metrics()["llm/invalid_share"] == 2 / 3
 
@@ -97,7 +97,7 @@ class TestTheLimit:
     def test_last_replies_appear_as_plain_text(self):
         asking, _ = asker(MaxInvalid(0.5, 5))
         texts = ["one", "two", "three\x1b[2J", "four" * 200, "five\u202e"]
-        with pytest.raises(TooManyInvalid) as error:
+        with pytest.raises(TooManyInvalidReplies) as error:
             asking.ask([Prompt(text) for text in texts])
         message = str(error.value)
         assert (
@@ -113,7 +113,7 @@ class TestTheLimit:
         asking.ask([Prompt("x")] * 3)
         second_asker, second_client = asker(MaxInvalid(0.5, 6))
         second_client.load_state_dict(client.state_dict())
-        with pytest.raises(TooManyInvalid, match="6 of 6"):
+        with pytest.raises(TooManyInvalidReplies, match="6 of 6"):
             second_asker.ask([Prompt("y")] * 3)
 
     @pytest.mark.parametrize("value", ["share=1.5", "share=-1", "min_replies=0", "min_replies=many"])
@@ -152,7 +152,7 @@ class TestRuns:
     def test_run_continues_with_larger_limit(self, tmp_path, overrides, n_calls):
         command = (*overrides, RUBBISH, "llm.cache=readwrite", f"output_root={tmp_path}")
         for _ in range(2):  # the second time, mostly out of the cache
-            with pytest.raises(TooManyInvalid, match=r"llm.max_invalid.*\n  '"):
+            with pytest.raises(TooManyInvalidReplies, match=r"llm.max_invalid.*\n  '"):
                 run(*command)
             status, folder = run_state(tmp_path)
             assert status["state"] == "failed" and "invalid" in status["error"]
@@ -232,7 +232,7 @@ def test_an_evaluation_only_counts(tmp_path, capsys):
     from llmrl.display.results import print_evaluation
 
     game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
-    with pytest.raises(TooManyInvalid):
+    with pytest.raises(TooManyInvalidReplies):
         run(*game, f"output_root={tmp_path}", "checkpoint_seconds=0")
     evaluation = evaluate(parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
     assert evaluation["llm_invalid_share"] == 1.0 and evaluation["llm_judged_replies"] >= 18  # some moves are forced

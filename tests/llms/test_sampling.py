@@ -113,4 +113,4 @@ def test_thoughts_cost_tokens(counts, completion):
 
 def test_thought_with_empty_answer_becomes_text():
     reply = parse_message({"content": "", "reasoning_content": '{"action": 1}'}, {}, "length")
-    assert reply.text == '<think>\n{"action": 1}' and reply.thoughts == "" and reply.cut
+    assert reply.text == '<think>\n{"action": 1}' and reply.thoughts == "" and reply.is_truncated

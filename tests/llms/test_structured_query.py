@@ -182,6 +182,8 @@ def test_truncated_reply(finish):
     model = Answers("two", "2", finish=finish)
     query = asker(model)
     assert (
-        query.ask(questions("a")) == [2] and ChatReply("", finish=finish).cut and not ChatReply("", finish="stop").cut
+        query.ask(questions("a")) == [2]
+        and ChatReply("", finish=finish).is_truncated
+        and not ChatReply("", finish="stop").is_truncated
     )
     assert "cut off because it grew too long; 'two' is no number" in model.requests[1].messages[2]["content"]

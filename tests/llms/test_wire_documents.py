@@ -6,7 +6,7 @@ import pytest
 
 from api_documents import CHAT, SchemaServer, fault
 from hosted_questions import FRAME, QUESTIONS
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.core.records import ChatRequest
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.images import encode_frame
@@ -20,7 +20,7 @@ pytestmark = [
 
 OPERATIONS = {
     name: provider
-    for name, fields in options("llm").items()
+    for name, fields in load_options("llm").items()
     if str(fields["_target_"]).endswith("LiteLLMChat")
     and (provider := fields["model"].partition("/")[0] if "/" in fields["model"] else "openai") in CHAT
 }
@@ -29,7 +29,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("option", OPERATIONS)
 def test_requests_match_provider_schema(option, monkeypatch):
-    monkeypatch.setenv(options("llm")[option]["api_key_env"], "sk-nothing")
+    monkeypatch.setenv(load_options("llm")[option]["api_key_env"], "sk-nothing")
     with SchemaServer(OPERATIONS[option]) as server:
         model = chat_model(option, api_base=server.url)
         for turns, form in QUESTIONS.values():

@@ -15,7 +15,7 @@ import pytest
 import typing_extensions
 
 from hosted_questions import FRAME, QUESTIONS
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.core.records import ChatRequest
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.images import encode_frame
@@ -37,7 +37,9 @@ pytestmark = [
     pytest.mark.skipif(not all(map(_is_installed, packages)), reason="the providers' SDKs are of the extra dev"),
 ]
 
-HOSTED_MODELS = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
+HOSTED_MODELS = [
+    name for name, fields in load_options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")
+]
 
 
 def request_body(option, question, monkeypatch):
@@ -46,7 +48,7 @@ def request_body(option, question, monkeypatch):
     from litellm.types.utils import CallTypes
     from litellm.utils import return_raw_request
 
-    monkeypatch.setenv(options("llm")[option]["api_key_env"], "sk-nothing")
+    monkeypatch.setenv(load_options("llm")[option]["api_key_env"], "sk-nothing")
     turns, form = QUESTIONS[question]
     messages = [{"role": role, "content": content} for role, content in turns]
     if question == "seeing player":
@@ -104,7 +106,7 @@ def _first(faults):
 @pytest.mark.parametrize(("option", "question"), one_in(3, itertools.product(HOSTED_MODELS, QUESTIONS)))
 def test_fields_exist_in_provider_types(option, question, monkeypatch):
     body = request_body(option, question, monkeypatch)
-    provider = options("llm")[option]["model"].partition("/")[0]
+    provider = load_options("llm")[option]["model"].partition("/")[0]
     if provider == "anthropic":
         from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming
 

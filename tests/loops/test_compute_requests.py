@@ -18,7 +18,7 @@ from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.compute_requests import Call, Delegate, PlayEpisode, PlaySteps, Request, Requests, SafePoint
 from llmrl.loops.executor import serve
 from llmrl.rollout.collector import Collector
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from some import some
@@ -108,7 +108,7 @@ class TestServing:
 
         with pytest.raises(LLMError), Run.open(tmp_path, "asks", {"of": 1}) as run:
             serve(loop(run), run)
-        iteration, state = saved_state(run.folder)
+        iteration, state = load_saved_state(run.folder)
         assert iteration == 3 and state["x"] == 1
 
     def test_episode_depends_only_on_request(self):
@@ -218,7 +218,7 @@ def test_rebuilt_loop_matches_uninterrupted_loop(tmp_path, name):
     )
     assert sum(stops.values()) >= 3 and result == rebuilt
     assert comparable_metrics(reference) == comparable_metrics(parted)
-    assert equal(saved_state(reference)[1], saved_state(parted)[1])
+    assert equal(load_saved_state(reference)[1], load_saved_state(parted)[1])
     paths = {path.relative_to(reference) for pattern in COMPARABLE_FILES for path in reference.rglob(pattern)}
     assert paths
     for path in paths:

@@ -13,7 +13,7 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.statistics.estimators import standard_error_of_mean
@@ -121,7 +121,7 @@ def test_evaluations_keep_step_measurements(tmp_path, confirmed_run):
     assert [key(row) for row in summary["recommendations"]] != [] and "recommendation" not in summary
     assert json.loads((folder / "status.json").read_text())["result"] == summary["online_performance"]
     assert summary["online_performance"] == confirmed_run[1]["online_performance"]
-    mine, second = (saved_state(folder)[1]["agents"] for folder in (folder, confirmed_run[0]))
+    mine, second = (load_saved_state(folder)[1]["agents"] for folder in (folder, confirmed_run[0]))
     for a, b in zip(mine, second, strict=True):
         assert all((x == b["policy"][name]).all() for name, x in a["policy"].items())
 
@@ -246,5 +246,5 @@ def test_society_standard_error():
     pool, societies = PooledEstimates(), [np.array([1.0, 2.0, 6.0]), np.array([0.0, 4.0, 5.0])]
     for society in societies:
         pool.add([1.0], float(society.mean()), standard_error_of_mean(society), 3, 12)
-    assert pool.of([1.0]).standard_error == pytest.approx(standard_error_of_mean(np.concatenate(societies)))
-    assert pool.of([1.0]).episodes == 24 and pool.count([1.0]) == 2 and pool.count([2.0]) == 0
+    assert pool.get([1.0]).standard_error == pytest.approx(standard_error_of_mean(np.concatenate(societies)))
+    assert pool.get([1.0]).episodes == 24 and pool.count([1.0]) == 2 and pool.count([2.0]) == 0

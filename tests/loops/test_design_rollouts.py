@@ -7,7 +7,7 @@ import pytest
 
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
@@ -30,7 +30,7 @@ def design(root, *overrides):
 
 
 def optimizer_steps(folder):
-    optimizer = saved_state(folder)[1]["agents"][0]["learner"]["optimizers"][0]
+    optimizer = load_saved_state(folder)[1]["agents"][0]["learner"]["optimizers"][0]
     return next(iter(optimizer["state"].values()))["step"]
 
 

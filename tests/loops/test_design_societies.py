@@ -10,7 +10,7 @@ from environments import make_env
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.statistics.estimators import standard_error_of_mean
 from some import some
 
@@ -39,13 +39,13 @@ def test_societies_match_runs_with_their_seeds(tmp_path, monkeypatch, share):
     )
     society_options = ("design.replicates=3", "env.n_envs=96")
     folder, joint = design(tmp_path / "all", *shared, *society_options, "seed=1")
-    agents = saved_state(folder)[1]["agents"]
+    agents = load_saved_state(folder)[1]["agents"]
     assert len(agents) == 3
     for society in range(3):
         path, single = design(tmp_path / str(society), *shared, f"seed={1 + society}")
         for row, outcome in zip(joint["history"], single["history"], strict=True):
             assert row["societies"][society] == pytest.approx(outcome["objective"], abs=1e-6)
-        [agent] = saved_state(path)[1]["agents"]
+        [agent] = load_saved_state(path)[1]["agents"]
         for name, x in agent["policy"].items():
             torch.testing.assert_close(agents[society]["policy"][name], x, rtol=1e-3, atol=1e-4)
     for row in joint["history"]:
@@ -64,7 +64,7 @@ def test_sweep_societies_are_distinct(tmp_path):
             tmp_path / str(seed), "principal=fixed", "principal.values=[3,1,0,2,0]", "env.fixed_context=0",
             "design.replicates=3", "env.n_envs=96", "design.steps=1", f"seed={seed}", "agent.share_parameters=true",
         )  # fmt: skip
-        agents = saved_state(folder)[1]["agents"]
+        agents = load_saved_state(folder)[1]["agents"]
         weights += [torch.cat([x.flatten() for x in agent["policy"].values()]) for agent in agents]
         objectives += summary["history"][0]["societies"]
     assert len(set(objectives)) == len(objectives) == 9
@@ -95,7 +95,7 @@ def test_proposals_share_societies(tmp_path):
         assert first["societies"] == second["societies"] and len(set(first["societies"])) == 2
         assert row["principal/objective_society_0"] == first["societies"][0]
         assert row["principal/objective_society_1"] == first["societies"][1]
-    assert len(saved_state(folder)[1]["agents"]) == 4
+    assert len(load_saved_state(folder)[1]["agents"]) == 4
     assert summary["env_steps"] - summary["evaluation_env_steps"] == 2 * (3 + 2) * 5 * 16
 
 

@@ -80,7 +80,7 @@ def read_episodes(folder):
 
 def steps(folder):
     """All that trajectories say, whatever files they are in."""
-    steps = trajectories.read(folder)
+    steps = trajectories.read_trajectories(folder)
     texts = [steps.text(row) for row in range(len(steps))]
     names = ("action", "reward", "terminated", "truncated", "episode", "step", "game", "agent", "kind", "mission")
     return texts, {name: getattr(steps, name).tolist() for name in names}
@@ -141,10 +141,12 @@ def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
         assert len(server.requests) == n_requests
     independent, waves = (only_run_folder(tmp_path / name) for name in ("apart", "waves"))
     assert read_episodes(independent)[0] == read_episodes(waves)[0]
-    assert len(trajectories.files(independent)) > 1
-    for file, wave_file in zip(trajectories.files(independent), trajectories.files(waves), strict=True):
+    assert len(trajectories.find_trajectory_files(independent)) > 1
+    for file, wave_file in zip(
+        trajectories.find_trajectory_files(independent), trajectories.find_trajectory_files(waves), strict=True
+    ):
         assert file.read_bytes() == wave_file.read_bytes()
-    assert list(dict.fromkeys(trajectories.read(independent).episode)) == list(range(10))
+    assert list(dict.fromkeys(trajectories.read_trajectories(independent).episode)) == list(range(10))
 
 
 @pytest.mark.long
@@ -245,7 +247,7 @@ def test_step_recording_start(tmp_path):
             run(*parts, "llm.budget.calls=30")
         run(*parts, "play.trajectories=true")
     folder = only_run_folder(tmp_path)
-    steps, rows = trajectories.read(folder), read_json_lines(folder / "episodes.jsonl")
+    steps, rows = trajectories.read_trajectories(folder), read_json_lines(folder / "episodes.jsonl")
     episode_numbers = list(dict.fromkeys(steps.episode.tolist()))
     assert episode_numbers == sorted(episode_numbers) and 0 < len(episode_numbers) < 10 and len(rows) == 10
     for k in episode_numbers:
@@ -264,7 +266,7 @@ def test_melting_pot_engine(tmp_path):
             run(*parts, "llm.budget.calls=33")
         run(*parts)
     folder = only_run_folder(tmp_path)
-    steps = trajectories.read(folder)
+    steps = trajectories.read_trajectories(folder)
     assert steps.episode.tolist() == np.repeat(np.arange(5), 5 * 2).tolist()
     for k in range(5):
         lines = read_json_lines(folder / "episodes" / str(k) / "replies.jsonl")

@@ -44,7 +44,7 @@ class TestPool:
             pool.add([vector, 0.5], float(np.mean(values)), error, len(values), len(values))
             episodes.setdefault(vector, []).append(values)
         for vector, values_ in episodes.items():
-            estimate, pooled_values = pool.of([vector, 0.5]), np.concatenate(values_)
+            estimate, pooled_values = pool.get([vector, 0.5]), np.concatenate(values_)
             assert estimate.value == pytest.approx(pooled_values.mean(), abs=1e-9)
             assert (estimate.episodes, estimate.measurements) == (len(pooled_values), len(values_))
             if len(pooled_values) > 1:
@@ -53,13 +53,13 @@ class TestPool:
                 assert estimate.standard_error is None
         best = pool.best()
         assert best is pool.ranked()[0]
-        assert best.value == max(pool.of([vector, 0.5]).value for vector in episodes)
+        assert best.value == max(pool.get([vector, 0.5]).value for vector in episodes)
 
     def test_lucky_measurement_is_not_best(self):
         pool = PooledEstimates()
         for vector, value in ((0, 122.0), (1, 145.0), (0, 152.2), (0, 148.6)):
             pool.add([vector], value, 1.0, 20, 20)
-        assert pool.best().vector == (1.0,) and pool.of([0]).value == pytest.approx(140.933, abs=1e-3)
+        assert pool.best().vector == (1.0,) and pool.get([0]).value == pytest.approx(140.933, abs=1e-3)
 
     def test_small_samples_are_not_best(self):
         pool = PooledEstimates(min_episodes=20)
@@ -75,15 +75,15 @@ class TestPool:
         for _ in range(3):
             pool.add([1.0], 5.0, 1.0, 4, 4, context="a", draw="step 1")
         pool.add([1.0], 9.0, 1.0, 4, 4, context="b", draw="step 2")
-        assert pool.of([1.0], "a").episodes == 4 and pool.of([1.0], "b").value == 9 and pool.contexts == ["a", "b"]
+        assert pool.get([1.0], "a").episodes == 4 and pool.get([1.0], "b").value == 9 and pool.contexts == ["a", "b"]
 
     def test_single_society_uses_society_error(self):
         """Episodes of one society are no independent measurements of its proposal."""
         pool = PooledEstimates()
         pool.add([0.0], 10.0, 0.1, 1, 8)
-        assert pool.of([0.0]).standard_error == 0.1
+        assert pool.get([0.0]).standard_error == 0.1
         pool.add([0.0], 14.0, 0.1, 1, 8)
-        assert pool.of([0.0]).standard_error == pytest.approx(2.0) and pool.of([0.0]).episodes == 16
+        assert pool.get([0.0]).standard_error == pytest.approx(2.0) and pool.get([0.0]).episodes == 16
 
 
 class TestRules:

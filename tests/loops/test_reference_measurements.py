@@ -69,7 +69,7 @@ def summaries(root, name):
 def test_coarse_scan_starts_with_no_mechanism(bounds):
     numbers = tuple(Parameter(f"x{i}", low, low + width, "", "") for i, (low, width) in enumerate(bounds))
     space = ParameterSpace("box", numbers)
-    vectors = space.coarse_scan.tolist()
+    vectors = space.probe_vectors.tolist()
     none = [min(max(0.0, low), low + width) for low, width in bounds]
     highest = [low + width for low, width in bounds]
     assert vectors[0] == none == space.neutral.tolist()

@@ -23,7 +23,7 @@ from llmrl.loops.play import PlayLoop
 from llmrl.loops.search import SearchLoop
 from llmrl.loops.search_settings import SearchSettings, draw_warmup_vectors
 from llmrl.principals.nonadaptive import RandomPrincipal
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.proposals import FILE_NAME, read_proposals
 from policies import LAKE, POLE
 from shipped import search_agent
@@ -65,7 +65,7 @@ class TestRun:
         space = search_agent("linear", replace(POLE, observation=compose_spec().observation)).controller.space
         for p in proposals:
             vector = space.check(p["vector"])
-            assert np.array_equal(vector, space.rounded(vector))
+            assert np.array_equal(vector, space.round_values(vector))
             assert p["return"] == pytest.approx(np.mean(p["returns"])) and len(p["returns"]) == 4
 
     def test_metrics_match_proposals(self, small):
@@ -119,7 +119,7 @@ class TestRun:
         assert mean_return == pytest.approx(
             summary_["incumbent_return"], abs=6 * summary_["incumbent_standard_error"] + 1
         )
-        assert saved_state(folder)[1]["agents"][0]["parameters"].tolist() == summary_["best"]["vector"]
+        assert load_saved_state(folder)[1]["agents"][0]["parameters"].tolist() == summary_["best"]["vector"]
 
 
 def compose_spec():

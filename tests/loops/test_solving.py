@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import compose, only_run_folder, run, search_in
-from llmrl.core.option_files import content, root
+from llmrl.core.option_files import read_file, root
 from llmrl.envs.gym import tasks
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
@@ -75,7 +75,7 @@ def test_search_solves_task(tmp_path, env, principal, settings, min_return):
 
 
 def test_tasks_have_paper_settings():
-    tables = {name: content(root() / "treatment" / f"{name}.yaml")["per_env"] for name in ("props", "props_plus")}
+    tables = {name: read_file(root() / "treatment" / f"{name}.yaml")["per_env"] for name in ("props", "props_plus")}
     assert set(tables["props_plus"]) < set(tables["props"]) == set(TASKS)
 
 

@@ -10,7 +10,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.parts import build_parts
 from llmrl.networks.layers import RunningMoments, RunningNormalizer
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
@@ -41,7 +41,7 @@ ROOM = ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluat
 def test_agent_saves_moments(tmp_path, critic):
     run(*ROOM, "agent.normalize_observations=true", f"agent.critic={critic}", f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
-    saved = saved_state(folder)[1]["agents"][0]["policy"]
+    saved = load_saved_state(folder)[1]["agents"][0]["policy"]
     counts = [float(x) for name, x in saved.items() if name.endswith("normalizer.count")]
     assert len(counts) == (2 if critic == "central" else 1) and min(counts) >= 100
     loaded = build_parts(

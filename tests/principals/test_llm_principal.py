@@ -124,7 +124,7 @@ def test_payoff_definition():
 def test_prompts_state_objective(name, objective):
     definition = OBJECTIVES[objective]
     society = replace(SOCIETIES[name], objective=definition)
-    sentence = definition.told(society.n_agents)
+    sentence = definition.format_payoff(society.n_agents)
     assert sentence.startswith("Your payoff is ") and sentence.endswith(".")
     text = principal_after(society, []).build_question(society.contexts[0] if society.contexts else None).text
     assert text.count(sentence) == text.count("Your payoff is ") == 1
@@ -445,7 +445,10 @@ class TestPromptContent:
     def test_lever_context_can_be_hidden(self):
         """Names say nothing of levers and are dealt by the seed."""
         rooms = make_env("escape_room", n_envs=1, name_lever=False).spec
-        assert sorted(rooms.contexts) == ["room_0", "room_1", "room_2"] and rooms.told == ESCAPE_ROOM.told
+        assert (
+            sorted(rooms.contexts) == ["room_0", "room_1", "room_2"]
+            and rooms.principal_metrics == ESCAPE_ROOM.principal_metrics
+        )
         assert len({make_env("escape_room", Seeds(i), n_envs=1, name_lever=False).spec.contexts for i in range(8)}) > 1
         text = principal_after(rooms, []).build_question("room_1").text
         assert "Its name does not say which" in text and "_works" not in text

@@ -3,9 +3,9 @@
 import pytest
 
 from llmrl.config.builder import Builder
-from llmrl.core.arguments import signature_of
+from llmrl.core.arguments import get_signature
 from llmrl.core.model_protocols import Scorer
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.resources import POLICIES
@@ -19,7 +19,7 @@ from societies import CLEANUP, ESCAPE_ROOM, TAX_ECONOMY, outcome
 INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder", "proposals", "workshop"}
 
 
-PRINCIPALS, LLMS = options("principal"), options("llm")
+PRINCIPALS, LLMS = load_options("principal"), load_options("llm")
 
 
 def builder(spec):
@@ -62,7 +62,7 @@ def test_llms(name, tmp_path):
     ids=lambda x: x,
 )
 def test_options_cover_arguments(group, name):
-    fields = options(group)[name]
+    fields = load_options(group)[name]
     if fields["_target_"] is not None:
         target = builder(CLEANUP).locate(fields["_target_"], group)
-        assert set(fields) - {"_target_", *POLICIES} == set(signature_of(target).parameters) - INJECTED
+        assert set(fields) - {"_target_", *POLICIES} == set(get_signature(target).parameters) - INJECTED

@@ -135,7 +135,7 @@ def test_saez_recommends_formula_rates():
     principal, estimates = SaezPrincipal(TAX_ECONOMY, elasticity=0.4), PooledEstimates()
     assert principal.recommend(None, 2, estimates).shape == (0, 4)
     [rates] = principal.ask()
-    metrics = dict.fromkeys(TAX_ECONOMY.told, 0.0) | {"earned_1": 10.0, "taxed_1": 10.0, "weighted_1": 4.0}
+    metrics = dict.fromkeys(TAX_ECONOMY.principal_metrics, 0.0) | {"earned_1": 10.0, "taxed_1": 10.0, "weighted_1": 4.0}
     principal.tell([Outcome(rates, 2.0, np.array([2.0]), summaries=metrics)])
     estimates.add(rates, 2.0, None, 1, 1)
     initial = copy_state(principal)

@@ -133,7 +133,7 @@ def test_zero_incomes_keep_rates():
     """Nothing can be learned from it, and the rates stay."""
     principal = SaezPrincipal(TAX_ECONOMY, elasticity=0.4)
     rates = principal.ask()[0]
-    principal.tell([Outcome(rates, 0.0, np.zeros(1), summaries=dict.fromkeys(TAX_ECONOMY.told, 0.0))])
+    principal.tell([Outcome(rates, 0.0, np.zeros(1), summaries=dict.fromkeys(TAX_ECONOMY.principal_metrics, 0.0))])
     assert (principal.ask()[0] == rates).all()
 
 

@@ -20,15 +20,15 @@ def tell_payoffs(principal: ScanPrincipal, vectors: np.ndarray, value) -> list[O
     return outcomes
 
 
-@given(repeats=st.integers(1, 3), n=st.integers(1, 4), peak=st.integers(0, len(SPACE.coarse_scan) - 1))
+@given(repeats=st.integers(1, 3), n=st.integers(1, 4), peak=st.integers(0, len(SPACE.probe_vectors) - 1))
 def test_scan_repeats_and_exploits_best(repeats, n, peak):
     principal = ScanPrincipal(SPACE, Seeds(0), repeats)
-    best, vectors = SPACE.coarse_scan[peak], []
+    best, vectors = SPACE.probe_vectors[peak], []
     while len(vectors) < repeats * principal.n_arms:
         proposals = principal.ask(n=n)
         vectors += [tuple(vector) for vector in proposals]
         tell_payoffs(principal, proposals, lambda vector: -np.abs(vector - best).sum())
-    for vector in SPACE.coarse_scan:
+    for vector in SPACE.probe_vectors:
         assert vectors[: repeats * principal.n_arms].count(tuple(vector)) == repeats
     assert principal.ask(n=n).tolist() == [best.tolist()] * n
 
@@ -36,7 +36,7 @@ def test_scan_repeats_and_exploits_best(repeats, n, peak):
 def test_candidates_may_exceed_vectors():
     principal = ScanPrincipal(SPACE, Seeds(0))
     proposals = principal.ask(n=2 * principal.n_arms)
-    assert proposals.tolist() == SPACE.coarse_scan.tolist() * 2
+    assert proposals.tolist() == SPACE.probe_vectors.tolist() * 2
 
 
 def test_lucky_scan_result_is_abandoned():

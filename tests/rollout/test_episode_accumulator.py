@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from llmrl.core.metrics import MeanStep, Ratio, Within, quarters
+from llmrl.core.metrics import MeanWithinSteps, RatioOfTotals, WeightedMeanStep, derive_quarter_means
 from llmrl.core.spaces import EnvSpec
 from llmrl.rollout import rollout_buffer
 from llmrl.rollout.rollout_buffer import EpisodeAccumulator
@@ -58,7 +58,7 @@ def test_sums_match_steps(reward, info, over, pieces, block, on_tensors, is_rest
     running, actual = EpisodeAccumulator(spec), []
     convert = torch.from_numpy if on_tensors else np.asarray
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout_buffer, "MAX_SUMMED", block)
+        patch.setattr(rollout_buffer, "MAX_SUMMED_ELEMENTS", block)
         for a, b in zip([0, *pieces], [*pieces, T], strict=True):
             if is_restart:
                 running = EpisodeAccumulator(spec, running.state_dict())
@@ -69,11 +69,11 @@ def test_sums_match_steps(reward, info, over, pieces, block, on_tensors, is_rest
 
 
 DERIVATIONS = {
-    "yield": Ratio("apples", "shots"),
+    "yield": RatioOfTotals("apples", "shots"),
     "apples": "sum",
-    "when": MeanStep("apples"),
+    "when": WeightedMeanStep("apples"),
     "shots": "mean",
-    "late": Within("dirt", 2, 5),
+    "late": MeanWithinSteps("dirt", 2, 5),
     "dirt": "last",
 }
 amounts = arrays.arrays(np.float32, (3, T, GAMES), elements=st.sampled_from([0.0, 0.0, 1.0, 2.0]))
@@ -88,7 +88,7 @@ def test_derived_metrics(rows, over, pieces, block, is_restart):
     assert list(spec.per_step) == ["apples", "shots", "dirt"]
     running, actual, zeros = EpisodeAccumulator(spec), [], np.zeros((T, GAMES, AGENTS), dtype=np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout_buffer, "MAX_SUMMED", block)
+        patch.setattr(rollout_buffer, "MAX_SUMMED_ELEMENTS", block)
         for a, b in zip([0, *pieces], [*pieces, T], strict=True):
             if is_restart:
                 running = EpisodeAccumulator(spec, running.state_dict())
@@ -114,7 +114,7 @@ def test_derived_metrics(rows, over, pieces, block, is_restart):
 
 @pytest.mark.parametrize("horizon", [1, 3, 4, 10, 1000])
 def test_quarters_part_the_horizon(horizon):
-    parts = list(quarters("level", horizon).items())
+    parts = list(derive_quarter_means("level", horizon).items())
     assert [name for name, _ in parts] == [f"level_quarter_{k}" for k in (1, 2, 3, 4)]
     assert [t for _, part in parts for t in range(part.start, part.stop)] == list(range(horizon))
     assert horizon < 4 or max(p.stop - p.start for _, p in parts) - min(p.stop - p.start for _, p in parts) <= 1

@@ -18,7 +18,12 @@ from llmrl.core.welfare_measures import OBJECTIVES, gini
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
 from llmrl.loops.design_results import score_vector
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_summaries import episode_welfare, measures, objective_of_episodes, summarize_welfare
+from llmrl.rollout.episode_summaries import (
+    compute_objective,
+    compute_welfare,
+    objective_from_welfare,
+    summarize_welfare,
+)
 from societies import spec
 from some import one_in, some
 
@@ -74,7 +79,7 @@ def play(env, policy=None, steps=None):
 
 def summarize(raw, **kwargs):
     """Return the measures of one episode."""
-    return {name: float(value[0]) for name, value in measures(play(Society(raw, **kwargs))).items()}
+    return {name: float(value[0]) for name, value in compute_welfare(play(Society(raw, **kwargs))).items()}
 
 
 @given(returns)
@@ -150,7 +155,7 @@ def test_sustainability(raw, reference):
 
 def test_sustainability_resets_per_episode():
     episodes = play(Society([[0, 0], [1, 1]]), steps=4)
-    assert measures(episodes)["sustainability"].tolist() == [2.0, 2.0]
+    assert compute_welfare(episodes)["sustainability"].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.slow
@@ -173,8 +178,8 @@ def test_minted_incentives_are_spending():
 def test_spending_cost_applies_to_all_objectives(objective):
     definition = OBJECTIVES[objective]
     episodes = play(Society([[1, 0, 0], [1, 1, 0]], mechanism=Incentives(), values=[1.0, 0.0, 0.5]))
-    free, penalized = (episode_welfare(episodes, definition, cost) for cost in (0.0, 0.2))
-    np.testing.assert_allclose(free, measures(episodes)[objective])
+    free, penalized = (compute_objective(episodes, definition, cost) for cost in (0.0, 0.2))
+    np.testing.assert_allclose(free, compute_welfare(episodes)[objective])
     np.testing.assert_allclose(free - penalized, 0.2 * (3 * 1.0 + 3 * 0.5))
 
 
@@ -195,8 +200,8 @@ def test_an_outcome_tells_all_measures():
 def test_non_finite_objective_raises(own_measure, cost, spending):
     measures = {"mean": np.array([1.0, own_measure]), "spending": np.array([0.0, spending])}
     with pytest.raises(ConfigError):
-        objective_of_episodes(measures, OBJECTIVES["mean"], cost)
-    assert objective_of_episodes(
+        objective_from_welfare(measures, OBJECTIVES["mean"], cost)
+    assert objective_from_welfare(
         {"mean": measures["mean"][:1], "spending": np.zeros(1)}, OBJECTIVES["mean"], cost
     ).tolist() == [1.0]
 
@@ -274,7 +279,7 @@ def test_zaps_lower_peace(substrate):
         finally:
             env.close()
         [episode] = episodes
-        [peace] = measures(episodes)["peace"]
+        [peace] = compute_welfare(episodes)["peace"]
         assert peace == episode.summaries["players_present"] == summarize_welfare(episodes)["welfare/peace"]
         assert (0 < peace < 7) if zap else peace == 7
         assert (episode.summaries["zaps"] > 0) == bool(zap)

@@ -7,7 +7,7 @@ import torch
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
@@ -34,7 +34,7 @@ class Diary(Observer):
 
     def on_step(self, transition):
         self.told.append(("step", transition.ended.tolist()))
-        self.rewards.append(on_host(transition.step.reward))
+        self.rewards.append(to_numpy(transition.step.reward))
 
     def on_episode_end(self, episode):
         self.told.append(("end", episode.game))
@@ -78,15 +78,15 @@ def test_spans_list_observers():
     env, always, sometimes = recall(), Diary(), Diary()
     policy = make_policy(env.spec)
     collector = Collector(env, policy, "cpu", observers=[always])
-    with collector.observed(sometimes):
+    with collector.add_observers(sometimes):
         collector.reset(0)
         collector.collect(2, torch.Generator())
         assert always.told == sometimes.told != []
         n_events = len(always.told)
-        with collector.unobserved():
+        with collector.disable_observers():
             evaluate_policy(collector, 1, Seeds(0))
         assert len(always.told) == len(sometimes.told) == n_events
-    with pytest.raises(RuntimeError), collector.observed(sometimes):
+    with pytest.raises(RuntimeError), collector.add_observers(sometimes):
         raise RuntimeError
     collector.reset(0)
     assert len(always.told) == n_events + 1 and len(sometimes.told) == n_events
@@ -127,7 +127,7 @@ def test_observer_channels_are_requested():
     watch.channels = ("vector",)
     collector = Collector(env, RandomPolicy(env.spec), "cpu")
     assert not env.provided
-    with collector.observed(watch):
+    with collector.add_observers(watch):
         assert env.provided == ("vector",)
     watch.channels = ("smell",)
     with pytest.raises(ConfigError, match=r"env=recall_game.*'smell'"):

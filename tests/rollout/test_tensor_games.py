@@ -144,7 +144,7 @@ def test_no_step_waits_for_the_device(make, core_frozen):
             steps.append(env.actions[-1])
             ends.append(transition.ended.any())
 
-    with pytest.raises(NotImplementedError, match="meta tensor"), collector.observed(Watch()):
+    with pytest.raises(NotImplementedError, match="meta tensor"), collector.add_observers(Watch()):
         collector.collect(12, Seeds(0).torch("actions"), keep_reward_jacobian=env.spec.has_reward_jacobian)
     assert len(steps) == 12 and all(action.is_meta for action in steps) and any(ends)
 
@@ -156,7 +156,7 @@ def test_writers_match_arrays(tmp_path):
         collector = Collector(env_, policy, "cpu", observers=[make_trajectory_writer(env_, policy, tmp_path / name)])
         evaluate_policy(collector, 8, Seeds(1))
         collector.close()
-    reference, actual = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))
+    reference, actual = (trajectories.read_trajectories(tmp_path / name) for name in ("arrays", "tensors"))
     assert len(reference) > 50
     for field in fields(reference):
         x, y = getattr(actual, field.name), getattr(reference, field.name)

@@ -10,7 +10,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, stored_text_channel
 from llmrl.run.signals import Stopped
-from llmrl.run.trajectories import files, read
+from llmrl.run.trajectories import find_trajectory_files, read_trajectories
 
 
 def config(root, *overrides, learns=True, n_envs=3):
@@ -43,8 +43,8 @@ def test_trajectories_match_game(tmp_path):
     writer = TrajectoryWriter(env, stored_text_channel(env.spec, reader), recorder)
     episodes = evaluate_policy(Collector(env, reader, "cpu", observers=[writer]), 10, Seeds(1), exactly=True)
     writer.close()
-    steps = read(tmp_path)
-    assert len(files(tmp_path)) > 1  # in pieces
+    steps = read_trajectories(tmp_path)
+    assert len(find_trajectory_files(tmp_path)) > 1  # in pieces
     check_rows(steps)
     assert set(steps.kind) == set(KINDS) and list(dict.fromkeys(steps.episode)) == list(range(10))
     for number in range(10):
@@ -81,7 +81,7 @@ def test_texts_are_requested_for_recording():
     writer = TrajectoryWriter(env, stored_text_channel(env.spec, policy))
     collector = Collector(env, policy, "cpu")
     assert env.provided == {"vector"}
-    with collector.observed(writer):
+    with collector.add_observers(writer):
         assert env.provided == {"vector", "prompt"}
 
 
@@ -108,17 +108,17 @@ def test_sigkill_resumes_with_equal_steps(tmp_path, monkeypatch):
             with pytest.raises((KeyboardInterrupt, Stopped)):
                 run_experiment(config(tmp_path / "cut", *options, learns=False), [])
     run_experiment(config(tmp_path / "cut", *options, learns=False), [])
-    reference, interrupted = (files(only_run_folder(tmp_path / name)) for name in ("whole", "cut"))
+    reference, interrupted = (find_trajectory_files(only_run_folder(tmp_path / name)) for name in ("whole", "cut"))
     assert [f.name for f in reference] == [f.name for f in interrupted] and len(reference) > 1
     assert [f.read_bytes() for f in reference] == [f.read_bytes() for f in interrupted]
-    steps = read(only_run_folder(tmp_path / "cut"))
+    steps = read_trajectories(only_run_folder(tmp_path / "cut"))
     check_rows(steps)
     assert list(dict.fromkeys(steps.episode)) == list(range(8))
 
 
 def test_damaged_files_are_reported(tmp_path):
     with pytest.raises(RunFolderError, match="trajectories"):
-        read(tmp_path)
+        read_trajectories(tmp_path)
     env = Errands(Seeds(0))
     recorder = EpisodeQueue(env.spec)
     recorder.open(tmp_path)
@@ -131,13 +131,13 @@ def test_damaged_files_are_reported(tmp_path):
     for corrupt in (content[:100], b"", b"no archive"):
         path.write_bytes(corrupt)
         with pytest.raises(RunFolderError, match=r"0\.npz"):
-            read(path)
+            read_trajectories(path)
     np.savez(path, format=np.array(1), prompt=np.zeros(3))
     with pytest.raises(RunFolderError, match=r"0.*'prompts'"):
-        read(path)
+        read_trajectories(path)
     np.savez(path, prompt=np.array([{}], dtype=object))
     with pytest.raises(RunFolderError, match=r"0\.npz"):
-        read(path)
+        read_trajectories(path)
     # What was written after the checkpoint goes; what was there before must be there.
     EpisodeQueue(env.spec).open(tmp_path, state)
     assert not path.exists()

@@ -41,7 +41,7 @@ def running(tmp_path: Path):
 
 
 def test_run_bar_shows_objective_with_proposal(monkeypatch):
-    monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
+    monkeypatch.setattr("llmrl.run.bars.to_drawing_stream", lambda stream: io.StringIO())
     with ProgressBar(100, "steps", "design", terminal=True) as progress:
         progress.update(40)
         progress.show_result(-3.25, "eat: 2.3, clean: 3")
@@ -53,7 +53,7 @@ def test_run_bar_shows_objective_with_proposal(monkeypatch):
 
 
 def test_markup_is_shown_as_text(monkeypatch):
-    monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
+    monkeypatch.setattr("llmrl.run.bars.to_drawing_stream", lambda stream: io.StringIO())
     with ProgressBar(2, "steps", "design", terminal=True) as progress:
         progress.show_result(1.0, "[red]x\x1b[2J")
         assert progress._bar is not None
@@ -75,7 +75,7 @@ def test_line_replaces_bar_in_pipe(caplog):
 def test_status_contains_progress(tmp_path):
     status = Status()
     with ProgressBar(
-        10, "steps", "design", report=lambda n: setattr(status, "progress", n), terminal=False
+        10, "steps", "design", on_report=lambda n: setattr(status, "progress", n), terminal=False
     ) as progress:
         progress.show_result(2.0, "a: 1")
     status.write(tmp_path)
@@ -122,7 +122,7 @@ def test_dependent_runs_are_not_counted(monkeypatch):
 
 def test_notebook_shows_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    monkeypatch.setattr("llmrl.run.progress_bar.NOTEBOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("llmrl.run.progress_bar.NOTEBOOK_INTERVAL_S", 0.0)
     with ProgressBar(10, "steps", "design", terminal=False) as progress:
         progress.update(5)
         progress.print_line("a line")

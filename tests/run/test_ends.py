@@ -8,7 +8,7 @@ import pytest
 
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.llms.scripted import ScriptedChat
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.ownership import read_owner
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
@@ -113,7 +113,7 @@ def test_state_is_saved_ahead_of_local_reply(tmp_path, monkeypatch, player):
         with pytest.raises(Stopped, match="everything is saved"):
             run(*overrides, f"output_root={tmp_path / 'stopped'}")
         assert time.monotonic() - stall.signaled < STALLED_S / 2
-    assert saved_state(only_run_folder(tmp_path / "stopped"))[0] > 0
+    assert load_saved_state(only_run_folder(tmp_path / "stopped"))[0] > 0
     run(*overrides, f"output_root={tmp_path / 'stopped'}")
     run(*overrides, f"output_root={tmp_path / 'whole'}")
     first, two = (

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from experiments import only_run_folder, run
 from llmrl.analysis.scores import read_series
-from llmrl.run.metrics import MetricTable, metric_tables
+from llmrl.run.metrics import MetricTable, read_metric_tables
 from llmrl.run.sinks.tensorboard import tag_of
 
 ROOM = ("env=escape_room", "env.n_envs=8")
@@ -37,7 +37,7 @@ def complete_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 @pytest.fixture(scope="module")
 def tables(complete_folders: dict[str, Path]) -> dict[str, dict[str, MetricTable]]:
-    return {name: dict(metric_tables(folder / "metrics.jsonl")) for name, folder in complete_folders.items()}
+    return {name: dict(read_metric_tables(folder / "metrics.jsonl")) for name, folder in complete_folders.items()}
 
 
 @pytest.mark.slow

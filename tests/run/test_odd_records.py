@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from experiments import position_of
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
-from llmrl.core.plain_data import MAX_BYTES, convert, parse_record, read_object
+from llmrl.core.plain_data import MAX_RECORD_BYTES, parse_record, parse_value, read_json_object
 from llmrl.results.run_records import read_run
 from llmrl.run import ownership, queued, status
 from llmrl.run.artifacts import read_config
-from llmrl.run.metrics import FILE_NAME, metric_tables, read_metrics
+from llmrl.run.metrics import FILE_NAME, read_metric_tables, read_metrics
 from llmrl.run.run import Run
 
 CONFIG: dict[str, Any] = {"env": "toy"}
@@ -153,7 +153,7 @@ def test_endless_file_is_read_partially(tmp_path: Path) -> None:
         status.read_status(tmp_path)
     path.unlink()
     path.touch()
-    os.truncate(path, MAX_BYTES + 1)
+    os.truncate(path, MAX_RECORD_BYTES + 1)
     with pytest.raises(RunFolderError, match="more than 64 MiB"):
         status.read_status(tmp_path)
 
@@ -163,7 +163,7 @@ def test_endless_file_is_read_partially(tmp_path: Path) -> None:
 def test_plain_values_match_type_hints(value: Any) -> None:
     for hint in (int, float, str, bool, list[str], dict[str, list[str]], float | None):
         try:
-            assert convert(value, hint, "thing") == value
+            assert parse_value(value, hint, "thing") == value
         except ValueError as error:
             assert "its thing is" in str(error)
 
@@ -246,21 +246,21 @@ def test_non_object_file_explains_error(tmp_path: Path, data: bytes | None, mess
     else:
         path.write_bytes(data)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        read_object(path)
+        read_json_object(path)
 
 
 def test_object_file_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     with pytest.raises(FileNotFoundError):
-        read_object(path)
+        read_json_object(path)
     path.write_text('{"a": [1, "\u00fc"]}', encoding="utf-8")
-    assert read_object(path) == {"a": [1, "\u00fc"]}
-    path.write_bytes(b"{}" + b" " * (MAX_BYTES - 2))
-    assert read_object(path) == {}, "as large as can be"
+    assert read_json_object(path) == {"a": [1, "\u00fc"]}
+    path.write_bytes(b"{}" + b" " * (MAX_RECORD_BYTES - 2))
+    assert read_json_object(path) == {}, "as large as can be"
     path.unlink()
     path.symlink_to(path.name)
     with pytest.raises(ValueError, match="symbolic link"):
-        read_object(path)
+        read_json_object(path)
 
 
 @given(st.binary(max_size=60))
@@ -268,7 +268,7 @@ def test_any_bytes_are_an_object_or_no_record(tmp_path_factory: pytest.TempPathF
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_bytes(data)
     try:
-        assert isinstance(read_object(path), dict)
+        assert isinstance(read_json_object(path), dict)
     except ValueError as error:
         assert str(error)
 
@@ -292,7 +292,7 @@ ROW = b'{"kind": "update", "x": "updates", "updates": 1, "loss": 0.5, "time/unix
 def test_odd_rows_are_reported_with_line(tmp_path: Path, rows: bytes, message: str) -> None:
     (tmp_path / FILE_NAME).write_bytes(rows)
     with pytest.raises(RunFolderError, match=message):
-        metric_tables(tmp_path / FILE_NAME)
+        read_metric_tables(tmp_path / FILE_NAME)
     run = open_run(tmp_path / "outputs")
     run.checkpoint(1, {})
     run.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)

@@ -16,7 +16,7 @@ import commands
 from experiments import compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
-from llmrl.core.privacy import kept_private, make_folder
+from llmrl.core.privacy import create_files_privately, make_folder
 from llmrl.core.secrets import REDACTED
 from llmrl.core.terminal import GuardedStream
 from llmrl.llms.cache import Cache
@@ -24,10 +24,10 @@ from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import LineFile, write_atomic, write_json
-from llmrl.run.folder import run_label
+from llmrl.run.folder import format_run_label
 from llmrl.run.log_file import LogFile
 from llmrl.run.run import Run
-from llmrl.run.tensorboard_file import EventFile, hyperparameters_of
+from llmrl.run.tensorboard_file import EventFile, parse_hyperparameters
 from models import Echo, ask, litellm_model, openai_model
 
 SECRET = "correcthorsebattery"
@@ -98,16 +98,18 @@ class TestSinks:
 
     def test_tensorboard(self, tmp_path, secret):
         events = EventFile(tmp_path, 0.0)
-        events.hyperparameters(hyperparameters_of([f"env.x={secret}"], 0))
+        events.hyperparameters(parse_hyperparameters([f"env.x={secret}"], 0))
         events.text(0, 0.0, "a", f"**{secret}**")
         events.close()
         assert leaks(tmp_path) == []
 
     def test_folder_names(self, secret):
-        assert secret not in run_label([f"env.x={secret}"]) and "redacted" in run_label([f"env.x={secret}"])
+        assert secret not in format_run_label([f"env.x={secret}"]) and "redacted" in format_run_label(
+            [f"env.x={secret}"]
+        )
 
     def test_terminal(self, capsys, secret):
-        out = GuardedStream(sys.stdout, plain=False)
+        out = GuardedStream(sys.stdout, escapes_controls=False)
         print(f"a {secret} b", file=out)
         out.writelines([secret, "\n"])
         assert capsys.readouterr().out == f"a {REDACTED} b\n{REDACTED}\n" and out.encoding
@@ -275,7 +277,7 @@ def test_privacy_is_not_hashed():
 @pytest.mark.parametrize("private", [True, False])
 def test_blocks_restore_state(private):
     with umask(0o027):
-        with kept_private(private):
+        with create_files_privately(private):
             assert os.umask(0o077) == (0o077 if private else 0o027)
             os.umask(0o077 if private else 0o027)
         assert os.umask(0o027) == 0o027

@@ -18,7 +18,7 @@ import commands
 import joint_worker
 from experiments import comparable_metrics, compose, only_run_folder, rows_alike, run
 from llmrl.core.errors import ConfigError
-from llmrl.core.processes import VARIABLES, ProcessGroup, local_device, rank_and_world_size
+from llmrl.core.processes import LAUNCH_VARIABLES, ProcessGroup, local_device, rank_and_world_size
 from llmrl.experiment.parts import check_deterministic, check_values, current_processes
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.status import read_status
@@ -64,7 +64,7 @@ def test_exchanges_agree_across_ranks(well):
     shares = list(zip(first.pop("share"), second.pop("share"), strict=True))
     assert shares == [([0, 0], [0, 0]), ([0, 0], [0, 1]), ([0, 1], [1, 2]), ([0, 3], [3, 7])]
     assert first == second
-    assert first["everyone"] == [{"rank": 0}, {"rank": 1}] and first["agree"] == "first"
+    assert first["everyone"] == [{"rank": 0}, {"rank": 1}] and first["main"] == "first"
     # 0.1 + 0.1 in the shortest float there is, and two lists of whole and of broken numbers.
     assert first["sum"] == [[[3.0] * 3] * 2, [1, 10], pytest.approx(0.2, rel=0.01)]
     assert first["gradients"] == [None, [3.0, 4.0], [2.0, 1.0]]
@@ -136,7 +136,7 @@ def test_signal_is_forwarded_to_main_rank(tmp_path):
 @pytest.mark.slow
 def test_torchrun_matches_single_process(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    variables = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    variables = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
     done = subprocess.run(
         [*command, "-m", "llmrl.cli.train", *SIGNAL_GAME, *GAME, "name=two"],
         cwd=tmp_path,
@@ -205,7 +205,7 @@ def test_unsupported_parallel_parts_raise(two_ranks):
         check_values(compose("env=escape_room"))
     with pytest.raises(ConfigError, match=r"llmrl-train.*2"):
         current_processes()
-    for name in VARIABLES:
+    for name in LAUNCH_VARIABLES:
         two_ranks.delenv(name)
     assert current_processes().world_size == 1
     check_values(compose("env=escape_room"))
@@ -232,8 +232,8 @@ def test_single_process_is_independent():
     group = ProcessGroup.join()
     assert (group.rank, group.world_size, group.is_main) == (0, 1, True)
     rows = torch.arange(6.0).reshape(3, 2)
-    assert group.gather(rows) is rows and rows[group.share(3)].shape == (3, 2)
-    assert group.all_gather_object("x") == ["x"] and group.agree("x") == "x"
+    assert group.gather(rows) is rows and rows[group.local_slice(3)].shape == (3, 2)
+    assert group.all_gather_object("x") == ["x"]
     group.all_reduce([rows])
     assert rows.sum() == 15
 
@@ -246,7 +246,7 @@ def test_shards_partition_list():
             indices = []
             for rank in range(processes.world_size):
                 processes.rank = rank
-                indices += list(range(n))[processes.share(n)]
+                indices += list(range(n))[processes.local_slice(n)]
             assert indices == list(range(n))
 
 

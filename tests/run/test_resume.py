@@ -11,7 +11,7 @@ import torch
 
 import commands
 from experiments import comparable_metrics, only_run_folder, silent_run
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from some import some
 from sweeping import wait_for
 
@@ -84,7 +84,7 @@ def check(tmp_path, overrides, duration, kills=KILLS):
     assert process.exitcode == 0
     first, second = only_run_folder(reference), only_run_folder(killed_run)
     assert unpaid_metrics(first) == unpaid_metrics(second)
-    assert equal(saved_state(first)[1], saved_state(second)[1])
+    assert equal(load_saved_state(first)[1], load_saved_state(second)[1])
 
 
 @pytest.mark.slow

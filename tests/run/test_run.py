@@ -378,12 +378,12 @@ def test_progress_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
         ) as progress,
     ):
         progress.update(100)
-        assert progress.numbers.steps_per_second is None
+        assert progress.progress.steps_per_second is None
         time.sleep(0.01)
         progress.update(400)
-    speed = progress.numbers.steps_per_second
+    speed = progress.progress.steps_per_second
     assert speed is not None
-    assert progress.numbers.eta_s == pytest.approx(600 / speed)
+    assert progress.progress.eta_s == pytest.approx(600 / speed)
     assert reports == [100, 400, 400]
     assert "train 400/1000 steps (40.0%)" in caplog.text
 
@@ -406,11 +406,11 @@ def test_warmup_steps_are_excluded_from_rate(monkeypatch: pytest.MonkeyPatch) ->
     with ProgressBar(1000, "steps", "learn", terminal=False) as progress:
         now = 50.0
         progress.update(1)
-        assert progress.numbers.eta_s is None
+        assert progress.progress.eta_s is None
         now = 51.0
         progress.update(101)
-        assert progress.numbers.steps_per_second == pytest.approx(100)
-        assert progress.numbers.eta_s == pytest.approx(8.99)
+        assert progress.progress.steps_per_second == pytest.approx(100)
+        assert progress.progress.eta_s == pytest.approx(8.99)
 
 
 def test_progress_bar_on_terminal(capsys: pytest.CaptureFixture[str]) -> None:

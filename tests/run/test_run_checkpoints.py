@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from llmrl.core.errors import CheckpointError
-from llmrl.run.checkpoints import _FORMAT, MAGIC, CheckpointStore
+from llmrl.run.checkpoints import _FORMAT_VERSION, MAGIC, CheckpointStore
 
 ARRAYS = hnp.arrays(
     st.sampled_from(
@@ -195,18 +195,18 @@ class Evil:
 
 def test_checkpoint_with_different_format_raises(tmp_path: Path) -> None:
     buffer = io.BytesIO()
-    torch.save({"format": _FORMAT - 1, "iteration": 1, "config_hash": "", "state": {}}, buffer)
+    torch.save({"format": _FORMAT_VERSION - 1, "iteration": 1, "config_hash": "", "state": {}}, buffer)
     body = buffer.getvalue()
     path = tmp_path / "checkpoint_000000001.pt"
     path.write_bytes(body + MAGIC + hashlib.sha256(body).digest())
-    with pytest.raises(CheckpointError, match=f"format {_FORMAT - 1}; this version reads {_FORMAT}"):
+    with pytest.raises(CheckpointError, match=f"format {_FORMAT_VERSION - 1}; this version reads {_FORMAT_VERSION}"):
         CheckpointStore(tmp_path).load(path)
 
 
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     """A well-formed file, digest and all, that carries an object instead of data."""
     buffer = io.BytesIO()
-    torch.save({"format": _FORMAT, "iteration": 1, "config_hash": "", "state": Evil(tmp_path / "evil")}, buffer)
+    torch.save({"format": _FORMAT_VERSION, "iteration": 1, "config_hash": "", "state": Evil(tmp_path / "evil")}, buffer)
     body = buffer.getvalue()
     path = tmp_path / "checkpoint_000000001.pt"
     path.write_bytes(body + MAGIC + hashlib.sha256(body).digest())

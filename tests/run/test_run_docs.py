@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from llmrl.core.plain_data import read_object
+from llmrl.core.plain_data import read_json_object
 from llmrl.run.config_hash import EXCLUDED
 from llmrl.run.provenance import FILE_NAME, write_provenance
 from llmrl.run.status import RunProgress, Status, StatusState
@@ -34,7 +34,7 @@ def test_keys_are_documented(tmp_path: Path) -> None:
         *(f.name for f in fields(RunProgress)),
     ]
     write_provenance(tmp_path, attempt=1)
-    names += read_object(tmp_path / FILE_NAME)["attempts"][0]
+    names += read_json_object(tmp_path / FILE_NAME)["attempts"][0]
     assert [name for name in names if f"`{name}`" not in PAGE] == []
 
 

@@ -22,15 +22,15 @@ from llmrl.results.run_records import find_only_run, find_runs
 from llmrl.run import ownership
 from llmrl.run.config_hash import EXCLUDED, config_hash
 from llmrl.run.folder import (
-    MAX_LABEL,
-    find_folder,
+    MAX_LABEL_LENGTH,
+    create_run_folder,
+    find_run_folder,
     format_label,
     format_overrides,
-    hash_of,
+    format_run_label,
     is_run_folder,
-    run_folder,
-    run_label,
-    seed_of,
+    parse_hash,
+    parse_seed,
     shorten_overrides,
 )
 from llmrl.sweeps.jobs import select_label_overrides
@@ -85,19 +85,19 @@ def test_folder_names_are_safe(overrides, name, first_config, second_config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "glob", lambda self, pattern: iter(()))  # nothing is there yet
         try:
-            first = find_folder(Path("/outputs"), name, config_hash(first_config), overrides, 3)
-            second = find_folder(Path("/outputs"), name, config_hash(second_config), overrides, 3)
+            first = find_run_folder(Path("/outputs"), name, config_hash(first_config), overrides, 3)
+            second = find_run_folder(Path("/outputs"), name, config_hash(second_config), overrides, 3)
         except RunFolderError as error:
             assert "name=" in str(error)
             return
     parts = first.relative_to("/outputs")
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", part) and part[0] not in ".-" for part in parts.parts)
-    assert first.name == "s3" and seed_of(first) == 3 and hash_of(first) == config_hash(first_config)
-    assert len(first.parent.name) <= MAX_LABEL + 1 + 8 and is_run_folder(first)
+    assert first.name == "s3" and parse_seed(first) == 3 and parse_hash(first) == config_hash(first_config)
+    assert len(first.parent.name) <= MAX_LABEL_LENGTH + 1 + 8 and is_run_folder(first)
     assert (first == second) == (config_hash(first_config) == config_hash(second_config))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
     if len(set(keys)) == len(keys):
-        assert run_label(overrides[::-1]) == run_label(overrides)
+        assert format_run_label(overrides[::-1]) == format_run_label(overrides)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +115,20 @@ def test_folder_names_are_safe(overrides, name, first_config, second_config):
     ],
 )
 def test_labels(overrides: list[str], label: str) -> None:
-    assert run_label(overrides) == label
+    assert format_run_label(overrides) == label
 
 
 def test_label_states_length_in_sweep() -> None:
     """Two sweeps of one name, each over principals, that differ in length alone."""
     for key in ("learn.env_steps", "design.steps", "search.iterations"):
         short, long = (
-            run_label(select_label_overrides(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"}))
+            format_run_label(select_label_overrides(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"}))
             for n in (1000, 2000)
         )
         assert short != long and "n_envs" not in short and short.endswith("_1000")
     # It is not what is cut away of a long label.
     long_options = [f"agent.option_{i}={'x' * 30}" for i in range(9)]
-    assert "env_steps_1000" in run_label([*long_options, "learn.env_steps=1000"])
+    assert "env_steps_1000" in format_run_label([*long_options, "learn.env_steps=1000"])
 
 
 def test_tables_use_short_keys() -> None:
@@ -138,10 +138,10 @@ def test_tables_use_short_keys() -> None:
 
 
 def test_parent_folder_resolves_to_single_run(tmp_path: Path) -> None:
-    first = run_folder(tmp_path, "study", "0a1b2c3d", [], 0)
+    first = create_run_folder(tmp_path, "study", "0a1b2c3d", [], 0)
     for folder in (tmp_path, tmp_path / "study", first.parent, first):
         assert find_only_run(folder) == first
-    second = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
+    second = create_run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
     with pytest.raises(RunFolderError, match="has 2 runs") as error:
         find_only_run(tmp_path)
     assert str(first) in str(error.value) and str(second) in str(error.value)
@@ -149,30 +149,30 @@ def test_parent_folder_resolves_to_single_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no run"):
         find_only_run(tmp_path / "empty")
     # A study may be called like a seed.
-    second_run_folder = run_folder(tmp_path / "other", "s1", "0a1b2c3d", [], 0)
+    second_run_folder = create_run_folder(tmp_path / "other", "s1", "0a1b2c3d", [], 0)
     assert find_runs(tmp_path / "other") == [second_run_folder]
 
 
 def test_equivalent_spelling_finds_folder(tmp_path: Path) -> None:
     config = {"env": {"n": 5}}
-    first = run_folder(tmp_path, "sweep", config_hash(config), ["env.n=5"], seed=2)
+    first = create_run_folder(tmp_path, "sweep", config_hash(config), ["env.n=5"], seed=2)
     assert first == tmp_path / "sweep" / f"n_5-{config_hash(config)}" / "s2"
-    assert run_folder(tmp_path, "sweep", config_hash(config), ["experiment=five"], seed=2) == first
-    assert run_folder(tmp_path, "sweep", config_hash(config), [], seed=3) == first.with_name("s3")
-    assert run_folder(tmp_path, "sweep", config_hash({"env": {"n": 6}}), ["env.n=5"], seed=2) != first
+    assert create_run_folder(tmp_path, "sweep", config_hash(config), ["experiment=five"], seed=2) == first
+    assert create_run_folder(tmp_path, "sweep", config_hash(config), [], seed=3) == first.with_name("s3")
+    assert create_run_folder(tmp_path, "sweep", config_hash({"env": {"n": 6}}), ["env.n=5"], seed=2) != first
 
 
 @pytest.mark.parametrize("name", ["", "../elsewhere", "/elsewhere"])
 def test_name_stays_inside_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunFolderError, match="name="):
-        run_folder(tmp_path, name, "", [], 0)
+        create_run_folder(tmp_path, name, "", [], 0)
 
 
 def test_unwritable_root_raises(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(RunFolderError, match=r"cannot write .*output_root="):
-        run_folder(file / "outputs", "sweep", "", [], 0)
+        create_run_folder(file / "outputs", "sweep", "", [], 0)
 
 
 def _hold(folder: Path, connection: Connection) -> None:
@@ -245,12 +245,12 @@ def test_requeue_takes_folder_from_earlier_start(tmp_path: Path, monkeypatch: py
 
 def test_lost_job_releases_only_its_folder(tmp_path: Path) -> None:
     _claim_remotely(tmp_path, age_s=1, job_id="night-7")
-    ownership.release_lost(tmp_path, "night-8")
+    ownership.release_ended_job(tmp_path, "night-8")
     with pytest.raises(RunFolderError, match="job night-7"):
         ownership.Ownership(tmp_path)
-    ownership.release_lost(tmp_path, "night-7")
+    ownership.release_ended_job(tmp_path, "night-7")
     ownership.Ownership(tmp_path).release()
-    ownership.release_lost(tmp_path, "night-7")
+    ownership.release_ended_job(tmp_path, "night-7")
 
 
 def test_partial_owner_file_does_not_block(tmp_path: Path) -> None:

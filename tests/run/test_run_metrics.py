@@ -17,7 +17,7 @@ from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from experiments import position_of
 from llmrl.core.errors import RunFolderError
 from llmrl.run.files import FilePosition
-from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, last_x_value, metric_tables, read_metrics
+from llmrl.run.metrics import FILE_NAME, TIME_PREFIX, MetricLog, find_last_x_value, read_metric_tables, read_metrics
 from llmrl.run.sink import HyperParameters, Opening
 from llmrl.run.sinks.tensorboard import TensorBoard
 
@@ -57,7 +57,7 @@ def texts(folder: Path, tag: str) -> list[tuple[int, str]]:
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / FILE_NAME).read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith(TIME)} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(TIME_PREFIX)} for line in lines]
 
 
 def record(metrics: MetricLog, steps: range) -> None:
@@ -71,7 +71,7 @@ def test_lines_are_flat_json(tmp_path: Path) -> None:
     scalars = {"a": 0.1, "b": torch.tensor(2.0), "c": np.int64(4), "d": True}
     metrics.log("update", "env_steps", scalars, env_steps=np.int64(80), updates=3)
     line = json.loads((tmp_path / FILE_NAME).read_text())  # on disk before the log is closed
-    assert {key for key in line if key.startswith(TIME)} == {"time/unix", "time/elapsed_s"}
+    assert {key for key in line if key.startswith(TIME_PREFIX)} == {"time/unix", "time/elapsed_s"}
     place = {"kind": "update", "x": "env_steps", "env_steps": 80, "updates": 3}
     assert numbers(tmp_path) == [{**place, "a": 0.1, "b": 2.0, "c": 4.0, "d": 1.0}]
     metrics.close()
@@ -229,18 +229,18 @@ def test_row_types_have_separate_tables(tmp_path: Path) -> None:
         scalars = {"objective": 1.0 * proposal} | ({"late": math.inf} if proposal == 2 else {})
         metrics.log("proposal", "proposals", scalars, env_steps=30 * proposal + 1, proposals=4 * proposal)
     metrics.close(final={"result": 2.0})
-    tables = metric_tables(tmp_path / FILE_NAME)
+    tables = read_metric_tables(tmp_path / FILE_NAME)
     assert {kind: (table.kind, table.x) for kind, table in tables.items()} == {
         "adaptation": ("adaptation", "rounds"),
         "proposal": ("proposal", "proposals"),
     }
-    columns = {name: x.tolist() for name, x in tables["adaptation"].columns.items() if TIME not in name}
+    columns = {name: x.tolist() for name, x in tables["adaptation"].columns.items() if TIME_PREFIX not in name}
     assert columns == {
         "rounds": [1, 2, 3, 4, 5, 6],
         "env_steps": [10, 20, 30, 40, 50, 60],
         "loss": [0.5, 1.0, 1.5, 2.0, 2.5, 3.0],
     }
-    assert list(tables["proposal"].columns)[:4] == ["proposals", "env_steps", "objective", TIME + "elapsed_s"]
+    assert list(tables["proposal"].columns)[:4] == ["proposals", "env_steps", "objective", TIME_PREFIX + "elapsed_s"]
     assert tables["proposal"].columns["objective"].tolist() == [1, 2]
     assert np.isnan(tables["proposal"].columns["late"]).all()
     assert [row["objective"] for row in read_metrics(tmp_path / FILE_NAME, "proposal")] == [1, 2]
@@ -251,13 +251,13 @@ def test_row_types_have_separate_tables(tmp_path: Path) -> None:
         "Final/result": [(8, 2.0)],
     }
     rows = read_metrics(tmp_path / FILE_NAME)
-    assert [last_x_value(rows[:n]) for n in range(9)] == [0, 0, 0, 0, 4, 4, 4, 4, 8]
+    assert [find_last_x_value(rows[:n]) for n in range(9)] == [0, 0, 0, 0, 4, 4, 4, 4, 8]
 
 
 def test_untyped_rows_raise(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"step": 1, "a": 2.0, "time/unix": 1.0}\n')
     with pytest.raises(RunFolderError, match="line 1"):
-        metric_tables(tmp_path / FILE_NAME)
+        read_metric_tables(tmp_path / FILE_NAME)
     with pytest.raises(RunFolderError, match="rerun=true"):
         MetricLog(tmp_path, position_of(tmp_path / FILE_NAME))
 

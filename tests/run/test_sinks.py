@@ -17,7 +17,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.experiment.resources import RunResources
 from llmrl.run import sink_fan_out as fan_out
 from llmrl.run.config_hash import config_hash
-from llmrl.run.folder import run_label
+from llmrl.run.folder import format_run_label
 from llmrl.run.metrics import FILE_NAME, MetricLog, read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -173,8 +173,8 @@ def test_sink_failure_is_isolated(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_slow_sink_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fan_out, "MAX_QUEUED", 10)
-    monkeypatch.setattr(fan_out, "FINISH_S", 1.0)
+    monkeypatch.setattr(fan_out, "MAX_QUEUED_CALLS", 10)
+    monkeypatch.setattr(fan_out, "FINISH_TIMEOUT_S", 1.0)
     stuck = Stuck("rows")
     metrics = MetricLog(tmp_path, None, {"stuck": stuck})
     record(metrics, range(50))
@@ -191,14 +191,14 @@ def test_slow_sink_is_abandoned(
 def test_stop_does_not_wait_for_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at: str
 ) -> None:
-    monkeypatch.setattr(fan_out, "STOP_S", 0.2)
+    monkeypatch.setattr(fan_out, "STOP_TIMEOUT_S", 0.2)
     stuck = Stuck(at)
     with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         os.kill(os.getpid(), signal.SIGTERM)
         start_time = time.monotonic()
         run.safe_point(2, dict)
-    assert time.monotonic() - start_time < fan_out.FINISH_S / 2
+    assert time.monotonic() - start_time < fan_out.FINISH_TIMEOUT_S / 2
     assert "loggers.stuck" in caplog.text and "did not answer in time" in caplog.text
     assert ("lacks the last 2 of 2 rows" in caplog.text) == (at == "rows")
     assert not isinstance((stuck.events or [None])[-1], Ending) and stuck.abandoned
@@ -231,7 +231,7 @@ def test_sinks_are_not_hashed(tmp_path: Path, notes: RecordingSink) -> None:
     with_sink = {**CONFIG, "loggers": {"notes": {"_target_": "my.RecordingSink"}}}
     assert config_hash(with_sink) == config_hash(CONFIG)
     overrides = ["loggers=[tensorboard,wandb]", "+loggers.mine._target_=my.Sink", "loggers.wandb.mode=offline"]
-    assert run_label(overrides) == run_label([])
+    assert format_run_label(overrides) == format_run_label([])
     with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG) as first:
         record(first.metrics, range(2))
         first.checkpoint(2, {})
@@ -303,12 +303,12 @@ class NoSink:
 def test_missing_library_suggests_installation(monkeypatch: pytest.MonkeyPatch, option: str, library: str) -> None:
     from importlib import util
 
-    from llmrl.core.option_files import options
+    from llmrl.core.option_files import load_options
 
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == library else find(name, *rest))
     with pytest.raises(ConfigError, match=rf"loggers={option} needs {library}: pip install 'llmrl\["):
-        _ = RunResources({"trusted_modules": [], "loggers": options("loggers")[option]}).sinks
+        _ = RunResources({"trusted_modules": [], "loggers": load_options("loggers")[option]}).sinks
 
 
 def test_flat_config() -> None:

@@ -101,7 +101,7 @@ def test_save_is_not_interrupted(tmp_path, monkeypatch):
 def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
     """So that nothing before it is lost if that way has to be given up; short ones are saved when it is time."""
     with Run.open(tmp_path, "toys", {**CONFIG, "checkpoint_seconds": 1e9}) as run:
-        monkeypatch.setattr("llmrl.run.checkpoints.LONG_S", 1.0)
+        monkeypatch.setattr("llmrl.run.checkpoints.LONG_INTERVAL_S", 1.0)
         time.sleep(1.2)  # what is built before the loop begins is no way between safe points
         with run.progress(5, "steps", "toy"):
             pass
@@ -120,7 +120,7 @@ def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
 
 
 def test_stop_reports_awaited_checkpoint(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("llmrl.run.checkpoints.PROMISED_S", 8.05)
+    monkeypatch.setattr("llmrl.run.checkpoints.MAX_STOP_S", 8.05)
     with Run.open(tmp_path, "toys", CONFIG) as run:
         save = run.checkpoints.save
         run.checkpoint(1, {})
@@ -154,7 +154,7 @@ def test_forked_worker_signal_keeps_run(tmp_path, monkeypatch):
 
 
 def test_second_interrupt_is_immediate(tmp_path, monkeypatch):
-    monkeypatch.setattr(signals, "GIVE_UP_S", 1e4, raising=False)
+    monkeypatch.setattr(signals, "DISCARD_WORK_S", 1e4, raising=False)
     with pytest.raises(KeyboardInterrupt), Run.open(tmp_path, "toys", CONFIG):
         start = send_signal(signal.SIGINT)
         send_signal(signal.SIGINT)
@@ -168,7 +168,7 @@ import ctypes, json, os, signal, sys, threading
 from pathlib import Path
 from llmrl.run import signals
 from llmrl.run.run import Run
-signals.GIVE_UP_S, signals.GIVE_UP_AGAIN_S, signals.OVERDUE_S = 0.2, 0.3, 0.5
+signals.DISCARD_WORK_S, signals.SECOND_DISCARD_S, signals.FORCED_EXIT_S = 0.2, 0.3, 0.5
 library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 with Run.open(Path(sys.argv[1]), "toys", json.loads(sys.argv[2])) as run:
     run.checkpoint(4, {})

@@ -53,7 +53,7 @@ def test_repeated_evaluations(tmp_path):
 def test_large_animation_is_subsampled_and_scaled(tmp_path, frames, size, limit):
     gif = noise(tmp_path / "world.gif", frames, size)
     assert gif.stat().st_size > limit
-    animation, poster, shape = tensorboard_file.pictures(gif, limit)
+    animation, poster, shape = tensorboard_file.read_animation(gif, limit)
     assert len(animation) <= limit
     smaller = iio.imread(io.BytesIO(animation), index=None)
     assert smaller.ndim == 4 and smaller.size < frames * size * size * 3

@@ -11,7 +11,7 @@ from llmrl.cli.evaluate import main as evaluate
 from llmrl.config.treatments import studies
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.call_log import read_calls
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from some import one_in, some
 
 LEGISLATIVE = [study for study in studies() if study.startswith("legislative/")]
@@ -56,7 +56,7 @@ def test_llm_principal_run(tmp_path, env, capsys):
 
 
 def weights(folder):
-    return saved_state(folder)[1]["agents"][0]["policy"]
+    return load_saved_state(folder)[1]["agents"][0]["policy"]
 
 
 def equal(a, b, part=""):
@@ -88,7 +88,7 @@ def test_pretrained_agents_run(tmp_path, game):
         [agent] = run_parts.agents
         loaded = {name: x.clone() for name, x in agent.policy.state_dict().items()}
         assert equal(agents, loaded, ".core.") and equal(agents, loaded) == (parts == "all")
-        agent.load_state_dict(saved_state(only_run_folder(tmp_path / parts))[1]["agents"][0])
+        agent.load_state_dict(load_saved_state(only_run_folder(tmp_path / parts))[1]["agents"][0])
         assert equal(agent.policy.state_dict(), has_principal)
         agent.reset()
         assert equal(agent.policy.state_dict(), loaded)

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import compose
 from llmrl.config.treatments import studies, treatments
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.design import DesignLoop
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 GAMES = ("harvest", "cleanup", "escape_room")
 # `listed` proposes what it is given: it is no method that is compared.
-PRINCIPALS = sorted(set(options("principal")) - {"none", "listed", "saez"})  # saez: only in the tax economy
+PRINCIPALS = sorted(set(load_options("principal")) - {"none", "listed", "saez"})  # saez: only in the tax economy
 TREATMENTS = [name for name, studies in treatments().items() if "legislative/harvest" in studies]
 STUDIES_LACKING_PRINCIPAL = (
     "legislative/cleanup_pretrain",
@@ -67,7 +67,7 @@ def check_games_and_agents(config, common, principal, small):
 @pytest.mark.parametrize(("treatment", "game"), one_in(5, itertools.product(TREATMENTS, GAMES)))
 def test_paper_treatments_build(game, treatment):
     config = compose(f"experiment=legislative/{game}", f"treatment={treatment}")
-    assert config["principal"]["_target_"] == options("principal")[treatment]["_target_"]
+    assert config["principal"]["_target_"] == load_options("principal")[treatment]["_target_"]
     loop, parts = build_study(config)
     assert isinstance(loop, DesignLoop)
     if treatment in ARMS:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from experiments import only_run_folder, run
-from llmrl.core.option_files import options
-from llmrl.run.artifacts import saved_state
+from llmrl.core.option_files import load_options
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.signals import Stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
 # `listed` proposes what it is given, which is no method to compare; `saez` sets taxes on incomes, in another game.
-PRINCIPALS = sorted(set(options("principal")) - {"none", "listed", "saez"})
+PRINCIPALS = sorted(set(load_options("principal")) - {"none", "listed", "saez"})
 STEPS, STOP = 4, 2
 TINY = (
     *("env.n_envs=1", "env.horizon=12", "checkpoint_seconds=0"),  # starting a game is what an episode costs here
@@ -77,7 +77,7 @@ def test_stopped_run_resumes(tmp_path, monkeypatch, principal, env):
         with pytest.raises(Stopped):
             run(*command)
     folder = only_run_folder(tmp_path)
-    state = saved_state(folder)[1]
+    state = load_saved_state(folder)[1]
     assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
     assert state["step"] == STOP and len(state["history"]) == STOP
 
@@ -95,7 +95,7 @@ def test_stopped_run_resumes(tmp_path, monkeypatch, principal, env):
     assert vectors.shape == (STEPS, 3) and (vectors >= 0).all() and (vectors <= HIGH[env]).all()
     assert vectors.tolist() == [list(row["mechanism"].values()) for row in summary["history"]]
     assert [row["proposals"] for row in rows] == list(range(1, STEPS + 1))
-    remembers(principal, state["principal"], saved_state(folder)[1]["principal"], vectors, HIGH[env])
+    remembers(principal, state["principal"], load_saved_state(folder)[1]["principal"], vectors, HIGH[env])
 
 
 def remembers(principal, initial, after, vectors, high):

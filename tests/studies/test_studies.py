@@ -18,22 +18,22 @@ from omegaconf import OmegaConf
 from llmrl.config.option_docs import header
 from llmrl.config.treatments import check_treatment, studies, treatments
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import comment_lines, content, existing_source, is_choosable, is_global, option_paths, root
+from llmrl.core.option_files import get_file, is_choosable, list_paths, read_comment, read_file, root, sets_global_keys
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord
-from llmrl.run.folder import run_label, split_overrides
+from llmrl.run.folder import format_run_label, split_overrides
 from llmrl.sweeps.jobs import find_differing_keys, select_label_overrides
 from some import one_in, some
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS = [path for path in option_paths() if path.is_relative_to(root() / "experiment")]
+EXPERIMENTS = [path for path in list_paths() if path.is_relative_to(root() / "experiment")]
 
 
 def table(group, name, key):
     """Return a table of an option file; empty without one."""
-    return content(root() / group / f"{name}.yaml").get(key, {})
+    return read_file(root() / group / f"{name}.yaml").get(key, {})
 
 
 PAIRS = [(study, treatment) for treatment, studies in treatments().items() for study in studies]
@@ -138,17 +138,17 @@ def is_subset(part, full):
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_study_has_description(path):
-    assert is_global(path) and header(path)
+    assert sets_global_keys(path) and header(path)
     name = path.relative_to(root() / "experiment").with_suffix("").as_posix()
     if name in studies():
-        assert any(f"experiment={name}" in line for line in comment_lines(path)), "no command"
+        assert any(f"experiment={name}" in line for line in read_comment(path)), "no command"
 
 
 @pytest.mark.parametrize("treatment", treatments())
 def test_treatment_declares_studies(treatment):
     path = root() / "treatment" / f"{treatment}.yaml"
-    lines = [*comment_lines(path), *comment_lines(existing_source(path))]
-    assert is_global(path) and header(path)
+    lines = [*read_comment(path), *read_comment(get_file(path))]
+    assert sets_global_keys(path) and header(path)
     assert treatments()[treatment], "its studies are misspelled"
     patterns = next(line for line in lines if line.startswith("# @studies ")).removeprefix("# @studies ").split(",")
     assert all("*" in pattern or pattern in studies() for pattern in patterns)
@@ -234,7 +234,7 @@ def swept(tmp_path, *runs):
     records = []
     differing = find_differing_keys(runs)
     for i, overrides in enumerate(runs):
-        label = run_label(select_label_overrides(overrides, differing), "harvest_pixels")
+        label = format_run_label(select_label_overrides(overrides, differing), "harvest_pixels")
         folder = tmp_path / "harvest_pixels" / f"{label}-{i:08x}" / "s0"
         record = {"folder": folder, "name": "harvest_pixels", "group": folder.parent.name, "seed": 0}
         records.append(RunRecord(**record, state="finished", overrides=split_overrides(overrides)))

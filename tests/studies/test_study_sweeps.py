@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmrl.config.treatments import studies
-from llmrl.core.option_files import content, root
+from llmrl.core.option_files import read_file, root
 from llmrl.experiment.composition import plain
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
@@ -22,14 +22,14 @@ def swept(study: str) -> dict[str, list[str]]:
     """Return the values that a study sweeps by itself, by key."""
     params: dict[str, str] = {}
     for path in _files(root() / "experiment" / f"{study}.yaml"):
-        params |= (content(path).get("hydra") or {}).get("sweeper", {}).get("params", {})
+        params |= (read_file(path).get("hydra") or {}).get("sweeper", {}).get("params", {})
     return {key: str(values).split(",") for key, values in params.items()}
 
 
 def _files(path: Path) -> list[Path]:
     """Return the path of a study after those of the studies that it is based on."""
     paths: list[Path] = []
-    for entry in content(path).get("defaults", []):
+    for entry in read_file(path).get("defaults", []):
         if isinstance(entry, str) and entry.startswith("/experiment/"):
             paths += _files(root() / f"{entry.lstrip('/')}.yaml")
     return [*paths, path]

@@ -11,7 +11,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent
 from llmrl.config.treatments import treatments
-from llmrl.core.option_files import content, root
+from llmrl.core.option_files import read_file, root
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
 PARTICLES = ("simple_spread", "simple_reference", "simple_speaker_listener", "simple_tag")
-SHIPPED_SCHEDULE = LinearFloorCutoff(**content(root() / "treatment" / "_schedule.yaml")["teacher"]["schedule"])
+SHIPPED_SCHEDULE = LinearFloorCutoff(**read_file(root() / "treatment" / "_schedule.yaml")["teacher"]["schedule"])
 SCHEDULES = {
     "llm4teach": LinearFloorCutoff(),
     "taught_constant": Constant(0.26),

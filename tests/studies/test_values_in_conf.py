@@ -11,10 +11,10 @@ import pytest
 
 import llmrl
 from llmrl.config.treatments import studies, treatments
-from llmrl.core.option_files import names
+from llmrl.core.option_files import list_option_names
 
 SRC = Path(llmrl.__file__).parents[1]
-ENVS = {*names("env")}
+ENVS = {*list_option_names("env")}
 NAMES = ENVS | {*studies(), *(study.partition("/")[2] for study in studies())} | {*treatments()}
 ALLOWED = {
     ("llmrl/envs/substrate/substrate_rules.py", game): "what the substrate is: sizes, places and timings"

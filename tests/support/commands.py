@@ -279,9 +279,9 @@ def preload(names: Sequence[str]) -> None:
     from kept_options import read_once
     from llmrl.run import provenance
 
-    provenance.code_digest()
-    provenance.packages()
-    provenance.checkout()
+    provenance.compute_code_digest()
+    provenance.list_package_versions()
+    provenance.read_checkout_state()
     read_once()
     with hydra.initialize_config_module("llmrl.conf", version_base="1.3"):
         hydra.compose("train")  # most of the files that any command reads

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.core.seeding import Seeds
 
 
@@ -20,4 +20,4 @@ def make_env(env: str, /, seeds: Seeds | None = None, trusted: Sequence[str] = (
         options: changed options; objects in place of nodes with a `_target_` are taken as they are.
     """
     injected = {"seeds": seeds or Seeds(0), "device": "cpu"}
-    return Builder(injected, trusted).build({**option("env", env), **options}, "env")
+    return Builder(injected, trusted).build({**load_option("env", env), **options}, "env")

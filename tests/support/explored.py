@@ -54,7 +54,7 @@ def played(root: Path, episodes: int, recorded: int = 2, steps: int = 4, players
             "invalid": bad,
             "replies": steps + bad,
         }
-        files.end(k, {"episode": k, **row, "end": "terminated"}, None)
+        files.finish_episode(k, {"episode": k, **row, "end": "terminated"}, None)
     files.close()
     return folder
 
@@ -76,7 +76,7 @@ def _step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, pla
         "observation": {"cell": step, "map": ["..", "#."]},
     }
     line |= {"action": f"go {step}", "reward": 1.0 + player, "reflection": f"because {step} {HOSTILE}", "reply": reply}
-    files.step(k, {**line, "asked": True, "valid": True, "replies": 1 + bad, "invalid": int(bad)})
+    files.write_step(k, {**line, "asked": True, "valid": True, "replies": 1 + bad, "invalid": int(bad)})
 
 
 def _picture(step: int) -> np.ndarray:

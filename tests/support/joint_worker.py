@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError, ProcessesError
-from llmrl.core.processes import ProcessGroup, leaving_group
+from llmrl.core.processes import ProcessGroup, leave_group_at_exit
 from llmrl.run import signals
 from llmrl.run.distributed import open_run
 from llmrl.run.run import Run
@@ -38,7 +38,7 @@ class Toy:
 
     def iterate(self) -> float:
         x = torch.randn(7, 3, generator=self.generator)
-        shard = x[self.processes.share(len(x))]
+        shard = x[self.processes.local_slice(len(x))]
         losses = (self.layer(shard) - shard.sum(1, keepdim=True)) ** 2
         (losses.sum() / len(x)).backward()
         self.processes.all_reduce_gradients(self.layer.parameters())
@@ -87,11 +87,11 @@ def exchanges(processes: ProcessGroup) -> dict[str, Any]:
     rank = processes.rank
     report: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.share, (0, 1, 2, 7))]}
     report["everyone"] = processes.all_gather_object({"rank": rank})
-    report["agree"] = processes.agree("first" if rank == 0 else "second")
+    report["main"] = processes.all_gather_object("first" if rank == 0 else "second")[0]
     rows = torch.arange(14.0).reshape(7, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
         converted = rows.to(dtype)
-        assert torch.equal(processes.gather(converted[processes.share(7)]), converted), dtype
+        assert torch.equal(processes.gather(converted[processes.local_slice(7)]), converted), dtype
     assert processes.gather(rows[:1] if rank else rows[:0]).tolist() == [[0.0, 1.0]]
     assert processes.gather(torch.tensor([rank])).tolist() == [0, 1]
     assert processes.gather(rows[:0]).shape == (0, 2)
@@ -152,7 +152,7 @@ def stay_from_safe_point(processes: ProcessGroup) -> Callable[[int], None]:
 def main() -> None:
     root, scenario = Path(sys.argv[1]), sys.argv[2]
     processes = ProcessGroup.join()
-    assert ProcessGroup.join() is processes is ProcessGroup.joined()
+    assert ProcessGroup.join() is processes is ProcessGroup.get_joined()
     report: dict[str, Any] = {}
     if scenario == "well":
         report["exchanges"] = exchanges(processes)
@@ -162,12 +162,13 @@ def main() -> None:
             train(root, "stopped", processes, interrupted(processes))
         except Stopped as stopped:
             report["stopped"] = stopped.signal
-        report["status"] = processes.agree((root / "stopped").glob("*/s0/status.json").__next__().read_text())
+        [status] = (root / "stopped").glob("*/s0/status.json")
+        report["status"] = processes.all_gather_object(status.read_text())[0]
         report["resumed"] = train(root, "stopped", processes)
         report["drifted"] = drift(root, processes)
         report["other"] = unequal_config(root, processes)
     elif scenario == "far":
-        signals.GIVE_UP_S, signals.GIVE_UP_AGAIN_S, signals._HANDLED_S = 0.5, 1.0, 0.1
+        signals.DISCARD_WORK_S, signals.SECOND_DISCARD_S, signals._RESPONSE_S = 0.5, 1.0, 0.1
         train(root, "given_up", processes, stay_from_safe_point(processes))
     else:
 
@@ -180,5 +181,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with leaving_group():
+    with leave_group_at_exit():
         main()

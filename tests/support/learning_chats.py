@@ -3,7 +3,7 @@
 import numpy as np
 
 from llmrl.chat_learning.grpo import GRPO
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.core.records import ChatRequest
 from llmrl.llms.local.learning import Trajectory, Turn
 from llmrl.llms.local.lora import Lora
@@ -48,7 +48,7 @@ def greedy_log_probs(chat, sequences):
 
 def settings(**options):
     """Return the settings of llm/learn=grpo with some options changed."""
-    defaults = option("llm/learn", "grpo")
+    defaults = load_option("llm/learn", "grpo")
     lora = {name: value for name, value in defaults.pop("lora").items() if name != "_target_"}
     del defaults["_target_"]
     return GRPO(**defaults | {"lora": Lora(**lora)} | options)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmrl.core.records import Step, on_host
+from llmrl.core.records import Step, to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.society_env import SubstrateSettings
@@ -28,11 +28,11 @@ def random_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
 
 def flat(step: Step) -> dict[str, np.ndarray]:
     """Everything a step says, on the host."""
-    arrays = {f"observation/{name}": on_host(x) for name, x in step.observation.items()}
-    arrays |= {f"info/{name}": on_host(x) for name, x in step.info.items()}
-    arrays |= {"reward": on_host(step.reward), "base": on_host(step.base_reward), "truncated": step.truncated}
+    arrays = {f"observation/{name}": to_numpy(x) for name, x in step.observation.items()}
+    arrays |= {f"info/{name}": to_numpy(x) for name, x in step.info.items()}
+    arrays |= {"reward": to_numpy(step.reward), "base": to_numpy(step.base_reward), "truncated": step.truncated}
     if step.reward_jacobian is not None:
-        arrays["reward_jacobian"] = on_host(step.reward_jacobian)
+        arrays["reward_jacobian"] = to_numpy(step.reward_jacobian)
     return arrays
 
 

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.society_env import SubstrateSettings
@@ -31,11 +31,11 @@ def digest(env: NativeEnv, steps: int = STEPS) -> str:
     likely = [1, 1, 3, 4, 5, 6, env.spec.n_actions - 1, min(7, env.spec.n_actions - 1)]
     for _ in range(steps):
         for channel in observation.values():
-            hashes.update(on_host(channel).tobytes())
+            hashes.update(to_numpy(channel).tobytes())
         step = env.step(rng.choice(likely, size=(env.spec.n_envs, env.spec.n_agents)))
         observation = step.observation
         for array in (step.reward, *step.info.values()):
-            hashes.update(on_host(array).tobytes())
+            hashes.update(to_numpy(array).tobytes())
     return hashes.hexdigest()
 
 

@@ -1,25 +1,25 @@
 """Parts as the shipped option files describe them."""
 
 from llmrl.config.builder import Builder
-from llmrl.core.arguments import signature_of
-from llmrl.core.option_files import content, option, root
-from llmrl.core.services import SERVICES
+from llmrl.core.arguments import get_signature
+from llmrl.core.option_files import load_option, read_file, root
+from llmrl.core.services import SERVICE_NAMES
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 
 
 def build_option(path, **arguments):
     """Build the shipped option `path`, e.g. `principal/ucb`, from services and changed options by name."""
     group, name = path.split("/")
-    services = {key: value for key, value in arguments.items() if key in SERVICES}
-    options = {key: value for key, value in arguments.items() if key not in SERVICES}
-    return Builder(services).build({**option(group, name), **options}, group)
+    services = {key: value for key, value in arguments.items() if key in SERVICE_NAMES}
+    options = {key: value for key, value in arguments.items() if key not in SERVICE_NAMES}
+    return Builder(services).build({**load_option(group, name), **options}, group)
 
 
 def settings_of(path, **options):
     """Return the settings object of the shipped option `path`, e.g. `env/escape_room`, with some options changed."""
     group, name = path.split("/")
-    node, builder = {**option(group, name), **options}, Builder()
-    settings = signature_of(builder.locate(node.pop("_target_"), group)).settings
+    node, builder = {**load_option(group, name), **options}, Builder()
+    settings = get_signature(builder.locate(node.pop("_target_"), group)).settings
     return builder.build({**node, "_target_": f"{settings.__module__}.{settings.__qualname__}"}, group)
 
 
@@ -65,4 +65,4 @@ def dataset(**options):
 
 def rewards(**options):
     """Build the rewards of `conf/finetune.yaml`."""
-    return Builder().build({**content(root() / "finetune.yaml")["rewards"], **options}, "rewards")
+    return Builder().build({**read_file(root() / "finetune.yaml")["rewards"], **options}, "rewards")

@@ -14,7 +14,7 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 
-from llmrl.core.privacy import kept_private
+from llmrl.core.privacy import create_files_privately
 from llmrl.experiment.resources import RunResources
 from llmrl.run.metrics import MetricLog
 from llmrl.run.run import Run
@@ -46,7 +46,7 @@ def main() -> None:
     name = node["_target_"].rpartition(".")[2].lower()
     sinks = RunResources({"trusted_modules": [], "loggers": {name: node}}).sinks
     with (
-        kept_private(True),
+        create_files_privately(True),
         Run.open(root, "game", {**CONFIG, "rerun": way == "anew"}, OVERRIDES, 3, sinks=lambda: sinks) as run,
     ):
         movie = film(run.folder)
@@ -57,7 +57,7 @@ def main() -> None:
             run.checkpoint(ROWS_AT_CHECKPOINT, {})
             record(run.metrics, range(ROWS_AT_CHECKPOINT, ROWS_AT_KILL))
             guards = run.metrics._sinks._guards
-            while any(guard.n_sent < ROWS_AT_KILL and not guard.error for guard in guards):
+            while any(guard.n_delivered_rows < ROWS_AT_KILL and not guard.error for guard in guards):
                 time.sleep(0.01)
             time.sleep(0.3)  # the text beside the last rows
             os._exit(9)

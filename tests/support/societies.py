@@ -47,8 +47,8 @@ def outcome(spec, vector, context=None, value=None, n=1):
         standard_error=standard_error_of_mean(payoff + np.arange(n)),
         context=context,
         returns=np.full(spec.n_agents, payoff),
-        trajectories={name: np.arange(20.0) for name in spec.told},
-        summaries=dict.fromkeys(spec.told, 19.0),
+        trajectories={name: np.arange(20.0) for name in spec.principal_metrics},
+        summaries=dict.fromkeys(spec.principal_metrics, 19.0),
         gradient=-20 * (vector - best) / (high - low) ** 2,
     )
 

@@ -49,5 +49,5 @@ def impatient(monkeypatch, scale=0.05):
     from llmrl.run import signals
 
     monkeypatch.setattr(llmrl.run.run, "GRACE_S", 5.0 * scale)
-    for name, seconds in (("GIVE_UP_S", 8.0), ("GIVE_UP_AGAIN_S", 12.0), ("OVERDUE_S", 1e4)):
+    for name, seconds in (("DISCARD_WORK_S", 8.0), ("SECOND_DISCARD_S", 12.0), ("FORCED_EXIT_S", 1e4)):
         monkeypatch.setattr(signals, name, seconds * scale, raising=False)

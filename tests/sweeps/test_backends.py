@@ -24,7 +24,7 @@ from llmrl.core.trust import Trust
 from llmrl.results.run_records import JobEnd, QueueSnapshot, read_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import config_hash
-from llmrl.run.folder import find_folder
+from llmrl.run.folder import find_run_folder
 from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
@@ -67,7 +67,7 @@ def job(root: Path, seed: int, backend: Backend, does: str) -> Job:
 
 def computes(config: dict[str, Any], overrides: list[str]) -> float | None:
     """Return a run that writes its status as runs do; what it does is in its config."""
-    folder = find_folder(Path(config["output_root"]), config["name"], config_hash(config), [], config["seed"])
+    folder = find_run_folder(Path(config["output_root"]), config["name"], config_hash(config), [], config["seed"])
     queued = read_launch_record(folder)
     assert queued is not None
     status = Status("running", attempt=queued.attempt + 1, overrides=overrides, pid=os.getpid())
@@ -208,7 +208,7 @@ class Detached(Backend):
 @pytest.fixture
 def detached(tmp_path, monkeypatch):
     """Return a detached backend whose module is trusted, as an installed one is."""
-    monkeypatch.setattr(scheduling, "NOBODY", Trust((Detached.__module__,)))
+    monkeypatch.setattr(scheduling, "NO_FURTHER_TRUST", Trust((Detached.__module__,)))
     monkeypatch.setattr(scheduling, "_MIN_POLL_S", 0.02)
     monkeypatch.setattr(scheduling, "_MAX_POLL_S", 0.05)
     sys.modules.setdefault(Detached.__module__, sys.modules[__name__])
@@ -262,7 +262,7 @@ def test_run_folder_has_no_code_reference(tmp_path, detached, monkeypatch):
     backend, _ = detached
     job_ = job(tmp_path, 0, backend, "sleep")
     job_.folder.mkdir(parents=True)
-    monkeypatch.setattr(scheduling, "NOBODY", Trust())
+    monkeypatch.setattr(scheduling, "NO_FURTHER_TRUST", Trust())
     for target, reason in (
         (qualified_backend_name(backend), "outside the trusted"),
         ("llmrl.teachers.schedules.Linear", "cannot be"),
@@ -287,6 +287,6 @@ def test_job_id_from_any_scheduler(monkeypatch):
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "LLMRL_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert ownership.job_id() == "12"
+    assert ownership.get_job_id() == "12"
     monkeypatch.setenv("LLMRL_JOB_ID", "night-7")
-    assert ownership.job_id() == "night-7"
+    assert ownership.get_job_id() == "night-7"

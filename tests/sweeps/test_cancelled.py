@@ -262,14 +262,14 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_foreign_process_is_not_signaled(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     """An owner file or a launch record with the id and start time of any process, which everybody can read."""
-    pid, start = bystander.pid, ownership.process_start(bystander.pid)
+    pid, start = bystander.pid, ownership.get_process_start(bystander.pid)
     assert start is not None
     running, waiting = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
     running.mkdir(parents=True)
     Status("running", pid=pid).write(running)
-    owner = ownership.Owner("here", ownership.this_machine(), pid, start, 1, "", 0, "token")
+    owner = ownership.Owner("here", ownership.get_machine_id(), pid, start, 1, "", 0, "token")
     (running / "owner.json").write_text(json.dumps(asdict(owner)))
-    changes: dict[str, Any] = {"backend": "", "machine": ownership.this_machine(), "pid": pid, "process_start": start}
+    changes: dict[str, Any] = {"backend": "", "machine": ownership.get_machine_id(), "pid": pid, "process_start": start}
     in_slurm(waiting, "", **changes, sweep=str(tmp_path))
     (tmp_path / "launcher.alive").touch()
     records_ = query_run_records(tmp_path / "outputs")
@@ -298,7 +298,7 @@ def test_owner_process_is_signaled(tmp_path: Path) -> None:
 def test_launcher_stops_runs_on_other_machines(tmp_path: Path) -> None:
     """A process on another machine cannot be signaled, but its launcher on this one can."""
     folder = tmp_path / "outputs" / "study" / "defaults-00000000" / "s0"
-    changes: dict[str, Any] = {"backend": "", "machine": ownership.this_machine(), "pid": os.getpid()}
+    changes: dict[str, Any] = {"backend": "", "machine": ownership.get_machine_id(), "pid": os.getpid()}
     in_slurm(folder, "", **changes, sweep=str(tmp_path))
     Status("running", attempt=1).write(folder)
     owner = ownership.Owner("there", "there", 2**22, "1", 1, "", 0, "token")

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from llmrl.cli import sweep
-from llmrl.run.ownership import process_start, this_machine
+from llmrl.run.ownership import get_machine_id, get_process_start
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.status import Status
 
@@ -143,9 +143,9 @@ def test_launch_folder_with_remaining_runs_survives(tmp_path):
     run, busy, completed = (tmp_path / name for name in ("name/run/s0", ".sweeps/busy", ".sweeps/over"))
     for folder in (run, busy, completed):
         folder.mkdir(parents=True)
-    machine, pid = this_machine(), os.getpid()
+    machine, pid = get_machine_id(), os.getpid()
     local_backend = "llmrl.sweeps.backends.here.Here"
-    place = (local_backend, 0, "", machine, pid, process_start(pid), "here", str(busy))
+    place = (local_backend, 0, "", machine, pid, get_process_start(pid), "here", str(busy))
     LaunchRecord(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=[]).write(run)
     assert clean(tmp_path, "--launches", "--yes") == 0
     assert busy.is_dir() and not completed.exists()

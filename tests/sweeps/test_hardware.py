@@ -9,7 +9,7 @@ import pytest
 
 from experiments import compose
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.experiment.resources import RunResources, game_processes
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware
@@ -100,7 +100,7 @@ def test_invalid_warning_signal_raises():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", options("hardware"))
+@pytest.mark.parametrize("name", load_options("hardware"))
 def test_options_are_complete(name):
     hardware = RunResources(compose(f"hardware={name}")).hardware
     assert isinstance(hardware.backend, Slurm if name.startswith("slurm") else Local)

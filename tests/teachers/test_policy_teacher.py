@@ -41,7 +41,7 @@ def environment(task=ColoredDoorKey, n_envs=N_ENVS, seed=0):
 
 
 def build(option, env=None, llm=None, **changes):
-    node = option_files.option("teacher", option) | changes
+    node = option_files.load_option("teacher", option) | changes
     injected = {
         "spec": (env or environment()).spec,
         "seeds": Seeds(5),
@@ -357,7 +357,7 @@ class TestOptions:
             build("oracle", schedule=None)
 
     def test_only_llm_teacher_needs_model(self):
-        nodes = {name: option_files.option("teacher", name) for name in ("llm", "offline", "oracle")}
+        nodes = {name: option_files.load_option("teacher", name) for name in ("llm", "offline", "oracle")}
         assert [name for name, node in nodes.items() if Builder().needs(node, "llm", "teacher")] == ["llm"]
 
     def test_parity_matches_paper(self):

@@ -10,7 +10,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.cli import evaluate
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.teachers.plans import PlanStep
 from llmrl.teachers.rooms.room_domains import SimpleDoorKeyDomain
 
@@ -61,7 +61,7 @@ class TestModelFailure:
                 run(*overrides)
             folder = only_run_folder(tmp_path / "died")
             assert json.loads((folder / "status.json").read_text())["state"] == "failed"
-            iteration = saved_state(folder)[0]
+            iteration = load_saved_state(folder)[0]
             assert 0 < iteration < 16, "it should have died on the way"
             server.faults.clear()
             server.reply = lambda messages: PLAN

@@ -11,13 +11,13 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from hydra_plugins.llmrl_optuna._grammar import parse_search_request
 from llmrl.core.errors import ConfigError
-from llmrl.core.hydra_composition import hide_bases
+from llmrl.core.hydra_composition import patch_option_listing
 from llmrl.tuning.space import format_value, overrides
 
 
 @pytest.fixture(scope="module")
 def loader():
-    hide_bases()  # as every command does
+    patch_option_listing()  # as every command does
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 

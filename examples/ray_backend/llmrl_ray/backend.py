@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import ConfigError, short_error
+from llmrl.core.errors import ConfigError, summarize_error
 from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_INTERRUPTED
-from llmrl.run.ownership import JOB_ID, release_lost
+from llmrl.run.ownership import JOB_ID, release_ended_job
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobBatch, JobOutcome, SchedulerError
 from llmrl.sweeps.jobs import (
@@ -160,10 +160,10 @@ def _end(reference: Any, accepted: BatchLaunch) -> RunExit:
     except ray.exceptions.TaskCancelledError:
         return RunExit(job.folder, EXIT_INTERRUPTED)
     except ray.exceptions.RayTaskError as error:
-        return RunExit(job.folder, EXIT_FAILED, short_error(error.cause))
+        return RunExit(job.folder, EXIT_FAILED, summarize_error(error.cause))
     except ray.exceptions.RayError as error:
-        release_lost(job.folder, reference.task_id().hex())
+        release_ended_job(job.folder, reference.task_id().hex())
         if has_ended(job, accepted.attempts[job.folder]):
             return RunExit(job.folder, 0)
-        return RunExit(job.folder, -signal.SIGKILL, short_error(error))
+        return RunExit(job.folder, -signal.SIGKILL, summarize_error(error))
     return end

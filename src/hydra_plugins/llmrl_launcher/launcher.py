@@ -62,7 +62,7 @@ class LlmrlLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.core.errors import ConfigError
-        from llmrl.core.secrets import redacted_folder
+        from llmrl.core.secrets import redact_folder_names
         from llmrl.display.sweeps import print_sweep
         from llmrl.experiment.experiment import application_of
         from llmrl.experiment.sweep_jobs import compute_sweep
@@ -80,7 +80,7 @@ class LlmrlLauncher(Launcher):
             if dry == {True}:
                 self._print_plan(runs)
                 return [_build_job_return(list(overrides), None, 0) for overrides in job_overrides]
-            sweep_folder = redacted_folder(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
+            sweep_folder = redact_folder_names(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
             outcomes, code = compute_sweep(runs, sweep_folder, self.wait, self.swept)
             print_sweep(outcomes, commands=not self.in_batches)
             self._print_study_results(runs, outcomes)

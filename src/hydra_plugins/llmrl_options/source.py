@@ -26,13 +26,13 @@ class OptionSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         from omegaconf import OmegaConf
 
-        from llmrl.core.option_files import content, is_global
+        from llmrl.core.option_files import read_file, sets_global_keys
 
         if not self.is_config(config_path):
             raise ConfigLoadError(f"llmrl has no option {config_path}")
         path = self._path(config_path)
-        header = {"package": "_global_" if is_global(path) else None}
-        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content(path)), header)
+        header = {"package": "_global_" if sets_global_keys(path) else None}
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(read_file(path)), header)
 
     def available(self) -> bool:
         return True
@@ -43,16 +43,16 @@ class OptionSource(ConfigSource):
         return (root() / config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        from llmrl.core.option_files import source
+        from llmrl.core.option_files import find_file
 
-        return source(self._path(config_path)) is not None
+        return find_file(self._path(config_path)) is not None
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
-        from llmrl.core.option_files import names, root
+        from llmrl.core.option_files import list_option_names, root
 
         option_names: set[str] = set()
         if results_filter != ObjectType.GROUP:
-            option_names.update(names(config_path))
+            option_names.update(list_option_names(config_path))
         if results_filter != ObjectType.CONFIG:
             option_names.update(path.name for path in (root() / config_path).glob("[!_]*") if path.is_dir())
         return sorted(option_names)

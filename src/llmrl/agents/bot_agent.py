@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
-from llmrl.core.errors import Incompatible, Misfit
+from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.core.observers import Transition
 from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.spaces import EnvSpec
@@ -46,11 +46,11 @@ class BotPolicy(PolicyWithoutValues, StateFields):
         """Use the actions of `spec` from now on. No episode may be in progress."""
         if EXPERT_CHANNEL not in spec.observation:
             raise Incompatible(
-                Misfit.ONE_GAME,
+                IncompatibilityReason.WRONG_GAME,
                 f"agent=bot needs the channel {EXPERT_CHANNEL!r}, but env={spec.name} has only "
                 f"{', '.join(sorted(spec.observation))}; use env=babyai_text, agent=heuristic or agent=random",
             )
-        spec.need_discrete("agent=bot")
+        spec.require_discrete_actions("agent=bot")
         self.fallback_action = next(
             (spec.action_names.index(name) for name in NO_OP_ACTION_NAMES if name in spec.action_names), 0
         )

@@ -12,7 +12,7 @@ import torch
 
 from llmrl.algorithms.cloning import BehavioralCloning, CloningSettings
 from llmrl.algorithms.optimizer_step import Batch
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.protocols import Agent, AgentLoop, Teacher
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
@@ -21,7 +21,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray, TextTable
 from llmrl.run.artifacts import CONFIG_NAME, read_config
-from llmrl.run.trajectories import FOLDER, Trajectories, read
+from llmrl.run.trajectories import FOLDER, Trajectories, read_trajectories
 
 PROMPT_WORDING_OPTIONS = ("language", "actions", "history", "template", "replace")
 """Options of text environments that determine the wording of prompts."""
@@ -79,7 +79,9 @@ class CloningAgent:
         env_options: Mapping[str, Any] | None = None,
     ) -> None:
         if teacher is not None:
-            raise Incompatible(Misfit.UNTAUGHT, "agent=bc learns only from recorded trajectories; use teacher=none")
+            raise Incompatible(
+                IncompatibilityReason.NOT_TRAINABLE, "agent=bc learns only from recorded trajectories; use teacher=none"
+            )
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
         self._seeds, self._settings, self._data = seeds, settings, settings.data
         self._env_options = env_options or {}
@@ -99,7 +101,7 @@ class CloningAgent:
                 "llmrl-train agent=bot play.trajectories=true"
             )
         path = Path(self._data).expanduser()
-        trajectories = self._select_steps(read(path))
+        trajectories = self._select_steps(read_trajectories(path))
         self._check_wording(_read_recorded_env_options(path))
         actions = self._map_actions(trajectories)
         validation_mask = self._draw_validation_mask(trajectories)
@@ -156,7 +158,7 @@ class CloningAgent:
                 f"agent.data={self._data}: its actions consist of several numbers, but agent=bc imitates discrete "
                 "actions; use other data"
             )
-        steps = trajectories.rows(np.flatnonzero(trajectories.prompt >= 0)[: self._settings.limit])
+        steps = trajectories.select(np.flatnonzero(trajectories.prompt >= 0)[: self._settings.limit])
         if not len(steps):
             raise ConfigError(
                 f"agent.data={self._data}: none of its {len(trajectories):,} steps has a text; record them in a text "
@@ -169,7 +171,7 @@ class CloningAgent:
                     f"agent.data={self._data}: none of its {len(steps):,} steps is from a successful episode; use "
                     "agent.episodes=all or other data"
                 )
-            steps = steps.rows(success_indices)
+            steps = steps.select(success_indices)
         return steps
 
     def _check_wording(self, recorded_options: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 from annotated_types import Interval
 
 from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import PolicyOutput, State
@@ -48,10 +48,10 @@ class DRRNPolicy:
         self._memo = Memo(self._compute_q)
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def fixed_weights(self) -> Iterator[None]:
         """Encode each text once within the `with` block, which is a rollout (`Memoizing`)."""
         self.final_states = []
-        with self._memo.unchanged():
+        with self._memo.fixed_weights():
             yield
 
     def act(
@@ -143,7 +143,7 @@ class DRRNAgent:
         seeds: Seeds,
         device: str,
     ) -> None:
-        spec.need_discrete("agent=drrn")
+        spec.require_discrete_actions("agent=drrn")
         text_channel, vocabulary = settings.text_channel, settings.vocabulary
         available = [name for name, channel in spec.observation.items() if channel.dtype == "object"]
         if text_channel not in available:
@@ -152,7 +152,9 @@ class DRRNAgent:
                 raise ConfigError(
                     f"{problem} only the texts {', '.join(available)}; use agent.text_channel={available[0]}"
                 )
-            raise Incompatible(Misfit.INTERFACE, f"{problem} no texts; use a text environment, e.g. env=babyai_text")
+            raise Incompatible(
+                IncompatibilityReason.INTERFACE, f"{problem} no texts; use a text environment, e.g. env=babyai_text"
+            )
         network = DRRN(vocabulary, settings.units, seeds.torch("weights")).to(device)
         self.policy = DRRNPolicy(spec, network, Vocabulary(vocabulary), text_channel, settings.temperature)
         self._settings = settings.q
@@ -168,7 +170,7 @@ class DRRNAgent:
 
     def adapt(self, spec: EnvSpec) -> None:
         """Use the actions of `spec` from now on. Words that occurred since the last update are forgotten."""
-        spec.need_discrete("agent=drrn")
+        spec.require_discrete_actions("agent=drrn")
         self.policy.vocabulary.roll_back()
         self.policy.action_texts = [
             self.policy.vocabulary.encode(text) for text in spec.continuations(self.policy.channel)
@@ -211,7 +213,7 @@ class DRRNAgent:
             zip(has_final.nonzero()[:, 0].tolist(), policy.final_states[-int(has_final.sum()) :], strict=True)
         )
         prompt_texts = rollout.observation[policy.channel]
-        unique_texts, text_indices = prompt_texts.distinct()
+        unique_texts, text_indices = prompt_texts.unique()
         encoded_texts = [policy.vocabulary.encode(text) for text in unique_texts]
         prompts = [[encoded_texts[i] for i in row] for row in text_indices.flatten(1).tolist()]
         next_prompts = [*prompts[1:], final_states[n_steps - 1][0]]

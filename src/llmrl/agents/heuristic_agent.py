@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
@@ -140,9 +140,10 @@ def _make_rule(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     if heuristic is None:
         environments = ", ".join(sorted((*HEURISTICS, "cleanup", "escape_room", "harvest")))
         raise Incompatible(
-            Misfit.ONE_GAME, f"agent=heuristic has no rule for env={spec.name}; it has rules for {environments}"
+            IncompatibilityReason.WRONG_GAME,
+            f"agent=heuristic has no rule for env={spec.name}; it has rules for {environments}",
         )
-    spec.need_discrete("agent=heuristic")
+    spec.require_discrete_actions("agent=heuristic")
     player_rule = heuristic.make_rule(spec, env_factory)
 
     def choose_actions(observations: np.ndarray, steps: np.ndarray, seats: Sequence[int]) -> np.ndarray:

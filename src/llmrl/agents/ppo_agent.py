@@ -23,7 +23,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
-from llmrl.run.artifacts import read_config, saved_state
+from llmrl.run.artifacts import load_saved_state, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class PPOAgent:
             self._ppo.load_state_dict(state["learner"])
 
     def _load_weights(self, folder: Path, parts: str) -> None:
-        agent_state = saved_state(folder)[1].get("agents", [{}])[-1]
+        agent_state = load_saved_state(folder)[1].get("agents", [{}])[-1]
         weights = agent_state.get("policy")
         if weights is None:
             raise ConfigError(f"agent.init_from={folder}: the agent of that run has no weights; use another run")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from llmrl.core.agent_interfaces import PolicyWithoutValues
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput, State
@@ -74,17 +74,18 @@ class SB3Agent:
         numbers = spec.continuous_actions
         if numbers is not None and any(numbers.whole) and not all(numbers.whole):
             raise ConfigError(
-                f"agent=sb3: an action of env={spec.name} is {numbers.kind}, for which Stable-Baselines3 has no "
+                f"agent=sb3: an action of env={spec.name} is {numbers.description}, for which Stable-Baselines3 has no "
                 "policy; use agent=ppo"
             )
         if spec.n_agents != 1:
             raise Incompatible(
-                Misfit.ONE_GAME, f"agent=sb3 needs one agent, but env={spec.name} has {spec.n_agents}; use agent=ppo"
+                IncompatibilityReason.WRONG_GAME,
+                f"agent=sb3 needs one agent, but env={spec.name} has {spec.n_agents}; use agent=ppo",
             )
         self.channel = next((name for name in ("state", "vector") if name in spec.observation), "")
         if not self.channel:
             raise Incompatible(
-                Misfit.INTERFACE,
+                IncompatibilityReason.INTERFACE,
                 f"agent=sb3 needs the channel state or vector, but env={spec.name} has only "
                 f"{', '.join(spec.observation)}; use agent=ppo",
             )

@@ -40,7 +40,7 @@ class ControllerPolicy(PolicyWithoutValues):
     def __init__(self, controller: Controller, spec: EnvSpec) -> None:
         self.controller, self.n_agents = controller, spec.n_agents
         self.channels = (controller.channel,)
-        self.parameters = controller.space.rounded(np.zeros(controller.space.dim))
+        self.parameters = controller.space.round_values(np.zeros(controller.space.dim))
 
     def act(
         self,
@@ -185,7 +185,7 @@ class _TableController:
     def __init__(self, spec: EnvSpec, bins: Bins | None) -> None:
         self.channel, self._bins = "state" if bins is None else "vector", bins
         self.n_states = count_states(spec, "agent=tabular") if bins is None else bins.n_states
-        self.n_actions = spec.need_discrete("agent=tabular")
+        self.n_actions = spec.require_discrete_actions("agent=tabular")
         self.action_labels = tuple(format_action_label(spec, i) for i in range(self.n_actions))
         state_description = describe_states(spec) if bins is None else bins.description
         self._description = f"{state_description}The actions are: {join_abbreviated(self.action_labels)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmrl.core.agent_interfaces import NonLearningAgent
-from llmrl.core.errors import Incompatible, Misfit
+from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.core.protocols import Teacher
 
 
@@ -21,7 +21,7 @@ class TeacherAgent(NonLearningAgent):
     def __init__(self, teacher: Teacher | None) -> None:
         if teacher is None or teacher.policy is None:
             raise Incompatible(
-                Misfit.ABSENT,
+                IncompatibilityReason.MISSING_PART,
                 "agent=teacher needs a teacher that can play; choose teacher=offline, teacher=oracle or teacher=llm",
             )
         self.policy, self.teacher = teacher.policy, teacher

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.plain_data import convert, parse_record, read_object
+from llmrl.core.plain_data import parse_record, parse_value, read_json_object
 from llmrl.results.groups import SINGLE_GROUP_LABEL, Group, ReportTask, find_replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import EMPTY_CELL, ReportTable
@@ -172,12 +172,12 @@ def _format_measure(name: str, player: FinalEpisodes) -> str:
 
 def _read_results(run: RunRecord) -> dict[str, Any] | None:
     try:
-        content = read_object(run.folder / RESULTS_NAME)
+        content = read_json_object(run.folder / RESULTS_NAME)
         if "per_episode" not in content or "learned" not in content:
             return None
         parse_record(_ResultsFile, content)
         for name in MEASURES.keys() & content["per_episode"].keys():
-            convert(content["per_episode"][name], list[float | None], name)
+            parse_value(content["per_episode"][name], list[float | None], name)
     except FileNotFoundError:
         return None
     except ValueError as error:

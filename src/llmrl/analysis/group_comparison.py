@@ -15,7 +15,15 @@ from llmrl.results.principal_scores import MEASUREMENTS_COUNTER, OBJECTIVE_METRI
 from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable, format_estimate, interval_to_cells
 from llmrl.statistics.estimators import Interval
-from llmrl.statistics.intervals import SIGNIFICANCE, Band, difference_interval, holm, improvement, is_paired, p_value
+from llmrl.statistics.intervals import (
+    SIGNIFICANCE_LEVEL,
+    Band,
+    adjust_p_values,
+    difference_interval,
+    is_paired,
+    p_value,
+    probability_of_improvement,
+)
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,12 @@ class Comparison:
     def verdict(self) -> str:
         """Verdict of the test: `above`, `below`, `unclear` or `untested`.
 
-        `above` and `below` need an adjusted p-value below `SIGNIFICANCE`; `untested` means too few top-level units.
+        `above` and `below` need an adjusted p-value below `SIGNIFICANCE_LEVEL`. `untested` means that there are too few
+        top-level units.
         """
         if np.isnan(self.p_adjusted):
             return "untested"
-        if self.p_adjusted >= SIGNIFICANCE:
+        if self.p_adjusted >= SIGNIFICANCE_LEVEL:
             return "unclear"
         return "above" if float(self.difference.estimate) > 0 else "below"
 
@@ -138,8 +147,15 @@ def _compare_pairs(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comp
     samples = [(x.scores, y.scores, x.replication_units, y.replication_units) for x, y in family]
     p = [p_value(*sample) for sample in samples]
     return [
-        Comparison(*pair, difference_interval(*sample), improvement(*sample), p_raw, p_adjusted, _find_onset(*pair))
-        for pair, sample, p_raw, p_adjusted in zip(family, samples, p, holm(p), strict=True)
+        Comparison(
+            *pair,
+            difference_interval(*sample),
+            probability_of_improvement(*sample),
+            p_raw,
+            p_adjusted,
+            _find_onset(*pair),
+        )
+        for pair, sample, p_raw, p_adjusted in zip(family, samples, p, adjust_p_values(p), strict=True)
     ]
 
 

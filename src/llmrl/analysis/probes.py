@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.figures import COLORS, new_figure, render_figure, use_unit_prefixes
 from llmrl.core.errors import RunFolderError
-from llmrl.core.plain_data import read_object
+from llmrl.core.plain_data import read_json_object
 from llmrl.run.artifacts import PROBES_NAME
 from llmrl.run.files import write_bytes
 from llmrl.run.metrics import FILE_NAME, read_metrics
@@ -39,7 +39,7 @@ def draw_probes(folder: Path) -> Path | None:
         log.warning("%s is not drawn: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE)
         return None
     try:
-        content = read_object(folder / PROBES_NAME)
+        content = read_json_object(folder / PROBES_NAME)
     except (FileNotFoundError, ValueError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
     rows = read_metrics(folder / FILE_NAME, "probe")

@@ -15,8 +15,8 @@ from llmrl.analysis import training_curves
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.results.run_records import RunRecord
-from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND, TIME, metrics_of
-from llmrl.run.training_episodes import training_metrics
+from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND_KEY, TIME_PREFIX, list_metrics
+from llmrl.run.training_episodes import read_training_metric_names
 
 X_AXES = {
     "env_steps": ("env_steps", "environment steps"),
@@ -24,7 +24,7 @@ X_AXES = {
     "measurements": ("measurements", "measurements"),
     "updates": ("updates", "updates"),
     "samples": ("samples", "samples shown"),
-    "seconds": (f"{TIME}elapsed_s", "seconds of the run"),
+    "seconds": (f"{TIME_PREFIX}elapsed_s", "seconds of the run"),
 }
 """x axes of curves: the key in `metrics.jsonl`, and the display name."""
 DEFAULT_CURVES = ("principal/objective", "search/return", "train/return")
@@ -136,7 +136,7 @@ def read_series(folder: Path, metric: str, x_axis: str = "env_steps", bin_width:
         )
     axis = X_AXES[x_axis][0]
     rows = _read_rows(folder, metric)
-    if len(kinds := {row.get(KIND) for row in rows}) > 1:
+    if len(kinds := {row.get(KIND_KEY) for row in rows}) > 1:
         raise RunFolderError(
             f"{folder / FILE_NAME} has {metric} in rows of several kinds: {', '.join(map(str, kinds))}"
         )
@@ -154,14 +154,14 @@ def list_metric_names(runs: Iterable[RunRecord]) -> list[str]:
     """
     names: set[str] = set()
     for run in runs:
-        names.update(training_curves.TRAIN_PREFIX + name for name in training_metrics(run.folder))
+        names.update(training_curves.TRAIN_PREFIX + name for name in read_training_metric_names(run.folder))
         for line in _read_lines(run.folder):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            names.update(metrics_of(row) if isinstance(row, dict) else ())
-    return sorted(name for name in names if not name.startswith(TIME))
+            names.update(list_metrics(row) if isinstance(row, dict) else ())
+    return sorted(name for name in names if not name.startswith(TIME_PREFIX))
 
 
 def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:

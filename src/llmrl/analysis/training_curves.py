@@ -27,8 +27,8 @@ import numpy as np
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-from llmrl.run.metrics import KIND
-from llmrl.run.training_episodes import TrainingEpisodeTable, read_training_episodes, training_metrics
+from llmrl.run.metrics import KIND_KEY
+from llmrl.run.training_episodes import TrainingEpisodeTable, read_training_episodes, read_training_metric_names
 
 TRAIN_PREFIX = "train/"
 """Prefix of the names of metrics of training episodes in reports."""
@@ -63,7 +63,7 @@ class TrainingCurves:
     @property
     def covered_frames(self) -> int:
         """Number of frames from the start that have final values; 0 without episodes."""
-        if not len(self.episodes.places["start"]):
+        if not len(self.episodes.indices["start"]):
             return 0
         ends = [end for start, end in self._find_counted_steps() if end > start]
         return min(max(ends, default=0), self.steps) * self.episodes.games
@@ -95,9 +95,9 @@ class TrainingCurves:
 
     def _find_counted_steps(self) -> Iterator[tuple[int, int]]:
         """Yield the intervals of steps whose frames count, each from a step at which all games were restarted."""
-        starts = self.episodes.begun
+        starts = self.episodes.reset_steps
         ends = np.append(starts[1:], self.steps)
-        max_length = self.episodes.horizon or int(self.episodes.places["length"].max(initial=1))
+        max_length = self.episodes.horizon or int(self.episodes.indices["length"].max(initial=1))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             yield start, end - 2 * max_length + 2
 
@@ -107,10 +107,10 @@ class TrainingCurves:
         For each game these are: its number, the first step of each episode's frames, the step after the last, and the
         index of the episode.
         """
-        places = self.episodes.places
+        places = self.episodes.indices
         order = np.lexsort((places["start"], places["game"]))
         game, start = places["game"][order], places["start"][order]
-        period = np.searchsorted(self.episodes.begun, start, side="right") - 1
+        period = np.searchsorted(self.episodes.reset_steps, start, side="right") - 1
         follows = np.zeros(len(order), dtype=bool)
         follows[1:] = (game[1:] == game[:-1]) & (period[1:] == period[:-1])
         start_frame, stop_frame = np.where(follows, np.append(0, start[:-1] + 1), start), start + 1
@@ -149,7 +149,7 @@ def read_training(folder: Path) -> TrainingCurves | None:
 
 def is_training_metric(folder: Path, metric: str) -> bool:
     """Return whether a metric of a report is one of a run's training episodes."""
-    return metric.startswith(TRAIN_PREFIX) and metric.removeprefix(TRAIN_PREFIX) in training_metrics(folder)
+    return metric.startswith(TRAIN_PREFIX) and metric.removeprefix(TRAIN_PREFIX) in read_training_metric_names(folder)
 
 
 def find_common_frames(folders: Iterable[Path], budget: int | None, bin_width: int | None) -> FrameBudget | None:
@@ -212,7 +212,7 @@ def _read_env_steps(folder: Path) -> int:
         if b'"update"' in line and line.endswith(b"\n"):
             try:
                 row = json.loads(line)
-                if row[KIND] == "update":
+                if row[KIND_KEY] == "update":
                     return int(row["env_steps"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RunFolderError(f"{folder / METRICS_NAME} is damaged: {error!r}") from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
-from llmrl.core.plain_data import read_object
+from llmrl.core.plain_data import read_json_object
 from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME as CALLS
 from llmrl.llms.call_log import read_calls
@@ -24,9 +24,9 @@ from llmrl.results.run_records import RunRecord
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.episode_files import EPISODES
 from llmrl.run.files import read_json_lines
-from llmrl.run.metrics import COUNTERS, TIME, metric_tables
+from llmrl.run.metrics import COUNTERS, TIME_PREFIX, read_metric_tables
 from llmrl.run.metrics import FILE_NAME as METRICS
-from llmrl.run.proposals import read_proposed
+from llmrl.run.proposals import read_measured_proposals
 from llmrl.run.training_episodes import read_training_episodes
 
 if TYPE_CHECKING:
@@ -247,9 +247,9 @@ def _convert(column: pd.Series, dtype: str) -> pd.Series:
 def _read_metrics(folder: Path) -> list[pd.DataFrame]:
     path, places = folder / METRICS, ["kind", "axis", "place", "env_steps", "elapsed_s"]
     frames = []
-    for table in metric_tables(path).values() if path.is_file() else ():
-        wide = pandas().DataFrame(table.columns).rename(columns={f"{TIME}elapsed_s": "elapsed_s"})
-        metrics = [name for name in table.columns if name not in COUNTERS and not name.startswith(TIME)]
+    for table in read_metric_tables(path).values() if path.is_file() else ():
+        wide = pandas().DataFrame(table.columns).rename(columns={f"{TIME_PREFIX}elapsed_s": "elapsed_s"})
+        metrics = [name for name in table.columns if name not in COUNTERS and not name.startswith(TIME_PREFIX)]
         wide = wide.assign(kind=table.kind, axis=table.x, place=wide[table.x]).reindex(columns=[*places, *metrics])
         long = wide.melt(places, metrics, var_name="metric", value_name="value")
         frames.append(long[np.isfinite(long["value"])])
@@ -269,7 +269,7 @@ def _read_proposals(folder: Path) -> list[pd.DataFrame]:
             "reasoning": proposal.reasoning,
             **{f"parameter.{name}": value for name, value in proposal.parameters.items()},
         }
-        for proposal in read_proposed(folder)
+        for proposal in read_measured_proposals(folder)
     ]
     return [pandas().DataFrame(rows)]
 
@@ -278,7 +278,7 @@ def _read_training(folder: Path) -> list[pd.DataFrame]:
     episodes = read_training_episodes(folder)
     if episodes is None:
         return []
-    places = {name: episodes.places[name] for name in ("start", "game")}
+    places = {name: episodes.indices[name] for name in ("start", "game")}
     frame = pandas().DataFrame({**places, **episodes.metrics}).assign(source="training", policy="student")
     return [frame.assign(episode=frame.index)]
 
@@ -290,7 +290,7 @@ def _read_final(folder: Path) -> list[pd.DataFrame]:
         )
         return [pandas().DataFrame([{name: row.get(name) for name in names} for row in rows]).assign(source="final")]
     try:
-        content = read_object(folder / RESULTS_NAME)
+        content = read_json_object(folder / RESULTS_NAME)
     except FileNotFoundError:
         return []
     return [_measurements(content["per_episode"]).assign(source="final")]
@@ -299,7 +299,7 @@ def _read_final(folder: Path) -> list[pd.DataFrame]:
 def _read_evaluations(folder: Path) -> list[pd.DataFrame]:
     frames = []
     for path in sorted(folder.glob(f"evaluation*/{RESULTS_NAME}")):
-        content = read_object(path)
+        content = read_json_object(path)
         for mechanism in content.get("mechanisms", [content]):
             for player in mechanism["players"]:
                 labels = {"source": path.parent.name, "policy": player["policy"], "mode": player["mode"]}

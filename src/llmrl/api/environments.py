@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, overload
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.records import Observation, parse_if_json
 from llmrl.core.typed_values import format_override
 
@@ -170,11 +170,13 @@ class TextEnvironment:
 
     def __init__(self) -> None:
         from llmrl.agents.llm_player.answer_format import make_answer_format
-        from llmrl.core.option_files import option
+        from llmrl.core.option_files import load_option
 
         env: Any = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._modules)
         self._env = env
-        self._answers: AnswerFormat = make_answer_format(env.spec, "name", option("agent", "llm_player")["decimals"])
+        self._answers: AnswerFormat = make_answer_format(
+            env.spec, "name", load_option("agent", "llm_player")["decimals"]
+        )
         self._observation: Observation = {}
         self._return, self._is_over = 0.0, True
 
@@ -250,7 +252,7 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
     template.close()
     if spec.text is None or "text" not in spec.observation or spec.n_agents != 1:
         raise Incompatible(
-            Misfit.INTERFACE,
+            IncompatibilityReason.INTERFACE,
             f"an environment of TRL needs one agent and observations in words; env={env} has {spec.n_agents} agents "
             f"and the channels {', '.join(spec.observation)}; set env.text or env.observe=[text] if it has that option",
         )

@@ -179,7 +179,7 @@ def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
     numbers = spec.continuous_actions
     if numbers is not None:
         if not isinstance(action, list) or len(action) != numbers.dim:
-            raise ValueError(f"an action must be a list of {numbers.kind}, got {action!r}")
+            raise ValueError(f"an action must be a list of {numbers.description}, got {action!r}")
         return action
     if isinstance(action, str) and action in spec.action_names:
         return spec.action_names.index(action)

@@ -14,7 +14,7 @@ from llmrl.api.dataframes import NamedRuns
 from llmrl.core.errors import ConfigError
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord, find_runs, read_run
-from llmrl.run.shared_factors import run_name
+from llmrl.run.shared_factors import get_run_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,7 +164,7 @@ class Results:
             for group in task.groups
             for run in group.runs
         }
-        names = [run_name(str(record.folder)) for record in self.records]
+        names = [get_run_name(str(record.folder)) for record in self.records]
         counts = Counter(names)
         unique_names = [
             name if counts[name] == 1 else str(record.folder) for record, name in zip(self.records, names, strict=True)

@@ -13,7 +13,7 @@ from llmrl.api.environments import Interface, build, with_options
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError, Incompatible
 from llmrl.core.observers import StepObserver
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.evaluation.saved_runs import SavedRun, read_saved_run, remove_principal, remove_teacher, with_budget
 from llmrl.experiment.models import build_llm
@@ -187,7 +187,7 @@ class TrainedAgent:
         for name, channel_form in forms.items():
             value = observation[name]
             if channel_form == "vec":
-                arrays[name] = value if isinstance(value, np.ndarray) else on_host(value)
+                arrays[name] = value if isinstance(value, np.ndarray) else to_numpy(value)
             else:
                 games = [value] if channel_form == "game" else list(value)
                 arrays[name] = self._stack(games, name)[:, None]

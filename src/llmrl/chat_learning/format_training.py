@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
 from llmrl.llms.invalid_reply import InvalidReply
@@ -54,19 +54,19 @@ class RandomLegalChat:
     def check(self) -> None:
         """Do nothing, because replies are always available."""
 
-    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN) -> bool:
+    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN_MODEL) -> bool:
         """Return True."""
         return True
 
-    def accepts_images(self, model: str = CHOSEN) -> bool:
+    def accepts_images(self, model: str = CHOSEN_MODEL) -> bool:
         """Return True: images are accepted and ignored."""
         return True
 
-    def includes_reasoning(self, model: str = CHOSEN) -> bool:
+    def includes_reasoning(self, model: str = CHOSEN_MODEL) -> bool:
         """Return False."""
         return False
 
-    def model_label(self, model: str = CHOSEN) -> str:
+    def model_label(self, model: str = CHOSEN_MODEL) -> str:
         """Return the label."""
         return self.label
 

@@ -156,7 +156,7 @@ class ChatGRPO:
         self.settings, self.chat = learners.settings, learners.chat
         self._learners, self._adapter = learners, adapter
         self.updates = 0
-        self._processes = ProcessGroup.joined()
+        self._processes = ProcessGroup.get_joined()
         self._network: TokenNetwork | None = None
         self._step: OptimizerStep | None = None
         self._reference: TokenNetwork | None = None

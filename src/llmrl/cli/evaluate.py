@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> None:
     suite_options, arguments = split_suite_options(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
     from llmrl.core.errors import ConfigError
-    from llmrl.core.privacy import keep_private_like
+    from llmrl.core.privacy import restrict_permissions_like
     from llmrl.display.results import print_evaluation, print_suite
     from llmrl.run.command_exit import exit_on_signal
 
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
 
         if not suite_options:
             args.run = run_folder_of(args.run, args.output_root)
-            keep_private_like(args.run)
+            restrict_permissions_like(args.run)
             print_evaluation(evaluate(args))
             return
         from llmrl.evaluation.evaluate_suite import evaluate_suite
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
 
         folders = [folder_of(argument, args.output_root) for argument in (args.run, *args.others)]
         runs = [run for folder in folders for run in find_runs(folder) or [folder]]
-        keep_private_like(runs[0])
+        restrict_permissions_like(runs[0])
         suites = [option.removeprefix("suite=") for option in suite_options if option.startswith("suite=")]
         if not suites:
             raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")

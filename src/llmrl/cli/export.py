@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-export`, with `argv` or else the process's arguments."""
     args = parser().parse_args(argv)
-    from llmrl.core.privacy import keep_private_like
+    from llmrl.core.privacy import restrict_permissions_like
     from llmrl.display.console import print_line
     from llmrl.experiment.run_lookup import folder_of, run_folder_of
 
@@ -59,14 +59,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         from llmrl.api.results import load
 
         folder = folder_of(args.folder, args.output_root)
-        keep_private_like(folder)
+        restrict_permissions_like(folder)
         frame = getattr(load(folder), TABLES[args.what])
         out = args.out or folder / "tables" / f"{args.what}.{args.format}"
         write_frame(frame, out, args.format)
         print_line(f"{len(frame):,} rows: {out}")
         return
     run = run_folder_of(args.run, args.output_root)
-    keep_private_like(run)
+    restrict_permissions_like(run)
     if args.command == "adapter":
         from llmrl.experiment.model_export import export_model
 

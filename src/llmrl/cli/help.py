@@ -130,12 +130,12 @@ def list_options(group: str, width: int) -> str:
         ConfigError: there is no such group.
     """
     from llmrl.config.option_docs import header
-    from llmrl.core.option_files import root, source, subgroups
+    from llmrl.core.option_files import find_file, list_subgroups, root
 
     family = group.removeprefix("experiment/")
     if group == "experiment":
         option_names = [f"{family}/{name}" for family, studies in families().items() for name in studies]
-    elif group in LISTED_GROUPS or any(group in subgroups(name) for name in GROUPS):
+    elif group in LISTED_GROUPS or any(group in list_subgroups(name) for name in GROUPS):
         option_names = options(group)
     elif group.startswith("experiment/") and family in families():
         group, option_names = "experiment", [f"{family}/{name}" for name in families()[family]]
@@ -145,7 +145,7 @@ def list_options(group: str, width: int) -> str:
     lines = []
     for name in option_names:
         path = root() / group / f"{name}.yaml"
-        header_text = header(path) if source(path) is not None else "From an installed package."
+        header_text = header(path) if find_file(path) is not None else "From an installed package."
         first, stop, _ = header_text.partition(". ")
         lines += _wrapped(first + stop.strip(), f"{name:<{name_width}}  ", width)
     return "\n".join(lines)
@@ -154,19 +154,19 @@ def list_options(group: str, width: int) -> str:
 def options(group: str) -> list[str]:
     """Return the names of the options of a group, including those of installed packages."""
     from llmrl.config.installed_options import installed_options
-    from llmrl.core.option_files import names
+    from llmrl.core.option_files import list_option_names
 
-    return sorted({*names(group), *installed_options(group)})
+    return sorted({*list_option_names(group), *installed_options(group)})
 
 
 def families() -> dict[str, list[str]]:
     """Return the families of studies, each with the names of its studies."""
-    from llmrl.core.option_files import is_choosable, names, root
+    from llmrl.core.option_files import is_choosable, list_option_names, root
 
     folders = sorted(
         path.name for path in (root() / "experiment").iterdir() if path.is_dir() and is_choosable(path.name)
     )
-    family_studies = {family: names(f"experiment/{family}") for family in folders}
+    family_studies = {family: list_option_names(f"experiment/{family}") for family in folders}
     return {family: studies for family, studies in family_studies.items() if studies}
 
 

@@ -118,11 +118,11 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     seconds = time.perf_counter() - start
     form, schema_support = VALID_FORM, "accepted and kept"
     try:
-        answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.cut))
+        answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated))
         if answer.number != REQUESTED_NUMBER:
             form = f"{VALID_FORM}, but with the number {answer.number} instead of {REQUESTED_NUMBER}"
     except InvalidReply as fault:
-        truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
+        truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.is_truncated else ""
         form = (
             f"{truncation}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
         )
@@ -132,7 +132,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         schema_support = "not asked for: the format is described in the prompt only"
     else:
         try:
-            read(reply, lambda completion: parse_object(completion.text, Probe, completion.cut))
+            read(reply, lambda completion: parse_object(completion.text, Probe, completion.is_truncated))
         except InvalidReply:
             schema_support = SCHEMA_IGNORED
     provider = client.provider

@@ -281,11 +281,11 @@ def clean(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-sweep`, with `argv` or else the process's arguments."""
     args = parser().parse_args(argv)
-    from llmrl.core.privacy import keep_private_like
+    from llmrl.core.privacy import restrict_permissions_like
 
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     from llmrl.experiment.run_lookup import folder_of
 
     args.folder = folder_of(args.folder, args.output_root)
-    keep_private_like(args.folder)
+    restrict_permissions_like(args.folder)
     raise SystemExit(commands[args.command](args))

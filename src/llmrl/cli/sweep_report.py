@@ -180,14 +180,14 @@ def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-report`, with `argv` or else the process's arguments."""
     args = parser().parse_args(argv)
     from llmrl.core.errors import ConfigError
-    from llmrl.core.privacy import keep_private_like
+    from llmrl.core.privacy import restrict_permissions_like
     from llmrl.display.console import print_line
     from llmrl.experiment.run_lookup import folder_of
     from llmrl.run.command_exit import EXIT_FAILED, print_message
 
     args.folders = list(dict.fromkeys(folder_of(folder, args.output_root) for folder in args.folders))
     for folder in args.folders:
-        keep_private_like(folder)
+        restrict_permissions_like(folder)
     if args.explore:
         from llmrl.analysis.explorer.write import write_explorer
 

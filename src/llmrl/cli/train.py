@@ -57,9 +57,9 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     from llmrl.config.overrides import overrides_first, translate_arguments
     from llmrl.core.privacy import restrict_file_permissions
     from llmrl.core.secrets import check_no_secrets_in_arguments
-    from llmrl.core.terminal import redact_output
+    from llmrl.core.terminal import guard_output
 
-    redact_output()
+    guard_output()
     restrict_file_permissions()
     with exit_on_error(name):
         check_no_secrets_in_arguments(sys.argv[1:])

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmrl.core.arguments import PartSignature, checked, signature_of
+from llmrl.core.arguments import PartSignature, get_signature, validate_argument
 from llmrl.core.errors import ConfigError, ErrorCollector
-from llmrl.core.services import SERVICES, PartFactory, Services
+from llmrl.core.services import SERVICE_NAMES, PartFactory, Services
 from llmrl.core.trust import Trust
 
 
@@ -93,7 +93,9 @@ class Builder:
             if name in part.options:
                 value = part.options[name]
                 if name in part.unchecked:
-                    value = checked(self._build_parts(value), signature.hints.get(name, Any), f"{path}.{name}")
+                    value = validate_argument(
+                        self._build_parts(value), signature.hints.get(name, Any), f"{path}.{name}"
+                    )
                 elif isinstance(value, Part):
                     value = self._factory(value)
                 arguments[name] = value
@@ -109,7 +111,7 @@ class Builder:
         Raises:
             ConfigError: the value does not fit `hint`, or as `build`.
         """
-        return checked(self._build_parts(self._validated(value, where)[0]), hint, where)
+        return validate_argument(self._build_parts(self._validated(value, where)[0]), hint, where)
 
     def validate(self, node: Mapping[str, Any], where: str, target: str | None = None) -> Part | None:
         """Check the arguments of `node` and of the parts in it; return None if `_target_` is null or missing.
@@ -126,7 +128,7 @@ class Builder:
         if (validated := self._parts.get(id(node))) is not None:
             return validated[1]
         part_class = self.locate(target, where)
-        signature = signature_of(part_class)
+        signature = get_signature(part_class)
         part = Part(part_class, signature, *self._options(part_class, signature, node, where), where)
         self._parts[id(node)] = node, part
         return part
@@ -155,7 +157,7 @@ class Builder:
                 elif has_parts:
                     part_names.add(name)
                 else:
-                    options[name] = checked(options[name], hint, place)
+                    options[name] = validate_argument(options[name], hint, place)
         errors.raise_all()
         return options, frozenset(part_names)
 
@@ -163,7 +165,7 @@ class Builder:
         """Return whether the part, or a nested part, declares the injected parameter `name`."""
         if node.get("_target_") is None:
             return False
-        if name in signature_of(self.locate(node["_target_"], where)).parameters:
+        if name in get_signature(self.locate(node["_target_"], where)).parameters:
             return True
         values = [
             (key, x) for key, value in node.items() for x in (value if isinstance(value, list | tuple) else [value])
@@ -172,7 +174,7 @@ class Builder:
 
     def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Return whether the part declares the injected parameter `name` without a default."""
-        parameter = signature_of(self.locate(node["_target_"], where)).parameters[name]
+        parameter = get_signature(self.locate(node["_target_"], where)).parameters[name]
         return parameter.default is inspect.Parameter.empty
 
     def locate(self, target: str, where: str) -> Any:
@@ -187,7 +189,7 @@ class Builder:
 
     def _unknown(self, name: str, node: Mapping[str, Any], signature: PartSignature, path: str) -> ConfigError:
         """Return the error of an option that a part does not have."""
-        service_names = {*SERVICES, *self.injected}
+        service_names = {*SERVICE_NAMES, *self.injected}
         settable = [x for x in signature.parameters if x not in service_names or (x in node and x not in self.injected)]
         return ConfigError(f"{path} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
 

@@ -18,7 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from llmrl.config.installed_options import offer_installed
 from llmrl.core import option_files
 from llmrl.core.errors import ConfigError
-from llmrl.core.hydra_composition import cache_steps, hide_bases
+from llmrl.core.hydra_composition import patch_option_listing, patch_step_caching
 from llmrl.core.secrets import register_resolved_variable
 
 VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
@@ -46,8 +46,8 @@ def adapt_hydra() -> list[str]:
     from llmrl.conf import register_resolver
 
     problems = offer_installed()
-    hide_bases()
-    cache_steps()
+    patch_option_listing()
+    patch_step_caching()
     # Every composition calls this method, whose name has changed in Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
     load = getattr(ConfigLoaderImpl, name)
@@ -104,7 +104,7 @@ def _read_environment(variable: str, *default: Any) -> str | None:
 
 _NESTED_GROUPS = ("experiment", "treatment")
 """Groups whose options are in subfolders, `experiment=<family>/<study>`."""
-_FREE_FORM_KEY = re.compile(rf"\.({'|'.join(option_files.FREE_FORM)})(\.|$)")
+_FREE_FORM_KEY = re.compile(rf"\.({'|'.join(option_files.FREE_FORM_KEYS)})(\.|$)")
 
 
 def check_removals(overrides: Iterable[str]) -> None:
@@ -119,7 +119,7 @@ def check_removals(overrides: Iterable[str]) -> None:
         key = override.partition("=")[0].removeprefix("~").partition("@")[0]
         if not override.startswith("~") or key.startswith("hydra") or _FREE_FORM_KEY.search(key):
             continue
-        if "none" in option_files.names(key):
+        if "none" in option_files.list_option_names(key):
             raise ConfigError(f"~{key}: options cannot be removed; use {key}=none for an experiment without {key}")
         raise ConfigError(f"~{key}: options cannot be removed; set {key}=<value>, or leave ~{key} out")
 
@@ -146,7 +146,7 @@ def _describe_missing_option(error: MissingConfigException) -> str:
     group = path.split("/")[0] if path.startswith(_NESTED_GROUPS) else path.rpartition("/")[0]
     names = set(error.options or ())
     if group in _NESTED_GROUPS:
-        names |= {*option_files.names(group), *option_files.nested_names(group)}
+        names |= {*option_files.list_option_names(group), *option_files.list_nested_options(group)}
     option = path.removeprefix(f"{group}/")
     matches = difflib.get_close_matches(option, sorted(names))
     known = f"{group} has: {', '.join(sorted(names))}. Options of your own need --config-dir <folder>"
@@ -179,8 +179,8 @@ def _misplaced_subgroup(overrides: Sequence[str]) -> str | None:
     chosen = dict(override.partition("=")[::2] for override in overrides if "=" in override)
     for key in chosen:
         group, slash, subgroup = key.partition("/")
-        if slash and group != "hydra" and key in option_files.subgroups(group):
-            compatible_options = [name for name, node in option_files.options(group).items() if subgroup in node]
+        if slash and group != "hydra" and key in option_files.list_subgroups(group):
+            compatible_options = [name for name, node in option_files.load_options(group).items() if subgroup in node]
             if chosen.get(group) not in compatible_options:
                 return f"{key}={chosen[key]} requires {group} to be one of: {', '.join(compatible_options)}"
     return None

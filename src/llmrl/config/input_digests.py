@@ -18,7 +18,7 @@ from typing import Any
 from llmrl.config.permissions import code_names
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
-from llmrl.run.config_hash import without_excluded
+from llmrl.run.config_hash import drop_excluded_keys
 
 SOURCES = "sources_digest"
 """Key of a config: digest of the modules outside llmrl that its parts come from; absent without such modules."""
@@ -50,7 +50,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
             raise ConfigError(
                 f"{subject} changed since this run was submitted; repeat its command, which starts a new run"
             )
-    names = sorted(set(code_names(without_excluded(config)))) if only is None else []
+    names = sorted(set(code_names(drop_excluded_keys(config)))) if only is None else []
     if digest := module_digest(names):
         if config.get(SOURCES, digest) != digest:
             raise ConfigError(

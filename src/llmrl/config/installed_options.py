@@ -13,12 +13,12 @@ from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 
-from llmrl.core.arguments import signature_of
-from llmrl.core.errors import ConfigError, short_error
-from llmrl.core.installed import BACKENDS, PARTS, SINKS, EntryPoint, entry_points
-from llmrl.core.option_files import names
-from llmrl.core.services import SERVICES
-from llmrl.core.trust import NOBODY
+from llmrl.core.arguments import get_signature
+from llmrl.core.errors import ConfigError, summarize_error
+from llmrl.core.installed import BACKENDS_GROUP, PARTS_GROUP, SINKS_GROUP, EntryPoint, entry_points
+from llmrl.core.option_files import list_option_names
+from llmrl.core.services import SERVICE_NAMES
+from llmrl.core.trust import NO_FURTHER_TRUST
 
 CONFIG_GROUPS = ("env", "agent", "principal", "teacher", "llm", "dataset", "method")
 """Config groups that an entry point of `llmrl.parts` may add to."""
@@ -48,7 +48,7 @@ def offer_installed() -> list[str]:
         return problems
     repo = ConfigStore.instance().repo
     for (group, name), entries in place_entries.items():
-        if name in names(group):
+        if name in list_option_names(group):
             owners = " and ".join(entry.package for entry in entries)
             problems.append(f"{group}={name} is an option of llmrl, so that of {owners} is ignored")
             continue
@@ -71,14 +71,14 @@ def _place(entry: EntryPoint) -> tuple[str, str] | None:
         ConfigError: the entry point is invalid.
     """
     declaration = f"{entry.package} declares {entry.name} = {entry.target} as one of {entry.group}"
-    if entry.group == PARTS:
+    if entry.group == PARTS_GROUP:
         group, dot, name = entry.name.partition(".")
         if not entry.attribute or not dot:
             return None
         if group not in CONFIG_GROUPS:
             raise ConfigError(f"{declaration}, but '{group}' must be one of {', '.join(CONFIG_GROUPS)}")
     else:
-        group, name = {BACKENDS: "hardware/backend", SINKS: "loggers"}[entry.group], entry.name
+        group, name = {BACKENDS_GROUP: "hardware/backend", SINKS_GROUP: "loggers"}[entry.group], entry.name
         if not entry.attribute:
             raise ConfigError(f"{declaration}, which is a module but must be a class; write my_package.module:Class")
     if not name.isidentifier():
@@ -92,7 +92,7 @@ class _InstalledOption(ConfigNode):
     def __init__(self, group: str, name: str, entries: Sequence[EntryPoint]) -> None:
         self.name, self.group, self.provider = f"{name}.yaml", group, entries[0].package
         # Several loggers may be chosen at once, so each has a node of its own name.
-        self.package = f"{group}.{name}" if entries[0].group == SINKS else group.replace("/", ".")
+        self.package = f"{group}.{name}" if entries[0].group == SINKS_GROUP else group.replace("/", ".")
         self._choice, self._entries = f"{group}={name}", list(entries)
 
     def __getattr__(self, name: str) -> Any:
@@ -110,7 +110,7 @@ class _InstalledOption(ConfigNode):
         except Exception as error:
             raise ConfigCompositionException(
                 f"{self._choice} comes from the installed package {first.package}, and {first.target} cannot be used: "
-                f"{short_error(error)}"
+                f"{summarize_error(error)}"
             ) from error
         return OmegaConf.create(content)
 
@@ -128,8 +128,8 @@ def content_of(target: str, where: str) -> dict[str, Any]:
         ConfigError: the target is not trusted, or cannot be imported.
     """
     content: dict[str, Any] = {"_target_": target}
-    for name, parameter in signature_of(NOBODY.locate(target, where)).parameters.items():
-        if name in SERVICES or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+    for name, parameter in get_signature(NO_FURTHER_TRUST.locate(target, where)).parameters.items():
+        if name in SERVICE_NAMES or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.default is parameter.empty:
             content[name] = "???"

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from llmrl.config.builder import Builder
 from llmrl.core.agent_interfaces import NonLearningAgent
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.protocols import AgentLoop
 
 LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
@@ -99,5 +99,7 @@ def loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> Loop
         return "play" if loop == "search" else loop
     if loop in ("baseline", "clone"):
         agent = config["agent"]["_target_"].rpartition(".")[2]
-        raise Incompatible(Misfit.UNTAUGHT, f"{agent} learns by itself and needs no proposals; use principal=none")
+        raise Incompatible(
+            IncompatibilityReason.NOT_TRAINABLE, f"{agent} learns by itself and needs no proposals; use principal=none"
+        )
     return "search" if loop == "search" else "design"

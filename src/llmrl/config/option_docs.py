@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.config.run_options import HINTS
-from llmrl.core.arguments import signature_of
-from llmrl.core.hydra_composition import read_choices, resolve_table_key
-from llmrl.core.option_files import FREE_FORM, VARIANTS, comment_lines, content, existing_source, options, root, source
+from llmrl.core.arguments import get_signature
+from llmrl.core.hydra_composition import read_chosen_options, resolve_table_key
+from llmrl.core.option_files import (
+    FREE_FORM_KEYS,
+    VARIANTS_KEY,
+    find_file,
+    get_file,
+    load_options,
+    read_comment,
+    read_file,
+    root,
+)
 
 if TYPE_CHECKING:
     import yaml
@@ -75,11 +84,11 @@ def entries(path: Path) -> tuple[Entry, ...]:
     """Return the keys of an option file, or of a variant, with their comments, without `defaults`."""
     import yaml
 
-    file = existing_source(path)
+    file = get_file(path)
     text = file.read_text(encoding="utf-8")
     node = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if file != path:
-        for name in (VARIANTS, path.stem):
+        for name in (VARIANTS_KEY, path.stem):
             assert isinstance(node, yaml.MappingNode)
             node = next(value for key, value in node.value if key.value == name)
     if not isinstance(node, yaml.MappingNode):
@@ -90,7 +99,7 @@ def entries(path: Path) -> tuple[Entry, ...]:
 
 def header(path: Path) -> str:
     """Return the comment at the top of an option file in one line: the description of the option."""
-    lines = [line for line in comment_lines(path) if not line.startswith(("# @", "# yaml-language-server", "#   "))]
+    lines = [line for line in read_comment(path) if not line.startswith(("# @", "# yaml-language-server", "#   "))]
     return " ".join(line.lstrip("# ").rstrip() for line in lines)
 
 
@@ -99,11 +108,11 @@ def _entries(node: yaml.MappingNode, parent: Key, lines: Sequence[str]) -> Itera
 
     for name, value in node.value:
         key = (*parent, str(name.value))
-        if key in (("defaults",), (VARIANTS,)):
+        if key in (("defaults",), (VARIANTS_KEY,)):
             continue
         has_children = isinstance(value, yaml.MappingNode) and bool(value.value)
         if has_children and value.flow_style:  # in one line, a part and keys of the user's choice are a single value
-            has_children = name.value not in FREE_FORM and all(child.value != "_target_" for child, _ in value.value)
+            has_children = name.value not in FREE_FORM_KEYS and all(key.value != "_target_" for key, _ in value.value)
         last = name.end_mark if has_children and not value.flow_style else value.end_mark
         comment = _comment(lines, name.start_mark.line, name.start_mark.column, last.line, last.column)
         yield Entry(key, name.start_mark.line + 1, comment, not has_children)
@@ -174,7 +183,7 @@ def document_keys(
 @functools.cache
 def display_path(path: Path) -> str:
     """Return the name of an option file, relative to the parent of `conf/` if the package ships it."""
-    file = existing_source(path)
+    file = get_file(path)
     return file.relative_to(root().parent).as_posix() if file.is_relative_to(root()) else str(file)
 
 
@@ -210,10 +219,10 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     for default in defaults:
         package, name = default.package or "", f"{str(default.config_path).removesuffix('.yaml')}.yaml"
         # Hydra's order, with shipped files first.
-        path = next((path for folder in (root(), *folders) if source(path := folder / name) is not None), None)
+        path = next((path for folder in (root(), *folders) if find_file(path := folder / name) is not None), None)
         if path is not None and not package.startswith("hydra"):
             files.append((path, tuple(filter(None, package.split(".")))))
-    documents = document_keys(files, values, read_choices(defaults))
+    documents = document_keys(files, values, read_chosen_options(defaults))
     override_keys = set(map(override_key, overrides))
     return {
         key: replace(document, set_in="typed") if key in override_keys else document
@@ -259,7 +268,7 @@ def _hints(key: str, targets: Mapping[str, str]) -> list[Any]:
     names = [targets[place]] if place in targets else _possible_targets(place)
     if place == "llm":
         names = [*names, "llmrl.llms.client.connect"]
-    signatures = [signature_of(Builder().locate(target, place)) for target in dict.fromkeys(names)]
+    signatures = [get_signature(Builder().locate(target, place)) for target in dict.fromkeys(names)]
     return [signature.hints[name] for signature in signatures if name in signature.hints]
 
 
@@ -269,8 +278,8 @@ def _possible_targets(place: str) -> Iterable[str]:
 
     yield from (target for kind, target in SETTINGS.items() if section(kind) == place)
     group, *path = place.split(".")
-    commands = [content(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
-    for node in (*(command.get(group) for command in commands), *options(group).values()):
+    commands = [read_file(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
+    for node in (*(command.get(group) for command in commands), *load_options(group).values()):
         for part in path:
             node = node.get(part) if isinstance(node, Mapping) else None
         if isinstance(node, Mapping) and node.get("_target_"):

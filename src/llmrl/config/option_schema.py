@@ -16,10 +16,20 @@ from typing import Any
 
 from llmrl.config.option_docs import PART, document_keys, hint_schemas
 from llmrl.config.run_options import HINTS
-from llmrl.core.arguments import signature_of
+from llmrl.core.arguments import get_signature
 from llmrl.core.hydra_composition import TABLES
-from llmrl.core.option_files import SCHEMAS, chain, content, merge, names, option, part_groups, root, subgroups
-from llmrl.core.services import SERVICES
+from llmrl.core.option_files import (
+    SCHEMA_FOLDER,
+    list_files,
+    list_option_names,
+    list_part_groups,
+    list_subgroups,
+    load_option,
+    override_fields,
+    read_file,
+    root,
+)
+from llmrl.core.services import SERVICE_NAMES
 
 Schema = dict[str, Any]
 
@@ -32,7 +42,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def schema_files() -> dict[str, Schema]:
     """Return the schemas by the name of their file in `conf/schema/`."""
     files = {FILE: build()}
-    for group in part_groups():
+    for group in list_part_groups():
         files[f"{group}.schema.json"] = {
             "$schema": _DIALECT,
             "title": f"An option of {group}=",
@@ -51,7 +61,7 @@ def build() -> Schema:
     meanings = _meanings((path, ()) for path in commands)
     base: dict[str, Any] = {}
     for path in commands:
-        merge(base, {key: value for key, value in content(path).items() if key not in ("defaults", "hydra")})
+        override_fields(base, {k: x for k, x in read_file(path).items() if k not in ("defaults", "hydra")})
     properties: Schema = {"defaults": {"type": "array"}, "hydra": PART}
     # The rows of a table have the keys of an experiment.
     properties |= {table: {"type": "object", "additionalProperties": {"$ref": "#"}} for table in TABLES}
@@ -62,10 +72,10 @@ def build() -> Schema:
         else:
             properties[key] = _describe(hint_schemas(HINTS[key]), meanings.get(key))
     groups: dict[str, Schema] = {}
-    for group in part_groups():
-        places = [(place, name) for place in (group, *subgroups(group)) for name in names(place)]
-        group_meanings = meanings | _meanings(file for place, name in places for file in chain(place, name))
-        nodes = [option(group, name) for name in names(group)]
+    for group in list_part_groups():
+        places = [(place, name) for place in (group, *list_subgroups(group)) for name in list_option_names(place)]
+        group_meanings = meanings | _meanings(file for place, name in places for file in list_files(place, name))
+        nodes = [load_option(group, name) for name in list_option_names(group)]
         if group == "llm":
             groups[group] = _node([*nodes, base["llm"]], ["llmrl.llms.client.connect"], group_meanings, f"{group}.")
         else:
@@ -137,8 +147,8 @@ def _hints(target: str) -> dict[str, Any]:
     """Return the type hints of the options of a class."""
     from llmrl.config.builder import Builder
 
-    signature = signature_of(Builder().locate(target, ""))
-    return {name: signature.hints.get(name, Any) for name in signature.parameters if name not in SERVICES}
+    signature = get_signature(Builder().locate(target, ""))
+    return {name: signature.hints.get(name, Any) for name in signature.parameters if name not in SERVICE_NAMES}
 
 
 def _children(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str) -> list[Mapping[str, Any]]:
@@ -146,7 +156,7 @@ def _children(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str) -> list
     values = [node[key] for node in nodes if key in node]
     group = f"{prefix}{key}".replace(".", "/")  # whose options the key selects, if there is such a group
     if group.count("/") == 1 and (root() / group).is_dir():
-        values += [option(group, name) for name in names(group)]
+        values += [load_option(group, name) for name in list_option_names(group)]
     mappings = [value for value in values if isinstance(value, Mapping)]
     # A part, or changes of fields of one, such as `limits: {concurrency: 4}`.
     return [x for x in mappings if any("_target_" in y for y in (x, *x.values()) if isinstance(y, Mapping))]
@@ -165,7 +175,7 @@ def main() -> None:
     The file is an experiment, or an option of the group that the first argument names.
     """
     group = sys.argv[1] if len(sys.argv) > 1 else "train"
-    folder = root() / SCHEMAS
+    folder = root() / SCHEMA_FOLDER
     folder.mkdir(exist_ok=True)
     for name, schema in schema_files().items():
         (folder / name).write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import FREE_FORM, names, root
+from llmrl.core.option_files import FREE_FORM_KEYS, list_option_names, root
 from llmrl.run.folder import sanitize
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-_OPEN = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM)})(\.\w+)*=")
+_OPEN = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM_KEYS)})(\.\w+)*=")
 """Overrides of nodes whose keys are not in the option's file."""
 _FLAGS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"),
@@ -110,7 +110,7 @@ def _none_for_null(argument: str) -> str:
     group, equals, value = argument.partition("=")
     if not equals or not group.isidentifier() or "null" not in value.split(","):
         return argument
-    if "none" not in (group_names := names(group)):
+    if "none" not in (group_names := list_option_names(group)):
         if group_names:
             raise ConfigError(f"{argument}: null is not an option of {group}; --list {group} shows the options")
         return argument

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmrl.core import option_files
-from llmrl.core.addresses import is_loopback, origin_of
+from llmrl.core.addresses import is_loopback, parse_origin
 from llmrl.core.errors import ConfigError
-from llmrl.core.trust import SHELL, Trust, how_to_trust, is_never_trusted
+from llmrl.core.trust import SHELL_PERMISSION, Trust, format_trust_options, is_never_trusted
 
 KEY = "trusted_modules"
 ORIGINS = {
@@ -59,9 +59,9 @@ def with_permissions(config: Mapping[str, Any]) -> dict[str, Any]:
     granted = config[KEY]
     if not isinstance(granted, list) or not all(isinstance(name, str) for name in granted):
         raise ConfigError(f"{KEY}={granted} must be a list of modules, such as {KEY}=[my_package]")
-    code = (name.partition(".")[0] for name in Trust(tuple(granted)).outside(code_names(config)))
+    code = (name.partition(".")[0] for name in Trust(tuple(granted)).find_untrusted(code_names(config)))
     modules = [name for name in code if not is_never_trusted(name)]
-    shell = [SHELL] * bool(command_lines(config.get("hardware") or {}, [*granted, *modules]))
+    shell = [SHELL_PERMISSION] * bool(command_lines(config.get("hardware") or {}, [*granted, *modules]))
     return {**config, KEY: list(dict.fromkeys([*granted, *modules, *destinations(config), *shell]))}
 
 
@@ -76,15 +76,15 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
         ConfigError: it names others; the message says how to grant them.
     """
     trust = Trust(tuple(config[KEY]))
-    untrusted_names = trust.outside(code_names(config))
+    untrusted_names = trust.find_untrusted(code_names(config))
     for name in untrusted_names:
         if is_never_trusted(name):
-            raise ConfigError(f"{source}: {name} {trust.refusal(name)}")
+            raise ConfigError(f"{source}: {name} {trust.explain_refusal(name)}")
     if untrusted_names:
         modules = dict.fromkeys(name.split(".")[0] for name in untrusted_names)
         raise ConfigError(
             f"{source} names code outside llmrl, which would run with your rights: {', '.join(untrusted_names)}. "
-            f"If you trust it, repeat the command with {how_to_trust(modules)}"
+            f"If you trust it, repeat the command with {format_trust_options(modules)}"
         )
     # Requests without a key may be sent to a host that gets a key.
     granted = {*config[KEY], *(entry.rpartition("@")[2] for entry in config[KEY])}
@@ -93,17 +93,17 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
             raise ConfigError(
                 f"{source} would send requests to {destination.rpartition('@')[2]}, with the key in "
                 f"{destination.rpartition('@')[0] or 'no variable'}; this is not the key's provider. If you trust that "
-                f"host, repeat the command with {how_to_trust([destination])}"
+                f"host, repeat the command with {format_trust_options([destination])}"
             )
 
 
 def check_command_lines(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError if jobs of a config would run command lines that are not granted (`SHELL`)."""
+    """Raise ConfigError if jobs of a config would run command lines that are not granted (`SHELL_PERMISSION`)."""
     keys = command_lines(config["hardware"], config[KEY])
-    if keys and SHELL not in config[KEY]:
+    if keys and SHELL_PERMISSION not in config[KEY]:
         raise ConfigError(
             f"{', '.join(keys)} are command lines of a saved config that jobs would run with your rights; if you trust "
-            f"them, repeat the command with {how_to_trust([SHELL])}"
+            f"them, repeat the command with {format_trust_options([SHELL_PERMISSION])}"
         )
 
 
@@ -156,7 +156,7 @@ def destinations(config: Mapping[str, Any]) -> list[str]:
     nodes = {"llm": config.get("llm")}
     variants = nodes["llm"].get("variants") if isinstance(nodes["llm"], Mapping) else None
     for name, changes in (variants or {}).items() if isinstance(variants, Mapping) else ():
-        base_options = option_files.option("llm", name) if name in option_files.names("llm") else {}
+        base_options = option_files.load_option("llm", name) if name in option_files.list_option_names("llm") else {}
         nodes[f"llm.variants.{name}"] = {**base_options, **changes} if isinstance(changes, Mapping) else base_options
     loggers = config.get("loggers")
     nodes |= {f"loggers.{name}": node for name, node in loggers.items()} if isinstance(loggers, Mapping) else {}
@@ -172,7 +172,7 @@ def _destination(path: str, node: Mapping[str, Any]) -> str | None:
     for field in _ADDRESSES:
         address = node.get(field)
         if isinstance(address, str) and (field != "tracking_uri" or re.match(r"(?i)https?:", address)):
-            origin = origin_of(address, f"{path}.{field}")
+            origin = parse_origin(address, f"{path}.{field}")
             if variable is None and provider is not None:
                 variable = _key_variable(provider)  # litellm reads this variable by default
             break

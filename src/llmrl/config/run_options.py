@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmrl.core.arguments import checked, type_hints_of
+from llmrl.core.arguments import evaluate_type_hints, validate_argument
 from llmrl.core.errors import ErrorCollector
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 
@@ -35,7 +35,7 @@ class RunOptions:
     transfer: Section
 
 
-HINTS: Mapping[str, Any] = type_hints_of(RunOptions)
+HINTS: Mapping[str, Any] = evaluate_type_hints(RunOptions)
 """The type hint of each option of a run."""
 _SECTIONS = (
     *("agent", "env", "hardware", "llm", "principal", "teacher", "dataset", "method"),
@@ -54,5 +54,5 @@ def check_run_options(config: Mapping[str, Any]) -> None:
     for key, hint in [*HINTS.items(), *((key, Section) for key in _SECTIONS)]:
         if key in config:
             with errors.collect():
-                checked(config[key], hint, key)
+                validate_argument(config[key], hint, key)
     errors.raise_all()

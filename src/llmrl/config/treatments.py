@@ -14,14 +14,14 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import (
-    comment_lines,
-    content,
-    existing_source,
+    find_file,
+    get_file,
     is_choosable,
-    names,
-    nested_names,
+    list_nested_options,
+    list_option_names,
+    read_comment,
+    read_file,
     root,
-    source,
 )
 
 _STUDIES = re.compile(r"# @studies (\S+)$")
@@ -47,7 +47,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     if treatment in (None, "none"):
         return
     paths = [folder / "treatment" / f"{treatment}.yaml" for folder in (root(), *folders)]
-    path = next((path for path in paths if source(path) is not None), None)
+    path = next((path for path in paths if find_file(path) is not None), None)
     if path is None:
         return
     study_names = _read_studies(path)
@@ -70,18 +70,20 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 def treatments() -> dict[str, list[str]]:
     """Return the treatments of the package, each with the studies that it was made for; both are sorted."""
     folder = root() / "treatment"
-    return {name: _read_studies(folder / f"{name}.yaml") or [] for name in names("treatment") if name != "none"}
+    return {
+        name: _read_studies(folder / f"{name}.yaml") or [] for name in list_option_names("treatment") if name != "none"
+    }
 
 
 @functools.cache
 def studies() -> tuple[str, ...]:
     """Return the studies of the package, `<family>/<name>`, sorted."""
-    return tuple(nested_names("experiment"))
+    return tuple(list_nested_options("experiment"))
 
 
 def _read_studies(path: Path) -> list[str] | None:
     """Return the studies that a treatment was made for; None if neither it nor its file lists them."""
-    lines = [*comment_lines(path), *comment_lines(existing_source(path))]
+    lines = [*read_comment(path), *read_comment(get_file(path))]
     match = next((match for line in lines if (match := _STUDIES.match(line))), None)
     return None if match is None else [s for s in studies() if any(fnmatchcase(s, p) for p in match[1].split(","))]
 
@@ -91,10 +93,10 @@ def _read_principal(path: Path) -> str | None:
 
     It is chosen in the treatment or in one that it includes.
     """
-    values = content(path)
+    values = read_file(path)
     principal = None
     for entry in values.get("defaults", []):
-        if isinstance(entry, str) and source(sibling := path.parent / f"{entry}.yaml") is not None:
+        if isinstance(entry, str) and find_file(sibling := path.parent / f"{entry}.yaml") is not None:
             principal = _read_principal(sibling)
         elif isinstance(entry, dict):
             principal = entry.get("override /principal", principal)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PolicyWithoutValues:
-    """The part of a `Policy` that has no value function."""
+    """Base class of policies without a value function."""
 
     channels: tuple[str, ...]
 
@@ -35,9 +35,9 @@ class PolicyWithoutValues:
 
 
 class NonLearningAgent(StateFields):
-    """The learning part of an `Agent` that never learns.
+    """Base class of agents that never learn.
 
-    A subclass that stores a memory of its games overrides `state_dict` and `load_state_dict`.
+    A subclass with state that must survive a resume overrides `state_dict` and `load_state_dict`.
     """
 
     loop: ClassVar[AgentLoop] = "play"
@@ -51,7 +51,7 @@ class NonLearningAgent(StateFields):
 
 
 @runtime_checkable
-class NeedsSteps(Protocol):
+class RequiresMinRolloutSteps(Protocol):
     """An agent whose updates need rollouts of a minimum length."""
 
     def min_rollout_steps(self, games: int) -> int:
@@ -63,27 +63,28 @@ class NeedsSteps(Protocol):
 class RecordsEpisodes(Protocol):
     """An agent that records the episodes that it learns from."""
 
-    def unrecorded(self) -> AbstractContextManager[None]:
-        """Return the context of episodes that are not learned from, such as evaluations."""
+    def pause_recording(self) -> AbstractContextManager[None]:
+        """Return a context in which episodes are not recorded, for evaluations."""
         ...
 
 
 @contextmanager
-def unrecorded(agents: Iterable[object]) -> Iterator[None]:
-    """Return the context of episodes that none of `agents` learns from."""
+def pause_recording(agents: Iterable[object]) -> Iterator[None]:
+    """Return a context in which none of `agents` records episodes."""
     with ExitStack() as stack:
         for agent in agents:
             if isinstance(agent, RecordsEpisodes):
-                stack.enter_context(agent.unrecorded())
+                stack.enter_context(agent.pause_recording())
         yield
 
 
 @runtime_checkable
-class ComparesEpisodes(RecordsEpisodes, Protocol):
-    """An agent that learns from complete episodes in groups that start equally.
+class LearnsFromEpisodeGroups(RecordsEpisodes, Protocol):
+    """An agent that learns from groups of complete episodes with the same initial state.
 
     Attributes:
-        group_size: number of successive games that start equally; None: the agent learns from rollouts of any games.
+        group_size: number of successive games with the same initial state; None: the agent learns from rollouts of any
+            games.
         n_continuations: number of continuations that estimate the value of each state of an episode; 0: no values are
             needed.
         gamma: discount per step of these values.
@@ -93,11 +94,11 @@ class ComparesEpisodes(RecordsEpisodes, Protocol):
     n_continuations: int
     gamma: float
 
-    def end_episodes(self) -> None:
+    def truncate_episodes(self) -> None:
         """Truncate the recorded episodes that are still in progress."""
         ...
 
-    def set_values(self, values: np.ndarray) -> None:
+    def set_state_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
         ...
 

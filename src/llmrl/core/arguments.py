@@ -22,7 +22,7 @@ from llmrl.core.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-SETTINGS = "settings"
+SETTINGS_PARAMETER = "settings"
 """Name of the parameter that takes the options of a part as one dataclass."""
 
 
@@ -48,28 +48,30 @@ class PartSignature:
             return dict(values)
         fields = {name: value for name, value in values.items() if name in self.fields}
         other_values = {name: value for name, value in values.items() if name not in self.fields}
-        return {**other_values, SETTINGS: self.settings(**fields)}
+        return {**other_values, SETTINGS_PARAMETER: self.settings(**fields)}
 
 
 @functools.cache
-def signature_of(target: Any) -> PartSignature:
+def get_signature(target: Any) -> PartSignature:
     """Return the signature of a class or function.
 
     Raises:
         TypeError: a field of the settings has the name of another parameter.
     """
-    parameters, hints = dict(inspect.signature(target).parameters), type_hints_of(target)
-    settings = hints.get(SETTINGS)
-    if SETTINGS not in parameters or not (inspect.isclass(settings) and dataclasses.is_dataclass(settings)):
+    parameters, hints = dict(inspect.signature(target).parameters), evaluate_type_hints(target)
+    settings = hints.get(SETTINGS_PARAMETER)
+    if SETTINGS_PARAMETER not in parameters or not (inspect.isclass(settings) and dataclasses.is_dataclass(settings)):
         return PartSignature(parameters, hints, None, frozenset())
-    del parameters[SETTINGS], hints[SETTINGS]
+    del parameters[SETTINGS_PARAMETER], hints[SETTINGS_PARAMETER]
     fields = inspect.signature(settings).parameters
     if common := sorted(fields.keys() & parameters.keys()):
         raise TypeError(f"{target.__qualname__}: '{common[0]}' is a parameter and a field of {settings.__qualname__}")
-    return PartSignature({**parameters, **fields}, {**hints, **type_hints_of(settings)}, settings, frozenset(fields))
+    return PartSignature(
+        {**parameters, **fields}, {**hints, **evaluate_type_hints(settings)}, settings, frozenset(fields)
+    )
 
 
-def type_hints_of(target: Any) -> dict[str, Any]:
+def evaluate_type_hints(target: Any) -> dict[str, Any]:
     """Return the evaluated type hints of a function, or of a class's constructor, by argument.
 
     Hints with names that exist only for type checkers are left out; they belong to objects that no config can hold.
@@ -86,15 +88,15 @@ def type_hints_of(target: Any) -> dict[str, Any]:
         if not isinstance(annotation, str):
             hints[name] = annotation
             continue
-        annotated = SimpleNamespace(__annotations__={name: annotation})
+        single_annotation = SimpleNamespace(__annotations__={name: annotation})
         with suppress(NameError):
-            hints |= typing.get_type_hints(annotated, globalns=namespace, include_extras=True)
+            hints |= typing.get_type_hints(single_annotation, globalns=namespace, include_extras=True)
     return hints
 
 
 @functools.lru_cache(maxsize=1024)
-def _adapter(hint: Any, text: str) -> TypeAdapter[Any]:
-    """Return the validator of a type hint; `text` distinguishes hints that are equal, such as `int | str | None`."""
+def _build_type_adapter(hint: Any, name: str) -> TypeAdapter[Any]:
+    """Return the validator of a type hint; `name` distinguishes equal hints, such as `int | str | None`."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
     try:
@@ -104,32 +106,32 @@ def _adapter(hint: Any, text: str) -> TypeAdapter[Any]:
         return TypeAdapter(hint)
 
 
-def checked(value: Any, hint: Any, where: str) -> Any:
+def validate_argument(value: Any, hint: Any, option_name: str) -> Any:
     """Return `value` with only the conversions that its hint requires (int to float, list to tuple).
 
     Raises:
-        ConfigError: the value does not fit the hint; the message calls it `where`.
+        ConfigError: the value does not fit the hint; the message calls it `option_name`.
         TypeError: the hint cannot be checked.
     """
     from pydantic import PydanticSchemaGenerationError, ValidationError
 
     try:
         try:
-            adapter = _adapter(hint, repr(hint))
+            adapter = _build_type_adapter(hint, repr(hint))
         except TypeError:  # the hint has no hash
-            adapter = _adapter.__wrapped__(hint, "")
+            adapter = _build_type_adapter.__wrapped__(hint, "")
         return adapter.validate_python(value, strict=not isinstance(value, list | dict))
     except PydanticSchemaGenerationError as error:
-        raise TypeError(f"{where}: no check can be made for the type hint {hint!r}") from error
+        raise TypeError(f"{option_name}: no check can be made for the type hint {hint!r}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
-        wrong = first["input"] if place else value
-        advice = f"got {type(wrong).__name__}"
-        if first["type"] == "int_type" and isinstance(wrong, float) and wrong.is_integer() and abs(wrong) < 1e18:
-            advice = f"write {int(wrong)}"
-        elif first["type"] == "bool_type":
+        details = error.errors()[0]
+        position = "".join(f"[{p}]" if isinstance(p, int) else "" for p in details["loc"])
+        found = details["input"] if position else value
+        advice = f"got {type(found).__name__}"
+        if details["type"] == "int_type" and isinstance(found, float) and found.is_integer() and abs(found) < 1e18:
+            advice = f"write {int(found)}"
+        elif details["type"] == "bool_type":
             advice = "write true or false"
-        if first["type"] == "objective":  # its message says what is accepted
-            raise ConfigError(f"{where}={value!r}: {first['msg']}") from error
-        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, {advice}") from error
+        if details["type"] == "objective":  # its message says what is accepted
+            raise ConfigError(f"{option_name}={value!r}: {details['msg']}") from error
+        raise ConfigError(f"{option_name}{position}={found!r}: {details['msg'].lower()}, {advice}") from error

@@ -56,7 +56,7 @@ def atomic_write(path: Path, root: Path | None = None, durable: bool = True) -> 
             os.fsync(parent_fd)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make renames inside `folder` survive a power cut (fsync), if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -86,22 +86,24 @@ def describe_write_error(path: Path, error: OSError, folder_option: str = "outpu
     """
     reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
     folder = next((candidate for candidate in (path, *path.absolute().parents) if candidate.is_dir()), Path("/"))
-    free, lacks_inodes = MIN_FREE_BYTES, False
+    n_free_bytes, has_no_free_inodes = MIN_FREE_BYTES, False
     with suppress(OSError):
-        system = os.statvfs(folder)
-        free = system.f_bavail * system.f_frsize
-        lacks_inodes = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
+        filesystem = os.statvfs(folder)
+        n_free_bytes = filesystem.f_bavail * filesystem.f_frsize
+        # Some file systems have no limit of inodes, and report 0.
+        has_no_free_inodes = filesystem.f_files > 0 and not filesystem.f_favail
     # An error relayed from another process (e.g. a video encoder) may not carry ENOSPC.
-    if error.errno not in DISK_FULL_ERRNOS and free >= MIN_FREE_BYTES:
+    if error.errno not in DISK_FULL_ERRNOS and n_free_bytes >= MIN_FREE_BYTES:
         return reason
-    room = f"{free / 1e6:,.1f} MB are free in {folder}"
-    if error.errno == errno.ENOSPC and lacks_inodes:
-        room = f"all inodes of the file system of {folder} are used, so no further file can be created"
-    limit_notes = {
+    free_space_text = f"{n_free_bytes / 1e6:,.1f} MB are free in {folder}"
+    if error.errno == errno.ENOSPC and has_no_free_inodes:
+        free_space_text = f"all inodes of the file system of {folder} are used, so no further file can be created"
+    limit_note_by_errno = {
         errno.EDQUOT: "; your quota is used up",
         errno.EFBIG: "; the file exceeds the maximum file size (ulimit -f)",
     }
     return (
-        f"{reason}: {room}{limit_notes.get(error.errno or 0, '')}. Free some space (`llmrl-sweep clean` lists files "
-        f"that are no longer needed) and rerun the command, or choose another location with {folder_option}"
+        f"{reason}: {free_space_text}{limit_note_by_errno.get(error.errno or 0, '')}. Free some space (`llmrl-sweep "
+        f"clean` lists files that are no longer needed) and rerun the command, or choose another location with "
+        f"{folder_option}"
     )

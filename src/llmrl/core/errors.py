@@ -6,28 +6,29 @@ The command line prints the message without the traceback and exits non-zero. Th
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from llmrl.core.printable import printable
 
 
-def short_error(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """Return the first line of an error's message, after the name of its class unless it is an `LlmrlError`."""
-    first = printable((str(error).splitlines() or [""])[0], lines=False)
-    return first if isinstance(error, LlmrlError) and first else f"{type(error).__name__}: {first}".rstrip(": ")
+    first_line = printable((str(error).splitlines() or [""])[0], lines=False)
+    has_own_message = isinstance(error, LlmrlError) and bool(first_line)
+    return first_line if has_own_message else f"{type(error).__name__}: {first_line}".rstrip(": ")
 
 
-_TRACEBACK = "__llmrl_traceback__"
+_TRACEBACK_ATTRIBUTE = "__llmrl_traceback__"
 
 
 def attach_traceback_path(error: BaseException, path: str) -> None:
     """Store on an error the path of the file that contains its full traceback."""
-    setattr(error, _TRACEBACK, path)
+    setattr(error, _TRACEBACK_ATTRIBUTE, path)
 
 
-def saved_traceback_path(error: BaseException) -> str:
+def get_traceback_path(error: BaseException) -> str:
     """Return the path that `attach_traceback_path` stored on an error; empty if there is none."""
-    return str(getattr(error, _TRACEBACK, ""))
+    return str(getattr(error, _TRACEBACK_ATTRIBUTE, ""))
 
 
 class LlmrlError(Exception):
@@ -69,43 +70,50 @@ class ErrorCollector:
             raise ConfigError("\n".join(str(error) for error in self._errors))
 
 
-class Misfit(StrEnum):
-    """Reasons for which two parts cannot work together whatever their options.
+class IncompatibilityReason(StrEnum):
+    """Reasons why two parts cannot work together, whatever their options.
 
-    The list is closed: any other refusal concerns a part that could be written, or an option that could be set.
-    docs/matrix.md shows the reasons as sentences (`told`).
+    The list is complete: any other error about two parts concerns code that could be added or an option that could be
+    set. docs/matrix.md shows the reasons as sentences.
     """
 
-    INTERFACE = "interface"
-    ABSENT = "absent"
-    UNTAUGHT = "untaught"
-    ONE_GAME = "one_game"
-    MODEL = "model"
+    sentence: str
 
-    @property
-    def told(self) -> str:
-        """The reason as a sentence."""
-        return _MISFIT_MESSAGES[self]
+    def __new__(cls, value: str, sentence: str) -> Self:
+        reason = str.__new__(cls, value)
+        reason._value_, reason.sentence = value, sentence
+        return reason
 
-
-_MISFIT_MESSAGES = {
-    Misfit.INTERFACE: "The agent reads words, a map, numbers or a state that the game does not show, or chooses where "
-    "the game asks for numbers.",
-    Misfit.ABSENT: "One acts on, or plays by, what is not there: a mechanism or parameters, a teacher, a model.",
-    Misfit.UNTAUGHT: "The agent only plays, or learns in a way of its own, so nobody teaches or governs it.",
-    Misfit.ONE_GAME: "One is made for games of another kind: it has a rule, words or weights for some, or plays alone.",
-    Misfit.MODEL: "A model gives replies or log-probabilities, and the parts want what it does not give, or both.",
-}
+    INTERFACE = (
+        "interface",
+        "The agent reads words, a map, numbers or a state that the game does not provide, or chooses one of several "
+        "actions where the game takes numbers.",
+    )
+    MISSING_PART = (
+        "absent",
+        "One part needs what the other does not have: a mechanism, parameters, a teacher or a model.",
+    )
+    NOT_TRAINABLE = (
+        "untaught",
+        "The agent does not learn, or has a training loop of its own, so that neither a teacher nor a principal can "
+        "influence it.",
+    )
+    WRONG_GAME = (
+        "one_game",
+        "One part is made for other games: it has rules, texts or weights for certain games, or plays games of one "
+        "player only.",
+    )
+    MODEL = ("model", "The model returns only replies or only log-probabilities, and the parts need the other or both.")
 
 
 class Incompatible(ConfigError):  # noqa: N818  (an adjective reads better in `raise Incompatible`)
-    """Two parts that cannot work together by their nature, whatever their options.
+    """Two parts cannot work together, whatever their options.
 
     Attributes:
         reason: the reason.
     """
 
-    def __init__(self, reason: Misfit, message: str) -> None:
+    def __init__(self, reason: IncompatibilityReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -118,7 +126,7 @@ class PrerequisiteFailed(LlmrlError):  # noqa: N818  (the name says what failed)
 
 
 class EngineError(LlmrlError):
-    """A game engine could not be started, or died."""
+    """A game engine could not be started, or ended unexpectedly."""
 
 
 class LLMError(LlmrlError):
@@ -133,32 +141,32 @@ class LLMError(LlmrlError):
         self.refused = refused
 
 
-class NotAsked(LLMError):  # noqa: N818  (no failure)
+class CallNotMade(LLMError):  # noqa: N818  (no failure)
     """A call to a language model was not made, or not repeated, because of a limit or a stop set by the user."""
 
 
-class BudgetExhausted(NotAsked):
+class BudgetExhausted(CallNotMade):
     """One more call could exceed what the run may spend on language models.
 
     Attributes:
-        reached: the limit that was reached, in words, without the advice that the message adds.
+        reached_limit: description of the limit that was reached, without the advice that the message adds.
     """
 
-    def __init__(self, reached: str, advice: str = "") -> None:
-        super().__init__(f"{reached}. {advice}" if advice else reached)
-        self.reached = reached
+    def __init__(self, reached_limit: str, advice: str = "") -> None:
+        super().__init__(f"{reached_limit}. {advice}" if advice else reached_limit)
+        self.reached_limit = reached_limit
 
 
-class Interrupted(NotAsked):
+class CallInterrupted(CallNotMade):
     """A call to a language model was abandoned because the run is stopping."""
 
 
-class TooManyInvalid(LLMError):  # noqa: N818
-    """The share of a language model's replies that could not be parsed is too large."""
+class TooManyInvalidReplies(LLMError):  # noqa: N818
+    """The fraction of a language model's replies that could not be parsed exceeds the limit."""
 
 
 class Diverged(LlmrlError):  # noqa: N818  (no mistake of the user)
-    """Learning has produced numbers that are not finite (NaN or infinity)."""
+    """Training has produced numbers that are not finite (NaN or infinity)."""
 
 
 class CheckpointError(LlmrlError):
@@ -174,4 +182,4 @@ class RunInUse(RunFolderError):  # noqa: N818  (no failure)
 
 
 class ProcessesError(LlmrlError):
-    """Another process of a run of several processes has failed, is gone, or computes something else."""
+    """Another process of the same run has failed, has ended, or computes different numbers."""

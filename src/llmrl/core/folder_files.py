@@ -34,9 +34,9 @@ def open_folder(root: Path, names: Sequence[str] = (), create: bool = False) -> 
             if create:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=descriptor)
-            child = _open(name, os.O_RDONLY | os.O_DIRECTORY, descriptor)
+            child_descriptor = _open_unless_symlink(name, os.O_RDONLY | os.O_DIRECTORY, descriptor)
             os.close(descriptor)
-            descriptor = child
+            descriptor = child_descriptor
         yield descriptor
     finally:
         os.close(descriptor)
@@ -71,7 +71,7 @@ def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]
             path,
             mode,
             encoding=None if "b" in mode else "utf-8",
-            opener=lambda _, flags: _open(name, flags | os.O_NONBLOCK, folder_fd),
+            opener=lambda _, flags: _open_unless_symlink(name, flags | os.O_NONBLOCK, folder_fd),
         )
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -89,23 +89,23 @@ def read_bytes(path: Path, root: Path | None = None) -> bytes:
         return bytes(file.read())
 
 
-def find_link(folder: Path, excluded: Sequence[str] = ()) -> Path | None:
+def find_symlink(folder: Path, excluded_patterns: Sequence[str] = ()) -> Path | None:
     """Return a symbolic link inside `folder` at any depth; None if there is none.
 
     Args:
         folder: folder, which need not exist; it may be a link itself.
-        excluded: patterns of paths relative to `folder` (`PurePath.match`) of folders that are not searched.
+        excluded_patterns: patterns of paths relative to `folder` (`PurePath.match`) of folders that are not searched.
     """
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
             if path.is_symlink():
                 return path
         relative_parent = Path(parent).relative_to(folder)
-        folders[:] = [name for name in folders if not any(map((relative_parent / name).match, excluded))]
+        folders[:] = [name for name in folders if not any(map((relative_parent / name).match, excluded_patterns))]
     return None
 
 
-def _open(name: str, flags: int, folder_fd: int | None) -> int:
+def _open_unless_symlink(name: str, flags: int, folder_fd: int | None) -> int:
     """Open `name` if it is not a symbolic link; it is relative to the folder with descriptor `folder_fd`, if any."""
     try:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder_fd)

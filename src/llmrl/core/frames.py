@@ -1,4 +1,4 @@
-"""Pictures with text columns, and videos of them: GIF and MP4."""
+"""Frames with a column of text beside them, and videos in GIF and MP4 format."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmrl.core.errors import ConfigError, RunFolderError
 
 log = logging.getLogger(__name__)
 
-GIF_FRAMES = 150
+MAX_GIF_FRAMES = 150
 """Approximate maximum number of frames of a GIF, whose frames are not compressed as a video's are."""
-SIDE_BY_SIDE = "side_by_side"
+SIDE_BY_SIDE_STEM = "side_by_side"
 """Stem of the names of videos that show several mechanisms side by side."""
 TARGET_HEIGHT = 336
 """Height in pixels up to which small engine frames are enlarged, by a whole factor, so that cells stay sharp."""
@@ -42,13 +42,14 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
 
 def gif_frame_indices(n: int) -> range:
     """Return the indices of the frames of a video of `n` frames that its GIF shows."""
-    return range(0, n, max(1, n // GIF_FRAMES))
+    return range(0, n, max(1, n // MAX_GIF_FRAMES))
 
 
-def with_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
+def add_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
     """Return a picture, scaled to `height` pixels, with a column of `width` pixels to its right that holds texts.
 
-    Texts are wrapped. A text that is too long for the column ends in dots; headings stay. All sizes are made even.
+    Texts are wrapped. A text that is too long for the column ends in `...`; headings are never cut. All sizes are made
+    even.
 
     Args:
         picture: [h, w, 3] uint8.
@@ -59,28 +60,28 @@ def with_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], heig
     from PIL import Image
 
     image = Image.fromarray(picture)
-    scaled = max(2, round(image.width * height / image.height / 2) * 2)
-    grows = image.height < height
-    image = image.resize((scaled, height), Image.Resampling.NEAREST if grows else Image.Resampling.LANCZOS)
+    scaled_width = max(2, round(image.width * height / image.height / 2) * 2)
+    is_enlarged = image.height < height
+    image = image.resize((scaled_width, height), Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS)
     column = Image.new("RGB", (width, height), "white")
-    _write(column, [(heading, text) for heading, text in texts if text])
+    _draw_texts(column, [(heading, text) for heading, text in texts if text])
     return np.hstack([np.asarray(image), np.asarray(column)])
 
 
 class LazyFrames(Sequence[np.ndarray]):
-    """Sequence of `n` pictures, [height, width, 3] uint8 each, that `draw(i)` draws when they are accessed.
+    """Sequence of `n_frames` pictures, [height, width, 3] uint8 each, that `draw_frame(i)` draws on access.
 
     A long video then needs the memory of one picture only.
     """
 
-    def __init__(self, n: int, draw: Callable[[int], np.ndarray]) -> None:
-        self._n, self._draw = n, draw
+    def __init__(self, n_frames: int, draw_frame: Callable[[int], np.ndarray]) -> None:
+        self._n_frames, self._draw_frame = n_frames, draw_frame
 
     def __len__(self) -> int:
-        return self._n
+        return self._n_frames
 
     def __getitem__(self, index: Any) -> Any:
-        return self._draw(range(self._n)[index])
+        return self._draw_frame(range(self._n_frames)[index])
 
 
 def scale_to_width(picture: np.ndarray, width: int) -> np.ndarray:
@@ -96,68 +97,69 @@ def scale_to_width(picture: np.ndarray, width: int) -> np.ndarray:
     return np.asarray(Image.fromarray(large).resize((width, height), Image.Resampling.BOX))
 
 
-_SIZE, _LINE, _GAP, _MARGIN = 14, 18, 8, 12
+_FONT_SIZE, _LINE_HEIGHT, _TEXT_GAP, _SIDE_MARGIN = 14, 18, 8, 12
 """Font size, line height, gap between texts and margin at the sides, pixels."""
-_HEADING = (31, 119, 180)
-_TEXT = (0, 0, 0)
-_LINES_PER_TEXT = 5
+_HEADING_COLOR = (31, 119, 180)
+_MAX_RESERVED_LINES = 5
 """Maximum number of lines reserved for each of the texts that follow, if there is room for all of them."""
 
 
 @functools.cache
-def font(size: int) -> Any:
-    """Return the font of all pictures in a size in pixels."""
+def load_font(size: int) -> Any:
+    """Return the font of all pictures; `size` in pixels."""
     from PIL import ImageFont
 
     return ImageFont.load_default(size)
 
 
-def _write(column: Any, texts: Sequence[tuple[str, str]]) -> None:
+def _draw_texts(column: Any, texts: Sequence[tuple[str, str]]) -> None:
     from PIL import ImageDraw
 
-    pen, letters = ImageDraw.Draw(column), font(_SIZE)
-    width = column.width - 2 * _MARGIN
-    wrapped_texts = [(heading, wrap_text(text, width, letters)) for heading, text in texts]
-    n_lines = next((n for n in range(_LINES_PER_TEXT, 1, -1) if _height(wrapped_texts, n) <= column.height), 1)
-    y = _MARGIN
+    pen, text_font = ImageDraw.Draw(column), load_font(_FONT_SIZE)
+    width = column.width - 2 * _SIDE_MARGIN
+    wrapped_texts = [(heading, wrap_text(text, width, text_font)) for heading, text in texts]
+    n_reserved_lines = next(
+        (n for n in range(_MAX_RESERVED_LINES, 1, -1) if _texts_height(wrapped_texts, n) <= column.height), 1
+    )
+    y = _SIDE_MARGIN
     for k, (heading, lines) in enumerate(wrapped_texts):
-        rest_height = _height(wrapped_texts[k + 1 :], n_lines) - _MARGIN
-        room = max(1, (column.height - y - _LINE - rest_height) // _LINE)
-        visible = lines if len(lines) <= room else [*lines[: room - 1], "..."]
-        pen.text((_MARGIN, y), heading, fill=_HEADING, font=letters)
-        y += _LINE
-        for line in visible:
-            pen.text((_MARGIN, y), line, fill="black", font=letters)
-            y += _LINE
-        y += _GAP
+        remaining_texts_height = _texts_height(wrapped_texts[k + 1 :], n_reserved_lines) - _SIDE_MARGIN
+        n_lines_available = max(1, (column.height - y - _LINE_HEIGHT - remaining_texts_height) // _LINE_HEIGHT)
+        visible_lines = lines if len(lines) <= n_lines_available else [*lines[: n_lines_available - 1], "..."]
+        pen.text((_SIDE_MARGIN, y), heading, fill=_HEADING_COLOR, font=text_font)
+        y += _LINE_HEIGHT
+        for line in visible_lines:
+            pen.text((_SIDE_MARGIN, y), line, fill="black", font=text_font)
+            y += _LINE_HEIGHT
+        y += _TEXT_GAP
 
 
-def _height(texts: Sequence[tuple[str, Sequence[str]]], max_lines: int) -> int:
+def _texts_height(texts: Sequence[tuple[str, Sequence[str]]], max_lines: int) -> int:
     """Return the height in pixels of texts with headings and of the margin above them.
 
     Each text has at most `max_lines` lines.
     """
-    return _MARGIN + sum(_LINE * (1 + min(len(lines), max_lines)) + _GAP for _, lines in texts)
+    return _SIDE_MARGIN + sum(_LINE_HEIGHT * (1 + min(len(lines), max_lines)) + _TEXT_GAP for _, lines in texts)
 
 
-def wrap_text(text: str, width: float, letters: Any) -> list[str]:
-    """Return the lines of a text, wrapped to `width` pixels in the font `letters`.
+def wrap_text(text: str, width: float, text_font: Any) -> list[str]:
+    """Return the lines of a text, wrapped to `width` pixels in the font `text_font`.
 
     Words that are wider than a line are cut.
     """
     lines = []
-    for part in text.splitlines():
-        line = part[: len(part) - len(part.lstrip())]
-        for word in part.split():
-            longer = f"{line}{'' if not line.strip() else ' '}{word}"
-            if letters.getlength(longer) <= width:
-                line = longer
+    for paragraph in text.splitlines():
+        line = paragraph[: len(paragraph) - len(paragraph.lstrip())]
+        for word in paragraph.split():
+            longer_line = f"{line}{'' if not line.strip() else ' '}{word}"
+            if text_font.getlength(longer_line) <= width:
+                line = longer_line
                 continue
             if line.strip():
                 lines.append(line)
             line = word
-            while letters.getlength(line) > width:
-                end = next(n for n in range(len(line) - 1, 0, -1) if letters.getlength(line[:n]) <= width or n == 1)
+            while text_font.getlength(line) > width:
+                end = next(n for n in range(len(line) - 1, 0, -1) if text_font.getlength(line[:n]) <= width or n == 1)
                 lines.append(line[:end])
                 line = line[end:]
         lines.append(line)
@@ -178,16 +180,16 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
     writers = {".mp4": _write_mp4, ".gif": _write_gif} if _has_mp4_encoder() else {".gif": _write_gif}
     paths = [folder / f"{name}{suffix}" for suffix in writers]
     # The encoders choose the format by the suffix, so temporary files have it, too.
-    partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in paths]
+    temporary_paths = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in paths]
     try:
-        for path in partial:
+        for path in temporary_paths:
             writers[path.suffix](frames, path, fps)
-        for path, target in zip(partial, paths, strict=True):
+        for path, target in zip(temporary_paths, paths, strict=True):
             path.replace(target)
     except OSError as error:
         raise RunFolderError(f"cannot write the video {paths[0]}: {describe_write_error(folder, error)}") from error
     finally:
-        for path in partial:
+        for path in temporary_paths:
             remove_ignoring_errors(path)
     return paths
 

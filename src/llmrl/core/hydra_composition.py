@@ -1,6 +1,6 @@
-"""Changes to the composition of configs by Hydra: tables in option files, hidden bases, and a cache of steps.
+"""Patches of Hydra's composition of configs: tables in option files, hidden bases, and a cache of steps.
 
-Tables are the values that an option file sets for single options of another group.
+A table of an option file holds values that apply only with certain options of another group.
 
     # treatment/props.yaml
     per_env:
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 TABLES: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
-"""Key of a table -> the config group whose options name its rows."""
+"""Config group whose options name the rows of a table, by the table's key."""
 _OPTION = re.compile(r"\$\{option:(\w+)\}")
 
 
 def resolve_table_key(key: Sequence[str], choices: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the key of a config that a key of an option file sets; None for a key in a row that does not apply.
+    """Return the config key that a key of an option file sets; None if the key is in a row of an option not chosen.
 
     >>> resolve_table_key(("per_env", "maze", "env", "horizon"), {"env": "maze"})
     ('env', 'horizon')
@@ -58,7 +58,7 @@ def resolve_table_key(key: Sequence[str], choices: Mapping[str, str]) -> tuple[s
     return tuple(key[2:]) or None if key[1:2] == (choices.get(TABLES[key[0]]),) else None
 
 
-def read_choices(defaults: Sequence[ResultDefault]) -> dict[str, str]:
+def read_chosen_options(defaults: Sequence[ResultDefault]) -> dict[str, str]:
     """Return the chosen option of each group in `TABLES` in a resolved defaults list."""
     choices = {}
     for default in defaults:
@@ -69,7 +69,7 @@ def read_choices(defaults: Sequence[ResultDefault]) -> dict[str, str]:
     return choices
 
 
-def merge_tables() -> None:
+def patch_table_merging() -> None:
     """Make Hydra merge the rows of tables. It patches Hydra once per process; further calls do nothing."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
@@ -78,18 +78,23 @@ def merge_tables() -> None:
         return
 
     @functools.wraps(compose)
-    def with_rows(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        return compose(self, defaults, _RowRepository(repo, read_choices(defaults)))  # type: ignore[arg-type]
+    def compose_with_tables(
+        self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
+        return compose(self, defaults, _TableRepository(repo, read_chosen_options(defaults)))  # type: ignore[arg-type]
 
-    with_rows.merges_tables = True  # type: ignore[attr-defined]
-    ConfigLoaderImpl._compose_config_from_defaults_list = with_rows  # type: ignore[method-assign]
+    compose_with_tables.is_merging_tables = True  # type: ignore[attr-defined]
+    ConfigLoaderImpl._compose_config_from_defaults_list = compose_with_tables  # type: ignore[method-assign]
 
 
-class _RowRepository:
-    """Option files with rows and names of chosen options in place of tables and of `${option:<group>}`."""
+class _TableRepository:
+    """Repository of option files in which tables and `${option:<group>}` are resolved.
+
+    A table is replaced by its row for the chosen option, `${option:<group>}` by the option's name.
+    """
 
     def __init__(self, repo: IConfigRepository, choices: Mapping[str, str]) -> None:
-        self._repo, self._choices = repo, choices
+        self._repo, self._option_by_group = repo, choices
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._repo, name)
@@ -98,8 +103,8 @@ class _RowRepository:
         """Return the content of a file; None if there is none.
 
         Raises:
-            ConfigError: a table is not a mapping of rows, a row has the name of no option, or no option is chosen of a
-                group whose option's name is asked for.
+            ConfigError: a table is not a mapping of rows, a row is named after an unknown option, or
+                `${option:<group>}` names a group without a chosen option.
         """
         from omegaconf import DictConfig
 
@@ -109,73 +114,76 @@ class _RowRepository:
         for key, group in TABLES.items():
             if key in source.config:
                 table = source.config.pop(key)
-                self._check(table, f"{config_path}.yaml, {key}", group)
-                if (row := table.get(self._choices.get(group))) is not None:
+                self._check_table(table, f"{config_path}.yaml, {key}", group)
+                if (row := table.get(self._option_by_group.get(group))) is not None:
                     source.config.merge_with(row)
         for name, value in source.config.items_ex(resolve=False):
             if isinstance(value, str) and _OPTION.search(value):
-                source.config[name] = _OPTION.sub(lambda match: self._option(match[1], config_path), value)
+                source.config[name] = _OPTION.sub(lambda match: self._chosen_option(match[1], config_path), value)
         return source
 
-    def _option(self, group: str, config_path: str) -> str:
+    def _chosen_option(self, group: str, config_path: str) -> str:
         """Return the name of the chosen option of a group.
 
         Raises:
             ConfigError: the config has no option of the group.
         """
-        if group not in self._choices:
+        if group not in self._option_by_group:
             raise ConfigError(
                 f"{config_path}.yaml: ${{option:{group}}} must name one of the groups {', '.join(TABLES.values())} "
                 "of which an option is chosen"
             )
-        return self._choices[group]
+        return self._option_by_group[group]
 
-    def _check(self, table: Any, place: str, group: str) -> None:
+    def _check_table(self, table: Any, table_name: str, group: str) -> None:
         """Raise ConfigError for a table that is not a mapping of rows, and for a row of an unknown option."""
         from hydra.core.object_type import ObjectType
         from omegaconf import DictConfig
 
         if not isinstance(table, DictConfig):
-            raise ConfigError(f"{place}: a table holds a row of values for each option of {group}=, not {table}")
+            raise ConfigError(f"{table_name}: a table holds a row of values for each option of {group}=, not {table}")
         for name in map(str, table):
             if not self._repo.config_exists(f"{group}/{name}"):
                 options = self._repo.get_group_options(group, ObjectType.CONFIG)
-                raise ConfigError(f"{place}: {group} has no option '{name}'; it has: {', '.join(options)}")
+                raise ConfigError(f"{table_name}: {group} has no option '{name}'; it has: {', '.join(options)}")
             if not isinstance(table[name], DictConfig):
-                raise ConfigError(f"{place}.{name}: a row is a mapping of keys to values, not {table[name]}")
+                raise ConfigError(f"{table_name}.{name}: a row is a mapping of keys to values, not {table[name]}")
 
 
-_results: dict[Any, bytes] | None = None
-"""Pickled results by step and arguments; None outside of `cache_compositions`."""
+_pickle_by_step: dict[Any, bytes] | None = None
+"""Pickled results by name and arguments of the step; None outside of `cache_compositions`."""
 
 
 @contextmanager
 def cache_compositions() -> Iterator[None]:
-    """Return a context in which equal steps of compositions are computed once; option files must not change."""
-    global _results
-    _results = {}
+    """Return a context in which composition steps with equal arguments are computed once.
+
+    Option files must not change meanwhile.
+    """
+    global _pickle_by_step
+    _pickle_by_step = {}
     try:
         yield
     finally:
-        _results = None
+        _pickle_by_step = None
 
 
-def cached(key: Any, compute: Callable[[], Any]) -> Any:
-    """Return the result of `compute`, or a copy of the result of an earlier call with an equal key, if it is cached."""
-    if _results is not None and key in _results:
-        return pickle.loads(_results[key])  # noqa: S301 (of this process)
+def compute_cached(key: Any, compute: Callable[[], Any]) -> Any:
+    """Return a copy of the cached result of an earlier call with an equal key, or else the result of `compute`."""
+    if _pickle_by_step is not None and key in _pickle_by_step:
+        return pickle.loads(_pickle_by_step[key])  # noqa: S301 (of this process)
     result = compute()
-    if _results is not None:
-        _results[key] = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)  # several times faster than copy.deepcopy
+    if _pickle_by_step is not None:
+        _pickle_by_step[key] = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)  # several times faster than copy.deepcopy
     return result
 
 
-def sources_of(repository: Any) -> tuple[str, ...]:
+def list_sources(repository: Any) -> tuple[str, ...]:
     """Return a text for each source of a repository of option files."""
     return tuple(f"{source.provider} {source.path}" for source in repository.get_sources())
 
 
-def cache_steps() -> None:
+def patch_step_caching() -> None:
     """Make Hydra cache files, lists and merges of options.
 
     It patches Hydra once per process; further calls do nothing.
@@ -184,35 +192,38 @@ def cache_steps() -> None:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
 
-    create, compose = defaults_list._create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
-    load = ConfigRepository.load_config
-    if hasattr(create, "__wrapped__"):
+    list_defaults, load_config = defaults_list._create_defaults_list, ConfigRepository.load_config
+    merge_files = ConfigLoaderImpl._compose_config_from_defaults_list
+    if hasattr(list_defaults, "__wrapped__"):
         return
 
-    @functools.wraps(create)
-    def create_cached(repo: Any, config_name: str | None, overrides: Any, **flags: bool) -> Any:
-        def choices() -> dict[str, Any]:  # `create` completes them; it does not read the overrides of values
+    @functools.wraps(list_defaults)
+    def list_defaults_cached(repo: Any, config_name: str | None, overrides: Any, **flags: bool) -> Any:
+        def copy_choices() -> dict[str, Any]:  # `list_defaults` completes them; it reads no overrides of values
             return {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
 
-        key = ("list", sources_of(repo), config_name, pickle.dumps(choices()), *flags.items())
-        result, completed = cached(key, lambda: (create(repo, config_name, overrides, **flags), choices()))
-        vars(overrides).update(completed)
+        def compute() -> tuple[Any, dict[str, Any]]:
+            return list_defaults(repo, config_name, overrides, **flags), copy_choices()
+
+        key = ("list", list_sources(repo), config_name, pickle.dumps(copy_choices()), *flags.items())
+        result, completed_choices = compute_cached(key, compute)
+        vars(overrides).update(completed_choices)
         return result
 
-    @functools.wraps(compose)
-    def compose_cached(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
-        return cached(("merge", sources_of(repo), repr(defaults)), lambda: compose(self, defaults, repo))
+    @functools.wraps(merge_files)
+    def merge_files_cached(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
+        return compute_cached(("merge", list_sources(repo), repr(defaults)), lambda: merge_files(self, defaults, repo))
 
-    @functools.wraps(load)
-    def load_cached(self: ConfigRepository, config_path: str) -> Any:
-        return cached(("file", sources_of(self), config_path), lambda: load(self, config_path))
+    @functools.wraps(load_config)
+    def load_config_cached(self: ConfigRepository, config_path: str) -> Any:
+        return compute_cached(("file", list_sources(self), config_path), lambda: load_config(self, config_path))
 
-    ConfigRepository.load_config = load_cached  # type: ignore[method-assign]
-    defaults_list._create_defaults_list = create_cached  # type: ignore[assignment]
-    ConfigLoaderImpl._compose_config_from_defaults_list = compose_cached  # type: ignore[method-assign]
+    ConfigRepository.load_config = load_config_cached  # type: ignore[method-assign]
+    defaults_list._create_defaults_list = list_defaults_cached  # type: ignore[assignment]
+    ConfigLoaderImpl._compose_config_from_defaults_list = merge_files_cached  # type: ignore[method-assign]
 
 
-def hide_bases() -> None:
+def patch_option_listing() -> None:
     """Make Hydra list only options that can be chosen (`--help`, messages, completion, `glob(*)`).
 
     It patches Hydra once per process; further calls do nothing.
@@ -224,7 +235,7 @@ def hide_bases() -> None:
         return
 
     @functools.wraps(list_options)
-    def list_choosable(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
+    def list_choosable_options(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
         return [name for name in list_options(self, group_name, *args, **kwargs) if is_choosable(name)]
 
-    ConfigRepository.get_group_options = list_choosable  # type: ignore[method-assign]
+    ConfigRepository.get_group_options = list_choosable_options  # type: ignore[method-assign]

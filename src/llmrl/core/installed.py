@@ -1,4 +1,4 @@
-"""Entry points that installed packages declare for llmrl, in the groups `GROUPS`.
+"""Entry points that installed packages declare for llmrl, in the groups `ENTRY_POINT_GROUPS`.
 
 Only metadata files are read; no code of these packages is imported. `importlib.metadata.entry_points()` would parse
 the entry points of every installed package, which takes as long as the rest of `--help`.
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PARTS = "llmrl.parts"
+PARTS_GROUP = "llmrl.parts"
 """Group of parts of an experiment, named `<config group>.<option>`; or of trusted modules, under any name."""
-BACKENDS = "llmrl.backends"
+BACKENDS_GROUP = "llmrl.backends"
 """Group of backends, which compute the runs of a sweep."""
-SINKS = "llmrl.sinks"
+SINKS_GROUP = "llmrl.sinks"
 """Group of sinks, which receive metrics."""
-GROUPS = (PARTS, BACKENDS, SINKS)
+ENTRY_POINT_GROUPS = (PARTS_GROUP, BACKENDS_GROUP, SINKS_GROUP)
 
-_METADATA = (".dist-info", ".egg-info")
+_METADATA_SUFFIXES = (".dist-info", ".egg-info")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class EntryPoint:
     """An entry point, one line of a package's table such as `[project.entry-points."llmrl.parts"]`.
 
     Attributes:
-        group: one of `GROUPS`.
+        group: one of `ENTRY_POINT_GROUPS`.
         name: name before the equals sign.
         module: dotted name of the module that the entry point names.
         attribute: class or function in the module; empty if the entry point names the module.
@@ -59,18 +59,18 @@ def entry_points() -> tuple[EntryPoint, ...]:
     packages: dict[str, list[EntryPoint]] = {}
     for path in dict.fromkeys(sys.path):
         if path and os.path.realpath(path) != working_folder:
-            for folder in _metadata_folders(path):
+            for folder in _iterate_metadata_folders(path):
                 name = Path(folder).name.partition("-")[0].lower()
-                packages.setdefault(name, list(_read(folder)))
+                packages.setdefault(name, list(_iterate_entry_points(folder)))
     all_entries = (entry for entries in packages.values() for entry in entries)
     return tuple(sorted(all_entries, key=lambda entry: (entry.group, entry.name, entry.package)))
 
 
-def _metadata_folders(path: str) -> Iterator[str]:
+def _iterate_metadata_folders(path: str) -> Iterator[str]:
     """Yield the metadata folders in `path` that mention a group of llmrl in their entry points."""
     try:
         with os.scandir(path) as entries:
-            folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA))
+            folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA_SUFFIXES))
     except OSError:
         return  # a zip archive, or nothing at all
     for folder in folders:
@@ -82,11 +82,11 @@ def _metadata_folders(path: str) -> Iterator[str]:
             continue
 
 
-def _read(folder: str) -> Iterator[EntryPoint]:
+def _iterate_entry_points(folder: str) -> Iterator[EntryPoint]:
     from importlib.metadata import PathDistribution
 
     distribution = PathDistribution(Path(folder))
     package = f"{distribution.metadata['Name']} {distribution.metadata['Version']}"
     for entry in distribution.entry_points:
-        if entry.group in GROUPS:
+        if entry.group in ENTRY_POINT_GROUPS:
             yield EntryPoint(entry.group, entry.name, entry.module, entry.attr, package)

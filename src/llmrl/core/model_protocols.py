@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, PolicyOutput
+from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, PolicyOutput
 
 if TYPE_CHECKING:
     import torch
@@ -37,19 +37,19 @@ class ChatModel(Protocol):
         """Raise LLMError if the model can never answer (missing key, unreachable server). Called before a run."""
         ...
 
-    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN) -> bool:
+    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN_MODEL) -> bool:
         """Return whether `messages` and a reply fit into the model's context window; true if unknown."""
         ...
 
-    def accepts_images(self, model: str = CHOSEN) -> bool:
+    def accepts_images(self, model: str = CHOSEN_MODEL) -> bool:
         """Return whether the model accepts images; true if only its server knows."""
         ...
 
-    def includes_reasoning(self, model: str = CHOSEN) -> bool:
+    def includes_reasoning(self, model: str = CHOSEN_MODEL) -> bool:
         """Return whether an earlier reply in a prompt must be preceded by its reasoning (`ChatReply.thoughts`)."""
         ...
 
-    def model_label(self, model: str = CHOSEN) -> str:
+    def model_label(self, model: str = CHOSEN_MODEL) -> str:
         """Return the `label` of one of several models."""
         ...
 
@@ -93,7 +93,7 @@ class ConversingPolicy(Protocol):
     @property
     def llm(self) -> ChatModel | None: ...
 
-    def acting(
+    def act_as_conversation(
         self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False
     ) -> ConversationGenerator[PolicyOutput]:
         """Do the same as `Policy.act` as a generator that yields requests, receives replies, and returns the actions.

@@ -15,7 +15,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrl.core.threads import exclusive
+from llmrl.core.threads import hold_process_lock
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def numba_cache(folder: Path) -> Iterator[bool]:
         log.info("compiled functions cannot be cached for the next run: %s", error)
         yield False
         return
-    with exclusive():
+    with hold_process_lock():
         previous = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(folder)
         try:

@@ -1,4 +1,4 @@
-"""Callbacks for the steps of a rollout, for observers and for policies that are told the results of their actions."""
+"""Callbacks for the steps of a rollout, for observers and for policies that receive the results of their actions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Transition:
             arrays two steps later: copy what you keep.
         output: decisions of the policy.
         step: result of the step.
-        ended: whether the episode is over and the game waits for its reset, [n_envs] bool. Entries of games that waited
-            before the step are meaningless.
+        ended: whether the game waits for its reset after the step, [n_envs] bool. The other fields have no meaning for
+            games that waited already before it.
     """
 
     observation: Observation
@@ -29,7 +29,7 @@ class Transition:
     step: Step
     ended: np.ndarray
 
-    def part(self, games: slice, agents: slice | list[int]) -> Transition:
+    def select(self, games: slice, agents: slice | list[int]) -> Transition:
         """Return the step of some games and agents, without the notes of the policy."""
         step, jacobian = self.step, self.step.reward_jacobian
         step_part = Step(
@@ -49,9 +49,9 @@ class Transition:
 
 @runtime_checkable
 class StepObserver(Protocol):
-    """Callbacks for resets and steps: an `Observer`, or a policy that is told the results of its actions.
+    """Callbacks for resets and steps: an `Observer`, or a policy that receives the results of its actions.
 
-    A policy is called before observers, because its reaction can change its next actions.
+    A policy is called before observers, because it may use the results to choose its next actions.
     """
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -66,7 +66,8 @@ class StepObserver(Protocol):
 class Observer:
     """Base class of passive observers of a rollout, which are passed to `Collector(observers=[...])`.
 
-    Override the methods you need; by default they do nothing. Do not modify the arrays. An exception ends the run.
+    Override the methods you need; by default they do nothing. Methods must not modify the arrays. An exception ends the
+    run.
 
     Attributes:
         channels: observation channels that the observer reads; they are requested where computed only on request.

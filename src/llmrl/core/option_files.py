@@ -1,8 +1,8 @@
 """The option files that the package ships (`llmrl.conf`), and the files that they are composed from.
 
-Files whose names begin with `_`, and files in the folders `PIECES`, are bases of options and cannot be chosen.
+Files whose names begin with `_`, and files in the folders `BASE_FOLDERS`, are bases of options and cannot be chosen.
 
-A shipped file may hold further options of its group under its last key, `variants`:
+A shipped file may hold further options of its group under its last key, `find_variants`:
 
     # agent/ppo.yaml
     memory: null
@@ -26,13 +26,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-PIECES = ("numbers",)
+BASE_FOLDERS = ("numbers",)
 """Folders of files that options are composed from and that cannot be chosen."""
-FREE_FORM = ("kwargs", "arguments", "replace")
+FREE_FORM_KEYS = ("kwargs", "arguments", "replace")
 """Keys below which any entries are allowed: arguments of foreign classes, and replacements of texts."""
-VARIANTS = "variants"
+VARIANTS_KEY = "variants"
 """Key of a file under which it holds further options."""
-SCHEMAS = "schema"
+SCHEMA_FOLDER = "schema"
 """Folder of the JSON schemas for editors, if they have been built."""
 
 
@@ -48,77 +48,81 @@ def is_choosable(path: str) -> bool:
     >>> is_choosable("env/cartpole"), is_choosable("env/_rooms"), is_choosable("agent/numbers/none/llm_player")
     (True, False, False)
     """
-    return not any(name.startswith("_") or name in PIECES for name in path.split("/"))
+    return not any(name.startswith("_") or name in BASE_FOLDERS for name in path.split("/"))
 
 
-def part_groups() -> list[str]:
+def list_part_groups() -> list[str]:
     """Return the groups whose options are parts of a run, sorted."""
-    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", SCHEMAS, "__pycache__")
+    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", SCHEMA_FOLDER, "__pycache__")
     folders = (path.name for path in root().iterdir() if path.is_dir() and is_choosable(path.name))
     return sorted(name for name in folders if name not in other_groups)
 
 
-def names(group: str) -> list[str]:
+def list_option_names(group: str) -> list[str]:
     """Return the names of the options of a group, sorted."""
     folder = root() / group
-    return sorted(filter(is_choosable, (*(path.stem for path in folder.glob("*.yaml")), *variants(folder))))
+    return sorted(filter(is_choosable, (*(path.stem for path in folder.glob("*.yaml")), *find_variants(folder))))
 
 
-def nested_names(group: str) -> list[str]:
+def list_nested_options(group: str) -> list[str]:
     """Return the names of the options in the folders of a group, `<folder>/<name>`, sorted."""
-    return [f"{subgroup.rpartition('/')[2]}/{name}" for subgroup in subgroups(group) for name in names(subgroup)]
+    return [
+        f"{subgroup.rpartition('/')[2]}/{name}"
+        for subgroup in list_subgroups(group)
+        for name in list_option_names(subgroup)
+    ]
 
 
 @functools.cache
-def variants(folder: Path) -> dict[str, Path]:
+def find_variants(folder: Path) -> dict[str, Path]:
     """Return the file of each variant in a folder of shipped options, by the name of the variant."""
     texts = ((file.read_text(encoding="utf-8"), file) for file in sorted(folder.glob("*.yaml")))
-    blocks = ((text.partition(f"\n{VARIANTS}:\n")[2], file) for text, file in texts)
+    blocks = ((text.partition(f"\n{VARIANTS_KEY}:\n")[2], file) for text, file in texts)
     return {name: file for block, file in blocks for name in re.findall(r"^  (\w+):", block, re.MULTILINE)}
 
 
-def option_paths() -> list[Path]:
+def list_paths() -> list[Path]:
     """Return the paths of all files and variants that the package ships, sorted; a file of variants alone has none."""
     files = list(root().rglob("*.yaml"))
     variant_files = {
         folder / f"{name}.yaml": file
         for folder in {file.parent for file in files}
-        for name, file in variants(folder).items()
+        for name, file in find_variants(folder).items()
     }
-    only_variants = {file for file in variant_files.values() if not content(file)}
+    only_variants = {file for file in variant_files.values() if not read_file(file)}
     return sorted({*files, *variant_files} - only_variants)
 
 
-def source(path: Path) -> Path | None:
+def find_file(path: Path) -> Path | None:
     """Return the file that holds the option of a path: the path itself, or the file of a variant; None without one."""
     if path.is_file():
         return path
-    return variants(path.parent).get(path.stem) if path.is_relative_to(root()) else None
+    return find_variants(path.parent).get(path.stem) if path.is_relative_to(root()) else None
 
 
-def existing_source(path: Path) -> Path:
+def get_file(path: Path) -> Path:
     """Return the file that holds the option of a path.
 
     Raises:
         FileNotFoundError: there is no such option.
     """
-    if (file := source(path)) is None:
+    if (file := find_file(path)) is None:
         raise FileNotFoundError(path)
     return file
 
 
-def subgroups(group: str) -> list[str]:
+def list_subgroups(group: str) -> list[str]:
     """Return the groups inside a group, e.g. `llm/learn`, each of which selects a part of its options."""
     folders = (path for path in (root() / group).glob("*") if path.is_dir() and is_choosable(path.name))
-    return sorted(f"{group}/{path.name}" for path in folders if names(f"{group}/{path.name}"))
+    return sorted(f"{group}/{path.name}" for path in folders if list_option_names(f"{group}/{path.name}"))
 
 
-def options(group: str) -> dict[str, dict[str, Any]]:
-    """Return every option of a group by name, as `option` returns it."""
-    return {name: option(group, name) for name in names(group)}
+def load_options(group: str) -> dict[str, dict[str, Any]]:
+    """Return every option of a group by name, as `load_option` returns it."""
+    return {name: load_option(group, name) for name in list_option_names(group)}
 
 
-def option(group: str, name: str) -> dict[str, Any]:
+def load_option(group: str, name: str) -> dict[str, Any]:
     """Return an option as an unresolved plain dict, with the fields of the bases that its `defaults` name.
 
     Of an option that sets keys of the whole config (`# @package _global_`), only those under the group's own key are
@@ -133,17 +137,17 @@ def option(group: str, name: str) -> dict[str, Any]:
 @functools.cache
 def _option(group: str, name: str) -> dict[str, Any]:
     full_options: dict[str, Any] = {}
-    for path, package in chain(group, name):
-        fields = {key: value for key, value in content(path).items() if key != "defaults"}
+    for path, package in list_files(group, name):
+        fields = {key: value for key, value in read_file(path).items() if key != "defaults"}
         for part in reversed(package):
             fields = {part: fields}
-        merge(full_options, fields)
+        override_fields(full_options, fields)
     for key in group.split("/"):
         full_options = full_options.get(key, {})
     return full_options
 
 
-def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
+def list_files(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
     """Return the files that an option is composed from, each with the path of keys at which it stands in a config.
 
     Later files override earlier ones. The option's choices of other groups' options are left out.
@@ -152,12 +156,12 @@ def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
         FileNotFoundError: there is no such option.
     """
     path = root() / group / f"{name}.yaml"
-    return _chain(path, () if is_global(path) else tuple(group.split("/")))
+    return _chain(path, () if sets_global_keys(path) else tuple(group.split("/")))
 
 
 def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:
     files: list[tuple[Path, tuple[str, ...]]] = []
-    for base in content(path).get("defaults", []):
+    for base in read_file(path).get("defaults", []):
         if isinstance(base, dict):
             # A choice of a group inside this one (`backend: slurm`); choices of other groups are left out.
             ((inner, option_name),) = base.items()
@@ -167,23 +171,23 @@ def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
             continue
         reference, _, place = base.partition("@")
         file = (root() / reference[1:] if reference.startswith("/") else path.parent / reference).with_suffix(".yaml")
-        target_package = () if is_global(file) else (*package, *(part for part in place.split(".") if part))
+        target_package = () if sets_global_keys(file) else (*package, *(part for part in place.split(".") if part))
         files += _chain(file, target_package)
     return [*files, (path, package)]
 
 
-def is_global(path: Path) -> bool:
+def sets_global_keys(path: Path) -> bool:
     """Return whether a file sets keys of the whole config instead of keys of its group."""
-    return any(line.split() == ["#", "@package", "_global_"] for line in comment_lines(existing_source(path)))
+    return any(line.split() == ["#", "@package", "_global_"] for line in read_comment(get_file(path)))
 
 
-def comment_lines(path: Path) -> list[str]:
+def read_comment(path: Path) -> list[str]:
     """Return the lines of the comment at the top of an option file, or above the name of a variant.
 
     Raises:
         FileNotFoundError: there is no such option.
     """
-    file = existing_source(path)
+    file = get_file(path)
     lines = file.read_text(encoding="utf-8").splitlines()
     if file == path:
         return list(itertools.takewhile(lambda line: line.startswith("#"), lines))
@@ -192,15 +196,15 @@ def comment_lines(path: Path) -> list[str]:
     return [line.strip() for line in comment][::-1]
 
 
-def content(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
     """Return the parsed content of an option file, or of a variant. Values are cached: do not change them.
 
     Raises:
         FileNotFoundError: there is no such option.
     """
-    file = existing_source(path)
+    file = get_file(path)
     values = dict(_parse(file.read_text(encoding="utf-8")))
-    file_variants = values.pop(VARIANTS, {})
+    file_variants = values.pop(VARIANTS_KEY, {})
     if file == path:
         return values
     variant = file_variants[path.stem]
@@ -222,10 +226,10 @@ def _parse(text: str) -> dict[str, Any]:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
 
 
-def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+def override_fields(below: dict[str, Any], above: Mapping[str, Any]) -> None:
     """Override the fields of `below` with those of `above`, in place. A missing value (`???`) overrides nothing."""
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(below.get(key), dict):
-            merge(below[key], value)
+            override_fields(below[key], value)
         elif value != "???" or key not in below:
             below[key] = copy.deepcopy(value)

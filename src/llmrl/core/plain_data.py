@@ -16,24 +16,24 @@ from llmrl.core.folder_files import open_file
 
 Record = TypeVar("Record")
 
-_hints = functools.cache(typing.get_type_hints)
-MAX_BYTES = 64 << 20
+_get_type_hints = functools.cache(typing.get_type_hints)
+MAX_RECORD_BYTES = 64 << 20
 """Maximum size of a file that is read as one record, bytes."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file consists of.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read, is a symbolic link, has more than `MAX_BYTES`, or is not a JSON object; the
-            message says why.
+        ValueError: the file cannot be read, is a symbolic link, has more than `MAX_RECORD_BYTES`, or is not a JSON
+            object; the message says why.
     """
     try:
         with open_file(path) as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
+            data = file.read(MAX_RECORD_BYTES + 1)
+        if len(data) > MAX_RECORD_BYTES:
+            raise ValueError(f"it has more than {MAX_RECORD_BYTES >> 20} MiB")
         content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise
@@ -48,22 +48,22 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse_record(kind: type[Record], content: Mapping[str, Any]) -> Record:
-    """Return an instance of the dataclass `kind` made from plain data, checked against its type hints.
+def parse_record(record_type: type[Record], content: Mapping[str, Any]) -> Record:
+    """Return an instance of the dataclass `record_type` made from plain data, checked against its type hints.
 
     Keys that are no fields are ignored. Fields with defaults are required, too.
 
     Raises:
         ValueError: a field is missing or has the wrong type; the message names it.
     """
-    hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    hints = _get_type_hints(record_type)  # type: ignore[arg-type]  # a class can be hashed
+    names = [field.name for field in fields(record_type)]  # type: ignore[arg-type]
     if missing := [name for name in names if name not in content]:
         raise ValueError(f"it has no {missing[0]}")
-    return kind(**{name: convert(content[name], hints[name], name) for name in names})
+    return record_type(**{name: parse_value(content[name], hints[name], name) for name in names})
 
 
-def convert(value: Any, hint: Any, name: str) -> Any:
+def parse_value(value: Any, hint: Any, name: str) -> Any:
     """Return `value` if it fits the type `hint`, with mappings converted to the dataclasses that the hint names.
 
     Hints are plain types, optional types, lists, dicts with str keys, literals of str and dataclasses. An int fits
@@ -83,23 +83,23 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         if value is None and NoneType in arguments:
             return None
         (hint,) = [element for element in arguments if element is not NoneType]
-        return convert(value, hint, name)
+        return parse_value(value, hint, name)
     if is_dataclass(hint) and isinstance(value, Mapping):
         return parse_record(hint, value)  # type: ignore[arg-type]
     if origin is list and isinstance(value, list):
-        return [convert(element, arguments[0], name) for element in value]
+        return [parse_value(element, arguments[0], name) for element in value]
     if origin is dict and isinstance(value, dict):
-        return {key: convert(element, arguments[1], name) for key, element in value.items()}
+        return {key: parse_value(element, arguments[1], name) for key, element in value.items()}
     if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float) and abs(value) < 1 << 63:
         return value
     if isinstance(value, float) and hint is float and math.isfinite(value):
         return value
     if hint in (str, bool) and isinstance(value, hint):
         return value
-    raise ValueError(f"its {name} is {_short_repr(value)}, not {_NAMES.get(hint, 'of its type')}")
+    raise ValueError(f"its {name} is {_short_repr(value)}, not {_TYPE_NAMES.get(hint, 'of its type')}")
 
 
-_NAMES = {int: "a whole number", float: "a finite number", str: "a text", bool: "a truth value"}
+_TYPE_NAMES = {int: "a whole number", float: "a finite number", str: "a text", bool: "a truth value"}
 
 
 def _short_repr(value: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-Key = tuple[float, ...]
+VectorKey = tuple[float, ...]
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Estimate:
         draws: names of the sets of random numbers that the measurements used.
     """
 
-    vector: Key
+    vector: VectorKey
     context: int | str | None
     first: int
     value: float = 0.0
@@ -35,13 +35,13 @@ class Estimate:
     measurements: int = 0
     draws: set[str] = field(default_factory=set)
     _squares: float = 0.0  # summed squared deviations of the units from `value`
-    _single_error: float | None = None  # standard error of the only measurement; None after a second one
+    _only_standard_error: float | None = None  # standard error of the only measurement; None after a second one
 
     @property
     def standard_error(self) -> float | None:
         """Standard error of `value` over units; for a single unit, that of its measurement; None if unknown."""
         if self.units < 2:
-            return self._single_error
+            return self._only_standard_error
         return math.sqrt(self._squares / (self.units - 1) / self.units)
 
     def add(self, value: float, standard_error: float | None, units: int, episodes: int) -> None:
@@ -53,7 +53,7 @@ class Estimate:
         total, shift = self.units + units, value - self.value
         self._squares += squares + shift**2 * self.units * units / total
         self.value += shift * units / total
-        self._single_error = standard_error if self.measurements == 0 else None
+        self._only_standard_error = standard_error if self.measurements == 0 else None
         self.units, self.episodes, self.measurements = total, self.episodes + episodes, self.measurements + 1
 
 
@@ -70,7 +70,7 @@ class PooledEstimates:
 
     def __init__(self, min_episodes: int = 1) -> None:
         self.min_episodes = min_episodes
-        self._estimates: dict[tuple[int | str | None, Key], Estimate] = {}
+        self._estimates: dict[tuple[int | str | None, VectorKey], Estimate] = {}
         self._best: dict[int | str | None, Estimate | None] = {}
         self._n_measurements = 0
 
@@ -95,7 +95,7 @@ class PooledEstimates:
                 (equal proposals in one step, seeds shared by all steps) is a repetition and not counted. None: the
                 random numbers are used by no other measurement.
         """
-        key = key_of(vector)
+        key = make_vector_key(vector)
         estimate = self._estimates.get((context, key))
         if estimate is None:
             estimate = self._estimates[context, key] = Estimate(key, context, self._n_measurements)
@@ -108,22 +108,22 @@ class PooledEstimates:
             estimate.draws.add(draw)
         best = self._best.get(context)
         if best is estimate and estimate.value < previous_value:
-            self._best[context] = max(self._reliable(context), key=_rank)
+            self._best[context] = max(self._list_reliable(context), key=_rank)
         elif estimate.episodes >= self.min_episodes and (best is None or _rank(estimate) > _rank(best)):
             self._best[context] = estimate
         return estimate
 
-    def of(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> Estimate:
+    def get(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> Estimate:
         """Return the estimate of a vector in a context.
 
         Raises:
             KeyError: the vector was never measured there.
         """
-        return self._estimates[context, key_of(vector)]
+        return self._estimates[context, make_vector_key(vector)]
 
     def count(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> int:
         """Return the number of measurements of a vector in a context."""
-        estimate = self._estimates.get((context, key_of(vector)))
+        estimate = self._estimates.get((context, make_vector_key(vector)))
         return 0 if estimate is None else estimate.measurements
 
     def best(self, context: int | str | None = None) -> Estimate | None:
@@ -132,19 +132,19 @@ class PooledEstimates:
 
     def ranked(self, context: int | str | None = None) -> list[Estimate]:
         """Return the estimates of a context with at least `min_episodes` episodes, highest first."""
-        return sorted(self._reliable(context), key=_rank, reverse=True)
+        return sorted(self._list_reliable(context), key=_rank, reverse=True)
 
     @property
     def contexts(self) -> list[int | str | None]:
         """Contexts with measurements, in the order of their first measurements."""
         return list(dict.fromkeys(context for context, _ in self._estimates))
 
-    def _reliable(self, context: int | str | None) -> list[Estimate]:
+    def _list_reliable(self, context: int | str | None) -> list[Estimate]:
         estimates = self._estimates.values()
         return [x for x in estimates if x.context == context and x.episodes >= self.min_episodes]
 
 
-def key_of(vector: Sequence[float] | np.ndarray) -> Key:
+def make_vector_key(vector: Sequence[float] | np.ndarray) -> VectorKey:
     """Return a vector as a hashable key; -0.0 becomes 0.0."""
     return tuple(float(x) + 0.0 for x in vector)
 

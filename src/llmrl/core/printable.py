@@ -1,7 +1,7 @@
 """Escaping of text from servers, files and other processes, so that it is safe to print in a terminal.
 
-Such a text must not move the cursor, color or hide lines, or change the reading direction: it could then pass for this
-program's own output.
+Such a text must not move the cursor, color or hide lines, or change the reading direction. Otherwise it could imitate
+output of this program.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def printable(text: object, lines: bool = True) -> str:
     string = str(text)
     if string.isascii() and string.isprintable():
         return string
-    return "".join(_escape(letter, lines) for letter in string)
+    return "".join(_escape(character, lines) for character in string)
 
 
-def _escape(letter: str, lines: bool) -> str:
-    if letter.isprintable() or letter in _JOINERS or (lines and letter in "\n\t"):
-        return letter
-    if unicodedata.category(letter) not in _ESCAPED_CATEGORIES:
-        return letter
-    number = ord(letter)
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+def _escape(character: str, keep_line_breaks: bool) -> str:
+    if character.isprintable() or character in _JOINERS or (keep_line_breaks and character in "\n\t"):
+        return character
+    if unicodedata.category(character) not in _ESCAPED_CATEGORIES:
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class PrintableRecord(logging.LogRecord):
@@ -47,7 +47,7 @@ class PrintableRecord(logging.LogRecord):
         return printable(super().getMessage())
 
 
-def print_records() -> None:
+def make_logs_printable() -> None:
     """Make all log messages of this process `printable`."""
     logging.setLogRecordFactory(PrintableRecord)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 OWNER_ONLY = 0o077
 """The umask that gives new folders the mode 0700 and new files 0600."""
-_users_umask: int | None = None  # umask before the first call of `restrict_file_permissions`
+_initial_umask: int | None = None  # umask before the first call of `restrict_file_permissions`
 
 
 def restrict_file_permissions(private: bool = True) -> None:
@@ -17,20 +17,20 @@ def restrict_file_permissions(private: bool = True) -> None:
 
     If not `private`, restore the umask with which this process was started.
     """
-    global _users_umask
+    global _initial_umask
     previous_umask = os.umask(OWNER_ONLY)
-    _users_umask = previous_umask if _users_umask is None else _users_umask
+    _initial_umask = previous_umask if _initial_umask is None else _initial_umask
     if not private:
-        os.umask(_users_umask)
+        os.umask(_initial_umask)
 
 
-def keep_private_like(folder: Path) -> None:
-    """Call `restrict_file_permissions`, with `private` if `folder` is open to its owner alone or does not exist."""
+def restrict_permissions_like(folder: Path) -> None:
+    """Restrict file permissions if only its owner can access `folder`, or if it does not exist; else do not."""
     restrict_file_permissions(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
 
 
 @contextmanager
-def kept_private(private: bool) -> Iterator[None]:
+def create_files_privately(private: bool) -> Iterator[None]:
     """Return a context in which files of this process are readable by their owner alone if `private`, else unchanged.
 
     Concurrent contexts must have the same argument, because the umask belongs to the whole process.

@@ -1,9 +1,9 @@
 """The group of processes that compute one run together, and their collective operations.
 
 All processes run the same loop with the same seeds and simulate the same games. Only the work of a costly model is
-divided: each process computes its `share` of a batch, and `gather` or `all_reduce` gives all of them the whole result.
-Their states are therefore equal at all times, bit for bit on machines of the same type with the same library builds,
-and a run is the same function of (config, seed) as in one process.
+divided: each process computes its `local_slice` of a batch, and `gather` or `all_reduce` gives all of them the whole
+result. Their states are therefore equal at all times, bit for bit on machines of the same type with the same library
+builds, and a run is the same function of (config, seed) as in one process.
 
 The launcher sets the environment variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as `torchrun`
 does.
@@ -20,17 +20,17 @@ from datetime import timedelta
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.errors import ConfigError, ProcessesError, short_error
+from llmrl.core.errors import ConfigError, ProcessesError, summarize_error
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 TIMEOUT_S = 1800.0
 """Time that a process waits for another, seconds: longer than saving a large model takes."""
 _BUCKET_BYTES = 2**26
-_FAILED = "llmrl/failed"
+_FAILURE_KEY = "llmrl/failed"
 _ERROR_TIMEOUT_S = 5.0  # time that a process waits for the error message of a process that is gone
 _LEAVE_TIMEOUT_S = 5.0
 
@@ -41,7 +41,7 @@ class ProcessGroup:
     `join` returns the group that this process was started in.
 
     All processes must call the same collective operations in the same order. They must log the same metrics, except
-    those under `time/` and `usage/`. A number that only one process counts must therefore be summed first.
+    those under `time/` and `usage/`. A number that differs between processes must therefore be summed first.
 
     Attributes:
         rank: index of this process, 0 .. world_size - 1. Process 0 owns the run folder and talks to the user.
@@ -64,11 +64,11 @@ class ProcessGroup:
         global _process_group
         if _process_group is None:
             rank, world_size = rank_and_world_size()
-            _process_group = ProcessGroup() if world_size == 1 else _Group(rank, world_size)
+            _process_group = ProcessGroup() if world_size == 1 else _TorchProcessGroup(rank, world_size)
         return _process_group
 
     @staticmethod
-    def joined() -> ProcessGroup:
+    def get_joined() -> ProcessGroup:
         """Return the group that `join` returned before; the group of this process alone if it was not called."""
         return ProcessGroup() if _process_group is None else _process_group
 
@@ -77,7 +77,7 @@ class ProcessGroup:
         """True in process 0, which owns the run folder."""
         return self.rank == 0
 
-    def share(self, n: int) -> slice:
+    def local_slice(self, n: int) -> slice:
         """Return this process's slice of n items, in the order of ranks. Sizes differ by at most 1 and may be 0."""
         return slice(n * self.rank // self.world_size, n * (self.rank + 1) // self.world_size)
 
@@ -98,14 +98,10 @@ class ProcessGroup:
         """Return the values (plain data) that all processes pass, in the order of ranks."""
         return [value]
 
-    def agree(self, value: Any) -> Any:
-        """Return the value (plain data) that process 0 passes."""
-        return self.all_gather_object(value)[0]
-
     def barrier(self) -> None:
         """Wait until all processes have called this."""
 
-    def fail(self, error: BaseException) -> None:
+    def leave_with_error(self, error: BaseException) -> None:
         """Leave the group because of `error`.
 
         The other processes get its message when they notice that this one is gone.
@@ -115,7 +111,7 @@ class ProcessGroup:
         """Leave together with the other processes at the end of the run."""
 
 
-class _Group(ProcessGroup):
+class _TorchProcessGroup(ProcessGroup):
     """Several processes, connected by torch.distributed: nccl for tensors on GPUs, gloo for everything else."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -125,26 +121,26 @@ class _Group(ProcessGroup):
         from torch.distributed.rendezvous import rendezvous
 
         self.rank, self.world_size = rank, world_size
-        gpus = torch.cuda.is_available() and dist.is_nccl_available()
-        wait = timedelta(seconds=TIMEOUT_S)
+        uses_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+        timeout = timedelta(seconds=TIMEOUT_S)
         try:
-            if gpus:
+            if uses_gpus:
                 torch.cuda.set_device(local_device("cuda"))
             self._store: Store
-            self._store, _, _ = next(rendezvous("env://", rank, world_size, timeout=wait))
+            self._store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if gpus else "gloo",
+                "cpu:gloo,cuda:nccl" if uses_gpus else "gloo",
                 store=PrefixStore("llmrl", self._store),
                 rank=rank,
                 world_size=world_size,
-                timeout=wait,
+                timeout=timeout,
             )
             # Plain data is exchanged by gloo, without a copy to the GPU.
-            self._plain = dist.new_group(backend="gloo", timeout=wait) if gpus else dist.group.WORLD
+            self._object_group = dist.new_group(backend="gloo", timeout=timeout) if uses_gpus else dist.group.WORLD
         except (RuntimeError, ValueError, OSError) as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise ProcessesError(
-                f"process {rank} of {world_size} could not connect to the others at {address}: {short_error(error)}"
+                f"process {rank} of {world_size} could not connect to the others at {address}: {summarize_error(error)}"
             ) from error
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -194,22 +190,22 @@ class _Group(ProcessGroup):
 
         values: list[Any] = [None] * self.world_size
         with self._translate_errors():
-            dist.all_gather_object(values, value, group=self._plain)
+            dist.all_gather_object(values, value, group=self._object_group)
         return values
 
     def barrier(self) -> None:
         import torch.distributed as dist
 
         with self._translate_errors():
-            dist.barrier(group=self._plain)
+            dist.barrier(group=self._object_group)
 
-    def fail(self, error: BaseException) -> None:
+    def leave_with_error(self, error: BaseException) -> None:
         if isinstance(error, ProcessesError):
             return  # another process has failed and has stored its message
         cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
-        message = f"process {self.rank} of {self.world_size} on {socket.gethostname()} failed: {short_error(cause)}"
+        message = f"process {self.rank} of {self.world_size} on {socket.gethostname()} failed: {summarize_error(cause)}"
         try:
-            self._store.compare_set(_FAILED, "", message + "\n" + "".join(traceback.format_exception(cause)))
+            self._store.compare_set(_FAILURE_KEY, "", message + "\n" + "".join(traceback.format_exception(cause)))
         except RuntimeError:
             return  # the process that hosts the store is gone already
 
@@ -217,7 +213,7 @@ class _Group(ProcessGroup):
         import torch.distributed as dist
 
         try:
-            dist.monitored_barrier(group=self._plain, timeout=timedelta(seconds=_LEAVE_TIMEOUT_S))
+            dist.monitored_barrier(group=self._object_group, timeout=timedelta(seconds=_LEAVE_TIMEOUT_S))
         except RuntimeError:
             return  # harmless: the run is finished
         dist.destroy_process_group()
@@ -229,13 +225,13 @@ class _Group(ProcessGroup):
             yield
         except RuntimeError as error:
             try:
-                self._store.wait([_FAILED], timedelta(seconds=_ERROR_TIMEOUT_S))
-                message, _, details = self._store.get(_FAILED).decode().partition("\n")
+                self._store.wait([_FAILURE_KEY], timedelta(seconds=_ERROR_TIMEOUT_S))
+                message, _, details = self._store.get(_FAILURE_KEY).decode().partition("\n")
             except RuntimeError:
-                message, details = f"one of this run's {self.world_size} processes is gone without an error message", ""
-            failure = ProcessesError(message)
-            failure.add_note(details)
-            raise failure from error
+                message, details = f"one of this run's {self.world_size} processes ended without an error message", ""
+            process_error = ProcessesError(message)
+            process_error.add_note(details)
+            raise process_error from error
 
 
 _process_group: ProcessGroup | None = None
@@ -247,15 +243,15 @@ def rank_and_world_size() -> tuple[int, int]:
     Raises:
         ConfigError: the environment variables are invalid.
     """
-    world_size = _number("WORLD_SIZE", 1)
+    world_size = _read_whole_number("WORLD_SIZE", 1)
     if world_size <= 1:
         return 0, 1
-    if absent := [name for name in VARIABLES if not os.environ.get(name)]:
+    if missing_names := [name for name in LAUNCH_VARIABLES if not os.environ.get(name)]:
         raise ConfigError(
-            f"WORLD_SIZE={world_size}, and {', '.join(absent)} not set: start several processes with `torchrun "
+            f"WORLD_SIZE={world_size}, and {', '.join(missing_names)} not set: start several processes with `torchrun "
             f"--standalone --nproc-per-node {world_size} -m llmrl.cli.train ...`, or unset WORLD_SIZE"
         )
-    rank = _number("RANK", 0)
+    rank = _read_whole_number("RANK", 0)
     if rank >= world_size:
         raise ConfigError(f"RANK={rank} must be in 0..{world_size - 1} for WORLD_SIZE={world_size} processes")
     return rank, world_size
@@ -271,34 +267,34 @@ def local_device(device: str) -> str:
         return device
     import torch
 
-    rank, gpus = _number("LOCAL_RANK", 0), torch.cuda.device_count()
-    if gpus == 1 and _number("LOCAL_WORLD_SIZE", 1) > 1 and "SLURM_PROCID" in os.environ:
+    rank, n_gpus = _read_whole_number("LOCAL_RANK", 0), torch.cuda.device_count()
+    if n_gpus == 1 and _read_whole_number("LOCAL_WORLD_SIZE", 1) > 1 and "SLURM_PROCID" in os.environ:
         return "cuda:0"  # the scheduler shows each process only its own GPU
-    if rank >= gpus:
+    if rank >= n_gpus:
         raise ConfigError(
-            f"process {rank} of this machine has no GPU of its own: torch sees {gpus}; start as many processes as "
+            f"process {rank} of this machine has no GPU of its own: torch sees {n_gpus}; start as many processes as "
             "there are GPUs (torchrun --nproc-per-node), or use hardware=cpu"
         )
     return f"cuda:{rank}"
 
 
 @contextmanager
-def leaving_group() -> Iterator[None]:
+def leave_group_at_exit() -> Iterator[None]:
     """Wrap a program: leave the group at its end; if this process fails, let the other processes know why."""
     try:
         yield
     except BaseException as error:
-        stopped = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
+        was_signaled = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
         # A signal to stop reaches all processes.
-        if stopped:
-            ProcessGroup.joined().leave()
+        if was_signaled:
+            ProcessGroup.get_joined().leave()
         else:
-            ProcessGroup.joined().fail(error)
+            ProcessGroup.get_joined().leave_with_error(error)
         raise
-    ProcessGroup.joined().leave()
+    ProcessGroup.get_joined().leave()
 
 
-def _number(name: str, default: int) -> int:
+def _read_whole_number(name: str, default: int) -> int:
     text = os.environ.get(name, "") or str(default)
     if not text.isdecimal():
         raise ConfigError(f"the environment variable {name}={text!r} must be a whole number >= 0")
@@ -307,13 +303,13 @@ def _number(name: str, default: int) -> int:
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield groups of tensors of one dtype and device, of at most `_BUCKET_BYTES` unless a single one is larger."""
-    kinds: dict[Any, list[torch.Tensor]] = {}
+    tensors_by_kind: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for kind_tensors in kinds.values():
+        tensors_by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for tensors_of_kind in tensors_by_kind.values():
         bucket: list[torch.Tensor] = []
         size = 0
-        for tensor in kind_tensors:
+        for tensor in tensors_of_kind:
             size += tensor.nbytes
             if bucket and size > _BUCKET_BYTES:
                 yield bucket

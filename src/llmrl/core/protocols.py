@@ -115,7 +115,7 @@ class Forkable(VecEnv, Protocol):
         """Restore the games of `state` (`state_dict`), and draw all further random numbers from `seed`.
 
         Forks with different seeds are independent continuations of the same state; `load_state_dict` alone would repeat
-        one and the same. States of a fork restore the fork.
+        the same one. States of a fork restore the fork.
         """
         ...
 
@@ -165,10 +165,10 @@ class NeedsCamera(Protocol):
 class Memoizing(Protocol):
     """A policy that caches intermediate results over many steps while its weights and settings do not change.
 
-    The caller of a rollout announces that span. Outside it, every output is computed from the current weights.
+    The caller marks the beginning and end of these steps. Otherwise, every output is computed from the current weights.
     """
 
-    def unchanged(self) -> AbstractContextManager[None]:
+    def fixed_weights(self) -> AbstractContextManager[None]:
         """Return a context manager in which the policy's weights and settings must not change.
 
         It may be nested. The cache is empty at its start and cleared at its end.
@@ -176,9 +176,9 @@ class Memoizing(Protocol):
         ...
 
 
-def unchanged(policy: Policy) -> AbstractContextManager[None]:
-    """Return `policy.unchanged()`, or a context manager that does nothing if the policy is not `Memoizing`."""
-    return policy.unchanged() if isinstance(policy, Memoizing) else nullcontext()
+def fixed_weights(policy: Policy) -> AbstractContextManager[None]:
+    """Return `policy.fixed_weights()`, or a context manager that does nothing if the policy is not `Memoizing`."""
+    return policy.fixed_weights() if isinstance(policy, Memoizing) else nullcontext()
 
 
 @runtime_checkable

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError
 
-_CGROUP = Path("/sys/fs/cgroup")
-SHARE = 0.9
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+MAX_FREE_FRACTION = 0.9
 """Fraction of the free memory that one allocation may take."""
 
 
@@ -22,22 +22,23 @@ def free_memory(device: str) -> int | None:
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     lines = read_system_file(Path("/proc/meminfo")).splitlines()
-    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    free_amounts = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     # A container or a batch job may have less memory than the machine.
-    for group in control_groups():
+    for group in list_cgroup_folders():
         limit, used = (read_system_file(group / name).strip() for name in ("memory.max", "memory.current"))
         if limit.isdecimal() and used.isdecimal():
             # The kernel frees inactive file pages before memory runs out.
-            statistics = [line.split() for line in read_system_file(group / "memory.stat").splitlines()]
-            limits.append(int(limit) - int(used) + sum(int(n) for name, n in statistics if name == "inactive_file"))
-    return min(limits) if limits else None
+            stat_fields = (line.split() for line in read_system_file(group / "memory.stat").splitlines())
+            reclaimable = sum(int(n) for name, n in stat_fields if name == "inactive_file")
+            free_amounts.append(int(limit) - int(used) + reclaimable)
+    return min(free_amounts) if free_amounts else None
 
 
-def control_groups() -> list[Path]:
+def list_cgroup_folders() -> list[Path]:
     """Return the folders of this process's control group and its parents (cgroup v2)."""
-    group_name = read_system_file(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
-    path = _CGROUP / group_name
-    return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP))]
+    group_path = read_system_file(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
+    path = _CGROUP_ROOT / group_path
+    return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP_ROOT))]
 
 
 def read_system_file(path: Path) -> str:
@@ -52,18 +53,18 @@ MIN_GAME_BYTES = 256
 """Minimum memory of one game, bytes: its state, the observations of one step, and its sums."""
 
 
-def check_games(n_envs: object) -> None:
+def require_memory_for_games(n_envs: object) -> None:
     """Raise ConfigError if the games (`env.n_envs`) cannot fit into this machine's memory, whatever the environment."""
     if isinstance(n_envs, int):
-        max_games = round(SHARE * (free_memory("cpu") or 0) / MIN_GAME_BYTES)
+        max_games = round(MAX_FREE_FRACTION * (free_memory("cpu") or 0) / MIN_GAME_BYTES)
         advice = f"at most {max_games:,} games fit, and only a few thousand games of most environments"
-        need_memory(n_envs * MIN_GAME_BYTES, "cpu", f"env.n_envs={n_envs}: the games", advice)
+        require_memory(n_envs * MIN_GAME_BYTES, "cpu", f"env.n_envs={n_envs}: the games", advice)
 
 
-def need_memory(n_bytes: int, device: str, subject: str, advice: str) -> None:
+def require_memory(n_bytes: int, device: str, subject: str, advice: str) -> None:
     """Raise ConfigError if `n_bytes` for `subject` do not fit into the memory of `device`; `advice` says what fits."""
     free = free_memory(device)
-    if free is not None and n_bytes > SHARE * free:
+    if free is not None and n_bytes > MAX_FREE_FRACTION * free:
         raise ConfigError(
             f"{subject} need about {n_bytes / 2**30:,.1f} GiB, and {device} has {free / 2**30:,.1f} GiB free: {advice}"
         )

@@ -1,7 +1,7 @@
 """Range-checked number types for the arguments of parts.
 
-They are plain `int`/`float` to Python and mypy; the one function that builds parts from the config
-checks the range and names the field when it is violated.
+They are plain `int` and `float` to Python and mypy. The builder of parts (`llmrl.config.builder`) checks the range of a
+value and names the option in its error.
 """
 
 from typing import Annotated

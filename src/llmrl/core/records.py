@@ -18,7 +18,7 @@ Array = Any
 """A NumPy array or a torch tensor. Environments return either; the rollout converts once."""
 
 
-def on_host(x: Array) -> np.ndarray:
+def to_numpy(x: Array) -> np.ndarray:
     """Return `x` as a NumPy array. A tensor on a GPU is copied, which waits for the GPU."""
     return x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x)
 
@@ -70,7 +70,8 @@ class PolicyOutput:
         action: [n_envs, n_agents] int64; [n_envs, n_agents, a] float32 where an action is several numbers.
         log_prob: log-probability of the action, [n_envs, n_agents]; None if the policy has none (a bot, a chat model).
         value: state value, [n_envs, n_agents], or None.
-        features: output of a frozen network core, [n_envs, n_agents, F], kept to compute it once per rollout; or None.
+        features: output of a frozen network core, [n_envs, n_agents, F], stored so that it is computed once per
+            rollout; or None.
         state: memory of the policy, to be passed to `act` at the next step, [n_envs, n_agents, k]; zeros at the start
             of an episode. None for policies without memory.
         logits: unnormalized log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
@@ -100,9 +101,10 @@ class Outcome:
             estimated from one episode.
         context: index into `EnvSpec.contexts`, or None.
         returns: base return of each agent, mean over validation episodes, [n_agents].
-        trajectories: `EnvSpec.told` entries at each step, mean over validation episodes, each [T].
+        trajectories: `EnvSpec.principal_metrics` entries at each step, mean over validation episodes, each [T].
         summaries: the same entries aggregated over an episode, mean over validation episodes.
-        welfare: every measure of welfare (`llmrl.rollout.episode_summaries.measures`), mean over validation episodes.
+        welfare: every measure of welfare (`llmrl.rollout.episode_summaries.compute_welfare`), mean over validation
+            episodes.
         gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for a
             `GradientProposer` that asks for it.
         units: number of independent values (episodes or societies) that `value` averages; None: one per episode.
@@ -197,7 +199,7 @@ class MetaSettings:
     differentiate_targets: bool = False
 
 
-CHOSEN = "llm"
+CHOSEN_MODEL = "llm"
 """Name of the language model that `llm=` chooses, among several of a run."""
 
 
@@ -216,8 +218,8 @@ class ChatRequest:
         place: name of the place in the run that asks, to distinguish equal requests that are sent concurrently and so
             have no order. "": equal requests are distinguished by counting them.
         read: parser of a reply, for the call log; raises if the reply is invalid. None: every reply is valid.
-        model: name of the model among several of a run; `CHOSEN` is the one that `llm=` chooses. It is not part of a
-            request's key in the cache, because each model has keys of its own.
+        model: name of the model among several of a run; `CHOSEN_MODEL` is the one that `llm=` chooses. It is not part
+            of a request's key in the cache, because each model has keys of its own.
         adapter: name of the adapter of a model that learns; "" is the only one of a run with a single adapter.
     """
 
@@ -229,7 +231,7 @@ class ChatRequest:
     repeat: int = 0
     place: str = ""
     read: Callable[[ChatReply], Any] | None = field(default=None, compare=False)
-    model: str = CHOSEN
+    model: str = CHOSEN_MODEL
     adapter: str = ""
 
 
@@ -281,7 +283,7 @@ class ChatReply:
     sample: TokenSample | None = field(default=None, compare=False, repr=False)
 
     @property
-    def cut(self) -> bool:
+    def is_truncated(self) -> bool:
         """True if the reply ended at the limit of its length."""
         return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
@@ -310,8 +312,8 @@ class CallEstimate:
         max_calls: number of requests if every reply needs all its repair turns.
         prompt_tokens: estimated tokens of the prompts of all `calls`.
         completion_tokens: estimated tokens of the replies to all `calls`.
-        quoted: total number of earlier replies that these prompts quote; each may have the maximum length of a reply.
-        shares: fraction of all this by model (`ChatRequest.model`); fractions add up to 1.
+        quoted: total number of earlier replies that the prompts contain; each may have the maximum length of a reply.
+        fraction_by_model: fraction of the requests and tokens by model (`ChatRequest.model`); fractions add up to 1.
     """
 
     calls: int
@@ -319,22 +321,22 @@ class CallEstimate:
     prompt_tokens: int
     completion_tokens: int
     quoted: int = 0
-    shares: Mapping[str, float] = field(default_factory=lambda: {CHOSEN: 1.0})
+    fraction_by_model: Mapping[str, float] = field(default_factory=lambda: {CHOSEN_MODEL: 1.0})
 
     @classmethod
-    def total(cls, several: Sequence[CallEstimate]) -> CallEstimate:
-        """Return the sum of estimates; shares are weighted by prompt tokens, which dominate costs."""
-        tokens = sum(estimate.prompt_tokens for estimate in several)
-        shares: dict[str, float] = {}
-        for estimate in several:
-            weight = estimate.prompt_tokens / tokens if tokens else 1 / len(several)
-            for model, share in estimate.shares.items():
-                shares[model] = shares.get(model, 0.0) + share * weight
+    def add_up(cls, estimates: Sequence[CallEstimate]) -> CallEstimate:
+        """Return the sum of estimates; fractions are weighted by prompt tokens, which dominate costs."""
+        n_prompt_tokens = sum(estimate.prompt_tokens for estimate in estimates)
+        fraction_by_model: dict[str, float] = {}
+        for estimate in estimates:
+            weight = estimate.prompt_tokens / n_prompt_tokens if n_prompt_tokens else 1 / len(estimates)
+            for model, fraction in estimate.fraction_by_model.items():
+                fraction_by_model[model] = fraction_by_model.get(model, 0.0) + fraction * weight
         return cls(
-            calls=sum(estimate.calls for estimate in several),
-            max_calls=sum(estimate.max_calls for estimate in several),
-            prompt_tokens=tokens,
-            completion_tokens=sum(estimate.completion_tokens for estimate in several),
-            quoted=sum(estimate.quoted for estimate in several),
-            shares=shares or {CHOSEN: 1.0},
+            calls=sum(estimate.calls for estimate in estimates),
+            max_calls=sum(estimate.max_calls for estimate in estimates),
+            prompt_tokens=n_prompt_tokens,
+            completion_tokens=sum(estimate.completion_tokens for estimate in estimates),
+            quoted=sum(estimate.quoted for estimate in estimates),
+            fraction_by_model=fraction_by_model or {CHOSEN_MODEL: 1.0},
         )

@@ -23,17 +23,17 @@ REDACTED = "<redacted>"
 MIN_SECRET_LENGTH = 8
 """Minimum length of a secret in an environment variable. Shorter values, such as `none` and `true`, are not secrets."""
 
-_SECRET_SUFFIXES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
+_VARIABLE_SUFFIXES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
 """Endings of the names of environment variables that contain secrets."""
 _secret_variables: set[str] = set()
-_RESOLVED = "LLMRL_RESOLVED_VARIABLES"
+_RESOLVED_NAMES_VARIABLE = "LLMRL_RESOLVED_VARIABLES"
 """Environment variable with the names of the variables that configs have read. Child processes inherit it.
 
 The separator is `=`, which no name contains."""
 
-_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+_WORD_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 """Start of a word, also after an escaped line break in JSON."""
-_PREFILTER = {
+_PREFIXES_BY_SUBSTRING = {
     "_": ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gsk_", "r8_"),
     "-": ("glpat-", "xox", "nvapi-", "KEY-"),
     "A": ("AIza", "AKIA", "ASIA"),
@@ -42,8 +42,8 @@ _PREFILTER = {
 """Prefixes of service keys by a substring that they contain.
 
 Most texts contain few of the substrings, so most prefixes need not be searched for."""
-_SERVICE_KEYS = (
-    rf"{_START}(?:"
+_SERVICE_KEY_PATTERN = (
+    rf"{_WORD_START}(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[a-z]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
     r"|AIza[A-Za-z0-9_-]{30,}|A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"
@@ -52,22 +52,23 @@ _SERVICE_KEYS = (
     r")"
 )
 """Keys of Hugging Face, GitHub, GitLab, Slack, Groq, Replicate, NVIDIA, Google and AWS; JSON web tokens; PEM files."""
-_SK = rf"{_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})"
-_URL_USERINFO = r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@"
-_URL_QUERY_PARAMETER = r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'`#<>\\]+)"
-_AUTHORIZATION = (
-    rf"(?i){_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})"
+_SK_KEY_PATTERN = rf"{_WORD_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})"
+_URL_USERINFO_PATTERN = r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@"
+_QUERY_PARAMETER_PATTERN = r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'`#<>\\]+)"
+_AUTHORIZATION_PATTERN = (
+    rf"(?i){_WORD_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})"
     r"([\w.~+/=-]{6,})"
 )
-_NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a-z])token)(?![a-z])"
-_ASSIGNMENT = (
-    rf"(?i)((?<![\w.-])[\w.-]{{0,64}}{_NAME}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)([^\s\"',<>{{}}]+)"
+_NAME_PATTERN = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a-z])token)(?![a-z])"
+_ASSIGNMENT_PATTERN = (
+    rf"(?i)((?<![\w.-])[\w.-]{{0,64}}{_NAME_PATTERN}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)"
+    r"([^\s\"',<>{}]+)"
 )
-_SHELL_ASSIGNMENT = (
+_SHELL_ASSIGNMENT_PATTERN = (
     r"(\b[A-Z][A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)=[\"']?)([^\s\"'$;<>][^\s\"';<>]*)"
 )
-"""Assignment to a shell variable whose name has one of the `_SECRET_SUFFIXES`."""
-_FLAG = rf"(?i)^--?[\w-]*{_NAME}[\w-]*$"
+"""Assignment to a shell variable whose name has one of the `_VARIABLE_SUFFIXES`."""
+_FLAG_PATTERN = rf"(?i)^--?[\w-]*{_NAME_PATTERN}[\w-]*$"
 
 _SECRET_QUERY_NAMES = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
 """Last words of names that denote secrets in the query of a URL; elsewhere they are ordinary words."""
@@ -76,18 +77,18 @@ _SECRET_NAME_SUFFIXES = (
 )
 """Endings of the names of config fields and of query parameters that denote secrets, in lower case without separators.
 
-Unlike `_SECRET_SUFFIXES`, which is for environment variables, they do not include the single word `key`, which is an
+Unlike `_VARIABLE_SUFFIXES`, which is for environment variables, they do not include the single word `key`, which is an
 ordinary word in configs."""
 _SPECIAL_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "stop", "unk"))
 """Names that end in `token` and do not denote secrets: the special tokens of a tokenizer."""
 
 _NON_SECRET_VALUES = ("", "null", "none", "true", "false", "???")
 
-_OC_ENV = r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)"
-_URL_WITH_QUERY = r"(?i)(?:https?|wss?)://[^\s?#;]*[?#;]\S+"
-_USERINFO_WITHOUT_SCHEME = r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?"
-_VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_UPPER_SNAKE_CASE = r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"
+_OC_ENV_PATTERN = r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)"
+_URL_WITH_QUERY_PATTERN = r"(?i)(?:https?|wss?)://[^\s?#;]*[?#;]\S+"
+_USERINFO_WITHOUT_SCHEME_PATTERN = r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?"
+_VARIABLE_NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
+_UPPER_SNAKE_CASE_PATTERN = r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"
 
 _REMEDY = (
     "Put a key into an environment variable and name that variable in llm.api_key_env, because configs are saved in "
@@ -95,24 +96,18 @@ _REMEDY = (
 )
 
 
-@functools.cache
-def _pattern(text: str) -> re.Pattern[str]:
-    """Compile a pattern on first use, because every command imports this module."""
-    return re.compile(text)
-
-
 def register_secret_variable(variable: str) -> None:
     """Treat the value of an environment variable as a secret, regardless of the variable's name."""
     _secret_variables.add(variable)
 
 
-def redaction_environment() -> dict[str, str]:
+def get_redaction_environment() -> dict[str, str]:
     """Return the environment variables that child processes need to redact what configs have read."""
-    return {_RESOLVED: os.environ[_RESOLVED]} if _RESOLVED in os.environ else {}
+    return {name: os.environ[name] for name in (_RESOLVED_NAMES_VARIABLE,) if name in os.environ}
 
 
 def _resolved_variables() -> list[str]:
-    return [name for name in os.environ.get(_RESOLVED, "").split("=") if name]
+    return [name for name in os.environ.get(_RESOLVED_NAMES_VARIABLE, "").split("=") if name]
 
 
 def register_resolved_variable(variable: str) -> None:
@@ -125,36 +120,36 @@ def register_resolved_variable(variable: str) -> None:
         ConfigError: the value is so short that its redaction would damage other texts.
     """
     value = os.environ.get(variable, "").strip()
-    harmless = value.lower() in _NON_SECRET_VALUES or is_number(value) or _is_existing_path(value)
-    if len(value) < MIN_SECRET_LENGTH and not harmless:
+    is_harmless = value.lower() in _NON_SECRET_VALUES or is_number(value) or _is_existing_path(value)
+    if len(value) < MIN_SECRET_LENGTH and not is_harmless:
         raise ConfigError(
             f"${{oc.env:{variable}}}: values that a config reads from the environment are redacted in files, and the "
             f"value of {variable} has fewer than {MIN_SECRET_LENGTH} characters, too few to be recognized there. "
             "Write the value itself instead"
         )
     if variable not in (names := _resolved_variables()):
-        os.environ[_RESOLVED] = "=".join([*names, variable])
+        os.environ[_RESOLVED_NAMES_VARIABLE] = "=".join([*names, variable])
 
 
 def is_secret_variable(name: str) -> bool:
     """Return whether an environment variable of this name counts as a secret."""
-    return name in _secret_variables or name.upper().endswith(_SECRET_SUFFIXES)
+    return name in _secret_variables or name.upper().endswith(_VARIABLE_SUFFIXES)
 
 
-def known_secrets(include_resolved: bool = True) -> list[str]:
+def list_known_secrets(include_resolved: bool = True) -> list[str]:
     """Return the secrets in the environment and their encodings (`_encodings`) in lower case, longest first.
 
     Args:
         include_resolved: whether values that configs have read count as secrets. Such values are redacted, but configs
             that contain them are not rejected.
     """
-    forms: set[str] = set()
+    encoded_secrets: set[str] = set()
     for name in {*filter(is_secret_variable, list(os.environ)), *(_resolved_variables() if include_resolved else ())}:
         value = os.environ.get(name, "").strip()
         # The path of a key file is not a secret.
         if len(value) >= MIN_SECRET_LENGTH and not _is_existing_path(value):
-            forms |= _encodings(value)
-    return sorted(forms, key=len, reverse=True)
+            encoded_secrets |= _encodings(value)
+    return sorted(encoded_secrets, key=len, reverse=True)
 
 
 @functools.lru_cache(maxsize=256)
@@ -164,14 +159,14 @@ def _encodings(value: str) -> frozenset[str]:
     These are the secret itself, its Base64 encoding (within any other text, in both alphabets), and the URL-quoted and
     JSON-escaped forms of these.
     """
-    data, forms = value.encode("utf-8", "surrogateescape"), {value}
+    secret_bytes, encodings = value.encode("utf-8", "surrogateescape"), {value}
     for offset in range(3):
         # Only the characters that do not depend on what is encoded before and after the secret.
-        first, end = -(-8 * offset // 6), (8 * (offset + len(data))) // 6
-        encoding = base64.b64encode(b"\0" * offset + data).decode()[first:end]
-        forms |= {encoding, encoding.translate(str.maketrans("+/", "-_"))}
-    escaped = {json.dumps(form)[1:-1] for form in forms} | {form.replace("/", "\\/") for form in forms}
-    return frozenset(form.lower() for form in {*forms, *escaped, *(quote(form, safe="") for form in forms)})
+        first, end = -(-8 * offset // 6), (8 * (offset + len(secret_bytes))) // 6
+        encoding = base64.b64encode(b"\0" * offset + secret_bytes).decode()[first:end]
+        encodings |= {encoding, encoding.translate(str.maketrans("+/", "-_"))}
+    escaped = {json.dumps(form)[1:-1] for form in encodings} | {form.replace("/", "\\/") for form in encodings}
+    return frozenset(form.lower() for form in {*encodings, *escaped, *(quote(form, safe="") for form in encodings)})
 
 
 def redact(text: str, secrets: Sequence[str] | None = None) -> str:
@@ -183,37 +178,40 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
 
     Args:
         text: any text.
-        secrets: result of `known_secrets`, computed once if many texts are redacted; None: call `known_secrets`.
+        secrets: result of `list_known_secrets`, computed once if many texts are redacted; None: it is called here.
     """
     lower = text.lower()
-    for secret in known_secrets() if secrets is None else secrets:
+    for secret in list_known_secrets() if secrets is None else secrets:
         if secret in lower:
             text = re.sub(re.escape(secret), REDACTED, text, flags=re.IGNORECASE)
             lower = text.lower()
     if "://" in text:
-        text = _pattern(_URL_USERINFO).sub(rf"\1{REDACTED}@", text)
+        text = re.sub(_URL_USERINFO_PATTERN, rf"\1{REDACTED}@", text)
     if "=" in text and ("?" in text or "&" in text):
-        text = _pattern(_URL_QUERY_PARAMETER).sub(_redact_query_parameter, text)
+        text = re.sub(_QUERY_PARAMETER_PATTERN, _redact_query_parameter, text)
     if "bearer" in lower or "authorization" in lower:
-        text = _pattern(_AUTHORIZATION).sub(_redact_authorization, text)
-    if any(sign in text and any(prefix in text for prefix in prefixes) for sign, prefixes in _PREFILTER.items()):
-        text = _pattern(_SERVICE_KEYS).sub(REDACTED, text)
+        text = re.sub(_AUTHORIZATION_PATTERN, _redact_authorization, text)
+    if any(
+        substring in text and any(prefix in text for prefix in prefixes)
+        for substring, prefixes in _PREFIXES_BY_SUBSTRING.items()
+    ):
+        text = re.sub(_SERVICE_KEY_PATTERN, REDACTED, text)
     if "k-" in text or "k_" in text:
-        text = _pattern(_SK).sub(_redact_sk_key, text)
+        text = re.sub(_SK_KEY_PATTERN, _redact_sk_key, text)
     return text
 
 
-def redacted_folder(folder: Path) -> Path:
+def redact_folder_names(folder: Path) -> Path:
     """Return `folder` with secrets in the names of its parts redacted; parts that exist keep their names."""
-    place = Path()
+    redacted_path = Path()
     for name in folder.parts:
-        place /= name if _exists(place / name) else redact(name).replace(REDACTED, "redacted")
-    return place
+        redacted_path /= name if _exists(redacted_path / name) else redact(name).replace(REDACTED, "redacted")
+    return redacted_path
 
 
 def redact_nested(value: Any, secrets: Sequence[str] | None = None) -> Any:
     """Return a copy of plain data with all strings redacted, including keys of mappings; `secrets` as in `redact`."""
-    secrets = known_secrets() if secrets is None else secrets
+    secrets = list_known_secrets() if secrets is None else secrets
     if isinstance(value, str):
         return redact(value, secrets)
     if isinstance(value, Mapping):
@@ -230,18 +228,19 @@ def redact_code(text: str, secrets: Sequence[str] | None = None) -> str:
 
     Args:
         text: any text.
-        secrets: result of `known_secrets`, computed once if many texts are redacted; None: call `known_secrets`.
+        secrets: result of `list_known_secrets`, computed once if many texts are redacted; None: it is called here.
     """
     text = redact(text, secrets)
     if "=" in text or ":" in text:
-        text = _pattern(_SHELL_ASSIGNMENT).sub(_redact_assignment, _pattern(_ASSIGNMENT).sub(_redact_assignment, text))
+        text = re.sub(_ASSIGNMENT_PATTERN, _redact_assignment, text)
+        text = re.sub(_SHELL_ASSIGNMENT_PATTERN, _redact_assignment, text)
     return text
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Return a command line with its secrets redacted, also if flag and value are separate (`--api-key VALUE`)."""
     return [
-        REDACTED if i and _pattern(_FLAG).match(arguments[i - 1]) else redact_code(argument)
+        REDACTED if i and re.match(_FLAG_PATTERN, arguments[i - 1]) else redact_code(argument)
         for i, argument in enumerate(arguments)
     ]
 
@@ -251,26 +250,26 @@ def check_no_secrets(config: Mapping[Any, Any]) -> None:
 
     The message names the field and does not quote the value. Call this before and after interpolations are resolved.
     """
-    secrets = known_secrets(include_resolved=False)
+    secrets = list_known_secrets(include_resolved=False)
     for path, name, value in _iter_strings(config, "", secrets):
-        if (wrong := rejection_reason(name, value, secrets)) is not None:
-            raise ConfigError(f"{redact(path, secrets)} {wrong}")
+        if (reason := find_rejection_reason(name, value, secrets)) is not None:
+            raise ConfigError(f"{redact(path, secrets)} {reason}")
 
 
 def check_no_secrets_in_arguments(arguments: Sequence[str]) -> None:
     """Raise ConfigError if a command line contains a secret, because command lines are saved and quoted in messages."""
-    secrets = known_secrets(include_resolved=False)
-    for number, argument in enumerate(arguments, start=1):
+    secrets = list_known_secrets(include_resolved=False)
+    for argument_number, argument in enumerate(arguments, start=1):
         key, equals, value = argument.partition("=")
         key = key.lstrip("+~")
-        plain = bool(equals) and redact(key, secrets) == key
-        value = value if plain else argument
+        is_assignment = bool(equals) and redact(key, secrets) == key
+        value = value if is_assignment else argument
         for text in {value, value.strip("'\" []{}")}:
-            if (wrong := rejection_reason(key if plain else "", text, secrets)) is not None:
-                raise ConfigError(f"{key if plain else f'argument {number}'} {wrong}")
+            if (reason := find_rejection_reason(key if is_assignment else "", text, secrets)) is not None:
+                raise ConfigError(f"{key if is_assignment else f'argument {argument_number}'} {reason}")
 
 
-def rejection_reason(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
+def find_rejection_reason(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
     """Return the reason why a config may not have a string in a field; None if it may.
 
     The reason is the predicate of a sentence whose subject is the field, such as `holds what looks like a key`.
@@ -280,62 +279,63 @@ def rejection_reason(name: str, value: str, secrets: Sequence[str] | None = None
         value: the string.
         secrets: as in `redact`; None: `known_secrets(include_resolved=False)`.
     """
-    secrets = known_secrets(include_resolved=False) if secrets is None else secrets
-    for variable in _pattern(_OC_ENV).findall(value):
+    secrets = list_known_secrets(include_resolved=False) if secrets is None else secrets
+    for variable in re.findall(_OC_ENV_PATTERN, value):
         if variable == "${" or is_secret_variable(variable):
             if variable == "${":
                 return f"reads an environment variable whose name is itself interpolated. {_REMEDY}"
             return f"reads the environment variable {variable}, which holds a secret. {_REMEDY}"
-    last = name.rpartition(".")[2]
+    field_name = name.rpartition(".")[2]
     if value.lower() in _NON_SECRET_VALUES:
         return None
-    if last == "api_key_env":
-        return variable_rejection_reason(value)
-    if _pattern(_URL_USERINFO).search(value) or _pattern(_USERINFO_WITHOUT_SCHEME).fullmatch(value):
+    if field_name == "api_key_env":
+        return find_variable_rejection_reason(value)
+    if re.search(_URL_USERINFO_PATTERN, value) or re.fullmatch(_USERINFO_WITHOUT_SCHEME_PATTERN, value):
         return f"holds a URL with a user name or password. {_REMEDY}"
-    if any(is_secret_name(unquote(parameter[1])) for parameter in _pattern(_URL_QUERY_PARAMETER).findall(value)):
+    if any(is_secret_name(unquote(parameter[1])) for parameter in re.findall(_QUERY_PARAMETER_PATTERN, value)):
         return f"holds a URL with what looks like a key among its query parameters. {_REMEDY}"
-    if _pattern(_URL_WITH_QUERY).fullmatch(value):
+    if re.fullmatch(_URL_WITH_QUERY_PATTERN, value):
         return f"holds a URL with parameters, a query or a fragment, which may contain secrets. {_REMEDY}"
-    literal = len(value) >= MIN_SECRET_LENGTH and not value.startswith(("$", "<", "?")) and not is_number(value)
-    if redact_code(value, secrets) != value or (literal and is_secret_name(last, False)):
+    is_literal = len(value) >= MIN_SECRET_LENGTH and not value.startswith(("$", "<", "?")) and not is_number(value)
+    if redact_code(value, secrets) != value or (is_literal and is_secret_name(field_name, False)):
         return f"holds what looks like a key or password. {_REMEDY}"
     return None
 
 
-def variable_rejection_reason(name: str) -> str | None:
+def find_variable_rejection_reason(name: str) -> str | None:
     """Return the reason why `name` is rejected as the name of an environment variable with a key; None if accepted.
 
     The reason never quotes `name`, which may be the key itself.
     """
     if name in os.environ and redact(name) == name:
         return None
-    max_length = max(map(len, name.split("_")))
-    is_random = max_length >= 12 and any(c.isdigit() for c in name)
-    if not _pattern(_VARIABLE_NAME).fullmatch(name):
-        wrong = "is not a variable name"
-    elif redact(name) != name or max_length >= 24 or is_random:
-        wrong = "looks like a key itself"
-    elif not _pattern(_UPPER_SNAKE_CASE).fullmatch(name):
-        wrong = "is the name of an unset variable and not in capital letters, digits and underscores"
+    max_part_length = max(map(len, name.split("_")))
+    is_random = max_part_length >= 12 and any(c.isdigit() for c in name)
+    if not re.fullmatch(_VARIABLE_NAME_PATTERN, name):
+        reason = "is not a variable name"
+    elif redact(name) != name or max_part_length >= 24 or is_random:
+        reason = "looks like a key itself"
+    elif not re.fullmatch(_UPPER_SNAKE_CASE_PATTERN, name):
+        reason = "is the name of an unset variable and not in capital letters, digits and underscores"
     else:
         return None
     return (
-        f"must name the environment variable that holds the key, such as OPENAI_API_KEY, but its value {wrong}. "
+        f"must name the environment variable that holds the key, such as OPENAI_API_KEY, but its value {reason}. "
         "(The value is not repeated here, because it may be the key.)"
     )
 
 
-def is_secret_name(name: str, in_url: bool = True) -> bool:
+def is_secret_name(name: str, is_query_parameter: bool = True) -> bool:
     """Return whether a name denotes a secret, e.g. `api_key` or `X-Auth-Token`.
 
-    With `in_url`, it is the name of a query parameter of a URL, where also `key` and `sig` denote secrets.
+    With `is_query_parameter`, it is the name of a query parameter of a URL, where also `key` and `sig` denote secrets.
     """
-    spelled = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    words = [word for word in re.split(r"[^a-z0-9]+", spelled) if word]
+    snake_case_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = [word for word in re.split(r"[^a-z0-9]+", snake_case_name) if word]
     if not words or "_".join(words[-2:]) in _SPECIAL_TOKENS:
         return False
-    return "".join(words[-2:]).endswith(_SECRET_NAME_SUFFIXES) or (in_url and words[-1] in _SECRET_QUERY_NAMES)
+    has_secret_suffix = "".join(words[-2:]).endswith(_SECRET_NAME_SUFFIXES)
+    return has_secret_suffix or (is_query_parameter and words[-1] in _SECRET_QUERY_NAMES)
 
 
 def _iter_strings(value: Any, path: str, secrets: Sequence[str]) -> Iterator[tuple[str, str, str]]:

@@ -48,7 +48,7 @@ class Seeds:
         return Seeds(self.seed, (*self._path, key))
 
     def replicates(self, n: int) -> list[Seeds]:
-        """Return this node in the trees of `n` replicates (societies) of the run, all different.
+        """Return the node with this path in the tree of each of `n` replicates (societies) of the run.
 
         Replicate 0 has the run's own tree. Replicate i > 0 has the sub-tree `replicate/i` of the same root. No
         replicate of a run therefore shares random numbers with a run of another seed.
@@ -74,19 +74,19 @@ class Seeds:
         return int(self.sequence(name).generate_state(1)[0] >> 1)
 
     def torch(self, name: str | int) -> torch.Generator:
-        """Return a torch generator for the stream `name`, always on the CPU, so that all devices draw alike."""
+        """Return a torch generator for the stream `name`; on the CPU, so that all devices draw the same numbers."""
         import torch
 
         return torch.Generator().manual_seed(self.integer(name))
 
 
-def generators(seeds: Sequence[int], shared: bool = False) -> list[torch.Generator]:
-    """Return a torch generator for each seed, always on the CPU, so that all devices draw alike.
+def make_generators(seeds: Sequence[int], shared: bool = False) -> list[torch.Generator]:
+    """Return a torch generator for each seed, always on the CPU, so that all devices draw the same numbers.
 
     With `shared`, equal seeds get the same generator object, so each draw from it advances the others' stream.
     """
     import torch
 
-    torch_generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    seed_generators = dict(zip(seeds, torch_generators, strict=True))
-    return [seed_generators[seed] for seed in seeds] if shared else torch_generators
+    new_generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    generator_by_seed = dict(zip(seeds, new_generators, strict=True))
+    return [generator_by_seed[seed] for seed in seeds] if shared else new_generators

@@ -135,7 +135,7 @@ class ObserverServices(Services):
     folder: Path | None = None
 
 
-SERVICES = {"trust"} | frozenset(
+SERVICE_NAMES = {"trust"} | frozenset(
     service.name
     for services in (EnvServices, ModelServices, AgentServices, PrincipalServices, ObserverServices)
     for service in dataclasses.fields(services)

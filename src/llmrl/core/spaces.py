@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.metrics import Derived
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
+from llmrl.core.metrics import DerivedMetric
 from llmrl.core.welfare_measures import MEAN, Objective
 
 Aggregate = Literal["sum", "mean", "last"]
-"""How the values of a per-step metric are aggregated over an episode."""
+"""Aggregation of the values of a per-step metric over an episode."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class ParameterSpace:
         return len(self.parameters)
 
     @property
-    def n_rows(self) -> int:
+    def n_context_rows(self) -> int:
         """Number of rows of a table with one row per context; 1 where there are no contexts."""
         return max(len(self.contexts), 1)
 
-    def row(self, context: int | None) -> int:
+    def find_row(self, context: int | None) -> int:
         """Return the row of a context in a table with one row per context.
 
         Raises:
@@ -126,47 +126,47 @@ class ParameterSpace:
             raise ValueError(f"context {context!r} is none of {description}")
         return context
 
-    def rounded(self, values: np.ndarray, clip: bool = True) -> np.ndarray:
+    def round_values(self, values: np.ndarray, clip: bool = True) -> np.ndarray:
         """Return `values` [..., d] rounded to each parameter's decimals, float64.
 
         With `clip`, they are also clipped to the bounds.
         """
-        numbers = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
-        digits = [p.decimals for p in self.parameters]
-        if all(digit is None for digit in digits):
-            return numbers
-        scale = np.array([1.0 if digit is None else 10.0**digit for digit in digits])
+        clipped = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
+        decimals = [p.decimals for p in self.parameters]
+        if all(digit is None for digit in decimals):
+            return clipped
+        scale = np.array([1.0 if digit is None else 10.0**digit for digit in decimals])
         # float64 numbers this large are integers, and the product with `scale` might overflow.
-        plain = np.array([digit is None for digit in digits]) | (np.abs(numbers) >= 2.0**52)
+        is_exact = np.array([digit is None for digit in decimals]) | (np.abs(clipped) >= 2.0**52)
         # Adding 0.0 turns -0.0 into 0.0.
-        return np.where(plain, numbers, np.round(np.where(plain, 0.0, numbers) * scale) / scale + 0.0)
+        return np.where(is_exact, clipped, np.round(np.where(is_exact, 0.0, clipped) * scale) / scale + 0.0)
 
-    def outside(self, values: np.ndarray) -> np.ndarray:
+    def is_out_of_bounds(self, values: np.ndarray) -> np.ndarray:
         """Return whether each of `values` [..., d] is outside the bounds (or NaN), [..., d] bool."""
         return np.asarray(~((values >= self.low) & (values <= self.high)))
 
     @property
     def neutral(self) -> np.ndarray:
         """The vector that sets nothing, [d]: zeros, or the values nearest to zero inside the bounds."""
-        return self.rounded(np.zeros(self.dim))
+        return self.round_values(np.zeros(self.dim))
 
     @property
-    def coarse_scan(self) -> np.ndarray:
+    def probe_vectors(self) -> np.ndarray:
         """At most d + 3 distinct vectors that show whether the numbers have any effect, [n, d].
 
         They are `neutral`, the center, the upper bounds, and each number at its upper bound with the others neutral.
         """
-        low, high, none = self.low, self.high, self.neutral
-        single_maxima = [np.where(np.arange(self.dim) == i, high, none) for i in range(self.dim)]
-        vectors = self.rounded(np.array([none, (low + high) / 2, high, *single_maxima]))
+        low, high, neutral = self.low, self.high, self.neutral
+        single_maxima = [np.where(np.arange(self.dim) == i, high, neutral) for i in range(self.dim)]
+        vectors = self.round_values(np.array([neutral, (low + high) / 2, high, *single_maxima]))
         return np.array(list(dict.fromkeys(tuple(vector) for vector in vectors.tolist())))
 
-    def in_words(self, values: np.ndarray) -> str:
+    def format_vector(self, values: np.ndarray) -> str:
         """Return a vector [d] as text without its zeros, e.g. `clean: 2.5`; `no <name>` if all are zero."""
-        set_ = [f"{p.name}: {x:.3g}" for p, x in zip(self.parameters, values, strict=True) if x != 0]
-        return ", ".join(set_) or f"no {self.name}"
+        nonzero_texts = [f"{p.name}: {x:.3g}" for p, x in zip(self.parameters, values, strict=True) if x != 0]
+        return ", ".join(nonzero_texts) or f"no {self.name}"
 
-    def in_a_sentence(self, values: np.ndarray) -> str:
+    def describe_effects(self, values: np.ndarray) -> str:
         """Return the effect of a vector [d] as a sentence that needs no knowledge of the names.
 
         An example is `Pays 3 for a step of cleaning.`
@@ -195,27 +195,27 @@ class ParameterSpace:
             raise ConfigError(f"{self.name} takes {self.dim} numbers, got {values!r}") from error
         if array.ndim == 0 or array.shape[-1] != self.dim:
             raise ConfigError(f"{self.name} takes {self.dim} numbers ({', '.join(self.names)}), got {array.tolist()}")
-        bad = [
+        out_of_bounds_texts = [
             f"{p.name}={column.flat[i]:g} is outside [{p.low:g}, {p.high:g}] ({p.unit})"
             for p, column in zip(self.parameters, np.moveaxis(array, -1, 0), strict=True)
             for i in np.flatnonzero(~((column >= p.low) & (column <= p.high)))[:1]
         ]
-        if bad:
-            raise ConfigError(f"{self.name}: " + "; ".join(bad))
+        if out_of_bounds_texts:
+            raise ConfigError(f"{self.name}: " + "; ".join(out_of_bounds_texts))
         return array
 
-    def exact(self, vectors: np.ndarray, where: str) -> np.ndarray:
+    def check_decimals(self, vectors: np.ndarray, option_name: str) -> np.ndarray:
         """Return `vectors` [n, d] unchanged.
 
         Raises:
-            ConfigError: a number has more decimals than its parameter allows; the message begins with `where`.
+            ConfigError: a number has more decimals than its parameter allows; the message begins with `option_name`.
         """
-        off = np.argwhere(np.abs(self.rounded(vectors) - vectors) > 1e-9)
-        if len(off):
-            row, i = off[0].tolist()
+        excess_indices = np.argwhere(np.abs(self.round_values(vectors) - vectors) > 1e-9)
+        if len(excess_indices):
+            row, i = excess_indices[0].tolist()
             raise ConfigError(
-                f"{where}: {self.names[i]}={vectors[row, i]:g} has more decimals than {self.parameters[i].decimals}; "
-                "round it, or allow more decimals (agent.decimals=null)"
+                f"{option_name}: {self.names[i]}={vectors[row, i]:g} has more decimals than "
+                f"{self.parameters[i].decimals}; round it, or allow more decimals (agent.decimals=null)"
             )
         return vectors
 
@@ -240,7 +240,7 @@ class ContinuousActions:
         return len(self.names)
 
     @property
-    def kind(self) -> str:
+    def description(self) -> str:
         """Count and type of the numbers: `1 real number`, `3 whole numbers`, `2 real and whole numbers`."""
         adjective = "whole" if all(self.whole) else "real and whole" if any(self.whole) else "real"
         return f"{self.dim} {adjective} number{'s' * (self.dim != 1)}"
@@ -293,7 +293,7 @@ class EnvSpec:
         deterministic: whether `state_dict` restores the environment exactly.
         agent_names: one name per agent, where agents have roles; else empty.
         seats: index of each of these agents among the players of the game, if the spec describes a part of a society
-            (`EnvSpec.part`); empty if it describes all players.
+            (`EnvSpec.select`); empty if it describes all players.
         game_size: number of players of the game if the spec describes a part of them; None: `n_agents`.
         kinds: indices of the agents of each kind, by name, in a mixed society; episodes then have returns by kind.
         continuous_actions: the numbers of an action, for actions [n_envs, n_agents, continuous_actions.dim]; None for
@@ -320,7 +320,7 @@ class EnvSpec:
     contexts: tuple[str, ...] = ()
     objective: Objective = MEAN
     spending_cost: float = 0.0
-    metrics: Mapping[str, Aggregate | Derived] = field(default_factory=dict)
+    metrics: Mapping[str, Aggregate | DerivedMetric] = field(default_factory=dict)
     details: tuple[str, ...] = ()
     has_reward_jacobian: bool = False
     deterministic: bool = True
@@ -342,13 +342,13 @@ class EnvSpec:
         return {name: aggregate for name, aggregate in self.metrics.items() if isinstance(aggregate, str)}
 
     @property
-    def told(self) -> dict[str, Aggregate]:
+    def principal_metrics(self) -> dict[str, Aggregate]:
         """The entries of `per_step` that principals are told."""
         return {name: aggregate for name, aggregate in self.per_step.items() if name not in self.details}
 
     @property
     def continuous_action_names(self) -> tuple[str, ...]:
-        """Names of the numbers of an action: those in `text` if it names each, else the action space's own."""
+        """Names of the numbers of an action: those in `text` if it names each, else those of `continuous_actions`."""
         if self.continuous_actions is None:
             return ()
         text_names = () if self.text is None else tuple(name for name, _ in self.text.actions)
@@ -356,7 +356,7 @@ class EnvSpec:
 
     @property
     def n_players(self) -> int:
-        """Number of players of a game, also of those that are not among these agents."""
+        """Number of players of a game, including those that are not among these agents."""
         return self.game_size or self.n_agents
 
     @property
@@ -364,17 +364,17 @@ class EnvSpec:
         """Names of these agents for players: `agent_names` if they are set, else `player 1`, `player 2`, ..."""
         return self.agent_names or tuple(f"player {seat + 1}" for seat in self.seats or range(self.n_agents))
 
-    def part(self, seats: Sequence[int], texts: bool) -> EnvSpec:
-        """Return the spec of some of the agents, for a part that plays in their place.
+    def select(self, seats: Sequence[int], include_texts: bool) -> EnvSpec:
+        """Return the spec of some of the agents, for a member of a mixed society that controls them.
 
         Args:
             seats: indices of these agents, in increasing order.
-            texts: whether the part reads; otherwise it is shown no texts.
+            include_texts: whether text channels are included.
         """
         channels = {
             name: replace(channel, parts=tuple(channel.parts[i] for i in seats)) if channel.parts else channel
             for name, channel in self.observation.items()
-            if texts or channel.dtype != "object"
+            if include_texts or channel.dtype != "object"
         }
         return replace(
             self,
@@ -403,19 +403,19 @@ class EnvSpec:
             )
         return self.n_envs // groups
 
-    def need_discrete(self, who: str) -> int:
-        """Return the number of discrete actions, for a part `who` (named in errors) that supports no others.
+    def require_discrete_actions(self, part_name: str) -> int:
+        """Return the number of discrete actions, for a part that supports no others; errors call it `part_name`.
 
         Raises:
             Incompatible: an action of this environment is several numbers.
         """
         if self.continuous_actions is not None:
+            action = f"{self.continuous_actions.description} ({', '.join(self.continuous_actions.names)})"
             raise Incompatible(
-                Misfit.INTERFACE,
-                f"{who} chooses one of several actions, and an action of env={self.name} is "
-                f"{self.continuous_actions.kind} "
-                f"({', '.join(self.continuous_actions.names)}); use agent=ppo, agent=linear or agent=mlp_policy with a "
-                "principal, agent=sb3, agent=llm_player or agent=random",
+                IncompatibilityReason.INTERFACE,
+                f"{part_name} chooses one of several actions, and an action of env={self.name} is {action}; use "
+                "agent=ppo, agent=linear or agent=mlp_policy with a principal, agent=sb3, agent=llm_player or "
+                "agent=random",
             )
         return self.n_actions
 
@@ -428,6 +428,7 @@ class EnvSpec:
         """
         if self.mechanism is None:
             raise Incompatible(
-                Misfit.ABSENT, f"env={self.name} has no mechanism, so a principal has nothing to set in it"
+                IncompatibilityReason.MISSING_PART,
+                f"env={self.name} has no mechanism, so a principal has nothing to set in it",
             )
         return replace(self.mechanism, contexts=self.contexts)

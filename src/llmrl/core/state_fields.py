@@ -40,18 +40,18 @@ class StateFields:
 
     def load_state_dict(self, state: State) -> None:
         for name in self._state_fields:
-            current, field_state = getattr(self, name), copy.deepcopy(state[name.lstrip("_")])
-            if isinstance(current, np.random.Generator):
-                current.bit_generator.state = field_state
-            elif isinstance(current, Stateful):
-                current.load_state_dict(field_state)
-            elif isinstance(current, list) and current and isinstance(current[0], np.random.Generator):
+            attribute, field_state = getattr(self, name), copy.deepcopy(state[name.lstrip("_")])
+            if isinstance(attribute, np.random.Generator):
+                attribute.bit_generator.state = field_state
+            elif isinstance(attribute, Stateful):
+                attribute.load_state_dict(field_state)
+            elif isinstance(attribute, list) and attribute and isinstance(attribute[0], np.random.Generator):
                 generators = [np.random.default_rng() for _ in field_state]
                 for generator, element in zip(generators, field_state, strict=True):
                     generator.bit_generator.state = element
                 setattr(self, name, generators)
-            elif isinstance(current, list) and current and isinstance(current[0], Stateful):
-                for part, element in zip(current, field_state, strict=True):
+            elif isinstance(attribute, list) and attribute and isinstance(attribute[0], Stateful):
+                for part, element in zip(attribute, field_state, strict=True):
                     part.load_state_dict(element)
             else:
                 setattr(self, name, field_state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO, cast
 
-from llmrl.core.printable import print_records, printable
+from llmrl.core.printable import make_logs_printable, printable
 from llmrl.core.secrets import redact
 
 
@@ -14,14 +14,14 @@ class GuardedStream:
 
     Args:
         stream: text stream to write to.
-        plain: whether to escape control characters (`printable`), too; not for streams with tables or colors.
+        escapes_controls: whether to escape control characters (`printable`); not for streams with tables or colors.
     """
 
-    def __init__(self, stream: TextIO, plain: bool) -> None:
-        self.stream, self.plain = stream, plain
+    def __init__(self, stream: TextIO, escapes_controls: bool) -> None:
+        self.stream, self.escapes_controls = stream, escapes_controls
 
     def write(self, text: str) -> int:
-        self.stream.write(redact(printable(text) if self.plain else text))
+        self.stream.write(redact(printable(text) if self.escapes_controls else text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -32,18 +32,20 @@ class GuardedStream:
         return getattr(self.stream, name)
 
 
-def redact_output() -> None:
+def guard_output() -> None:
     """Redact secrets in all output of this process from now on, and make its log and standard error `printable`.
 
     This includes tracebacks and messages of libraries. Further calls do nothing.
     """
-    print_records()
+    make_logs_printable()
     if not isinstance(sys.stdout, GuardedStream):
-        sys.stdout = cast(TextIO, GuardedStream(sys.stdout, plain=False))
+        sys.stdout = cast(TextIO, GuardedStream(sys.stdout, escapes_controls=False))
     if not isinstance(sys.stderr, GuardedStream):
-        sys.stderr = cast(TextIO, GuardedStream(sys.stderr, plain=True))
+        sys.stderr = cast(TextIO, GuardedStream(sys.stderr, escapes_controls=True))
 
 
-def drawing(stream: TextIO) -> TextIO:
-    """Return the stream for a progress bar, which may move the cursor. Secrets are still redacted."""
-    return cast(TextIO, GuardedStream(stream.stream, plain=False)) if isinstance(stream, GuardedStream) else stream
+def to_drawing_stream(stream: TextIO) -> TextIO:
+    """Return a stream that redacts secrets but keeps control characters, with which a progress bar moves the cursor."""
+    if not isinstance(stream, GuardedStream):
+        return stream
+    return cast(TextIO, GuardedStream(stream.stream, escapes_controls=False))

@@ -31,7 +31,7 @@ class TextTable:
 class TextArray:
     """An array of texts that is indexed and reshaped like a tensor.
 
-    Texts recur in episodes; the table lets a language model process each distinct text once.
+    The same texts recur in episodes; with the table, a language model processes each distinct text only once.
 
     Attributes:
         ids: index of each text in the table, [...] int64.
@@ -42,7 +42,7 @@ class TextArray:
     table: TextTable = field(repr=False)
 
     @classmethod
-    def of(cls, texts: Any, table: TextTable | None = None) -> TextArray:
+    def from_texts(cls, texts: Any, table: TextTable | None = None) -> TextArray:
         """Return the array of an array (or nested lists) of `str`, [...]; new texts are added to `table`."""
         import numpy as np
         import torch
@@ -90,7 +90,7 @@ class TextArray:
 
         return resolve_texts(self.ids.tolist())
 
-    def distinct(self) -> tuple[list[str], torch.Tensor]:
+    def unique(self) -> tuple[list[str], torch.Tensor]:
         """Return the distinct texts, in the order of the table, and each entry's index among them, [...] int64."""
         import torch
 

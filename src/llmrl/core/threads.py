@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_turn = threading.RLock()
-os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-defined]
+_process_lock = threading.RLock()
+os.register_at_fork(after_in_child=_process_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
     """Return an unstarted daemon thread that inherits the caller's context variables.
 
-    It therefore logs to the same run.
+    Its log messages therefore go to the same run.
     """
     context = contextvars.copy_context()
     return threading.Thread(target=context.run, args=(target, *args), name=name, daemon=True)
 
 
 @contextmanager
-def exclusive() -> Iterator[None]:
+def hold_process_lock() -> Iterator[None]:
     """Run the block in one thread at a time (reentrant lock). The block must not wait for another run.
 
     For global state that a library changes and restores: torch's random stream, warning filters, Hydra's composed
     config, folders of compilers.
     """
-    with _turn:
+    with _process_lock:
         yield

@@ -1,7 +1,7 @@
 """The check of code that a config names with `_target_`, `env.id=module:Id` or `env.text=package.Class`.
 
 Importing a module runs it. A module is therefore checked by its whole dotted name before it is imported, and an object
-in it by the module that defines it: a config cannot name what a trusted module has imported for itself.
+in it by the module that defines it: a config cannot name an object that a trusted module has imported from another one.
 
 Trusted are the parts of this package, the modules in `Trust.modules`, and the entry points of installed packages
 (`llmrl.core.installed`). `llmrl.config.permissions` says where `Trust.modules` come from.
@@ -22,17 +22,17 @@ from typing import Any
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 
-SHELL = "shell"
+SHELL_PERMISSION = "shell"
 """Entry among trusted modules that allows command lines of a saved config, which jobs on a cluster run."""
-PACKAGES = (
+PART_PACKAGES = (
     *("llmrl.agents", "llmrl.chat_learning", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
     *("llmrl.networks", "llmrl.principals", "llmrl.teachers"),
     # Not the call log, the cache and similar modules, which write to paths that a config sets.
     *("llmrl.llms.budget", "llmrl.llms.rate_limit", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
     *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted", "llmrl.llms.validity"),
 )
-"""Packages and modules of llmrl that hold parts. Within llmrl, a config may name their classes and `NAMED`."""
-NAMED = frozenset(
+"""Packages and modules of llmrl that hold parts. Within llmrl, a config may name their classes and `NAMED_TARGETS`."""
+NAMED_TARGETS = frozenset(
     {
         "llmrl.results.study_settings.StudySettings",
         "llmrl.config.debugging.Debugging",
@@ -52,8 +52,8 @@ NAMED = frozenset(
         "llmrl.tuning.study.TuningSettings",
     }
 )
-_DESTINATION = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
-_OUR_PACKAGES = ("llmrl", "hydra_plugins")
+_KEY_HOST_PATTERN = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
+_OWN_PACKAGES = ("llmrl", "hydra_plugins")
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class Trust:
     def __post_init__(self) -> None:
         for module in self.modules:
             # The name of a module, or the destination of an API key (`llmrl.config.permissions`).
-            if not isinstance(module, str) or not (_is_dotted(module) or re.fullmatch(_DESTINATION, module)):
+            if not isinstance(module, str) or not (_is_dotted(module) or re.fullmatch(_KEY_HOST_PATTERN, module)):
                 raise ConfigError(
                     f"trusted_modules: {module!r} is not the name of a module; give names such as my_package or "
                     "my_package.parts, or a key and its host, such as MY_API_KEY@https://my.host"
                 )
 
-    def covers(self, module: str) -> bool:
+    def is_trusted(self, module: str) -> bool:
         """Return whether code of `module` may run because a config names it."""
-        return _matches_package(module, (*PACKAGES, *self.modules, *(entry.module for entry in entry_points())))
+        return _matches_package(module, (*PART_PACKAGES, *self.modules, *(entry.module for entry in entry_points())))
 
     def load(self, module: str, where: str) -> ModuleType:
         """Import and return a trusted module.
@@ -93,8 +93,8 @@ class Trust:
         Raises:
             ConfigError: the module is not trusted (it is not imported then), or cannot be imported.
         """
-        if not _is_dotted(module) or not self.covers(module):
-            raise ConfigError(f"{where} {self.refusal(module)}")
+        if not _is_dotted(module) or not self.is_trusted(module):
+            raise ConfigError(f"{where} {self.explain_refusal(module)}")
         try:
             return importlib.import_module(module)
         except ImportError as error:
@@ -116,53 +116,53 @@ class Trust:
             raise ConfigError(
                 f"{where}={target!r} is not the dotted name of a class or function, like my_package.MyClass"
             )
-        if target in NAMED:
+        if target in NAMED_TARGETS:
             return getattr(importlib.import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
-        module, names = self._imported(target, label)
+        module, names = self._import_longest_module(target, label)
         try:
-            part: Any = functools.reduce(getattr, names, module)
+            target_object: Any = functools.reduce(getattr, names, module)
         except AttributeError as error:
             raise ConfigError(f"{label} cannot be imported: there is no such name ({error})") from error
-        is_bound_to_class = inspect.ismethod(part) and inspect.isclass(part.__self__)
-        if not (inspect.isclass(part) or inspect.isfunction(part) or is_bound_to_class):
-            kind = "a module" if inspect.ismodule(part) else "an object"
-            raise ConfigError(f"{label} is {kind}, not a class or function")
-        defining_module = getattr(getattr(part, "__func__", part), "__module__", None)
-        if not isinstance(defining_module, str) or not self.covers(defining_module):
+        is_bound_to_class = inspect.ismethod(target_object) and inspect.isclass(target_object.__self__)
+        if not (inspect.isclass(target_object) or inspect.isfunction(target_object) or is_bound_to_class):
+            object_type = "a module" if inspect.ismodule(target_object) else "an object"
+            raise ConfigError(f"{label} is {object_type}, not a class or function")
+        defining_module = getattr(getattr(target_object, "__func__", target_object), "__module__", None)
+        if not isinstance(defining_module, str) or not self.is_trusted(defining_module):
             raise ConfigError(
                 f"{label} is defined in {defining_module}, which is outside the trusted modules; name it by "
                 "the module that defines it, and trust that module"
             )
-        is_public_class = len(names) == 1 and inspect.isclass(part) and names[0][0] != "_"
-        if _matches_package(target, _OUR_PACKAGES) and not is_public_class:
+        is_public_class = len(names) == 1 and inspect.isclass(target_object) and names[0][0] != "_"
+        if _matches_package(target, _OWN_PACKAGES) and not is_public_class:
             raise ConfigError(
                 f"{label} is not part of llmrl: a config may name classes of parts, and the functions that llmrl's own "
                 "options name"
             )
-        return part
+        return target_object
 
-    def outside(self, names: Iterable[str]) -> list[str]:
+    def find_untrusted(self, names: Iterable[str]) -> list[str]:
         """Return those dotted names (classes, functions, modules) that are not trusted, in order, without repeats."""
-        return [name for name in dict.fromkeys(names) if not self.covers(name) and name not in NAMED]
+        return [name for name in dict.fromkeys(names) if not self.is_trusted(name) and name not in NAMED_TARGETS]
 
-    def refusal(self, name: str) -> str:
+    def explain_refusal(self, name: str) -> str:
         """Return why a name is not trusted and what the user can do, in words that follow the name."""
-        if _matches_package(name, _OUR_PACKAGES):
+        if _matches_package(name, _OWN_PACKAGES):
             reason = "this module of llmrl holds no parts that a config could name"
         elif is_never_trusted(name):
             reason = "it belongs to Python, or is not the name of a module, so it is not part of an experiment"
         else:
-            remedy = f"If you know whose it is, repeat the command with {how_to_trust([name.split('.')[0]])}"
+            remedy = f"If you know whose it is, repeat the command with {format_trust_options([name.split('.')[0]])}"
             reason = f"it is not part of llmrl, and would run with your rights. {remedy}"
         return f"is outside the trusted modules: {reason}"
 
-    def _imported(self, target: str, label: str) -> tuple[ModuleType, list[str]]:
+    def _import_longest_module(self, target: str, label: str) -> tuple[ModuleType, list[str]]:
         """Return the longest importable module that a dotted name begins with, and the names after it."""
         parts = target.split(".")
         import_error: ImportError | None = None
         for i in range(len(parts) - 1, 0, -1):
             module = ".".join(parts[:i])
-            if not self.covers(module):
+            if not self.is_trusted(module):
                 break
             try:
                 return importlib.import_module(module), parts[i:]
@@ -175,21 +175,21 @@ class Trust:
         if import_error is not None:
             advice = _import_advice(import_error, target)
             raise ConfigError(f"{label} cannot be imported: {import_error}{advice}") from import_error
-        raise ConfigError(f"{label} {self.refusal(target)}")
+        raise ConfigError(f"{label} {self.explain_refusal(target)}")
 
 
 def is_never_trusted(name: str) -> bool:
     """Return whether a name can never be trusted: it belongs to llmrl or to Python, or is not the name of a module."""
     return (
-        _matches_package(name, _OUR_PACKAGES) or not _is_dotted(name) or name.split(".")[0] in sys.stdlib_module_names
+        _matches_package(name, _OWN_PACKAGES) or not _is_dotted(name) or name.split(".")[0] in sys.stdlib_module_names
     )
 
 
-NOBODY = Trust()
+NO_FURTHER_TRUST = Trust()
 """Trust without any further modules."""
 
 
-def how_to_trust(modules: Iterable[str]) -> str:
+def format_trust_options(modules: Iterable[str]) -> str:
     """Return the text that must be typed to trust modules, for commands that compose a config or read a run."""
     names = [*modules]
     return (

@@ -9,9 +9,9 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(/[A-Za-z_][A-Za-z0-9_.-]*)*")
-"""Texts that Hydra reads as texts without quotes, except `_WORDS`."""
-_WORDS = ("null", "true", "false", "inf", "nan")
+_UNQUOTED_TEXT_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(/[A-Za-z_][A-Za-z0-9_.-]*)*")
+"""Texts that Hydra reads as texts without quotes, except `_RESERVED_WORDS`."""
+_RESERVED_WORDS = ("null", "true", "false", "inf", "nan")
 
 
 def format_override(key: str, *values: Any) -> str:
@@ -48,7 +48,7 @@ def format_value(value: Any, key: str = "value") -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):
-        if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        if _UNQUOTED_TEXT_PATTERN.fullmatch(value) and value.lower() not in _RESERVED_WORDS:
             return value
         # A backslash counts only where it stands before a quote.
         escaped = re.sub(r"(\\*)'", lambda match: f"{match[1] * 2}\\'", value)

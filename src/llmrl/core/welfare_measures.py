@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrl.core.records import Array
 
-PRESENT = "players_present"
+PLAYERS_PRESENT = "players_present"
 """Entry of `EnvSpec.metrics` with the number of players in the game, where an engine can remove them."""
 
 
@@ -46,7 +46,7 @@ class WelfareMeasure:
         of: function that returns the measure of each episode, [n_episodes], or None if the games do not report it.
         formula: definition by the base returns x_1 ... x_n of an episode.
         source: publication that defines the measure; empty: none.
-        shown: description for a principal that sees the measure beside its payoff; empty: principals do not see it.
+        shown: description for a principal that is told the measure in addition to its payoff; empty: it is not told.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Objective(WelfareMeasure):
     payoff: str
     step: Callable[[Array], Array] | None = None
 
-    def told(self, n_agents: int) -> str:
+    def format_payoff(self, n_agents: int) -> str:
         """Return `payoff` for a society of `n_agents` agents."""
         return self.payoff.format(n_agents=n_agents, others=max(n_agents - 1, 1))
 
@@ -149,7 +149,7 @@ def _mean_gain_time(episodes: SocietyEpisodes) -> np.ndarray:
 
 
 def _players_present(episodes: SocietyEpisodes) -> np.ndarray | None:
-    return episodes.metrics.get(PRESENT)
+    return episodes.metrics.get(PLAYERS_PRESENT)
 
 
 def _spending(episodes: SocietyEpisodes) -> np.ndarray:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.trust import SHELL
+from llmrl.core.trust import SHELL_PERMISSION
 from llmrl.display.console import print_fields, print_line, print_report_table, print_table, relative_to_cwd
 from llmrl.llms.budget import LATENCY_METRIC
 from llmrl.llms.call_log import FILE_NAME
@@ -112,7 +112,7 @@ def format_evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
         folder: run folder.
     """
     entries = config.get(TRUSTED_KEY, ())
-    modules = [entry for entry in entries if entry != SHELL and "@" not in entry and "://" not in entry]
+    modules = [entry for entry in entries if entry != SHELL_PERMISSION and "@" not in entry and "://" not in entry]
     trust_arguments = [word for module in modules for word in ("--trust", module)]
     return shlex.join(["llmrl-evaluate", str(folder), "--video", *trust_arguments])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError, EngineError, LlmrlError, short_error
+from llmrl.core.errors import ConfigError, EngineError, LlmrlError, summarize_error
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -45,7 +45,7 @@ def name_env_in_errors(env: Env) -> Env:
 
 def build_engine_error(env: str, call: str, error: BaseException) -> EngineError:
     """Return the EngineError for an exception that the environment named `env` raised in `call`, e.g. `step()`."""
-    return EngineError(f"the environment {env} raised in {call}: {short_error(error)}")
+    return EngineError(f"the environment {env} raised in {call}: {summarize_error(error)}")
 
 
 def _raise_copy_error(env: str, memo: dict[int, Any]) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
 
@@ -95,12 +95,12 @@ class MechanismReport(StateFields):
             active: games that were played, [n_envs]; the others do not change.
             facts: the `player_facts` after the step, each [n_envs, n_agents].
         """
-        jacobian, value_array = np.asarray(on_host(reward_jacobian)), np.asarray(on_host(values))
+        jacobian, value_array = np.asarray(to_numpy(reward_jacobian)), np.asarray(to_numpy(values))
         self._began |= active
-        self._before[active] = np.asarray(on_host(base_reward))[active]
+        self._before[active] = np.asarray(to_numpy(base_reward))[active]
         self._payments[active] = (jacobian * value_array[:, None, :])[active]
         for name, fact_array in facts.items():
-            self._facts[name][active] = np.asarray(on_host(fact_array))[active]
+            self._facts[name][active] = np.asarray(to_numpy(fact_array))[active]
 
     def observation_entries(self, game: int, player: int, values: NDArray[Any]) -> dict[str, Any]:
         """Return the entries about the mechanism in one player's observation; `values` [d] are those of its game."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
-from llmrl.core.records import Array, State, on_host
+from llmrl.core.records import Array, State, to_numpy
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 from llmrl.core.state_fields import StateFields
 
@@ -229,7 +229,7 @@ class BracketedTax(Mechanism):
             self._past_rewards = _get_array_module(self._past_rewards).where(reset_mask, 0.0, self._past_rewards)
 
     def state_dict(self) -> State:
-        return {"past": None if self._past_rewards is None else on_host(self._past_rewards).copy()}
+        return {"past": None if self._past_rewards is None else to_numpy(self._past_rewards).copy()}
 
     def load_state_dict(self, state: State) -> None:
         self._past_rewards = state["past"]

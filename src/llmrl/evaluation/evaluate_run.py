@@ -13,7 +13,7 @@ import numpy as np
 from llmrl.config.input_digests import with_digests
 from llmrl.config.overrides import check_same_shapes, evaluation_folder_name, parse_env_changes
 from llmrl.core.errors import BudgetExhausted, ConfigError
-from llmrl.core.option_files import content, root
+from llmrl.core.option_files import read_file, root
 from llmrl.core.protocols import Agent
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -49,11 +49,16 @@ from llmrl.results.mechanism_comparison import (
     format_count,
     select_table_columns,
 )
-from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures, summarize_evaluation
+from llmrl.rollout.episode_summaries import (
+    compute_objective,
+    compute_welfare,
+    describe_measurements,
+    summarize_evaluation,
+)
 from llmrl.run.artifacts import RUN_KEY
 from llmrl.run.files import check_no_links, path_inside, write_json
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-from llmrl.run.metrics import last_x_value, read_metrics
+from llmrl.run.metrics import find_last_x_value, read_metrics
 from llmrl.run.tensorboard_file import write_evaluation
 
 Columns = Mapping[str, np.ndarray]
@@ -69,12 +74,16 @@ def compute_columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objec
     """Return the columns of some episodes: objective, returns, length, welfare, metrics of the environment."""
     base = np.array([episode.base_returns for episode in episodes])
     return {
-        name_objective_column(objective): episode_welfare(episodes, objective, spending_cost),
+        name_objective_column(objective): compute_objective(episodes, objective, spending_cost),
         "return per agent": np.array([e.returns.mean() for e in episodes]),
         "base return per agent": base.mean(1),
         "length": np.array([float(e.length) for e in episodes]),
         # The welfare of a single agent is its return.
-        **({f"welfare/{name}": x for name, x in measures(episodes, objective).items()} if spec.n_agents > 1 else {}),
+        **(
+            {f"welfare/{name}": x for name, x in compute_welfare(episodes, objective).items()}
+            if spec.n_agents > 1
+            else {}
+        ),
         **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
     }
 
@@ -111,7 +120,7 @@ def write_results(
         description: description of the evaluation.
         mechanism_episodes: episodes of each player under each mechanism.
         videos: files of videos.
-        checkpoint_x: counter of the run at its checkpoint (`metrics.last_x_value`).
+        checkpoint_x: counter of the run at its checkpoint (`metrics.find_last_x_value`).
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
     spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
@@ -160,7 +169,7 @@ def _summarize_mechanism(
         {
             "policy": name,
             "mode": mode,
-            "table": estimates(values, not (name == "student" and evaluation.carried_states)),
+            "table": describe_measurements(values, not (name == "student" and evaluation.carried_states)),
             "per_episode": {column: numbers.tolist() for column, numbers in values.items()},
         }
         for (name, mode), values in player_columns.items()
@@ -251,7 +260,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         parts.close()
     logged = read_metrics(run / METRICS_NAME)[: saved.state[RUN_KEY]["metrics"]["lines"]]
     return write_results(
-        evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos, last_x_value(logged)
+        evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos, find_last_x_value(logged)
     ) | {"out": str(out)}
 
 
@@ -274,7 +283,7 @@ def _choose_n_episodes(settings: EvaluationSettings, config: Config, parts: Part
     if settings.episodes is not None:
         return settings.episodes
     if uses_llm:
-        play = config.get("play", content(root() / "train.yaml")["play"])  # absent in runs that learned
+        play = config.get("play", read_file(root() / "train.yaml")["play"])  # absent in runs that learned
         return int(play["episodes"])
     return 100 if parts.env.spec.deterministic else 10
 

@@ -140,7 +140,7 @@ def _build_mechanism(name: str, row: Row | None, spec: EnvSpec) -> EvaluatedMech
     }.get(name, f"With {space.name} {name.replace(',', ', ')}")
     if (vector == space.neutral).all():
         heading_text = f"Without {space.name}"
-    return EvaluatedMechanism(name, vector, space.in_words(vector), heading_text, space.in_a_sentence(vector))
+    return EvaluatedMechanism(name, vector, space.format_vector(vector), heading_text, space.describe_effects(vector))
 
 
 @dataclass(frozen=True)

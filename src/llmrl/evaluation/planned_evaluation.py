@@ -14,7 +14,7 @@ from llmrl.agents.bot_agent import BotPolicy
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.config.builder import Builder
 from llmrl.core.errors import BudgetExhausted, ConfigError
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.core.protocols import EstimatesCalls, Policy, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Episode
@@ -202,7 +202,9 @@ def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[st
         else:
             services = TeacherServices(parts.env.spec, Seeds(config["seed"]).child("oracle"))
             domain_options = {key: config["teacher"][key] for key in ("domain", "parity") if key in config["teacher"]}
-            node = option("teacher", "oracle") | (domain_options if domain_options.get("domain") is not None else {})
+            node = load_option("teacher", "oracle") | (
+                domain_options if domain_options.get("domain") is not None else {}
+            )
             oracle = Builder(services, config["trusted_modules"]).build(node, "teacher")
             players[name] = oracle.policy
     return players
@@ -248,13 +250,13 @@ def describe_llm_calls(
         return [*rows, ("LLM calls", "unknown, about one for each decision; calls (--calls) limits them")]
     play_estimate = agent.estimate(horizon, episodes)
     estimates = [play_estimate] * rounds + ([agent.estimate(video_steps, n_videos)] if video_steps else [])
-    return [*rows, *call_rows(CallEstimate.total(estimates), parts.llm)]
+    return [*rows, *call_rows(CallEstimate.add_up(estimates), parts.llm)]
 
 
 def explain_exhausted_budget(error: BudgetExhausted) -> BudgetExhausted:
     """Return the error of an evaluation whose budget is used up."""
     return BudgetExhausted(
-        error.reached,
+        error.reached_limit,
         "All evaluations of a run share the budget of the run, and this one has saved no results. Paid replies are in "
         "the cache; play fewer episodes, or allow more replies with calls (--calls)",
     )

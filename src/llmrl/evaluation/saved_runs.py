@@ -11,7 +11,7 @@ from llmrl.config.builder import Builder
 from llmrl.config.permissions import check_permissions
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
-from llmrl.run.artifacts import read_config, saved_state
+from llmrl.run.artifacts import load_saved_state, read_config
 
 Row = Mapping[str, Any]
 """A row of a run's history."""
@@ -68,7 +68,7 @@ def read_saved_run(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
         RunFolderError: the config cannot be read.
         ConfigError: it is a run of `llmrl-finetune`, or names code that is not trusted.
     """
-    iteration, state = saved_state(folder)
+    iteration, state = load_saved_state(folder)
     config = read_config(folder, trusted)
     if "method" in config:
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.frames import LazyFrames, font, scale_to_width, wrap_text
+from llmrl.core.frames import LazyFrames, load_font, scale_to_width, wrap_text
 
 Color = tuple[int, int, int]
 
@@ -108,7 +108,7 @@ class SocietyPictures(LazyFrames):
         worlds = [scale_to_width(society.worlds[0], self.width) for society in societies]
         self._world_height = max(world.shape[0] for world in worlds)
         text_width = self.width - 2 * _MARGIN
-        self._sentences = [wrap_text(society.sentence, text_width, font(_TEXT_SIZE)) for society in societies]
+        self._sentences = [wrap_text(society.sentence, text_width, load_font(_TEXT_SIZE)) for society in societies]
         self._n_sentence_lines = max(map(len, self._sentences))
         agents = len(societies[0].moments[0].payoffs)
         self._plot_height = max(_PLOT_HEIGHT, agents * _BAR_HEIGHT)
@@ -117,7 +117,9 @@ class SocietyPictures(LazyFrames):
         self._objective_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + _LINE_HEIGHT + 12
         self.total_width = _round_up_to_even(len(societies) * self.width + (len(societies) - 1) * _SEPARATOR_WIDTH)
         objective = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
-        self._objective_lines = wrap_text(objective, self.total_width - 2 * _MARGIN - _STEP_WIDTH, font(_TEXT_SIZE))
+        self._objective_lines = wrap_text(
+            objective, self.total_width - 2 * _MARGIN - _STEP_WIDTH, load_font(_TEXT_SIZE)
+        )
         self._curves_y = self._objective_y + len(self._objective_lines) * _LINE_HEIGHT + 4
         self.height = _round_up_to_even(self._curves_y + _PLOT_HEIGHT + _MARGIN)
         moments = [moment for society in societies for moment in society.moments]
@@ -150,7 +152,7 @@ class SocietyPictures(LazyFrames):
         x, moment = x_offset + _MARGIN, society.moments[i]
         _draw_bold(draw, (x, _MARGIN - 2), society.title, self._color(k))
         for n, line in enumerate(self._sentences[k]):
-            draw.text((x, _MARGIN + 24 + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=font(_TEXT_SIZE))
+            draw.text((x, _MARGIN + 24 + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=load_font(_TEXT_SIZE))
         world = scale_to_width(society.worlds[i], self.width)
         at = self._world_y + (self._world_height - world.shape[0]) // 2
         image.paste(Image.fromarray(world), (x_offset + (self.width - world.shape[1]) // 2, at))
@@ -159,11 +161,11 @@ class SocietyPictures(LazyFrames):
         self._draw_levels(image, draw, x + half + _MARGIN, half, society, i)
         counts = "   ".join(f"{name} {value:,.0f}" for name, value in moment.counts.items())
         counts_y = self._plots_y + _LINE_HEIGHT + 4 + self._plot_height + 2
-        draw.text((x, counts_y), counts, fill=_GRAY, font=font(_SMALL_SIZE))
+        draw.text((x, counts_y), counts, fill=_GRAY, font=load_font(_SMALL_SIZE))
 
     def _draw_payoffs(self, draw: Any, x: int, width: int, moment: EpisodeMoment) -> None:
         """Draw the payoff of each agent as a bar in its color, to the right of zero or to the left."""
-        draw.text((x, self._plots_y), "payoff of each agent", fill=_TEXT_COLOR, font=font(_SMALL_SIZE))
+        draw.text((x, self._plots_y), "payoff of each agent", fill=_TEXT_COLOR, font=load_font(_SMALL_SIZE))
         low, high = self._payoff_range
         scale = (width - 44) / (high - low)
         zero, top = x + round(-low * scale), self._plots_y + _LINE_HEIGHT + 4
@@ -173,7 +175,7 @@ class SocietyPictures(LazyFrames):
             color = _BAR_COLOR if colors is None else tuple(colors[agent].tolist())
             end = zero + round(value * scale)
             draw.rectangle((min(zero, end), y + 2, max(zero, end), y + _BAR_HEIGHT - 3), fill=color)
-            draw.text((max(zero, end) + 5, y - 1), f"{value:,.0f}", fill=_TEXT_COLOR, font=font(_SMALL_SIZE))
+            draw.text((max(zero, end) + 5, y - 1), f"{value:,.0f}", fill=_TEXT_COLOR, font=load_font(_SMALL_SIZE))
         draw.line((zero, top, zero, top + len(moment.payoffs) * _BAR_HEIGHT - 1), fill=_GRAY)
 
     def _draw_levels(self, image: Any, draw: Any, x: int, width: int, society: SocietyEpisode, i: int) -> None:
@@ -184,8 +186,8 @@ class SocietyPictures(LazyFrames):
         for name, max_level in self._max_levels.items():
             label, color = _level_style(name)
             level_text = f"{label} {moment.levels.get(name, 0.0):,.0f}"
-            draw.text((at, self._plots_y), level_text, fill=color, font=font(_SMALL_SIZE))
-            at += int(font(_SMALL_SIZE).getlength(level_text)) + 12
+            draw.text((at, self._plots_y), level_text, fill=color, font=load_font(_SMALL_SIZE))
+            at += int(load_font(_SMALL_SIZE).getlength(level_text)) + 12
             points = [(m.step, m.levels[name]) for m in society.moments[: i + 1] if name in m.levels]
             lines.append((points, color, (0.0, max_level * 1.05)))
         _draw_curves(image, box, self._n_steps, lines)
@@ -194,11 +196,11 @@ class SocietyPictures(LazyFrames):
         """Draw the objectives of all societies so far in one plot, each with its number at the end."""
         y, moments = self._objective_y, [society.moments[i] for society in self.societies]
         for n, line in enumerate(self._objective_lines):
-            draw.text((_MARGIN, y + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=font(_TEXT_SIZE))
+            draw.text((_MARGIN, y + n * _LINE_HEIGHT), line, fill=_TEXT_COLOR, font=load_font(_TEXT_SIZE))
         horizon_text = "" if self.setting.horizon is None else f" of {self.setting.horizon:,}"
         step_text = f"step {max(moment.step for moment in moments):,}{horizon_text}"
-        x = self.total_width - _MARGIN - font(_TEXT_SIZE).getlength(step_text)
-        draw.text((x, y), step_text, fill=_TEXT_COLOR, font=font(_TEXT_SIZE))
+        x = self.total_width - _MARGIN - load_font(_TEXT_SIZE).getlength(step_text)
+        draw.text((x, y), step_text, fill=_TEXT_COLOR, font=load_font(_TEXT_SIZE))
         box = (_MARGIN, self._curves_y, self.total_width - _NUMBER_WIDTH, self._curves_y + _PLOT_HEIGHT)
         curves = [[(m.step, m.objective) for m in society.moments[: i + 1]] for society in self.societies]
         lines = [(curve, self._color(k), self._objective_range) for k, curve in enumerate(curves)]
@@ -258,7 +260,7 @@ def _level_style(name: str) -> tuple[str, Color]:
 
 
 def _draw_bold(draw: Any, xy: tuple[int, int], text: str, color: Color) -> None:
-    draw.text(xy, text, fill=color, font=font(_TITLE_SIZE), stroke_width=0.4, stroke_fill=color)
+    draw.text(xy, text, fill=color, font=load_font(_TITLE_SIZE), stroke_width=0.4, stroke_fill=color)
 
 
 def _round_up_to_even(size: int) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.arguments import checked
+from llmrl.core.arguments import validate_argument
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.spaces import EnvSpec
 
@@ -114,12 +114,12 @@ def parse_suite(name: str, content: Mapping[str, Any], env: Mapping[str, Any]) -
         raise ConfigError(f"{location} has no {lacking[0]!r}; it needs environment, metric and tests")
     if content["environment"] != env["_target_"]:
         raise ConfigError(f"{location} is for runs of {content['environment']}, and this is a run of {env['_target_']}")
-    episodes = checked(content.get("episodes", 100), PositiveInt, "suite.episodes")
-    n_envs = checked(content.get("n_envs"), PositiveInt | None, "suite.n_envs")
+    episodes = validate_argument(content.get("episodes", 100), PositiveInt, "suite.episodes")
+    n_envs = validate_argument(content.get("n_envs"), PositiveInt | None, "suite.n_envs")
     common = {**env, **({} if n_envs is None else {"n_envs": n_envs})}
-    only = checked(content.get("only"), list[str] | None, "suite.only")
-    needs = checked(content.get("needs", {}), dict[str, int], "suite.needs")
-    tests: dict[str, dict[str, Any]] = checked(content["tests"], dict[str, dict[str, Any]], "suite.tests")
+    only = validate_argument(content.get("only"), list[str] | None, "suite.only")
+    needs = validate_argument(content.get("needs", {}), dict[str, int], "suite.needs")
+    tests: dict[str, dict[str, Any]] = validate_argument(content["tests"], dict[str, dict[str, Any]], "suite.tests")
     if unknown := [test_name for test_name in only or () if test_name not in tests]:
         raise ConfigError(f"suite.only: there is no test {unknown[0]!r}; use {', '.join(tests)}")
     selected_tests = {key: test for key, test in tests.items() if only is None or key in only}
@@ -141,14 +141,14 @@ def _parse_test(
     location = f"suite.tests.{key}"
     _check_keys(test, _TEST_KEYS, location)
     base = common if test.get("own") else {**common, **_parse_changes(suite.get("env"), "suite.env", env)}
-    kinds = checked(test.get("kinds", suite.get("kinds", [])), list[str], f"{location}.kinds")
+    kinds = validate_argument(test.get("kinds", suite.get("kinds", [])), list[str], f"{location}.kinds")
     env_options = {**base, **_parse_changes(test.get("env"), f"{location}.env", env)}
-    n_needed_actions = checked(test.get("needs"), PositiveInt | None, f"{location}.needs")
+    n_needed_actions = validate_argument(test.get("needs"), PositiveInt | None, f"{location}.needs")
     min_actions = needs if n_needed_actions is None else dict.fromkeys(kinds or [_ALL_KINDS], n_needed_actions)
-    rename = checked(test.get("rename", []), list[str], f"{location}.rename")
+    rename = validate_argument(test.get("rename", []), list[str], f"{location}.rename")
     if rename and "actions" not in env:
         raise ConfigError(f"{location}.rename: the environment has no option 'actions'; it has: {', '.join(env)}")
-    reads = checked(test.get("reads", []), list[str], f"{location}.reads")
+    reads = validate_argument(test.get("reads", []), list[str], f"{location}.reads")
     title, description = str(test.get("title", key)), str(test.get("description", ""))
     return SuiteTest(key, title, description, env_options, tuple(kinds), min_actions, tuple(rename), tuple(reads))
 
@@ -159,7 +159,7 @@ def _check_keys(node: Mapping[str, Any], keys: Sequence[str], location: str) -> 
 
 
 def _parse_changes(node: Any, location: str, env: Mapping[str, Any]) -> dict[str, Any]:
-    changes: dict[str, Any] = checked({} if node is None else node, dict[str, Any], location)
+    changes: dict[str, Any] = validate_argument({} if node is None else node, dict[str, Any], location)
     if unknown := [key for key in changes if key not in env]:
         raise ConfigError(f"{location}: the environment has no option {unknown[0]!r}; it has: {', '.join(env)}")
     return changes
@@ -181,7 +181,7 @@ def load_suite(suite: str, changes: Sequence[str], episodes: int | None) -> tupl
     from omegaconf.errors import OmegaConfBaseException
 
     path = Path(suite).expanduser()
-    builtin_suites = options("suite")
+    builtin_suites = load_options("suite")
     if suite in builtin_suites:
         name, content = suite, builtin_suites[suite]
     elif suite.endswith((".yaml", ".yml")):

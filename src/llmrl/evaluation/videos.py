@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, enlarge, save_video, with_text_column
+from llmrl.core.frames import SIDE_BY_SIDE_STEM, LazyFrames, add_text_column, enlarge, save_video
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Policy, VecEnv
-from llmrl.core.records import Observation, PolicyOutput, on_host
+from llmrl.core.records import Observation, PolicyOutput, to_numpy
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -26,7 +26,7 @@ from llmrl.evaluation.society_pictures import (
 )
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
-from llmrl.rollout.episode_summaries import episode_welfare
+from llmrl.rollout.episode_summaries import compute_objective
 from llmrl.rollout.rollout_buffer import EpisodeAccumulator
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class FrameRecorder(Observer):
             frame = enlarge(frames[i])
             if not has_captions:
                 return frame
-            return with_text_column(
+            return add_text_column(
                 frame, self._captions[i] if i < len(self._captions) else [], frame.shape[0], TEXT_WIDTH
             )
 
@@ -171,7 +171,7 @@ class FrameRecorder(Observer):
         if not self.with_agent_views:
             return
         if "pixels" in observation:
-            pixels = on_host(observation["pixels"][0])
+            pixels = to_numpy(observation["pixels"][0])
         elif hasattr(self.env, "render_players"):
             pixels = self.env.render_players(0)
         if pixels is not None:
@@ -299,7 +299,7 @@ class RunningEpisode:
             return EpisodeMoment(
                 0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_display_name, self._counts), 0.0), {}
             )
-        objective = float(episode_welfare([episode], self.objective, self.spending_cost)[0])
+        objective = float(compute_objective([episode], self.objective, self.spending_cost)[0])
         counts = {_display_name(name): episode.summaries[name] for name in self._counts}
         return EpisodeMoment(episode.length, objective, episode.base_returns, counts, self._levels)
 
@@ -336,4 +336,4 @@ def save_side_by_side_video(
     stride = -(-len(all_frames) // MAX_SIDE_BY_SIDE_FRAMES)
     frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
     pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
-    return save_video(pictures, folder, SIDE_BY_SIDE, fps)
+    return save_video(pictures, folder, SIDE_BY_SIDE_STEM, fps)

@@ -30,7 +30,7 @@ from llmrl.loops.batched_executor import BatchedExecutor, RunConnection
 from llmrl.run.command_exit import EXIT_FAILED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
 from llmrl.run.progress_bar import MultiRunDisplay
-from llmrl.run.signals import PROMISED_S, StopFlag, WorkDiscarded
+from llmrl.run.signals import MAX_STOP_S, StopFlag, WorkDiscarded
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import Machine
 from llmrl.sweeps.payload import RunExit, RunPayload
@@ -60,7 +60,7 @@ def compute_rows(payloads: Sequence[RunPayload]) -> list[RunExit]:
         assert stop.signal is not None
         return WorkDiscarded(stop.signal)
 
-    stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", build_error)
+    stop = StopFlag(f"saving and stopping all runs, within {MAX_STOP_S} s; a second Ctrl-C stops at once", build_error)
     rows = BatchedExecutor()
     exits = [RunExit(payload.folder, EXIT_FAILED, "its thread has ended without a result") for payload in payloads]
 

@@ -8,7 +8,7 @@ from typing import Any
 from llmrl.config.builder import Builder
 from llmrl.core.errors import LlmrlError
 from llmrl.core.protocols import VecEnv
-from llmrl.core.ram import check_games
+from llmrl.core.ram import require_memory_for_games
 from llmrl.envs.env_errors import build_engine_error, name_env_in_errors
 
 
@@ -23,7 +23,7 @@ def build_env(node: Mapping[str, Any], builder: Builder) -> VecEnv:
         ConfigError: an invalid option, or more games than fit into memory.
         EngineError: the environment cannot be built for another reason.
     """
-    check_games(node.get("n_envs"))
+    require_memory_for_games(node.get("n_envs"))
     try:
         env: VecEnv = builder.build(node, "env")
     except LlmrlError:

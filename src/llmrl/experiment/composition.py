@@ -17,8 +17,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from llmrl.config.hydra_hooks import BASE, adapt_hydra, describe_composition_error
 from llmrl.config.overrides import translate_arguments
 from llmrl.core.errors import ConfigError
-from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redacted_folder
-from llmrl.core.threads import exclusive
+from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redact_folder_names
+from llmrl.core.threads import hold_process_lock
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     hydra_arguments = translate_arguments(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
-    with exclusive():
+    with hold_process_lock():
         hydra_config = HydraConfig.instance()
         previous = GlobalHydra.instance().hydra, hydra_config.cfg
         GlobalHydra.instance().hydra = None
@@ -127,6 +127,6 @@ def _redact_folders(config: DictConfig) -> None:
         group, _, key = path.rpartition(".")
         node = OmegaConf.select(config, group) if group else config
         if isinstance(node, DictConfig) and key in node and OmegaConf.is_interpolation(node, key):
-            folder = str(redacted_folder(Path(str(node[key]))))
+            folder = str(redact_folder_names(Path(str(node[key]))))
             with read_write(config):
                 node[key] = folder

@@ -12,7 +12,7 @@ from typing import Any
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import LOOPS, agent_learns, loop_kind, section
 from llmrl.core import option_files
-from llmrl.core.arguments import checked, signature_of
+from llmrl.core.arguments import get_signature, validate_argument
 from llmrl.core.errors import ConfigError
 
 Config = Mapping[str, Any]
@@ -75,7 +75,7 @@ def with_members(config: Config) -> dict[str, Any]:
 def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
     """Return a member with the full options of its agent; the run of its initial weights is moved to `society`."""
     path = f"agent.members[{index}]"
-    agent_names = option_files.names("agent")
+    agent_names = option_files.list_option_names("agent")
     if not isinstance(member, Mapping):
         raise ConfigError(f"{path}={member!r} must be a mapping, e.g. {{count: 2, agent: llm_player}}")
     if member.get("_target_") == _MEMBER:
@@ -84,8 +84,8 @@ def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
     if agent_name not in agent_names or agent_name == "mixed":
         choices = ", ".join(name for name in agent_names if name != "mixed")
         raise ConfigError(f"{path}.agent={agent_name} must be one of {choices}")
-    node = option_files.option("agent", agent_name)
-    option_files.merge(node, {key: value for key, value in member.items() if key not in _MEMBER_KEYS})
+    node = option_files.load_option("agent", agent_name)
+    option_files.override_fields(node, {key: value for key, value in member.items() if key not in _MEMBER_KEYS})
     if member.get("llm") is not None:
         if "players" not in node:
             raise ConfigError(
@@ -124,9 +124,9 @@ def with_texts(config: Config) -> dict[str, Any]:
     # Other values than lists are refused when the environment is built.
     if not isinstance(channels, list | tuple) or _TEXT in channels or not has_text_reader(config):
         return dict(config)
-    hint = signature_of(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).hints.get("observe")
+    hint = get_signature(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).hints.get("observe")
     try:
-        checked([_TEXT], hint, "env.observe")
+        validate_argument([_TEXT], hint, "env.observe")
     except ConfigError:  # the environment has no texts
         return dict(config)
     return {**config, "env": {**env, "observe": [*channels, _TEXT]}}

@@ -17,14 +17,14 @@ from llmrl.config.overrides import override_key
 from llmrl.config.permissions import check_permissions, with_permissions
 from llmrl.config.run_options import check_run_options
 from llmrl.config.treatments import check_treatment
-from llmrl.core.privacy import kept_private
+from llmrl.core.privacy import create_files_privately
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.secrets import check_no_secrets
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.resources import RunResources
 from llmrl.run.config_hash import config_hash
 from llmrl.run.distributed import open_run
-from llmrl.run.folder import find_folder
+from llmrl.run.folder import find_run_folder
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:
@@ -151,7 +151,9 @@ class Experiment:
         Raises:
             RunFolderError: `name` leaves `output_root`, or `output_root` cannot be read.
         """
-        return find_folder(Path(self.config["output_root"]), self.config["name"], self.hash, self.overrides, self.seed)
+        return find_run_folder(
+            Path(self.config["output_root"]), self.config["name"], self.hash, self.overrides, self.seed
+        )
 
     def check(self) -> None:
         """Check the config before a run folder is created.
@@ -189,7 +191,7 @@ class Experiment:
         """
         try:
             with ExitStack() as stack:
-                stack.enter_context(kept_private(self.config.get("private", True)))
+                stack.enter_context(create_files_privately(self.config.get("private", True)))
                 with self._open() as run:
                     try:
                         if not run.finished:

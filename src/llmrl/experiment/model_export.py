@@ -14,7 +14,7 @@ from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import Kind, load_model, load_tokenizer
 from llmrl.llms.local.lora import merge_adapter
-from llmrl.run.artifacts import ADAPTER, read_config, saved_state
+from llmrl.run.artifacts import ADAPTER, load_saved_state, read_config
 
 
 def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str] = ()) -> Path:
@@ -61,7 +61,7 @@ def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[A
     module: Any = load_model(kind, model.model, model.settings.revision, "cpu", "float32")
     if adapter.is_dir():
         return merge_adapter(module, str(adapter)), model
-    run_state = saved_state(run)[1]
+    run_state = load_saved_state(run)[1]
     state = (run_state.get("principal") or {}).get("learning") or run_state["agents"][-1]
     learner = state.get("learners", [state.get("learner")])[0] or {}
     if "weights" in learner:

@@ -11,10 +11,10 @@ from typing import Any
 from llmrl.config.builder import Builder
 from llmrl.config.permissions import check_permissions
 from llmrl.core import option_files
-from llmrl.core.arguments import checked
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.arguments import validate_argument
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import Scorer
-from llmrl.core.records import CHOSEN
+from llmrl.core.records import CHOSEN_MODEL
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import ModelServices
 from llmrl.experiment.config_completion import agent_nodes, groups_needing, map_agents
@@ -56,7 +56,7 @@ def build_used_model(resources: RunResources) -> Model:
     users = {kind: groups_needing(config, kind, builder) for kind in ("llm", "scorer")}
     if users["llm"] and users["scorer"]:
         raise Incompatible(
-            Misfit.MODEL,
+            IncompatibilityReason.MODEL,
             f"{users['llm'][0]} needs a chat model and {users['scorer'][0]} one that scores texts, but llm= chooses a "
             "single model; change one of the two parts",
         )
@@ -132,24 +132,26 @@ def with_player_models(config: Config) -> dict[str, Any]:
     llm, agent = config.get("llm"), config.get("agent") or {}
     if not isinstance(llm, Mapping):
         return dict(config)
-    player_options = checked(llm.get("variants"), dict[str, dict[str, Any]] | None, "llm.variants") or {}
+    player_options = validate_argument(llm.get("variants"), dict[str, dict[str, Any]] | None, "llm.variants") or {}
     nodes_with_players = [node for node in agent_nodes(agent) if "players" in node]
     if not any(node["players"] for node in nodes_with_players) and not player_options:
         return dict(config)
-    names = dict.fromkeys(name for node in nodes_with_players for name in node["players"] or [CHOSEN])
+    names = dict.fromkeys(name for node in nodes_with_players for name in node["players"] or [CHOSEN_MODEL])
     model_names = [str(name) for name in names]
     if unused := [name for name in player_options if name not in model_names]:
         raise ConfigError(
             f"llm.variants.{unused[0]} is the model of no player; use one of agent.players: {', '.join(model_names)}"
         )
     builder = Builder(trusted=config["trusted_modules"])
-    nodes = {name: _option(name, player_options.get(name) or {}, builder) for name in model_names if name != CHOSEN}
-    if CHOSEN not in model_names and groups_needing(config, "llm", builder) == ["agent"]:
+    nodes = {
+        name: _option(name, player_options.get(name) or {}, builder) for name in model_names if name != CHOSEN_MODEL
+    }
+    if CHOSEN_MODEL not in model_names and groups_needing(config, "llm", builder) == ["agent"]:
         duplicate = next((name for name in model_names if model_options(nodes[name]) == model_options(llm)), None)
         if duplicate is None:
             raise ConfigError(
                 f"agent.players names {', '.join(model_names)}, so no part uses the model that llm= chooses; set "
-                f"llm={model_names[0]}, or replace one of them by {CHOSEN}"
+                f"llm={model_names[0]}, or replace one of them by {CHOSEN_MODEL}"
             )
         del nodes[duplicate]
         agent = map_agents(agent, functools.partial(_rename_player, name=duplicate))
@@ -161,7 +163,7 @@ def _rename_player(agent: Config, name: str) -> Config:
     players = agent.get("players")
     if not players:
         return agent
-    new_names = [CHOSEN if player == name else player for player in players]
+    new_names = [CHOSEN_MODEL if player == name else player for player in players]
     if isinstance(players, Mapping):
         return {**agent, "players": dict(zip(new_names, players.values(), strict=True))}
     return {**agent, "players": new_names}
@@ -169,21 +171,21 @@ def _rename_player(agent: Config, name: str) -> Config:
 
 def _option(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
     """Return the option `name` of llm=, merged with `changes`, without the policies that all models of a run share."""
-    place, names = f"llm.variants.{name}", option_files.names("llm")
+    place, names = f"llm.variants.{name}", option_files.list_option_names("llm")
     if name not in names and "_target_" not in changes:
         raise ConfigError(
-            f"agent.players: there is no llm={name}; use {CHOSEN} (the chosen model) or one of {', '.join(names)}, or "
-            f"define all options of that model in {place}"
+            f"agent.players: there is no llm={name}; use {CHOSEN_MODEL} (the chosen model) or one of "
+            f"{', '.join(names)}, or define all options of that model in {place}"
         )
     if common := [key for key in changes if key in POLICIES and key != "limits"]:
         raise ConfigError(f"{place}.{common[0]} is common to all models of a run; set llm.{common[0]} instead")
     # A merged option no longer shows which values are missing.
-    files = [option_files.content(path) for path, _ in option_files.chain("llm", name)] if name in names else []
+    files = [option_files.read_file(path) for path, _ in option_files.list_files("llm", name)] if name in names else []
     full_options = {key: value for content in (*files, changes) for key, value in content.items()}
     if missing := [key for key, value in full_options.items() if value == "???"]:
         raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{place}.{missing[0]}=<value>")
-    node = option_files.option("llm", name) if name in names else {}
-    option_files.merge(node, changes)
+    node = option_files.load_option("llm", name) if name in names else {}
+    option_files.override_fields(node, changes)
     _check_kind(node, "llm", f"player ({name})", builder)
     return {key: value for key, value in node.items() if key == "limits" or key not in POLICIES}
 
@@ -199,12 +201,14 @@ def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
 
     if fits(node, builder):
         return
-    works = ", ".join(name for name, option in option_files.options("llm").items() if fits(option, Builder()))
+    works = ", ".join(name for name, option in option_files.load_options("llm").items() if fits(option, Builder()))
     target_path = node.get("_target_")
     if target_path is None:
-        raise Incompatible(Misfit.ABSENT, f"the chosen {user} needs a language model; choose one of llm={works}")
+        raise Incompatible(
+            IncompatibilityReason.MISSING_PART, f"the chosen {user} needs a language model; choose one of llm={works}"
+        )
     requirement = "chats" if kind == "llm" else "scores texts with weights of its own"
     raise Incompatible(
-        Misfit.MODEL,
+        IncompatibilityReason.MODEL,
         f"the chosen {user} needs a language model that {requirement}, unlike {target_path}; use llm={works}",
     )

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, loop_kind, section
-from llmrl.core.errors import ConfigError, ErrorCollector, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, ErrorCollector, IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.core.processes import ProcessGroup, rank_and_world_size
 from llmrl.core.protocols import Agent, Controller, Proposer, VecEnv
-from llmrl.core.ram import check_games
+from llmrl.core.ram import require_memory_for_games
 from llmrl.core.ranges import SpendingCost
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, ObserverServices, PrincipalServices
@@ -106,9 +106,9 @@ def build_parts(
         kind = loop_kind(config, builder)
         has_principal = kind == "design"
         if has_principal and env.spec.mechanism is None:
-            works = ", ".join(name for name, option in options("env").items() if option.get("mechanism"))
+            works = ", ".join(name for name, option in load_options("env").items() if option.get("mechanism"))
             raise Incompatible(
-                Misfit.ABSENT,
+                IncompatibilityReason.MISSING_PART,
                 f"a principal needs an environment with a mechanism, and {env.spec.name} has none (env.mechanism may "
                 f"be off); use env={works} with their mechanism, an agent whose parameters it can search, such as "
                 "agent=linear, or principal=none",
@@ -202,7 +202,8 @@ def _build_agent(config: Config, services: AgentServices, builder: Builder) -> t
     builder = builder.replace_services(replace(services, seeds=seeds.child("agent"), teacher=teacher))
     if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
         raise Incompatible(
-            Misfit.UNTAUGHT, "a teacher adds a loss to those of a learning agent; use agent=ppo, or teacher=none"
+            IncompatibilityReason.NOT_TRAINABLE,
+            "a teacher adds a loss to those of a learning agent; use agent=ppo, or teacher=none",
         )
     return builder.build(config["agent"], "agent"), teacher
 
@@ -234,10 +235,10 @@ def _build_principal(
         )
     )
     if controller is not None and not can_search(config["principal"], builder):
-        name, nodes = config["principal"]["_target_"].rpartition(".")[2], options("principal")
+        name, nodes = config["principal"]["_target_"].rpartition(".")[2], load_options("principal")
         works = [option for option, node in nodes.items() if node["_target_"] and can_search(node, Builder())]
         raise Incompatible(
-            Misfit.ABSENT,
+            IncompatibilityReason.MISSING_PART,
             f"{name} needs a society under a mechanism and cannot search the parameters of a policy; use "
             f"principal={', '.join(works)}",
         )
@@ -357,7 +358,7 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
             builder.validate(node, path)
     errors.raise_all()
     _check_init_from(config)
-    check_games(config["env"].get("n_envs"))
+    require_memory_for_games(config["env"].get("n_envs"))
     spending_cost(config, builder)
     check_distributed(config, resources)
     resources.check_sinks()
@@ -394,7 +395,7 @@ def check_distributed(config: Config, resources: RunResources) -> None:
     players_learn = learns and not samples and builder.needs(config["agent"], "llm", "agent")
     if not (players_learn or builder.needs(config["agent"], "processes", "agent")):
         works = ", ".join(
-            name for name, option in options("agent").items() if Builder().needs(option, "processes", "agent")
+            name for name, option in load_options("agent").items() if Builder().needs(option, "processes", "agent")
         )
         raise ConfigError(
             f"{config['agent']['_target_'].rpartition('.')[2]} computes alone, so {n} processes would do the same work "
@@ -415,7 +416,7 @@ def current_processes() -> ProcessGroup:
     Raises:
         ConfigError: there are several processes, but only `llmrl-train` can use them.
     """
-    processes, n = ProcessGroup.joined(), rank_and_world_size()[1]
+    processes, n = ProcessGroup.get_joined(), rank_and_world_size()[1]
     if processes.world_size != n:
         raise ConfigError(
             f"only llmrl-train can use several processes, and there are {n}; start this command in a single process"

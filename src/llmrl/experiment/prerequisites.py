@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.permissions import check_permissions
-from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunFolderError, RunInUse
+from llmrl.core.errors import CallNotMade, LlmrlError, PrerequisiteFailed, RunFolderError, RunInUse
 from llmrl.core.threads import daemon_thread
 from llmrl.experiment.run_lookup import is_finished
 from llmrl.results.run_records import RESUMABLE_STATES, read_run
 from llmrl.run.artifacts import CONFIG_NAME, read_config
 from llmrl.run.config_hash import config_hash
-from llmrl.run.folder import find_folder, seed_of
+from llmrl.run.folder import find_run_folder, parse_seed
 from llmrl.run.ownership import is_in_use
-from llmrl.run.progress_bar import active_row, format_clock
-from llmrl.run.queued import read_launch_record, typed_overrides
+from llmrl.run.progress_bar import format_clock, get_active_row
+from llmrl.run.queued import read_launch_record, read_typed_overrides
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
@@ -62,7 +62,7 @@ class PrerequisiteRun:
     def folder(self) -> Path:
         """The run folder, whether or not it exists."""
         root, digest = Path(self.config["output_root"]), config_hash(self.config)
-        return find_folder(root, self.config["name"], digest, self.overrides, self.config["seed"])
+        return find_run_folder(root, self.config["name"], digest, self.overrides, self.config["seed"])
 
     @property
     def finished(self) -> bool:
@@ -92,8 +92,8 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
     config = read_config(folder, trusted)
     check_permissions(config, str(folder / CONFIG_NAME))
     # The folder may be a copy in another place.
-    config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": seed_of(folder) or 0}
-    return config | {"rerun": False, "resume": True}, typed_overrides(folder)
+    config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": parse_seed(folder) or 0}
+    return config | {"rerun": False, "resume": True}, read_typed_overrides(folder)
 
 
 Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
@@ -160,7 +160,7 @@ def _ensure_run(
                 # Suspended until the run is free, because other rows wait while this one is active.
                 while run.stop.signal is None and is_in_use(prerequisite.folder):
                     time.sleep(_POLL_S)
-        except NotAsked:
+        except CallNotMade:
             raise
         except LlmrlError as error:
             raise PrerequisiteFailed(f"{prerequisite.error_label} failed: {error}") from error
@@ -204,7 +204,7 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
         env_steps: environment steps of the needed run.
     """
     log.info("%s: started, %s environment steps", stage, f"{env_steps:,}")
-    began, row = time.monotonic(), active_row()
+    began, row = time.monotonic(), get_active_row()
     outer = "" if row is None else row.stage
     if row is not None:
         row.stage = stage.name

@@ -15,8 +15,8 @@ from typing import Any
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import RunFolderError
-from llmrl.core.option_files import option
-from llmrl.core.plain_data import read_object
+from llmrl.core.option_files import load_option
+from llmrl.core.plain_data import read_json_object
 from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.parts import Parts, n_envs_per_society
 from llmrl.experiment.prerequisites import PrerequisiteRun
@@ -106,7 +106,7 @@ def expected_stages(config: Config, builder: Builder) -> int:
 def reference_plan(config: Config, parts: Parts, loop: DesignLoop) -> ReferencePlan:
     """Return the reference measurements of a design run that has reference lines (`reason_without_references`)."""
     space, requested = parts.env.spec.proposals, config["design"]["references"]
-    scan_size = len(space.coarse_scan)
+    scan_size = len(space.probe_vectors)
     if requested is not None:
         return ReferencePlan(requested, scan_size, True, scan_size)
     vector, untrained = (_measurement_steps(config, parts, adapts) for adapts in (True, False))
@@ -133,7 +133,7 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
     if not plan.repetitions:
         return []
     spec = parts.env.spec
-    vectors = spec.proposals.coarse_scan.tolist()[: plan.vectors]
+    vectors = spec.proposals.probe_vectors.tolist()[: plan.vectors]
     scan = _measurement_config(config, vectors, plan.repetitions, parts)
     if plan.vectors == 1 < plan.scan_size:
         runs = [_run("no mechanism", "no_mechanism", "no mechanism", scan, spec.horizon)]
@@ -164,7 +164,7 @@ def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References
 def _history(path: Path) -> list[dict[str, Any]]:
     """Return the proposals of a finished run."""
     try:
-        return [dict(entry) for entry in read_object(path)["history"]]
+        return [dict(entry) for entry in read_json_object(path)["history"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         remedy = "remove that run's folder, so that it is computed again"
         raise RunFolderError(f"{path} (reference lines) cannot be read ({error!r}); {remedy}") from error
@@ -213,7 +213,7 @@ def _measurement_steps(config: Config, parts: Parts, adapts: bool) -> int:
     """Return the environment steps of one measurement of a vector in every context."""
     design, games = config["design"], n_envs_per_society(config)
     rounds = design["adapt_rounds"] * adapts - (-design["validate_episodes"] // games)
-    return int(rounds * (parts.env.spec.horizon or 0) * games * parts.env.spec.proposals.n_rows)
+    return int(rounds * (parts.env.spec.horizon or 0) * games * parts.env.spec.proposals.n_context_rows)
 
 
 def _measurement_config(config: Config, vectors: list[list[float]], repetitions: int, parts: Parts) -> dict[str, Any]:
@@ -226,7 +226,10 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
     candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
     starts = range(0, len(vectors), candidates)
     proposals = [
-        vector for i in starts for _ in range(parts.env.spec.proposals.n_rows) for vector in vectors[i : i + candidates]
+        vector
+        for i in starts
+        for _ in range(parts.env.spec.proposals.n_context_rows)
+        for vector in vectors[i : i + candidates]
     ]
     run_config = without_digests(config)
     run_config.pop("llm", None)  # no part uses a model or writes prompts
@@ -236,7 +239,7 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
         "seed": 0,
         "resume": True,
         "rerun": False,
-        "principal": {**option("principal", "listed"), "vectors": proposals},
+        "principal": {**load_option("principal", "listed"), "vectors": proposals},
         "env": {**config["env"], "n_envs": candidates * n_envs_per_society(config)},
     }
     run_config["design"] = {

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import LlmrlError
-from llmrl.core.printable import print_records
-from llmrl.core.processes import ProcessGroup, leaving_group
-from llmrl.core.threads import exclusive
+from llmrl.core.printable import make_logs_printable
+from llmrl.core.processes import ProcessGroup, leave_group_at_exit
+from llmrl.core.threads import hold_process_lock
 from llmrl.experiment.experiment import Experiment, application_of
 from llmrl.run.command_exit import EXIT_INTERRUPTED, exit_on_error, print_message
 from llmrl.run.signals import Stopped
@@ -58,7 +58,7 @@ def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
         return None
     run = experiment.run()
     if run.processes.is_main and not quiet:
-        with exclusive():
+        with hold_process_lock():
             if run.finished:
                 print_skipped(run)
             else:
@@ -77,13 +77,13 @@ def reporting(name: str) -> Iterator[None]:
     """
 
     def report(name: str, text: object) -> None:
-        if ProcessGroup.joined().is_main:
+        if ProcessGroup.get_joined().is_main:
             print_message(name, text)
 
-    print_records()
+    make_logs_printable()
     for library in _VERBOSE_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
-    with leaving_group(), _expose_errors(), exit_on_error(name, report):
+    with leave_group_at_exit(), _expose_errors(), exit_on_error(name, report):
         try:
             yield
         except KeyboardInterrupt as interrupt:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.folder import hash_of, sanitize_path, seed_folder, seed_of
+from llmrl.run.folder import format_seed_folder, parse_hash, parse_seed, sanitize_path
 
 Kind = Literal["run", "latest", "preset"]
 
@@ -34,7 +34,7 @@ class RunReference:
     seed: int | None
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.target}" + ("" if self.seed is None else f"/{seed_folder(self.seed)}")
+        return f"{self.kind}:{self.target}" + ("" if self.seed is None else f"/{format_seed_folder(self.seed)}")
 
 
 def parse_reference(text: str) -> RunReference | None:
@@ -119,14 +119,14 @@ def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     if reference.kind == "latest":
         newest = newest_run(reference.target, root)
         return [run for run in find_runs(newest.parent) if is_finished(run)]
-    runs = [run for run in find_runs(root) if (hash_of(run) or "").startswith(reference.target)]
+    runs = [run for run in find_runs(root) if (parse_hash(run) or "").startswith(reference.target)]
     if not runs:
         raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.target}")
-    if len({hash_of(run) for run in runs}) > 1:
+    if len({parse_hash(run) for run in runs}) > 1:
         raise RunFolderError(f"{reference} may be any of {listing(runs)}")
     seeds: dict[int | None, Path] = {}
     for run in sorted(runs, key=is_finished, reverse=True):
-        seeds.setdefault(seed_of(run), run)
+        seeds.setdefault(parse_seed(run), run)
     return [seeds[seed] for seed in sorted(seeds, key=lambda seed: seed or 0)]
 
 
@@ -135,7 +135,7 @@ def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
 
     Raise RunFolderError if there is not exactly one.
     """
-    matches = [run for run in runs if reference.seed in (None, seed_of(run))]
+    matches = [run for run in runs if reference.seed in (None, parse_seed(run))]
     if len(matches) == 1:
         return matches[0]
     raise RunFolderError(f"{reference} is not one run; available runs: {listing(matches or runs)}")
@@ -175,6 +175,6 @@ def listing(runs: Sequence[Path]) -> str:
     """Return a list of runs for an error message, each with its reference."""
     from llmrl.results.run_records import read_run
 
-    lines = [f"\n  run:{hash_of(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTING]]
+    lines = [f"\n  run:{parse_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTING]]
     omission = f"\n  and {len(runs) - _MAX_LISTING:,} more" if len(runs) > _MAX_LISTING else ""
     return f"{len(runs):,} runs:{''.join(lines)}{omission}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config import input_digests
-from llmrl.core.errors import ConfigError, Incompatible, Misfit, RunFolderError
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible, RunFolderError
 from llmrl.experiment.config_completion import agent_nodes, has_text_reader, without_unread_sections
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_lookup import (
@@ -31,7 +31,7 @@ from llmrl.experiment.run_lookup import (
 )
 from llmrl.run.artifacts import ADAPTER, CONFIG_NAME, read_config
 from llmrl.run.config_hash import RESOLVED, config_hash
-from llmrl.run.folder import hash_of, sanitize_path, seed_folder, seed_of
+from llmrl.run.folder import format_seed_folder, parse_hash, parse_seed, sanitize_path
 
 log = logging.getLogger(__name__)
 
@@ -199,12 +199,12 @@ def _resolve(reference_key: ReferenceKey, text: str, config: Config) -> _Resolve
         if reference.kind == "latest":
             reference = _pin_reference(reference_key, reference, config)
         runs = experiment_runs(reference, Path(config["output_root"]))
-        reference_text = f"run:{hash_of(runs[0])}"
+        reference_text = f"run:{parse_hash(runs[0])}"
         if reference_key.is_list:
             matches = runs if reference.seed is None else [only_of(reference, runs)]
             folder = matches[0].parent if reference.seed is None else matches[0]
             return _ResolvedReference(
-                folder, f"{hash_of(runs[0])}/{'all' if reference.seed is None else folder.name}", reference_text
+                folder, f"{parse_hash(runs[0])}/{'all' if reference.seed is None else folder.name}", reference_text
             )
         return _select_entry(reference_key, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
@@ -243,13 +243,13 @@ def _select_entry(
     """
     explicit_seed = None if reference is None else reference.seed
     # Fall back to the hash of the config if the name of the folder has none.
-    digest = hash_of(runs[0]) or config_hash(read_config(runs[0], ()))
+    digest = parse_hash(runs[0]) or config_hash(read_config(runs[0], ()))
     if len(runs) == 1 and explicit_seed is None:
         single_run = runs[0]
         return _ResolvedReference(single_run, f"{digest}/{single_run.name}", f"run:{digest}/{single_run.name}")
     seed = _seed(explicit_seed, reference_key.key, config)
     for run in runs:
-        if seed_of(run) == seed:
+        if parse_seed(run) == seed:
             seed_text = _seed_text(explicit_seed, config, reference_key.key)
             return _ResolvedReference(
                 run, f"{digest}/{seed_text}", f"run:{digest}" + ("" if seed_text == _OWN else f"/{seed_text}")
@@ -266,7 +266,7 @@ def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config:
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
     record = _read_record(path)
     if record is None:
-        digest = hash_of(newest_run(reference.target, root))
+        digest = parse_hash(newest_run(reference.target, root))
         record = {
             "key": reference_key.key,
             "reference": str(reference),
@@ -343,7 +343,7 @@ def _seed_text(explicit_seed: int | None, config: Config, key: str = "agent.init
     return (
         _OWN
         if explicit_seed is None and _seed_rule(key, config) == _OWN
-        else seed_folder(_seed(explicit_seed, key, config))
+        else format_seed_folder(_seed(explicit_seed, key, config))
     )
 
 
@@ -406,7 +406,7 @@ def _inherit(preset_config: dict[str, Any], config: Config) -> None:
     for name in ("_target_", "substrate"):
         if preset_config["env"].get(name) != env.get(name):
             raise Incompatible(
-                Misfit.ONE_GAME,
+                IncompatibilityReason.WRONG_GAME,
                 f"this preset is for another environment: env.{name} is {preset_config['env'].get(name)} in the preset "
                 f"and {env.get(name)} in this run",
             )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.config.builder import Builder
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
@@ -74,7 +74,7 @@ class SmallModels:
         Raises:
             ConfigError: as `make_for_env`.
         """
-        folder, processes = self.folder(kind, model), ProcessGroup.joined()
+        folder, processes = self.folder(kind, model), ProcessGroup.get_joined()
         if processes.is_main and not folder.is_dir():
             self._make(folder, kind, model)
         processes.barrier()
@@ -214,7 +214,7 @@ def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Se
         controller = getattr(agent, "controller", None)
     if controller is None:
         raise Incompatible(
-            Misfit.MODEL,
+            IncompatibilityReason.MODEL,
             "llm=small_chat learns the format of replies from the part that asks it; use agent=llm_player, or "
             "principal=llm with an agent whose parameters it can search, such as agent=linear",
         )
@@ -308,11 +308,13 @@ def _texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
         texts = [name for name, space in env.spec.observation.items() if space.dtype == "object"]
         if texts:
             raise ConfigError(f"{lacks}, but {', '.join(texts)}: set llm.make.channel={texts[0]}")
-        raise Incompatible(Misfit.INTERFACE, f"{lacks}; use an environment of texts, e.g. env=babyai_text")
+        raise Incompatible(
+            IncompatibilityReason.INTERFACE, f"{lacks}; use an environment of texts, e.g. env=babyai_text"
+        )
     if isinstance(env, ChannelsOnRequest):
         env.provide((channel,))
     rng = seeds.numpy("actions")
-    n_actions = env.spec.need_discrete("a small model that scores actions")
+    n_actions = env.spec.require_discrete_actions("a small model that scores actions")
     unique_texts: dict[str, None] = {}
     observation = env.reset(seed=seeds.integer("games"))
     for _ in range(_STEPS):

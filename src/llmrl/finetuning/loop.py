@@ -202,7 +202,7 @@ class FinetuneLoop(StateFields):
     def _check_model(self, local_model: LocalChat) -> None:
         """Check, before anything is played, that the model can reply in full and can be trained."""
         prompt_format, space = self.task.prompt_format, self.task.space
-        middle = space.rounded((space.low + space.high) / 2)
+        middle = space.round_values((space.low + space.high) / 2)
         # The shortest possible prompt.
         prompt = prompt_format.make_prompt(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
         tokens = len(local_model.encode_reply(prompt.messages, prompt_format.format_reply(middle, "")))

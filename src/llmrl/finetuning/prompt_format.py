@@ -123,7 +123,7 @@ class PromptFormat:
         """Return the vector that the search would play; None if it would ask again (`principal.out_of_range`)."""
         if self.proposer.has_refused_numbers(vector):
             return None
-        return self.space.rounded(vector, clip=self.proposer.settings.out_of_range != "accept")
+        return self.space.round_values(vector, clip=self.proposer.settings.out_of_range != "accept")
 
     def is_proposable(self, vector: np.ndarray) -> bool:
         """Return whether the search would play a proposed vector unchanged."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core import option_files
-from llmrl.core.arguments import signature_of
+from llmrl.core.arguments import get_signature
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.core.trust import NOBODY
+from llmrl.core.trust import NO_FURTHER_TRUST
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient
@@ -57,15 +57,15 @@ def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
         ConfigError: there is no such option, it is not a model, it has no such setting, or a required setting is
             missing.
     """
-    options = option_files.names("llm")
+    options = option_files.list_option_names("llm")
     if option not in options:
         raise ConfigError(f"llm={option} does not exist; use one of {', '.join(options)}")
-    arguments = {**option_files.option("llm", option), **settings}
+    arguments = {**option_files.load_option("llm", option), **settings}
     target = arguments.pop("_target_", None)
     if target is None:
         raise ConfigError(f"llm={option} has no _target_, so it is not a model; use another option")
-    model_class = NOBODY.locate(target, f"llm={option}: _target_")
-    signature = signature_of(model_class)
+    model_class = NO_FURTHER_TRUST.locate(target, f"llm={option}: _target_")
+    signature = get_signature(model_class)
     parameters = signature.parameters
     # Settings of the client (cache, limits, ...) are arguments of this function or defaults.
     arguments = {key: value for key, value in arguments.items() if key in parameters or key in settings}

@@ -23,9 +23,9 @@ import numpy as np
 
 from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import LLMError, RunFolderError
-from llmrl.core.plain_data import convert, parse_record
-from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest, State, find_impossible_fields
-from llmrl.core.secrets import known_secrets, redact, redact_nested
+from llmrl.core.plain_data import parse_record, parse_value
+from llmrl.core.records import CHOSEN_MODEL, REPLY_COUNTS, ChatReply, ChatRequest, State, find_impossible_fields
+from llmrl.core.secrets import list_known_secrets, redact, redact_nested
 from llmrl.llms.images import with_image_hashes
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def _build_entry(key: str, identity: Mapping[str, Any], request: ChatRequest, re
 
     Texts are lists of lines, for readability, and secrets are redacted.
     """
-    secrets = known_secrets()
+    secrets = list_known_secrets()
     redacted = redact_nested({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
     messages = redact_nested(with_image_hashes(request.messages), secrets)
     return {
@@ -160,7 +160,7 @@ def _parse_entry(entry: Any) -> ChatReply:
     if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
         raise ValueError("it holds no reply")
     fields = entry["reply"]
-    texts = {name: "\n".join(convert(fields.get(name), list[str], name)) for name in ("text", "thoughts")}
+    texts = {name: "\n".join(parse_value(fields.get(name), list[str], name)) for name in ("text", "thoughts")}
     reply = parse_record(ChatReply, {"error": "", "sample": None, **fields, **texts, "attempts": 0})
     if impossible_fields := find_impossible_fields(reply):
         raise ValueError(f"its {impossible_fields[0]} is {getattr(reply, impossible_fields[0])!r}")
@@ -208,7 +208,7 @@ class RepeatCounter:
                 numbered_requests.append(request)
                 continue
             # 60 bits of the address distinguish requests and fit a checkpoint's integers.
-            identity = {"model": request.model} if request.model != CHOSEN else {}
+            identity = {"model": request.model} if request.model != CHOSEN_MODEL else {}
             request_hash = int(request_key(identity, request)[:15], 16)
             numbered_requests.append(replace(request, repeat=request.repeat + self._counts[request_hash]))
             self._counts[request_hash] += 1

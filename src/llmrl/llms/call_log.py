@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.folder_files import open_file
-from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN_MODEL, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.secrets import redact_nested
 from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import with_image_files
@@ -232,7 +232,7 @@ class CallLog:
             "prompt_hash": request.prompt_hash,
             "repeat": request.repeat,
             **({"place": request.place} if request.place else {}),
-            **({"named": request.model} if request.model != CHOSEN else {}),
+            **({"named": request.model} if request.model != CHOSEN_MODEL else {}),
         }
         values = {"messages": with_image_files(request.messages, self.path.parent), "schema": request.schema}
         if isinstance(result, ChatReply):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from llmrl.core.errors import Interrupted
+from llmrl.core.errors import CallInterrupted
 from llmrl.core.threads import daemon_thread
 from llmrl.llms.budget import Reservation
 
@@ -42,7 +42,7 @@ class PendingCall:
         """
         with self._lock:
             if self.is_abandoned:
-                raise Interrupted("the call was abandoned")
+                raise CallInterrupted("the call was abandoned")
             self._is_in_flight = True
 
     def finish(self) -> None:

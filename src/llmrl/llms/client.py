@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from llmrl.core.errors import LLMError, NotAsked
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
+from llmrl.core.errors import CallNotMade, LLMError
+from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, State
 from llmrl.core.threads import daemon_thread
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache, CacheMode, RepeatCounter, request_key
@@ -114,7 +114,7 @@ class ChatClient:
     Attributes:
         provider: provider of the chosen model.
         services: cache, log and policies of all models.
-        endpoints: endpoints of all models by name; the chosen model's is `CHOSEN`.
+        endpoints: endpoints of all models by name; the chosen model's is `CHOSEN_MODEL`.
         label: labels of all models, separated by commas.
     """
 
@@ -132,7 +132,7 @@ class ChatClient:
         self.services = SharedServices(cache, None, self.policies.retry, self.policies.budget, should_stop)
         self.stream = stream
         self._set_call_log(call_log)
-        models = {CHOSEN: (provider, self.policies.limits), **(additional_models or {})}
+        models = {CHOSEN_MODEL: (provider, self.policies.limits), **(additional_models or {})}
         self.endpoints = {name: Endpoint(model, limits, self.services) for name, (model, limits) in models.items()}
         self.provider = provider
         self.label = ", ".join(dict.fromkeys(model.label for model, _ in models.values()))
@@ -175,19 +175,19 @@ class ChatClient:
         """Stop using the cache."""
         self.services.cache = None
 
-    def accepts_images(self, model: str = CHOSEN) -> bool:
+    def accepts_images(self, model: str = CHOSEN_MODEL) -> bool:
         """Return whether a model accepts images; true if only its server knows."""
         return self.endpoints[model].provider.accepts_images
 
-    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN) -> bool:
+    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN_MODEL) -> bool:
         """Return whether `messages` and the longest reply fit into the context window of a model."""
         return self.endpoints[model].provider.fits(messages)
 
-    def includes_reasoning(self, model: str = CHOSEN) -> bool:
+    def includes_reasoning(self, model: str = CHOSEN_MODEL) -> bool:
         """Return whether replies that are quoted to a model include its reasoning."""
         return self.endpoints[model].provider.include_reasoning
 
-    def model_label(self, model: str = CHOSEN) -> str:
+    def model_label(self, model: str = CHOSEN_MODEL) -> str:
         """Return the label of a model."""
         return self.endpoints[model].provider.label
 
@@ -270,7 +270,7 @@ class ChatClient:
         results = fetched.results
         errors = [result for result in results if isinstance(result, LLMError)]
         for error in errors:
-            if isinstance(error, NotAsked):
+            if isinstance(error, CallNotMade):
                 raise error from None
         if errors and self.policies.failures == "stop":
             summary = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
@@ -314,7 +314,7 @@ class ChatClient:
             except InvalidReply as invalid:
                 reason = str(invalid)
             with self._lock:
-                self.validity.add(result.text, reason, result.cut)
+                self.validity.add(result.text, reason, result.is_truncated)
             if call.verdict is not None:
                 verdicts.append(call.verdict._replace(fault=reason, understood=parsed_reply))
         if self.services.call_log is not None:

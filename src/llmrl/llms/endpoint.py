@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmrl.core.errors import BudgetExhausted, Interrupted, LLMError, NotAsked
+from llmrl.core.errors import BudgetExhausted, CallInterrupted, CallNotMade, LLMError
 from llmrl.core.records import ChatReply, ChatRequest, find_impossible_fields
 from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
@@ -104,7 +104,7 @@ class Endpoint:
             return self._complete_locally(calls)
         batch.wait(self.services.should_stop)
         self.abandon_batch(batch)
-        return [Interrupted(STOPPING_REASON) if answer is None else answer for answer in list(batch.answers)]
+        return [CallInterrupted(STOPPING_REASON) if answer is None else answer for answer in list(batch.answers)]
 
     def abandon_batch(self, batch: SentBatch) -> None:
         """Stop waiting for replies, and count attempts in flight as lost.
@@ -126,7 +126,7 @@ class Endpoint:
         start = time.perf_counter()
         reservations: list[Reservation] = []
         results: list[ChatReply | LLMError] = []
-        refusal: LLMError | None = Interrupted(STOPPING_REASON) if self.services.should_stop() else None
+        refusal: LLMError | None = CallInterrupted(STOPPING_REASON) if self.services.should_stop() else None
         try:
             if refusal is None:
                 for call in calls:
@@ -172,14 +172,14 @@ class Endpoint:
                 lambda attempt: self._attempt(call, attempt, start, pending_call),
                 functools.partial(self._wait_unless_stopped, pending_call=pending_call),
             )
-        except NotAsked:
+        except CallNotMade:
             raise
         except LLMError:
             self.services.budget.record_failed_calls(1)
             raise
         if pending_call.is_lost:
             self._cache_reply(call, reply)  # the reply is paid, so it is cached for a later request
-            raise Interrupted("the call was abandoned")
+            raise CallInterrupted("the call was abandoned")
         return self._cache_and_log(call, reply, reservation)
 
     def _attempt(
@@ -291,7 +291,7 @@ class Endpoint:
 
     def _log_call(self, call: Call, result: ChatReply | LLMError, reservation: Reservation | None = None) -> None:
         """Write a call to the log, unless it was not sent."""
-        if self.services.call_log is not None and not isinstance(result, NotAsked):
+        if self.services.call_log is not None and not isinstance(result, CallNotMade):
             identity = self.provider.identity
             call.verdict = self.services.call_log.record_call(call, identity, result, self.services.budget, reservation)
 
@@ -303,7 +303,7 @@ class Endpoint:
         end = time.monotonic() + seconds
         while True:
             if pending_call.is_abandoned or self.services.should_stop():
-                raise Interrupted(STOPPING_REASON)
+                raise CallInterrupted(STOPPING_REASON)
             remaining = end - time.monotonic()
             if remaining <= 0:
                 return

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmrl.core.addresses import check_transport
+from llmrl.core.addresses import check_transport_security
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.core.secrets import redact, register_secret_variable, rejection_reason, variable_rejection_reason
+from llmrl.core.secrets import find_rejection_reason, find_variable_rejection_reason, redact, register_secret_variable
 from llmrl.llms.provider import Provider
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class HostedProvider(Provider):
             output_price=settings.output_price,
         )
         if settings.api_key_env is not None:
-            if (reason := variable_rejection_reason(settings.api_key_env)) is not None:
+            if (reason := find_variable_rejection_reason(settings.api_key_env)) is not None:
                 raise ConfigError(f"llm.api_key_env {reason}")
             register_secret_variable(settings.api_key_env)
         self.settings, self.include_reasoning = settings, settings.include_reasoning
@@ -263,9 +263,9 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 def check_address(address: str, plain_http: bool, where: str) -> None:
     """Raise ConfigError for an address that may hold a secret, or of plain HTTP to another machine (`plain_http`)."""
-    if (reason := rejection_reason(where, address)) is not None:
+    if (reason := find_rejection_reason(where, address)) is not None:
         raise ConfigError(f"{where} {reason}")
-    check_transport(address, plain_http, where)
+    check_transport_security(address, plain_http, where)
 
 
 def is_refusal(status: int) -> bool:

@@ -34,7 +34,7 @@ class Provider(ABC):
         include_reasoning: whether a reply shown back to the model includes its thoughts.
         learners: learners that train the model from its replies; None if the model does not learn.
         should_stop: function that returns whether the run is to stop, which the client sets. A model in this process
-            that waits for a server then raises `Interrupted`.
+            that waits for a server then raises `CallInterrupted`.
         input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
             prompts that the provider found in its own cache or stored there (None: charged like others), and of
             replies. An unknown price (None) makes costs unknown, never zero.

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
-from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN_MODEL, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.cache import request_key
 from llmrl.llms.call_log import FILE_NAME, read_calls
@@ -49,14 +49,14 @@ class ReplayChat(Provider):
         self._calls_by_model: dict[str, dict[str, Any]] = {}  # one call of each model, by the run's name of the model
         for call in read_calls(self.path):
             if isinstance(call.get("reply"), str) and isinstance(call.get("hash"), str):
-                self._calls_by_model.setdefault(str(call.get("named", CHOSEN)), call)
+                self._calls_by_model.setdefault(str(call.get("named", CHOSEN_MODEL)), call)
                 numbers: dict[str, Any] = {name: call[name] for name in _REPLY if call.get(name) is not None}
                 self._replies[call["hash"]] = ChatReply(call["reply"], attempts=0, **numbers)
         if not self._calls_by_model:
             raise ConfigError(
                 f"llm.calls={calls}: {self.path} holds no reply; choose a run that called a language model"
             )
-        self._select_model(CHOSEN)
+        self._select_model(CHOSEN_MODEL)
 
     def _select_model(self, name: str) -> None:
         """Select a recorded model. A model that answered no request has no reply to give, so any identity will do."""
@@ -121,5 +121,5 @@ def _recorded_limits(config: Path, name: str) -> dict[str, Any]:
     if not config.is_file():
         return {}
     llm = (yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("llm") or {}
-    llm = llm if name == CHOSEN else (llm.get("variants") or {}).get(name) or {}
+    llm = llm if name == CHOSEN_MODEL else (llm.get("variants") or {}).get(name) or {}
     return {name: llm.get(name) for name in ("context_window", "max_tokens", "thinking_budget")}

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from llmrl.core.errors import LLMError
 from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, TokenSample
+from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, TokenSample
 from llmrl.core.state_fields import StateFields
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
@@ -47,7 +47,7 @@ class Query:
     hash: str = ""
     schema: dict[str, Any] | None = None
     place: str = ""
-    model: str = CHOSEN
+    model: str = CHOSEN_MODEL
     adapter: str = ""
 
 
@@ -164,7 +164,9 @@ class StructuredQuery(StateFields, Generic[T]):
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= MAX_WARNINGS else logging.DEBUG
                     model = queries[i].model
-                    hint = " (reply truncated: llm.max_tokens also counts reasoning tokens)" if reply.cut else ""
+                    hint = (
+                        " (reply truncated: llm.max_tokens also counts reasoning tokens)" if reply.is_truncated else ""
+                    )
                     logger.log(level, "invalid reply of %s: %s%s", self.llm.model_label(model), error, hint)
                     previous_reply = _assistant(reply, self.llm.includes_reasoning(model))
                     pending[i] = [*messages, previous_reply, _user(self.repair(str(error)).text)]
@@ -250,7 +252,7 @@ def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
     try:
         return read(reply, parse)
     except InvalidReply as error:
-        if reply.cut:
+        if reply.is_truncated:
             raise InvalidReply(f"the reply was cut off because it grew too long; {error}") from None
         raise
 

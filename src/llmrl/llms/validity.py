@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrl.core.errors import TooManyInvalid
+from llmrl.core.errors import TooManyInvalidReplies
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.state_fields import StateFields
@@ -75,7 +75,7 @@ class Validity(StateFields):
             return
         quotations = "".join(f"\n  {text}" for text in self.last)
         advice = f" {self.cut} were cut off: raise llm.max_tokens, which thoughts count toward." if self.cut else ""
-        raise TooManyInvalid(
+        raise TooManyInvalidReplies(
             f"{self.invalid} of {self.judged} replies of {label} were invalid, more than llm.max_invalid.share="
             f"{limit.share:g} allows. The run is saved; try another model (llm=) or prompt (prompts=), or run the same "
             "command with a larger share or llm.max_invalid=null to replace invalid replies by fallbacks."

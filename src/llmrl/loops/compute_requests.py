@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.metrics import Counter, Kind
+from llmrl.core.metrics import CounterName, RowKind
 from llmrl.core.protocols import Agent, Controller, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Rollout
@@ -162,8 +162,8 @@ class Log:
         counters: current counters by name, including `x`.
     """
 
-    kind: Kind
-    x: Counter
+    kind: RowKind
+    x: CounterName
     metrics: Mapping[str, Any]
     counters: Mapping[str, int]
 

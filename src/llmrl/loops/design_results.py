@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from llmrl.core.pooling import PooledEstimates, key_of
+from llmrl.core.pooling import PooledEstimates, make_vector_key
 from llmrl.core.protocols import Proposer, Recommender
 from llmrl.core.records import Outcome, State
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.welfare_measures import Objective
 from llmrl.loops.recommendation import Confirmation, Context, RecommendationEvaluator, VectorEvaluation
-from llmrl.rollout.episode_summaries import measures, objective_of_episodes
+from llmrl.rollout.episode_summaries import compute_welfare, objective_from_welfare
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.statistics.estimators import standard_error_of_mean
 
@@ -68,8 +68,8 @@ def score_vector(
     starts = range(0, len(rollouts), rollouts_per_society)
     groups = [[episode for r in rollouts[i : i + rollouts_per_society] for episode in r.episodes] for i in starts]
     episodes = [episode for group in groups for episode in group]
-    welfare = measures(episodes, objective)
-    values = objective_of_episodes(welfare, objective, spending_cost)
+    welfare = compute_welfare(episodes, objective)
+    values = objective_from_welfare(welfare, objective, spending_cost)
     ends = np.cumsum([len(group) for group in groups])
     means = np.array([part.mean() for part in np.split(values, ends[:-1])])
     outcome = Outcome(
@@ -80,8 +80,8 @@ def score_vector(
         context=context,
         returns=np.mean([episode.base_returns for episode in episodes], axis=0),
         net_returns=np.mean([episode.returns for episode in episodes], axis=0),
-        trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.told},
-        summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.told},
+        trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.principal_metrics},
+        summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.principal_metrics},
         welfare={name: float(x.mean()) for name, x in welfare.items()},
         units=n_societies,
         draw=draw,
@@ -196,7 +196,7 @@ def count_earlier_occurrences(vectors: np.ndarray) -> list[int]:
     >>> n_earlier_occurrences(np.array([[0.0], [1.0], [0.0], [0.0]]))
     [0, 0, 1, 2]
     """
-    keys = [key_of(vector) for vector in vectors]
+    keys = [make_vector_key(vector) for vector in vectors]
     return [keys[:i].count(key) for i, key in enumerate(keys)]
 
 
@@ -312,7 +312,7 @@ class DesignResults:
                 "evaluations": 0 if evaluation is None else len(evaluation.values),
                 "values": [] if evaluation is None else list(evaluation.values),
                 "measurements": n,
-                "measured": estimates.of(vector, context).value if n else None,
+                "measured": estimates.get(vector, context).value if n else None,
             }
             rows.append((self._sort_key(vector, context), self.history.describe(vector, context) | row))
         return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
@@ -330,7 +330,7 @@ class DesignResults:
         if evaluation is not None and evaluation.values:
             return evaluation.mean
         estimates = self.history.estimates
-        return estimates.of(vector, context).value if estimates.count(vector, context) else -np.inf
+        return estimates.get(vector, context).value if estimates.count(vector, context) else -np.inf
 
     def state_dict(self) -> State:
         """Return the results; `llmrl-evaluate` also reads `history` and `recommended` from a checkpoint."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, Proposer
 from llmrl.core.ranges import NonNegativeInt, PositiveInt, SpendingCost
 from llmrl.core.spaces import EnvSpec
@@ -146,7 +146,8 @@ def check_differentiable(spec: EnvSpec, agent: Agent, principal: GradientPropose
         )
     if not isinstance(agent, DifferentiableAgent):
         raise Incompatible(
-            Misfit.UNTAUGHT, f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg"
+            IncompatibilityReason.NOT_TRAINABLE,
+            f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg",
         )
     if not agent.learns:
         raise ConfigError(

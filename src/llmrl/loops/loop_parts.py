@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.agent_interfaces import NeedsSteps, TrainsAdapter
+from llmrl.core.agent_interfaces import RequiresMinRolloutSteps, TrainsAdapter
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
-from llmrl.rollout.episode_summaries import episode_row, write_results
+from llmrl.rollout.episode_summaries import make_episode_row, write_results
 from llmrl.run.artifacts import ADAPTER
 from llmrl.run.run import Run
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def min_rollout_steps(agents: Sequence[Agent], games: int) -> int:
     """Return the smallest number of steps of each of an agent's `games` games that all `agents` can learn from."""
-    return max((agent.min_rollout_steps(games) for agent in agents if isinstance(agent, NeedsSteps)), default=1)
+    return max(
+        (agent.min_rollout_steps(games) for agent in agents if isinstance(agent, RequiresMinRolloutSteps)), default=1
+    )
 
 
 def check_rollout_steps(agents: Sequence[Agent], steps: int, games: int) -> None:
@@ -100,7 +102,7 @@ def write_trained_results(
         episodes: its final episodes.
         objective, spending_cost: welfare measure.
     """
-    rows: list[dict[str, Any]] = [episode_row(episode, objective, spending_cost) for episode in episodes]
+    rows: list[dict[str, Any]] = [make_episode_row(episode, objective, spending_cost) for episode in episodes]
     write_results(run.folder, rows, learned=True, about=describe_run(run, env, agent))
     return [row["objective"] for row in rows]
 

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks.action_distributions import NumericActions, make_action_distribution, mask_logits
@@ -310,7 +310,7 @@ def list_readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | 
     available = [name for name in spec.observation if name not in NON_NUMERIC_CHANNELS]
     if not available:
         raise Incompatible(
-            Misfit.INTERFACE,
+            IncompatibilityReason.INTERFACE,
             f"agent=ppo needs pixels or numbers, but env={spec.name} has only {', '.join(sorted(spec.observation))}; "
             "use an agent that reads text",
         )
@@ -330,7 +330,7 @@ def _check_mission(spec: EnvSpec, observation_channels: Sequence[str] | None) ->
     code_maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
     if not code_maps or MISSION_CHANNEL not in spec.observation:
         raise Incompatible(
-            Misfit.INTERFACE,
+            IncompatibilityReason.INTERFACE,
             f"agent.core=film needs a map of codes and the channel {MISSION_CHANNEL!r}, but env={spec.name} has only "
             f"{', '.join(sorted(spec.observation))}; use env=babyai_text or agent=ppo",
         )
@@ -375,7 +375,7 @@ def _select_planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) ->
         problem = f"agent.core=planes needs a map with planes, but the channel {name!r} of env={spec.name} has none"
         if alternatives:
             raise ConfigError(f"{problem}; use agent.observation_channels=[{alternatives[0]}]")
-        raise Incompatible(Misfit.INTERFACE, f"{problem}; use agent.core=auto")
+        raise Incompatible(IncompatibilityReason.INTERFACE, f"{problem}; use agent.core=auto")
     if unknown := [plane for plane in selection or () if plane not in available]:
         raise ConfigError(f"agent.planes: {name!r} has no plane {unknown[0]!r}; available: {', '.join(available)}")
     if selection is not None and not selection:
@@ -404,7 +404,7 @@ def _check_spatial_channels(
         )
     if settings.core == "planes" and not spatial:
         raise Incompatible(
-            Misfit.INTERFACE,
+            IncompatibilityReason.INTERFACE,
             f"agent.core=planes needs a map, but env={spec.name} has {', '.join(channels)}; use agent.core=auto",
         )
     if settings.critic != "own" and spatial:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmrl.core.errors import Incompatible, Misfit
+from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.networks.action_distributions import NumericActions
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.layers import MAX_NORMALIZED_VALUE, RunningMoments
@@ -42,7 +42,7 @@ class ActorLayers:
         self.tensors: dict[str, torch.Tensor] = {}
         if isinstance(network.core, FilmCore):
             raise Incompatible(
-                Misfit.INTERFACE, "a core that reads an instruction (agent.core=film) cannot be exported"
+                IncompatibilityReason.INTERFACE, "a core that reads an instruction (agent.core=film) cannot be exported"
             )
         if isinstance(network.core, nn.Sequential):
             self._add_vector_inputs(network)
@@ -111,7 +111,9 @@ class ActorLayers:
     def _add_numeric_actions(self, actions: NumericActions) -> None:
         """Replace the last layer by one with the means of the numbers, and scale these to their bounds."""
         if actions.categorical_integers:
-            raise Incompatible(Misfit.INTERFACE, "actions that include integers with few values cannot be exported")
+            raise Incompatible(
+                IncompatibilityReason.INTERFACE, "actions that include integers with few values cannot be exported"
+            )
         for name in self.layers[-1]["weights"]:
             self.tensors[name] = self.tensors[name][: actions.n_real]
         center, half_range = (torch.tensor(x, dtype=torch.float32) for x in (actions.center, actions.half_range))

@@ -33,7 +33,7 @@ class Memo(Generic[Key]):
         return self._outputs_by_key is not None
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def fixed_weights(self) -> Iterator[None]:
         """Cache outputs within the `with` block; a nested block is part of the outer one."""
         if self.is_active:
             yield

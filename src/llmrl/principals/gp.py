@@ -15,7 +15,7 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
-from llmrl.core.threads import exclusive
+from llmrl.core.threads import hold_process_lock
 from llmrl.core.unit_cube import from_unit, to_unit
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ class GaussianProcessPrincipal(StateFields):
         self.space, self.seeds = space, seeds.child("principal")
         self.initial = min(2 * (space.dim + 1), 10) if initial is None else initial
         self.acquisition, self.beta = acquisition, beta
-        self.n_proposed = [0] * space.n_rows
+        self.n_proposed = [0] * space.n_context_rows
         self.rows: list[int] = []
         self.vectors: list[np.ndarray] = []  # in the unit cube
         self.values: list[float] = []
         self.model_metrics: dict[str, float] = {}  # predictions of the last `ask`, logged with its outcomes
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.row(context)
+        row = self.space.find_row(context)
         if len(self.values) < self.initial:
             unit, self.model_metrics = self._sobol_points(row, n), {}
         else:
@@ -102,7 +102,7 @@ class GaussianProcessPrincipal(StateFields):
         deviation of an outcome), both in units of the objective.
         """
         for outcome in outcomes:
-            self.rows.append(self.space.row(outcome.context))
+            self.rows.append(self.space.find_row(outcome.context))
             self.vectors.append(to_unit(self.space, outcome.vector))
             self.values.append(outcome.value)
         return {f"principal/{name}": value for name, value in self.model_metrics.items()}
@@ -121,7 +121,7 @@ class GaussianProcessPrincipal(StateFields):
         vectors = np.array([estimate.vector for estimate in estimates.ranked(context)]).reshape(-1, self.space.dim)
         if len(vectors) and len(self.values) >= self.initial:
             # Stable, so that equal means keep the order of the estimates.
-            vectors = vectors[np.argsort(-self._posterior_means(self.space.row(context), vectors), kind="stable")]
+            vectors = vectors[np.argsort(-self._posterior_means(self.space.find_row(context), vectors), kind="stable")]
         return vectors[:n]
 
     def _sobol_points(self, row: int, n: int) -> np.ndarray:
@@ -146,7 +146,7 @@ class GaussianProcessPrincipal(StateFields):
         context_features = {self.space.dim + i: float(i == row) for i in range(len(self.space.contexts))}
         # BoTorch draws from torch's global stream, which `manual_seed` restores. Its warnings concern ascents that end
         # early where the acquisition function is flat up to rounding, which does no harm.
-        with exclusive(), manual_seed(seed), warnings.catch_warnings():
+        with hold_process_lock(), manual_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", BotorchWarning)
             warnings.simplefilter("ignore", RuntimeWarning)
             model = self._fit_model()
@@ -177,7 +177,7 @@ class GaussianProcessPrincipal(StateFields):
         seed = self.seeds.child("recommendation").integer(row)
         units = list(to_unit(self.space, vectors))
         # A failed fit is repeated from random parameters, drawn from torch's global stream.
-        with exclusive(), manual_seed(seed), torch.no_grad():
+        with hold_process_lock(), manual_seed(seed), torch.no_grad():
             with torch.enable_grad():
                 model = self._fit_model()
             means: np.ndarray = model.posterior(self._inputs([row] * len(units), units)).mean[:, 0].numpy()

@@ -70,7 +70,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
             horizon=spec.horizon,
             actions=spec.action_names,
             objective=spec.objective.name,
-            payoff=spec.objective.told(spec.n_agents),
+            payoff=spec.objective.format_payoff(spec.n_agents),
             spending_cost=spec.spending_cost,
             facts=spec.facts,
             mechanism=self.space.name,

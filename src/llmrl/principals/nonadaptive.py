@@ -59,15 +59,15 @@ class FixedPrincipal(_NonadaptivePrincipal):
             self.table = np.stack([space.check(row) for row in contexts])
         else:
             vector = space.low if values is None else space.check(values)
-            self.table = np.tile(vector, (space.n_rows, 1))
-        space.exact(self.table, "principal.values")
+            self.table = np.tile(vector, (space.n_context_rows, 1))
+        space.check_decimals(self.table, "principal.values")
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        return np.tile(self.table[self.space.row(context)], (n, 1))
+        return np.tile(self.table[self.space.find_row(context)], (n, 1))
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of a context, [1, d]; [0, d] for n = 0."""
-        return np.array(self.table[self.space.row(context)][None][:n])
+        return np.array(self.table[self.space.find_row(context)][None][:n])
 
 
 class ListedPrincipal(_NonadaptivePrincipal):
@@ -103,7 +103,7 @@ class ListedPrincipal(_NonadaptivePrincipal):
                     f"({', '.join(space.names)}), got {len(grid)} lists"
                 )
             vectors = [list(vector) for vector in itertools.product(*grid)]
-        self.vectors = space.exact(space.check(vectors), "principal.vectors")
+        self.vectors = space.check_decimals(space.check(vectors), "principal.vectors")
         self.n_proposed = 0
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
@@ -159,12 +159,12 @@ class SobolPrincipal(_NonadaptivePrincipal):
                 "use principal=random"
             )
         self.space, self.seeds = space, seeds.child("principal")
-        self.counts = [0] * space.n_rows
+        self.counts = [0] * space.n_context_rows
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         from scipy.stats.qmc import Sobol
 
-        row = self.space.row(context)
+        row = self.space.find_row(context)
         engine = Sobol(self.space.dim, scramble=True, seed=self.seeds.integer(row))
         if self.counts[row]:
             engine.fast_forward(self.counts[row])

@@ -19,9 +19,9 @@ from llmrl.core.folder_files import open_file
 from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.files import read_json_or_empty
-from llmrl.run.folder import is_run_folder, seed_of, split_overrides
+from llmrl.run.folder import is_run_folder, parse_seed, split_overrides
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-from llmrl.run.metrics import KIND, X
+from llmrl.run.metrics import KIND_KEY, X_KEY
 from llmrl.run.ownership import seems_alive
 from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.status import SUMMARY_NAME, RunProgress, Status, StatusState, read_status
@@ -137,7 +137,11 @@ class RunRecord:
                 except (ValueError, TypeError, RecursionError):
                     continue  # the first line may be incomplete
         numbers = (int, float, type(None))
-        return {name: value for name, value in newest.items() if name not in (KIND, X) and isinstance(value, numbers)}
+        return {
+            name: value
+            for name, value in newest.items()
+            if name not in (KIND_KEY, X_KEY) and isinstance(value, numbers)
+        }
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -148,7 +152,7 @@ def find_runs(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}; give a folder of runs, such as outputs or outputs/<name>")
-    return sorted(_iterate_run_folders(folder), key=lambda run: (str(run.parent), seed_of(run) or 0))
+    return sorted(_iterate_run_folders(folder), key=lambda run: (str(run.parent), parse_seed(run) or 0))
 
 
 def find_only_run(folder: Path) -> Path:
@@ -243,7 +247,9 @@ def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
             queue.
     """
     folder = folder.absolute()
-    record = RunRecord(folder, folder.parent.parent.name, folder.parent.name, seed_of(folder) or 0, state="unreadable")
+    record = RunRecord(
+        folder, folder.parent.parent.name, folder.parent.name, parse_seed(folder) or 0, state="unreadable"
+    )
     try:
         status, launch_record = read_status(folder), read_launch_record(folder)
         if launch_record is not None:
@@ -303,7 +309,7 @@ def _judge_queued_run(launch_record: LaunchRecord, queue: QueueSnapshot | None) 
     if launch_record.error:
         return "lost", launch_record.error
     if not launch_record.job_id:
-        if launch_record.launcher_lives():
+        if launch_record.is_launcher_alive():
             return "queued", ""
         return (
             "lost",

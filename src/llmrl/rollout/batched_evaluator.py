@@ -15,7 +15,7 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.statistics.estimators import standard_error_of_mean
 
-FINAL_SHARE = 0.1
+FINAL_FRACTION = 0.1
 """Fraction of the iterations, at the end, that `final_return` averages over."""
 
 
@@ -54,7 +54,7 @@ class SupportsEvaluator(Protocol):
 
 def summarize_curve(returns: Sequence[float]) -> dict[str, float]:
     """Return the mean return of the last tenth of the iterations and the mean over all (area under the curve)."""
-    n_final = max(1, round(FINAL_SHARE * len(returns)))
+    n_final = max(1, round(FINAL_FRACTION * len(returns)))
     return {"final_return": float(np.mean(returns[-n_final:])), "area": float(np.mean(returns))}
 
 
@@ -78,12 +78,12 @@ def make_outcome(vector: np.ndarray, batch: EvaluationBatch, i: int, draw: str) 
     )
 
 
-def evaluation_seeds(seeds: Seeds, n: int) -> np.ndarray:
+def draw_evaluation_seeds(seeds: Seeds, n: int) -> np.ndarray:
     """Return seeds of evaluation episodes, [n], that training never uses; `seeds` is the loop's node."""
-    return episode_seeds(seeds.child("evaluation"), n)
+    return draw_episode_seeds(seeds.child("evaluation"), n)
 
 
-def incumbent_metrics(batch: EvaluationBatch) -> dict[str, float]:
+def measure_incumbent(batch: EvaluationBatch) -> dict[str, float]:
     """Return mean return, its standard error, length and success of one policy in evaluation episodes."""
     values = np.asarray(batch.returns[0], dtype=np.float64)
     metrics = {"search/incumbent_return": float(values.mean())}
@@ -95,6 +95,6 @@ def incumbent_metrics(batch: EvaluationBatch) -> dict[str, float]:
     return metrics
 
 
-def episode_seeds(seeds: Seeds, n: int) -> np.ndarray:
+def draw_episode_seeds(seeds: Seeds, n: int) -> np.ndarray:
     """Return `n` episode seeds from a node of the seed tree, [n]."""
     return np.array([seeds.integer(i) for i in range(n)], dtype=np.int64)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer, StepObserver, Transition
-from llmrl.core.protocols import Camera, ChannelsOnRequest, Forkable, NeedsCamera, Policy, VecEnv, unchanged
+from llmrl.core.protocols import Camera, ChannelsOnRequest, Forkable, NeedsCamera, Policy, VecEnv, fixed_weights
 from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
@@ -64,17 +64,17 @@ class Collector:
         self.env, self.policy, self.device = env, policy, torch.device(device)
         self.spec = env.spec
         if isinstance(policy, NeedsCamera):
-            policy.camera = camera(env)
+            policy.camera = make_camera(env)
         self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
         self._request((*policy.channels, *keep, *(name for observer in observers for name in observer.channels)))
         self._observers = list(observers)
         self._buffer = RolloutBuffer(self.spec, self.device, policy.channels, keep)
         self._observation: Observation | None = None
         self._state: torch.Tensor | None = None
-        self._fresh = np.ones(self.spec.n_envs, dtype=bool)
+        self._is_episode_start = np.ones(self.spec.n_envs, dtype=bool)
         self._ended = np.zeros(self.spec.n_envs, dtype=bool)
         self._running = EpisodeAccumulator(self.spec)
-        self._texts = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
+        self._is_text = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
 
     def reset(self, seed: int | Sequence[int], games: np.ndarray | None = None, reseed: bool = False) -> None:
         """Start new episodes from `seed` and discard those in progress.
@@ -87,13 +87,13 @@ class Collector:
         self._before_reset(np.ones(self.spec.n_envs, dtype=bool))
         self._observation = self.env.reset(seed=seed if reseed else None)
         self._state = None
-        self._fresh = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
-        self._ended = ~self._fresh
+        self._is_episode_start = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
+        self._ended = ~self._is_episode_start
         self._running = EpisodeAccumulator(self.spec)
         for observer in self._step_observers():
-            observer.on_reset(self._fresh.copy(), self._observation)
+            observer.on_reset(self._is_episode_start.copy(), self._observation)
 
-    def observed(self, *observers: Observer) -> AbstractContextManager[None]:
+    def add_observers(self, *observers: Observer) -> AbstractContextManager[None]:
         """Add `observers` after the present ones for the duration of a `with` block.
 
         Raises:
@@ -102,7 +102,7 @@ class Collector:
         self._request(tuple(name for observer in observers for name in observer.channels))
         return self._with_observers([*self._observers, *observers])
 
-    def unobserved(self) -> AbstractContextManager[None]:
+    def disable_observers(self) -> AbstractContextManager[None]:
         """Silence all observers for the duration of a `with` block, e.g. an evaluation between training rollouts."""
         return self._with_observers([])
 
@@ -142,9 +142,9 @@ class Collector:
         if learn and not restart:
             raise ValueError("learn=True requires restart=True, since a learner needs rollouts of games that continue")
         buffer, step_observers = self._buffer, self._step_observers()
-        last_count, last_count_time = 0, time.monotonic()
+        n_reported_steps, last_report_time = 0, time.monotonic()
         buffer.begin(n_steps, learn, keep_reward_jacobian)
-        with unchanged(self.policy):
+        with fixed_weights(self.policy):
             for _ in range(n_steps):
                 waiting = self._restart(step_observers) if restart else self._ended
                 if waiting.all():
@@ -160,14 +160,14 @@ class Collector:
                     transition = Transition(observation, act, step, self._ended)
                     for step_observer in step_observers:
                         step_observer.on_step(transition)
-                    if (timestamp := time.monotonic()) - last_count_time > PROGRESS_S:
-                        self._count(buffer.played - last_count)
-                        last_count, last_count_time = buffer.played, timestamp
+                    if (now := time.monotonic()) - last_report_time > PROGRESS_S:
+                        self._report_progress(buffer.played - n_reported_steps)
+                        n_reported_steps, last_report_time = buffer.played, now
                 if buffer.needs_value:
                     next_channels = buffer.tensors(step.observation, self.policy.channels)
                     buffer.add_value(self.policy.values(next_channels, self._state))
-        if buffer.played > last_count:
-            self._count(buffer.played - last_count)
+        if buffer.played > n_reported_steps:
+            self._report_progress(buffer.played - n_reported_steps)
         rollout = buffer.finish(self._running, self._ended, self._state)
         for observer in self._observers:
             for episode in rollout.episodes:
@@ -175,7 +175,7 @@ class Collector:
             observer.on_rollout(rollout)
         return rollout
 
-    def _count(self, steps: int) -> None:
+    def _report_progress(self, steps: int) -> None:
         for observer in self._observers:
             observer.on_progress(steps)
 
@@ -186,7 +186,7 @@ class Collector:
             assert self._observation is not None
             self._before_reset(waiting)
             self._observation = self.env.reset(mask=waiting)
-            self._fresh |= waiting
+            self._is_episode_start |= waiting
             for observer in step_observers:
                 observer.on_reset(waiting, self._observation)
         return np.zeros_like(waiting)
@@ -194,14 +194,14 @@ class Collector:
     def _act(self, generator: torch.Generator | Sequence[torch.Generator], greedy: bool) -> PolicyOutput:
         """Let the policy act in all games, with zero memory where an episode begins, and store the output."""
         assert self._observation is not None
-        fresh, self._fresh = self._fresh, np.zeros_like(self._fresh)
-        if self._state is not None and fresh.any():
-            self._state = torch.where(self._buffer.tensor(fresh)[:, None, None], 0, self._state)
+        is_episode_start, self._is_episode_start = self._is_episode_start, np.zeros_like(self._is_episode_start)
+        if self._state is not None and is_episode_start.any():
+            self._state = torch.where(self._buffer.tensor(is_episode_start)[:, None, None], 0, self._state)
         state, read = self._state, self._buffer.tensors(self._observation, self.policy.channels)
         act = self.policy.act(read, state, generator, greedy)  # type: ignore[arg-type]
         # Learners differentiate through the memory, and autograd rejects inference tensors.
         self._state = None if act.state is None else act.state.clone() if act.state.is_inference() else act.state
-        self._buffer.add_act(fresh, self._observation, read, state, act)
+        self._buffer.add_act(is_episode_start, self._observation, read, state, act)
         return act
 
     @property
@@ -222,9 +222,9 @@ class Collector:
             return {}
         return {
             "env": self.env.state_dict(),
-            "observation": _plain_texts(self._observation),
+            "observation": _to_plain(self._observation),
             "state": self._state,
-            "fresh": self._fresh.copy(),
+            "fresh": self._is_episode_start.copy(),
             "ended": self._ended.copy(),
             "running": self._running.state_dict(),
         }
@@ -239,9 +239,9 @@ class Collector:
             assert isinstance(self.env, Forkable)
             self.env.fork(state["env"], fork)
         # Checkpoints are loaded onto the CPU.
-        self._observation = self._at_env(_with_texts(state["observation"]))
+        self._observation = None if state["observation"] is None else self._to_env(state["observation"])
         self._state = None if state["state"] is None else self._buffer.tensor(state["state"])
-        self._fresh = np.array(state["fresh"])
+        self._is_episode_start = np.array(state["fresh"])
         self._ended = np.array(state["ended"])
         self._running = EpisodeAccumulator(self.spec, state["running"])
 
@@ -268,10 +268,12 @@ class Collector:
         if isinstance(self.env, ChannelsOnRequest):
             self.env.provide(channels)
 
-    def _at_env(self, observation: Observation | None) -> Observation | None:
-        if observation is None or self._env_device is None:
-            return observation
-        return {name: x if self._texts[name] else to_device(x, self._env_device) for name, x in observation.items()}
+    def _to_env(self, stored: Mapping[str, Any]) -> Observation:
+        """Return an observation of a checkpoint with arrays of texts, on the environment's device."""
+        arrays = {name: np.array(x, dtype=object) if isinstance(x, list) else x for name, x in stored.items()}
+        if self._env_device is None:
+            return arrays
+        return {name: x if self._is_text[name] else to_device(x, self._env_device) for name, x in arrays.items()}
 
 
 def evaluate_policy(
@@ -297,26 +299,26 @@ def evaluate_policy(
     """
     spec = collector.spec
     horizon = spec.horizon or UNKNOWN_HORIZON
-    # Few episodes last until the horizon, so their ends are checked after each piece.
-    piece = max(1, horizon // 8)
+    # Few episodes last until the horizon, so their ends are checked after each chunk of steps.
+    n_chunk_steps = max(1, horizon // 8)
     episodes: list[Episode] = []
-    i = 0
+    round_index = 0
     while len(episodes) < n:
         prepare()
         games = np.arange(spec.n_envs) < (n - len(episodes) if exactly else spec.n_envs)
-        collector.reset(seeds.integer(f"env {i}"), games)
-        generator = seeds.torch(f"actions {i}")
+        collector.reset(seeds.integer(f"env {round_index}"), games)
+        generator = seeds.torch(f"actions {round_index}")
         episodes_by_game: dict[int, Episode] = {}
-        with unchanged(collector.policy):  # so that memoized values remain valid from one piece to the next
+        with fixed_weights(collector.policy):  # so that memoized values remain valid from one chunk to the next
             while len(episodes_by_game) < games.sum():
-                new_episodes = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
-                episodes_by_game |= {episode.game: episode for episode in new_episodes}
+                rollout = collector.collect(n_chunk_steps, generator, learn=False, greedy=greedy, restart=False)
+                episodes_by_game |= {episode.game: episode for episode in rollout.episodes}
         episodes += [episodes_by_game[game] for game in sorted(episodes_by_game)]
-        i += 1
+        round_index += 1
     return episodes
 
 
-def camera(env: VecEnv) -> Camera:
+def make_camera(env: VecEnv) -> Camera:
     """Return a function from a game's index to one frame per agent: its own view (`render_players`), else the world."""
     views = getattr(env, "render_players", None)
     if callable(views):
@@ -324,15 +326,8 @@ def camera(env: VecEnv) -> Camera:
     return lambda game: [np.asarray(env.render(game))] * env.spec.n_agents
 
 
-def _plain_texts(observation: Observation | None) -> dict[str, Any] | None:
-    """Return an observation as checkpoints hold it: arrays of texts become lists."""
+def _to_plain(observation: Observation | None) -> dict[str, Any] | None:
+    """Return an observation for a checkpoint, with lists in place of arrays of texts."""
     if observation is None:
         return None
     return {name: x.tolist() if str(getattr(x, "dtype", "")) == "object" else x for name, x in observation.items()}
-
-
-def _with_texts(observation: dict[str, Any] | None) -> Observation | None:
-    """Invert `_plain_texts`."""
-    if observation is None:
-        return None
-    return {name: np.array(x, dtype=object) if isinstance(x, list) else x for name, x in observation.items()}

@@ -17,11 +17,11 @@ from llmrl.statistics.intervals import describe
 
 SUCCESS = "success"
 """Metric of an episode that is 1 or 0."""
-COSTS = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
+COST_KEYS = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
 """Costs in the notes of a player that uses a language model. A sum is None as soon as one of its terms is."""
 
 
-def measures(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, np.ndarray]:
+def compute_welfare(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, np.ndarray]:
     """Return the welfare of each episode of a society by measure, each [n_episodes] float64.
 
     The measures are all of `core.welfare_measures.MEASURES` that the episodes allow, and `objective`.
@@ -59,15 +59,15 @@ def _custom_welfare(objective: Objective, collected: SocietyEpisodes) -> np.ndar
     return values
 
 
-def episode_welfare(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
+def compute_objective(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
     """Return a principal's objective in each episode, [n_episodes]: a measure - `spending_cost` * spending."""
-    return objective_of_episodes(measures(episodes, objective), objective, spending_cost)
+    return objective_from_welfare(compute_welfare(episodes, objective), objective, spending_cost)
 
 
-def objective_of_episodes(
+def objective_from_welfare(
     welfare: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0
 ) -> np.ndarray:
-    """Return `episode_welfare` for computed `measures`.
+    """Return `compute_objective` for computed `compute_welfare`.
 
     Raises:
         ConfigError: the objective of an episode is not a finite number.
@@ -97,9 +97,9 @@ def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
         f"{prefix}/length": float(np.mean([e.length for e in episodes])),
     }
     for name in episodes[0].summaries:
-        finite = [e.summaries[name] for e in episodes if not np.isnan(e.summaries[name])]
-        if finite:
-            metrics[f"{prefix}/{name}"] = float(np.mean(finite))
+        finite_values = [e.summaries[name] for e in episodes if not np.isnan(e.summaries[name])]
+        if finite_values:
+            metrics[f"{prefix}/{name}"] = float(np.mean(finite_values))
     return metrics
 
 
@@ -107,7 +107,7 @@ def summarize_welfare(episodes: Sequence[Episode], objective: Objective | None =
     """Return means over episodes of every welfare measure and of `objective` as `welfare/name`; {} without episodes."""
     if not episodes:
         return {}
-    return {f"welfare/{name}": float(values.mean()) for name, values in measures(episodes, objective).items()}
+    return {f"welfare/{name}": float(values.mean()) for name, values in compute_welfare(episodes, objective).items()}
 
 
 def summarize_evaluation(episodes: Sequence[Episode], objective: Objective, spending_cost: float) -> dict[str, float]:
@@ -115,20 +115,20 @@ def summarize_evaluation(episodes: Sequence[Episode], objective: Objective, spen
     return {
         **summarize(episodes, "evaluation"),
         **summarize_welfare(episodes, objective),
-        "evaluation/objective": float(episode_welfare(episodes, objective, spending_cost).mean()),
+        "evaluation/objective": float(compute_objective(episodes, objective, spending_cost).mean()),
     }
 
 
-def episode_row(episode: Episode, objective: Objective, spending_cost: float) -> dict[str, Any]:
+def make_episode_row(episode: Episode, objective: Objective, spending_cost: float) -> dict[str, Any]:
     """Return an episode as plain numbers by name.
 
     The names are return and base_return (mean over agents), length, the environment's metrics and objective. With
     several agents there are also returns (one per agent) and every measure of welfare as `welfare/...`.
     """
-    welfare = measures([episode], objective)
-    society: dict[str, Any] = {}
+    welfare = compute_welfare([episode], objective)
+    society_fields: dict[str, Any] = {}
     if len(episode.returns) > 1:
-        society = {
+        society_fields = {
             "returns": episode.returns.tolist(),
             **{f"welfare/{name}": float(x[0]) for name, x in welfare.items()},
         }
@@ -137,36 +137,37 @@ def episode_row(episode: Episode, objective: Objective, spending_cost: float) ->
         "base_return": float(episode.base_returns.mean()),
         "length": episode.length,
         **episode.summaries,
-        "objective": float(objective_of_episodes(welfare, objective, spending_cost)[0]),
-        **society,
+        "objective": float(objective_from_welfare(welfare, objective, spending_cost)[0]),
+        **society_fields,
     }
 
 
-def evaluation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def average_episode_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return means over episodes as `evaluation/<name>` and `welfare/<name>`.
 
     Episodes in which a metric is NaN are left out.
     """
     return {
         name if name.startswith("welfare/") else f"evaluation/{name}": float(values.mean())
-        for name, values in _without_nan(columns(rows)).items()
+        for name, values in _without_nan(to_columns(rows)).items()
     }
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Return the numbers that all `rows` contain, each [n_episodes]; NaN where a metric is undefined."""
-    names = [name for name, value in rows[0].items() if _is_number(value) and name not in _IDENTIFIERS] if rows else []
     return {
         name: np.array([row[name] for row in rows], dtype=np.float64)
-        for name in names
-        if all(_is_number(row.get(name)) for row in rows)
+        for name in (rows[0] if rows else ())
+        if name not in _IDENTIFIER_KEYS and all(_is_number(row.get(name)) for row in rows)
     }
 
 
-def estimates(measurements: Mapping[str, np.ndarray], independent: bool = True) -> dict[str, dict[str, float | None]]:
+def describe_measurements(
+    measurements: Mapping[str, np.ndarray], independent: bool = True
+) -> dict[str, dict[str, float | None]]:
     """Return a row of statistics (`describe`) for each measurement with at least one value that is not NaN."""
     finite = _without_nan(measurements)
-    return {name: describe(values, independent, is_share=name == SUCCESS) for name, values in finite.items()}
+    return {name: describe(values, independent, is_proportion=name == SUCCESS) for name, values in finite.items()}
 
 
 def _without_nan(measurements: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -175,7 +176,7 @@ def _without_nan(measurements: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
     return {name: values for name, values in finite.items() if len(values)}
 
 
-_IDENTIFIERS = ("episode", "seed", "game")
+_IDENTIFIER_KEYS = ("episode", "seed", "game")
 
 
 def write_results(
@@ -198,13 +199,13 @@ def write_results(
             episodes depend on each other: they have no standard error and no interval, and reports use the run as
             the unit.
     """
-    measurements = columns(rows)
+    measurements = to_columns(rows)
     content = {
         **about,
         "episodes": len(rows),
         "learned": learned,
         "carried": list(carried),
-        "table": estimates(measurements, independent=not carried),
+        "table": describe_measurements(measurements, independent=not carried),
         "per_episode": {name: values.tolist() for name, values in measurements.items()},
     }
     write_json(folder / RESULTS_NAME, content)
@@ -212,7 +213,7 @@ def write_results(
 
 def add_costs(total: dict[str, Any], note: Mapping[str, Any]) -> None:
     """Add the costs in a note to the totals of an episode."""
-    for name in COSTS:
+    for name in COST_KEYS:
         if name in note:
             previous, increment = total.get(name, 0), note[name]
             total[name] = None if previous is None or increment is None else previous + increment

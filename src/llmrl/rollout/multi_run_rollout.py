@@ -16,11 +16,11 @@ from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Agent, Resizable
 from llmrl.core.records import Observation
 from llmrl.core.rollouts import Rollout
-from llmrl.core.seeding import generators
+from llmrl.core.seeding import make_generators
 from llmrl.rollout.collector import Collector
 from llmrl.run.signals import WorkDiscarded
 
-InContext = Callable[..., Any]
+CallInContext = Callable[..., Any]
 """Function that calls another function in the context of a run."""
 
 
@@ -34,7 +34,7 @@ class BatchedRun:
     """
 
     collector: Collector
-    call_in_context: InContext
+    call_in_context: CallInContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class RunBatch:
         assert isinstance(collector.env, Resizable) and isinstance(collector.policy, PartitionedPolicy)
         self.runs, self.games = runs, collector.spec.n_envs
         self.societies = len(collector.policy.policies)
-        policies = [run_policy for run in runs for run_policy in _policies(run)]
+        policies = [run_policy for run in runs for run_policy in _get_policies(run)]
         policy = PartitionedPolicy(policies, collector.policy.games)
         self._observers = _Observers(runs, self.games)
         self._env = env = collector.env.resized(self.games * len(runs))
@@ -93,17 +93,17 @@ class RunBatch:
         self._observers.begin(absent)
         try:
             if starts is not None:
-                self._begin(starts)
+                self._start_episodes(starts)
             self._rollout = self._collector.collect(steps, self._generators, **kwargs)
-        except _NoRunLeft:
+        except _AllRunsFailed:
             return [error for error in self._observers.errors if error is not None]
         results: list[Rollout | BaseException] = []
-        for i, part in enumerate(split_rollout(self._rollout, len(self.runs))):
-            episodes = [replace(episode, game=episode.game - i * self.games) for episode in part.episodes]
-            results.append(self._observers.finish(i, replace(part, episodes=episodes)))
+        for i, run_rollout in enumerate(split_rollout(self._rollout, len(self.runs))):
+            episodes = [replace(episode, game=episode.game - i * self.games) for episode in run_rollout.episodes]
+            results.append(self._observers.finish(i, replace(run_rollout, episodes=episodes)))
         return results
 
-    def _begin(self, starts: Sequence[EpisodeStart]) -> None:
+    def _start_episodes(self, starts: Sequence[EpisodeStart]) -> None:
         env = self._env
         if starts[0].mechanism is not None:
             env.set_mechanism(np.concatenate([np.asarray(start.mechanism) for start in starts]))
@@ -126,14 +126,16 @@ class RunBatch:
         assert self._rollout is not None
         if len(agents) == len(self.runs):
             all_agents = [agent for i in range(len(agents)) for agent in agents[i]]
-            draws = [generator for i in range(len(agents)) for generator in generators(minibatches[i])]
+            minibatch_generators = [
+                generator for i in range(len(agents)) for generator in make_generators(minibatches[i])
+            ]
             self._trainer = BatchedTrainer.of(all_agents, self._trainer)
-            metrics = self._trainer.update(self._rollout, draws)
+            metrics = self._trainer.update(self._rollout, minibatch_generators)
             n = self.societies
             return {i: metrics[i * n : (i + 1) * n] for i in range(len(agents))}
         rollouts = split_rollout(self._rollout, len(self.runs))
         return {
-            i: BatchedTrainer(run_agents).update(rollouts[i], generators(minibatches[i]))
+            i: BatchedTrainer(run_agents).update(rollouts[i], make_generators(minibatches[i]))
             for i, run_agents in agents.items()
         }
 
@@ -143,10 +145,10 @@ class RunBatch:
 
     def _society_generators(self, seeds: Sequence[int]) -> list[torch.Generator]:
         """Return a generator for each society of a run; societies with the same seed share one."""
-        return generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
+        return make_generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
 
 
-class _NoRunLeft(Exception):  # noqa: N818  (ends a rollout, not an error)
+class _AllRunsFailed(Exception):  # noqa: N818  (ends a rollout, not an error)
     """Raised when the observers of every run have failed."""
 
 
@@ -160,19 +162,19 @@ class _Observers(Observer):
 
     def begin(self, absent: Collection[int]) -> None:
         """Prepare for more steps. Observers of the runs with indices `absent` are not called."""
-        self.errors = [_NoRunLeft() if i in absent else None for i in range(len(self._runs))]
-        watching = [observer for run in self._runs for observer in run.collector.observers]
-        self._has_step_observers = any(type(observer).on_step is not Observer.on_step for observer in watching)
+        self.errors = [_AllRunsFailed() if i in absent else None for i in range(len(self._runs))]
+        observers = [observer for run in self._runs for observer in run.collector.observers]
+        self._has_step_observers = any(type(observer).on_step is not Observer.on_step for observer in observers)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        self._notify(lambda observer, span: observer.on_reset(games[span], _slice_games(observation, span)))
+        self._notify(lambda observer, own: observer.on_reset(games[own], _slice_games(observation, own)))
 
     def on_step(self, transition: Transition) -> None:
         if self._has_step_observers:
-            self._notify(lambda observer, span: observer.on_step(_slice_games(transition, span)))
+            self._notify(lambda observer, own: observer.on_step(_slice_games(transition, own)))
 
     def on_progress(self, steps: int) -> None:
-        self._notify(lambda observer, span: observer.on_progress(steps))
+        self._notify(lambda observer, _: observer.on_progress(steps))
 
     def finish(self, i: int, rollout: Rollout) -> Rollout | BaseException:
         """Pass the rollout to the observers of run `i`; return the rollout, or their exception."""
@@ -188,15 +190,15 @@ class _Observers(Observer):
 
     def _notify(self, callback: Callable[[Observer, slice], None]) -> None:
         for i, run in enumerate(self._runs):
-            span = slice(i * self._games, (i + 1) * self._games)
+            run_games = slice(i * self._games, (i + 1) * self._games)
 
-            def notify(observers: Sequence[Observer] = run.collector.observers, span: slice = span) -> None:
+            def notify(observers: Sequence[Observer] = run.collector.observers, run_games: slice = run_games) -> None:
                 for observer in observers:
-                    callback(observer, span)
+                    callback(observer, run_games)
 
             self._call_guarded(i, notify)
         if all(error is not None for error in self.errors):
-            raise _NoRunLeft
+            raise _AllRunsFailed
 
     def _call_guarded(self, i: int, notify: Callable[[], None]) -> None:
         if self.errors[i] is None:
@@ -217,7 +219,7 @@ def _slice_games(x: Any, games: slice) -> Any:
     return None if x is None else x[games]
 
 
-def _policies(run: BatchedRun) -> Sequence[Any]:
+def _get_policies(run: BatchedRun) -> Sequence[Any]:
     policy = run.collector.policy
     assert isinstance(policy, PartitionedPolicy)
     return policy.policies

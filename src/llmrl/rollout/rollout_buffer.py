@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmrl.core.ram import need_memory
-from llmrl.core.records import Array, Observation, PolicyOutput, State, Step, on_host
+from llmrl.core.ram import require_memory
+from llmrl.core.records import Array, Observation, PolicyOutput, State, Step, to_numpy
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray, TextTable
 
-MAX_SUMMED = 2**22
+MAX_SUMMED_ELEMENTS = 2**22
 """Maximum count of numbers summed at once, which limits the memory for long rollouts of many games."""
 
 
@@ -36,9 +36,9 @@ class EpisodeAccumulator:
         # then numerator and denominator of each derived metric.
         self._derived = [aggregate for aggregate in spec.metrics.values() if not isinstance(aggregate, str)]
         shape = (spec.n_envs, 4 * spec.n_agents + len(spec.per_step) + 2 * len(self._derived))
-        self._means = np.array([aggregate == "mean" for aggregate in spec.per_step.values()], dtype=bool)
+        self._is_mean = np.array([aggregate == "mean" for aggregate in spec.per_step.values()], dtype=bool)
         last = [4 * spec.n_agents + i for i, aggregate in enumerate(spec.per_step.values()) if aggregate == "last"]
-        self._last = torch.tensor(last, dtype=torch.int64, device=self._device)
+        self._last_columns = torch.tensor(last, dtype=torch.int64, device=self._device)
         sums = torch.zeros(shape, dtype=torch.float64) if state is None else state["sums"].clone()
         self._sums = sums.to(self._device)
         # Number of steps since the first, and step at which each game's episode began.
@@ -61,25 +61,26 @@ class EpisodeAccumulator:
             waiting: whether a game waits for a reset after these steps, [n_envs] bool, NumPy; its steps after its last
                 end are discarded.
         """
-        signals = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
-        steps = self._steps(ends) if self._derived else None
+        step_arrays = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
+        steps = self._count_episode_steps(ends) if self._derived else None
         ending = np.flatnonzero(ends.any(1))
         sums: list[torch.Tensor] = []
         begin_times: list[np.ndarray] = []
-        size = max(1, MAX_SUMMED // max(1, self._sums.numel()))
-        for start in range(0, len(ends), size):
-            stop = min(start + size, len(ends))
-            piece_steps = None if steps is None else torch.from_numpy(steps[start:stop]).to(self._device)
-            numbers = self._numbers([x[start:stop] for x in signals], self._clock + start, piece_steps)
-            position = start
+        chunk_length = max(1, MAX_SUMMED_ELEMENTS // max(1, self._sums.numel()))
+        for start in range(0, len(ends), chunk_length):
+            stop = min(start + chunk_length, len(ends))
+            chunk_steps = None if steps is None else torch.from_numpy(steps[start:stop]).to(self._device)
+            chunk = [x[start:stop] for x in step_arrays]
+            summands = self._compute_summands(chunk, self._clock + start, chunk_steps)
+            first_step = start
             for t in ending[(ending >= start) & (ending < stop)].tolist():
-                self._sum(numbers[position - start : t + 1 - start])
-                position = t + 1
+                self._add_to_sums(summands[first_step - start : t + 1 - start])
+                first_step = t + 1
                 games = np.flatnonzero(ends[t])
                 begin_times.append(self._begin_times[games])
-                sums.append(self._pop_sums(games, self._clock + position))
-            if position < stop:
-                self._sum(numbers[position - start :])
+                sums.append(self._pop_sums(games, self._clock + first_step))
+            if first_step < stop:
+                self._add_to_sums(summands[first_step - start :])
         self._clock += len(ends)
         if waiting.any():
             self._pop_sums(np.flatnonzero(waiting), self._clock)
@@ -97,32 +98,32 @@ class EpisodeAccumulator:
         [episode] = self._episodes(sums, self._begin_times[games], np.array([self._clock]), games)
         return episode
 
-    def _steps(self, ends: np.ndarray) -> np.ndarray:
+    def _count_episode_steps(self, ends: np.ndarray) -> np.ndarray:
         """Return the number of steps of its episode that each game had played before each step, [T, n_envs] float64."""
         clock = self._clock + np.arange(len(ends))[:, None]
         begin_times = np.vstack([self._begin_times[None], np.where(ends[:-1], clock[1:], 0)])
         return (clock - np.maximum.accumulate(begin_times)).astype(np.float64)
 
-    def _numbers(self, signals: list[torch.Tensor], start: int, steps: torch.Tensor | None) -> torch.Tensor:
+    def _compute_summands(self, arrays: list[torch.Tensor], start: int, steps: torch.Tensor | None) -> torch.Tensor:
         """Return the numbers to sum for t steps from time `start`, [t, n_envs, columns] float64."""
-        reward, base_reward, info = signals
-        rows = dict(zip(self.spec.per_step, info.unbind(-1), strict=True))
+        reward, base_reward, info = arrays
+        metric_arrays = dict(zip(self.spec.per_step, info.unbind(-1), strict=True))
         is_gain = base_reward > 0
         # float64 holds these sums of integers exactly.
         clock = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
         columns = [reward, base_reward, is_gain, is_gain * clock[:, None, None], info]
-        columns += [part[..., None] for metric in self._derived for part in metric.parts(rows, steps)]
-        numbers = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
+        columns += [summand[..., None] for metric in self._derived for summand in metric.parts(metric_arrays, steps)]
+        summands = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
         column = 0
-        for x in columns:
-            numbers[..., column : column + x.shape[-1]] = x
-            column += x.shape[-1]
-        return numbers
+        for summand in columns:
+            summands[..., column : column + summand.shape[-1]] = summand
+            column += summand.shape[-1]
+        return summands
 
-    def _sum(self, numbers: torch.Tensor) -> None:
-        self._sums += numbers.sum(0)
-        if len(self._last):
-            self._sums[:, self._last] = numbers[-1][:, self._last]
+    def _add_to_sums(self, summands: torch.Tensor) -> None:
+        self._sums += summands.sum(0)
+        if len(self._last_columns):
+            self._sums[:, self._last_columns] = summands[-1][:, self._last_columns]
 
     def _pop_sums(self, games: np.ndarray, clock: int) -> torch.Tensor:
         """Return the sums of `games` [k], [k, columns], and reset them."""
@@ -137,21 +138,22 @@ class EpisodeAccumulator:
     ) -> list[Episode]:
         """Return the episodes with `sums` [k, columns], steps from `begin_times` [k] to before `end_times` [k]."""
         spec, length = self.spec, end_times - begin_times
-        agents, rows = 4 * spec.n_agents, len(self._means)
-        returns, base_returns, gains, gain_times = np.split(sums[:, :agents], 4, axis=1)
+        n_agent_sums, n_metrics = 4 * spec.n_agents, len(self._is_mean)
+        returns, base_returns, gains, gain_times = np.split(sums[:, :n_agent_sums], 4, axis=1)
         gain_times = gain_times - gains * begin_times[:, None]
-        per_step = sums[:, agents : agents + rows] / np.where(self._means, length[:, None], 1)
-        numerators, denominators = sums[:, agents + rows :: 2], sums[:, agents + rows + 1 :: 2]
+        per_step = sums[:, n_agent_sums : n_agent_sums + n_metrics] / np.where(self._is_mean, length[:, None], 1)
+        derived_sums = sums[:, n_agent_sums + n_metrics :]
+        numerators, denominators = derived_sums[:, ::2], derived_sums[:, 1::2]
         quotients = np.divide(numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators != 0)
-        plain = np.array([isinstance(aggregate, str) for aggregate in spec.metrics.values()], dtype=bool)
-        values = np.empty((len(games), len(plain)))
-        values[:, plain], values[:, ~plain] = per_step, quotients
+        is_aggregated = np.array([isinstance(aggregate, str) for aggregate in spec.metrics.values()], dtype=bool)
+        values = np.empty((len(games), len(is_aggregated)))
+        values[:, is_aggregated], values[:, ~is_aggregated] = per_step, quotients
         return [
             Episode(
                 returns=returns[i],
                 base_returns=base_returns[i],
                 length=n,
-                summaries=dict(zip(spec.metrics, row, strict=True)) | self._kind_means(returns[i], base_returns[i]),
+                summaries=dict(zip(spec.metrics, row, strict=True)) | self._mean_by_kind(returns[i], base_returns[i]),
                 gains=gains[i],
                 gain_times=gain_times[i],
                 game=g,
@@ -162,7 +164,7 @@ class EpisodeAccumulator:
             )
         ]
 
-    def _kind_means(self, returns: np.ndarray, base_returns: np.ndarray) -> dict[str, float]:
+    def _mean_by_kind(self, returns: np.ndarray, base_returns: np.ndarray) -> dict[str, float]:
         """Return the mean returns of the players of each kind, in a mixed society."""
         columns = {"return": returns, "base_return": base_returns}
         return {
@@ -192,8 +194,8 @@ class RolloutBuffer:
         self.spec, self.device = spec, device
         self._env_device = None if spec.device is None else torch.device(spec.device)
         self._keep = tuple(keep)
-        self._extra = tuple(name for name in keep if name not in channels)
-        self._texts = {name: channel.dtype == "object" for name, channel in spec.observation.items()}
+        self._unread_channels = tuple(name for name in keep if name not in channels)
+        self._is_text = {name: channel.dtype == "object" for name, channel in spec.observation.items()}
         self._buffers: dict[str, torch.Tensor] = {}
 
     def begin(self, n_steps: int, learn: bool, keep_reward_jacobian: bool) -> None:
@@ -207,7 +209,9 @@ class RolloutBuffer:
         self.played = 0
         self._reward, self._base_reward = self._zeros(shape), self._zeros(shape)
         self._reward_jacobian: Array | None = None
-        self._terminated, self._truncated, self._first, self._ends = (np.zeros(shape[:2], dtype=bool) for _ in range(4))
+        self._terminated, self._truncated, self._starts, self._ends = (
+            np.zeros(shape[:2], dtype=bool) for _ in range(4)
+        )
         self._per_step = tuple(self.spec.per_step)
         self._info = self._zeros((len(self._per_step), *shape[:2]))
         continuous_actions = self.spec.continuous_actions
@@ -222,32 +226,32 @@ class RolloutBuffer:
         self._next_value = self._buffer("next_value", shape, torch.float32)
         if learn:
             self._next_value.zero_()
-        self._stored: dict[str, Any] = {}
+        self._stored_channels: dict[str, Any] = {}
         self._features: torch.Tensor | None = None
         # The environment does not overwrite these tensors, and stacking them once at the end is faster.
-        self._step_infos: list[Mapping[str, Any]] = []
+        self._device_step_infos: list[Mapping[str, Any]] = []
 
     def add_act(
         self,
-        fresh: np.ndarray,
+        is_episode_start: np.ndarray,
         observation: Observation,
-        read: Mapping[str, Any],
+        policy_inputs: dict[str, Any],
         state: torch.Tensor | None,
         act: PolicyOutput,
     ) -> None:
         """Store the decisions of the next step.
 
         Args:
-            fresh: whether the step is the first of its episode, [n_envs] bool.
+            is_episode_start: whether the step is the first of its episode, [n_envs] bool.
             observation: observation that the policy acts on.
-            read: channels of it that the policy reads, as tensors.
+            policy_inputs: channels of it that the policy reads, as tensors.
             state: state of the policy's memory before the step.
             act: output of the policy.
         """
         t = self.played
         if t == 0:
             self._state = state
-        self._first[t] = fresh
+        self._starts[t] = is_episode_start
         self._action[t] = act.action
         if not self._learn:
             return
@@ -257,9 +261,10 @@ class RolloutBuffer:
             if self._features is None:
                 self._features = self._buffer("features", (*self._shape, act.features.shape[-1]), act.features.dtype)
             self._features[t] = act.features
-        inputs = {n: x for n, x in read.items() if self._features is None or n in ("action_mask", *self._keep)}
-        for name, x in (inputs | self.tensors(observation, self._extra)).items():
-            self._store(name, t, x)
+        for name, x in (policy_inputs | self.tensors(observation, self._unread_channels)).items():
+            # Features replace the channels that only the policy reads.
+            if self._features is None or name in ("action_mask", *self._keep):
+                self._store(name, t, x)
 
     def add_step(self, step: Step, waiting: np.ndarray) -> np.ndarray:
         """Store rewards and ends of a step; return the mask of games that wait for their next reset from now on.
@@ -279,10 +284,10 @@ class RolloutBuffer:
             for i, name in enumerate(self._per_step):
                 self._info[i, t] = step.info[name]
         else:
-            self._step_infos.append(step.info)
+            self._device_step_infos.append(step.info)
         self._ends[t] = (self._terminated[t] | self._truncated[t]) & ~waiting
-        done: np.ndarray = self._ends[t] | waiting
-        return done
+        is_waiting: np.ndarray = self._ends[t] | waiting
+        return is_waiting
 
     @property
     def needs_value(self) -> bool:
@@ -305,22 +310,22 @@ class RolloutBuffer:
         """
         n, info = self.played, self._info
         for i, name in enumerate(self._per_step):
-            if self._step_infos:
-                step_values = [step_info[name] for step_info in self._step_infos]
+            if self._device_step_infos:
+                step_values = [step_info[name] for step_info in self._device_step_infos]
                 info[i, :n] = (
                     torch.from_numpy(np.stack(step_values))
                     if isinstance(step_values[0], np.ndarray)
                     else torch.stack(step_values)
                 )
-        self._step_infos = []
+        self._device_step_infos = []
         reward, base_reward, info = self._reward[:n], self._base_reward[:n], info[:, :n]
         episodes = running.add(reward, base_reward, info, self._ends[:n], waiting)
         if self._learn:  # where the episode continues, the next state is the one acted in at the next step
-            done = self.tensor(self._terminated | self._truncated)[:-1, :, None]
-            self._next_value[:-1] = torch.where(done, self._next_value[:-1], self._value[1:])
+            has_ended = self.tensor(self._terminated | self._truncated)[:-1, :, None]
+            self._next_value[:-1] = torch.where(has_ended, self._next_value[:-1], self._value[1:])
         initial_state = self._state if n else None
         return Rollout(
-            observation=self._stored,
+            observation=self._stored_channels,
             features=self._features,
             action=self._action[:n],
             log_prob=self._log_prob[:n],
@@ -329,9 +334,9 @@ class RolloutBuffer:
             base_reward=self.tensor(base_reward),
             terminated=self.tensor(self._terminated[:n]),
             truncated=self.tensor(self._truncated[:n]),
-            episode_start=self.tensor(self._first[:n]),
+            episode_start=self.tensor(self._starts[:n]),
             next_value=self._next_value[:n],
-            info=dict(zip(self._per_step, on_host(info), strict=True)),
+            info=dict(zip(self._per_step, to_numpy(info), strict=True)),
             episodes=episodes,
             reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n]),
             # A policy without an initial state starts from zeros.
@@ -340,7 +345,7 @@ class RolloutBuffer:
 
     def tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, Any]:
         """Return channels as tensors on the policy's device; texts remain arrays."""
-        return {name: observation[name] if self._texts[name] else self.tensor(observation[name]) for name in channels}
+        return {name: observation[name] if self._is_text[name] else self.tensor(observation[name]) for name in channels}
 
     def tensor(self, x: Any) -> torch.Tensor:
         """Return numbers as a tensor on the policy's device."""
@@ -348,21 +353,21 @@ class RolloutBuffer:
 
     def _store(self, name: str, t: int, x: Any) -> None:
         """Store a channel of step `t`; each distinct text is stored once per rollout."""
-        buffers, n_steps = self._stored, self._shape[0]
-        if not self._texts[name]:
+        buffers, n_steps = self._stored_channels, self._shape[0]
+        if not self._is_text[name]:
             if name not in buffers:
                 buffers[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
             buffers[name][t] = x
             return
         if name not in buffers:
             buffers[name] = TextArray(self._buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
-        buffers[name].ids[t] = TextArray.of(x, buffers[name].table).to(self.device).ids
+        buffers[name].ids[t] = TextArray.from_texts(x, buffers[name].table).to(self.device).ids
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
             self._buffers.pop(name, None)
-            need_memory(
+            require_memory(
                 math.prod(shape) * dtype.itemsize,
                 str(self.device),
                 f"{shape[0]:,} steps of {self.spec.n_envs:,} games of {self.spec.name} (array {name})",

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.frames import with_text_column
+from llmrl.core.frames import add_text_column
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Observation, State, on_host, parse_if_json
+from llmrl.core.records import Observation, State, parse_if_json, to_numpy
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.rollout.episode_summaries import add_costs, episode_row
+from llmrl.rollout.episode_summaries import add_costs, make_episode_row
 from llmrl.run.episode_files import TEXT_COLUMN_WIDTH, EpisodeFiles
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.run import Run
@@ -90,10 +90,10 @@ class TrainingEpisodeWriter(Observer):
         self._file = TrainingEpisodes(folder, spec.n_envs, spec.horizon, columns, position)
         self._begin_step: int = 0 if state is None else state["begun"]  # step at which all games last restarted
 
-    def begin_anew(self, step: int) -> None:
+    def record_reset(self, step: int) -> None:
         """Record that all games restart at their step `step`; episodes in progress are discarded."""
         self._begin_step = step
-        self._file.begin_anew(step)
+        self._file.record_reset(step)
 
     def on_rollout(self, rollout: Rollout) -> None:
         self._file.write_episodes(
@@ -108,7 +108,7 @@ class TrainingEpisodeWriter(Observer):
         return {"position": self._file.position(), "begun": self._begin_step}
 
 
-HEIGHT, SOCIETY_HEIGHT = 480, 640
+SINGLE_PLAYER_HEIGHT, SOCIETY_HEIGHT = 480, 640
 """Height of a frame with one player, and of one with several players, pixels."""
 _NON_COST_KEYS = ("steps", "return", "thoughts", "recorded", "filmed")
 _EXTRA_COST_KEYS = ("lesson_took", "talk_took")
@@ -188,12 +188,12 @@ class EpisodeLogger(Observer):
     def on_step(self, transition: Transition) -> None:
         """Record observations, actions and rewards of a step."""
         act, step = transition.output, transition.step
-        actions, reward = on_host(act.action), on_host(step.reward)
-        for game in self._games():
+        actions, reward = to_numpy(act.action), to_numpy(step.reward)
+        for game in self._list_playing_games():
             totals = self._totals[game]
             notes = [{}] * self.spec.n_agents if act.notes is None else act.notes[game]
             for agent, note in enumerate(notes):
-                self._add_costs(totals, note)
+                self._add_note_costs(totals, note)
                 totals["thoughts"][agent] = note.get("reflection", totals["thoughts"][agent])
             # Texts take longer than a step of most games, so they are built only where they are written or shown.
             if totals["recorded"] or game in self._frames:
@@ -201,7 +201,7 @@ class EpisodeLogger(Observer):
                     self._step_record(transition.observation, actions, reward, game, agent, note)
                     for agent, note in enumerate(notes)
                 ]
-                self._write(game, lines)
+                self._write_step(game, lines)
             totals["return"] += float(reward[game].mean())
             totals["steps"] += 1
             if transition.ended[game]:
@@ -210,12 +210,12 @@ class EpisodeLogger(Observer):
 
     def on_episode_end(self, episode: Episode) -> None:
         if episode.game in self._ends:
-            row = episode_row(episode, self.objective, self.spending_cost)
+            row = make_episode_row(episode, self.objective, self.spending_cost)
             self._finish_episode(episode.game, row, self._ends.pop(episode.game))
 
     def render_frames(self) -> None:
         """Render the states for the next decisions. Call it also after a batch was restored."""
-        self._frames |= {game: self.env.render(game) for game in self._games() if self._is_filmed(game)}
+        self._frames |= {game: self.env.render(game) for game in self._list_playing_games() if self._is_filmed(game)}
 
     def close(self) -> None:
         """Close the files."""
@@ -228,7 +228,7 @@ class EpisodeLogger(Observer):
             "so_far": [_copy_totals(totals) for totals in self._totals],
         }
 
-    def _games(self) -> list[int]:
+    def _list_playing_games(self) -> list[int]:
         """Return the games whose episode is in progress."""
         return [game for game in np.flatnonzero(self.playing).tolist() if game not in self._ends]
 
@@ -236,15 +236,15 @@ class EpisodeLogger(Observer):
         # A resumed run decides by its present number of videos.
         return bool(self._totals[game]["filmed"]) and self.first_episode + game < self.settings.videos
 
-    def _write(self, game: int, lines: list[dict[str, Any]]) -> None:
+    def _write_step(self, game: int, lines: list[dict[str, Any]]) -> None:
         """Write the lines of a step to the file and next to the frame, for recorded and filmed episodes."""
         episode = self.first_episode + game
         for line in lines if self._totals[game]["recorded"] else ():
-            self.files.step(episode, line)
+            self.files.write_step(episode, line)
         if game in self._frames:
             thoughts = self._totals[game]["thoughts"]
-            words = [self._frame_texts(line, reflection) for line, reflection in zip(lines, thoughts, strict=True)]
-            self._film(game, self._frames[game], words)
+            texts_by_player = [self._frame_texts(*texts) for texts in zip(lines, thoughts, strict=True)]
+            self._write_frame(game, self._frames[game], texts_by_player)
 
     def _step_record(
         self,
@@ -271,7 +271,7 @@ class EpisodeLogger(Observer):
             "reward": float(reward[game, agent]),
         }
 
-    def _add_costs(self, totals: dict[str, Any], note: Mapping[str, Any]) -> None:
+    def _add_note_costs(self, totals: dict[str, Any], note: Mapping[str, Any]) -> None:
         add_costs(totals, note)
         for key in _EXTRA_COST_KEYS:
             add_costs(totals, note.get(key, {}))
@@ -289,17 +289,17 @@ class EpisodeLogger(Observer):
             )
             costs["invalid_rate"] = costs["invalid"] / max(costs["replies"], 1)
         if game in self._frames:
-            words = f"return {row['return']:g} after {row['length']} step{'s' * (row['length'] != 1)}"
+            result_text = f"return {row['return']:g} after {row['length']} step{'s' * (row['length'] != 1)}"
             if "success" in row:
-                words += ", a success" if row["success"] else ", no success"
-            self._film(game, self.env.render(game), [[("the end", words)]])
+                result_text += ", a success" if row["success"] else ", no success"
+            self._write_frame(game, self.env.render(game), [[("the end", result_text)]])
         line = {"episode": episode, **row, "end": end, **costs}
-        self.files.end(episode, line, self.settings.fps if self._is_filmed(game) else None)
+        self.files.finish_episode(episode, line, self.settings.fps if self._is_filmed(game) else None)
         self.playing[game] = False
         self._frames.pop(game, None)
 
     def _frame_texts(self, line: Mapping[str, Any], reflection: str) -> list[tuple[str, str]]:
-        action = line["action"] if isinstance(line["action"], str) else _short_numbers(line["action"])
+        action = line["action"] if isinstance(line["action"], str) else _format_numbers(line["action"])
         if line.get("asked") is False:
             action += "  (repeated)"
         if line.get("valid") is False:
@@ -308,24 +308,24 @@ class EpisodeLogger(Observer):
             # The frame shows all players, so one line for other observations is enough.
             summary = _scalar_summary(line.get("observation", ""))
             player = f"player {line['agent'] + 1}" + (f", {line['model']}" if "model" in line else "")
-            speech = f'says "{line["said"]}"' if line.get("said") else ""
-            return [(f"{player}: {action}", "\n".join(filter(None, (speech, summary, reflection))) or "-")]
+            message_text = f'says "{line["said"]}"' if line.get("said") else ""
+            return [(f"{player}: {action}", "\n".join(filter(None, (message_text, summary, reflection))) or "-")]
         return [
-            ("observation", _readable(line.get("observation", ""))),
+            ("observation", _format_observation(line.get("observation", ""))),
             ("lesson", str(line.get("lesson", ""))),
             ("reflection", reflection),
             ("action", action),
         ]
 
-    def _film(self, game: int, frame: np.ndarray, words: list[list[tuple[str, str]]]) -> None:
+    def _write_frame(self, game: int, frame: np.ndarray, texts_by_player: list[list[tuple[str, str]]]) -> None:
         totals = self._totals[game]
-        head = ("episode", f"{self.first_episode + game}, step {totals['steps']}, return {totals['return']:.4g}")
-        sections = [entry for player in words[:MAX_SHOWN_PLAYERS] for entry in player]
-        if len(words) > MAX_SHOWN_PLAYERS:
-            sections.append(("and", f"{len(words) - MAX_SHOWN_PLAYERS} more players"))
-        height = HEIGHT if self.spec.n_agents == 1 else SOCIETY_HEIGHT
-        self.files.frame(
-            self.first_episode + game, with_text_column(frame, [head, *sections], height, TEXT_COLUMN_WIDTH)
+        heading = ("episode", f"{self.first_episode + game}, step {totals['steps']}, return {totals['return']:.4g}")
+        texts = [entry for player in texts_by_player[:MAX_SHOWN_PLAYERS] for entry in player]
+        if len(texts_by_player) > MAX_SHOWN_PLAYERS:
+            texts.append(("and", f"{len(texts_by_player) - MAX_SHOWN_PLAYERS} more players"))
+        height = SINGLE_PLAYER_HEIGHT if self.spec.n_agents == 1 else SOCIETY_HEIGHT
+        self.files.write_frame(
+            self.first_episode + game, add_text_column(frame, [heading, *texts], height, TEXT_COLUMN_WIDTH)
         )
 
 
@@ -341,7 +341,7 @@ def _scalar_summary(observation: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in plain.items())
 
 
-def _readable(observation: Any) -> str:
+def _format_observation(observation: Any) -> str:
     """Return an observation as text, with a line for each of its fields."""
     if not isinstance(observation, Mapping):
         return str(observation)
@@ -349,10 +349,10 @@ def _readable(observation: Any) -> str:
     return "\n".join(f"{name}: {text}" for name, text in texts.items())
 
 
-def _short_numbers(action: Any) -> str:
+def _format_numbers(action: Any) -> str:
     """Format an action of several numbers, by name or in order, with three significant digits."""
     if isinstance(action, Mapping):
-        return ", ".join(f"{name} {_short_numbers(value)}" for name, value in action.items())
+        return ", ".join(f"{name} {_format_numbers(value)}" for name, value in action.items())
     if isinstance(action, list):
-        return f"[{', '.join(map(_short_numbers, action))}]"
+        return f"[{', '.join(map(_format_numbers, action))}]"
     return f"{action:.3g}" if isinstance(action, float) else json.dumps(action)

@@ -10,14 +10,14 @@ import numpy as np
 
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Policy, VecEnv
-from llmrl.core.records import Observation, State, on_host
+from llmrl.core.records import Observation, State, to_numpy
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
 
-CHUNK = 8192
+CHUNK_STEPS = 8192
 """Approximate number of steps in a file of played episodes, also held in memory and in a checkpoint."""
-PROMPT, TEXT = "prompt", "text"
+PROMPT_CHANNEL, TEXT_CHANNEL = "prompt", "text"
 
 
 @runtime_checkable
@@ -39,9 +39,9 @@ def stored_text_channel(spec: EnvSpec, policy: Policy) -> str | None:
 
     It is the complete prompt where one exists, else the text that the policy reads.
     """
-    if PROMPT in spec.observation:
-        return PROMPT
-    return TEXT if TEXT in policy.channels else None
+    if PROMPT_CHANNEL in spec.observation:
+        return PROMPT_CHANNEL
+    return TEXT_CHANNEL if TEXT_CHANNEL in policy.channels else None
 
 
 class EpisodeQueue:
@@ -52,12 +52,13 @@ class EpisodeQueue:
         chunk: number of steps after which a file is written.
     """
 
-    def __init__(self, spec: EnvSpec, chunk: int = CHUNK) -> None:
+    def __init__(self, spec: EnvSpec, chunk: int = CHUNK_STEPS) -> None:
         self.spec, self.chunk = spec, chunk
-        self._next = self._rows = 0  # first episode that is still expected; number of steps that are ready
-        self._ready: list[dict[str, Any]] = []
-        self._waiting: dict[int, dict[str, Any]] = {}
-        self._discarded: set[int] = set()
+        self._next_number = 0  # number of the first episode that is still expected
+        self._ready: list[dict[str, Any]] = []  # episodes to write in the next file
+        self._n_ready_steps = 0
+        self._pending: dict[int, dict[str, Any]] = {}  # finished episodes after one that is still expected
+        self._discarded: set[int] = set()  # numbers of episodes that are not expected any more
         self._files: TrajectoryFiles | None = None
 
     def open(self, folder: Path, state: State | None = None, begun: Iterable[int] = ()) -> None:
@@ -69,13 +70,13 @@ class EpisodeQueue:
             begun: numbers of episodes that will not be added any more, unless `state` holds them.
         """
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
-        self._waiting = {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["over"]}
-        self._discarded = set(begun) - set(self._waiting)
+        self._pending = {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["over"]}
+        self._discarded = set(begun) - set(self._pending)
         self._write_ready()
 
     def add(self, episode: dict[str, Any]) -> None:
         """Add a finished episode."""
-        self._waiting[episode["episode"]] = episode
+        self._pending[episode["episode"]] = episode
         self._write_ready()
 
     def drop(self, number: int) -> None:
@@ -85,25 +86,27 @@ class EpisodeQueue:
 
     def close(self) -> None:
         """Write the remaining episodes."""
-        self._ready += [self._waiting[number] for number in sorted(self._waiting)]
-        self._waiting = {}
+        self._ready += [self._pending[number] for number in sorted(self._pending)]
+        self._pending = {}
         if self._ready:
             self._write()
 
     def state_dict(self) -> State:
         """Return the episodes that are in no file yet, and the list of files."""
         assert self._files is not None
-        return {"files": self._files.state_dict(), "over": [*map(dict, [*self._ready, *self._waiting.values()])]}
+        return {"files": self._files.state_dict(), "over": [*map(dict, [*self._ready, *self._pending.values()])]}
 
     def _write_ready(self) -> None:
-        while self._next in self._waiting or self._next in self._discarded:
-            episode = self._waiting.pop(self._next, None)
-            self._discarded.discard(self._next)
-            self._next += 1
+        while self._next_number in self._pending or self._next_number in self._discarded:
+            episode = self._pending.pop(self._next_number, None)
+            self._discarded.discard(self._next_number)
+            self._next_number += 1
             if episode is not None:
                 self._ready.append(episode)
-                self._rows += len(episode["rows"])
-            if self._rows >= self.chunk:  # even if more is ready, so that files do not depend on the order of ends
+                self._n_ready_steps += len(episode["rows"])
+            if (
+                self._n_ready_steps >= self.chunk
+            ):  # even if more is ready, so that files do not depend on the order of ends
                 self._write()
 
     def _write(self) -> None:
@@ -114,11 +117,11 @@ class EpisodeQueue:
         for episode in self._ready:
             for i, (text, *step_values, _) in enumerate(episode["rows"]):
                 text_index = -1 if text is None else text_indices.setdefault(text, len(text_indices))
-                ids = (episode["episode"], i // n_agents, episode["game"], i % n_agents, episode["success"])
-                rows.append((text_index, *step_values, *ids, episode["kind"], episode["mission"]))
-        columns = dict(zip(_FIELDS, zip(*rows, strict=True), strict=True))
-        self._files.write(_table(list(text_indices), self.spec, columns))
-        self._ready, self._rows = [], 0
+                identifiers = (episode["episode"], i // n_agents, episode["game"], i % n_agents, episode["success"])
+                rows.append((text_index, *step_values, *identifiers, episode["kind"], episode["mission"]))
+        columns = dict(zip(_COLUMN_NAMES, zip(*rows, strict=True), strict=True))
+        self._files.write(_to_trajectories(list(text_indices), self.spec, columns))
+        self._ready, self._n_ready_steps = [], 0
 
 
 class TrajectoryWriter(StateFields, Observer):
@@ -166,12 +169,12 @@ class TrajectoryWriter(StateFields, Observer):
     def on_step(self, transition: Transition) -> None:
         """Record a step of all games whose episode is in progress."""
         act, step = transition.output, transition.step
-        actions = on_host(act.action)
-        log_prob, value = (None if x is None else on_host(x) for x in (act.log_prob, act.value))
-        reward, base = on_host(step.reward), on_host(step.base_reward)
+        actions = to_numpy(act.action)
+        log_prob, value = (None if x is None else to_numpy(x) for x in (act.log_prob, act.value))
+        reward, base = to_numpy(step.reward), to_numpy(step.base_reward)
         terminated = np.asarray(step.terminated)
         truncated = np.asarray(step.truncated) & ~terminated
-        success = on_host(step.info["success"]) if "success" in self.spec.per_step else None
+        success = to_numpy(step.info["success"]) if "success" in self.spec.per_step else None
         texts = None if self.text is None else transition.observation[self.text]
         for game, rows in enumerate(self._open_rows):
             if rows is None:
@@ -225,11 +228,11 @@ def make_trajectory_writer(env: VecEnv, policy: Policy, folder: Path) -> Traject
     return writer
 
 
-_FIELDS = (
+_COLUMN_NAMES = (
     *("prompt", "action", "log_prob", "value", "reward", "base_reward", "terminated", "truncated"),
     *("episode", "step", "game", "agent", "success", "kind", "mission"),
 )
-_TYPES: dict[str, Any] = {
+_DTYPE_BY_COLUMN: dict[str, Any] = {
     **dict.fromkeys(("prompt", "episode", "step", "game", "agent"), np.int64),
     **dict.fromkeys(("log_prob", "value", "reward", "base_reward", "success"), np.float32),
     **dict.fromkeys(("terminated", "truncated"), bool),
@@ -237,7 +240,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _table(prompts: list[str], spec: EnvSpec, columns: Mapping[str, Any]) -> Trajectories:
-    types = {**_TYPES, "action": np.int64 if spec.continuous_actions is None else np.float32}
+def _to_trajectories(prompts: list[str], spec: EnvSpec, columns: Mapping[str, Any]) -> Trajectories:
+    types = {**_DTYPE_BY_COLUMN, "action": np.int64 if spec.continuous_actions is None else np.float32}
     names = [] if spec.continuous_actions is not None else list(spec.action_names)
-    return Trajectories(prompts, names, **{n: np.array(columns[n], dtype=types[n]) for n in _FIELDS})
+    return Trajectories(prompts, names, **{n: np.array(columns[n], dtype=types[n]) for n in _COLUMN_NAMES})

@@ -14,7 +14,7 @@ from llmrl.core.records import State
 from llmrl.run import ownership, queued, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import unwritable
+from llmrl.run.folder import make_write_error
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.tensorboard_file import PATTERN
 
@@ -29,7 +29,7 @@ RESULT_EPISODES = "result_episodes"
 of the mean over their episodes."""
 PROBES_NAME = "probes.json"
 """File with the situations whose action probabilities are among the metrics."""
-CALLS_NAME = "llm_calls.jsonl"
+CALL_LOG_NAME = "llm_calls.jsonl"
 """File with the requests to language models; `llmrl.llms.call_log` writes it."""
 ADAPTER = "adapter"
 """Folder with the trained adapter of a language model."""
@@ -76,7 +76,7 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def saved_state(folder: Path) -> tuple[int, State]:
+def load_saved_state(folder: Path) -> tuple[int, State]:
     """Return the newest intact checkpoint of a run folder: iterations done, and the loop's state plus `RUN_KEY`.
 
     Raises:
@@ -90,28 +90,29 @@ def saved_state(folder: Path) -> tuple[int, State]:
     return newest
 
 
-def remove_if_rejected(created: Sequence[Path], error: BaseException | None) -> None:
+def remove_if_rejected(created_folders: Sequence[Path], error: BaseException | None) -> None:
     """Remove a run folder if `error` rejects the config of its run, or of a run that it needs, before any computation.
 
     Nothing is removed if there are metrics or requests to a language model.
 
     Args:
-        created: the run folder and then its parents, as far as this attempt has made them; empty if it made none.
-            Parents are removed if they are empty.
+        created_folders: the run folder and then its parents, as far as this attempt has created them. Parents are
+            removed if they are empty.
         error: reason why the run has ended.
     """
-    if not created or not (isinstance(error, ConfigError) or isinstance(error and error.__cause__, ConfigError)):
+    rejects_config = isinstance(error, ConfigError) or isinstance(error and error.__cause__, ConfigError)
+    if not created_folders or not rejects_config:
         return
-    folder, *parents = created
-    if any(path.exists() and path.stat().st_size for path in (folder / METRICS_NAME, folder / CALLS_NAME)):
+    folder, *parents = created_folders
+    if any(path.exists() and path.stat().st_size for path in (folder / METRICS_NAME, folder / CALL_LOG_NAME)):
         return
     try:
         shutil.rmtree(folder)
         for parent in parents:
             parent.rmdir()
-    except OSError as failure:
+    except OSError as removal_error:
         # Another process has written to a parent folder.
-        log.debug("not all of %s is removed: %s", folder, failure)
+        log.debug("not all of %s is removed: %s", folder, removal_error)
 
 
 def move_to_backup(folder: Path) -> None:
@@ -123,23 +124,23 @@ def move_to_backup(folder: Path) -> None:
         RunFolderError: the folder for the content is a link, or cannot be created.
     """
     partial = folder / PARTIAL_BACKUP
-    content = [
+    paths = [
         path
         for path in folder.iterdir()
         if path.name not in (ownership.FILE_NAME, queued.FILE_NAME, PARTIAL_BACKUP)
         and not path.name.startswith(("backup_", "."))
     ]
-    if all(path.name == CONFIG_NAME for path in content) and not partial.exists():
+    if all(path.name == CONFIG_NAME for path in paths) and not partial.exists():
         return  # there is nothing, or only the config that a launcher wrote
     try:
         create_folder(partial, folder)
     except OSError as error:
-        raise unwritable(partial, error) from error
+        raise make_write_error(partial, error) from error
     # The status goes last: while it is there, a finished run still counts as finished.
-    for path in sorted(content, key=lambda path: path.name == status.FILE_NAME):
+    for path in sorted(paths, key=lambda path: path.name == status.FILE_NAME):
         # TensorBoard searches all folders; under another name it does not list the old curves as one more run.
         name = path.name.replace("tfevents", "tensorboard") if path.match(PATTERN) else path.name
         path.rename(partial / name)
-    number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
-    partial.rename(folder / f"backup_{number}")
-    log.info("moved the earlier content of %s to backup_%d", folder, number)
+    backup_number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
+    partial.rename(folder / f"backup_{backup_number}")
+    log.info("moved the earlier content of %s to backup_%d", folder, backup_number)

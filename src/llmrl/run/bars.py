@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
-from llmrl.core.terminal import drawing
+from llmrl.core.printable import printable
+from llmrl.core.terminal import to_drawing_stream
+from llmrl.run.status import RunProgress
 
 
 class Bars(Progress):
-    """Progress bars, not started, of tasks with the fields `unit`, `speed` and `result_text`.
+    """Progress bars of tasks, not started.
 
     Args:
         console: console to draw on; None: standard error.
@@ -34,9 +37,24 @@ class Bars(Progress):
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[result_text]}", markup=False, table_column=result_text),
-            console=console or Console(file=drawing(sys.stderr)),
+            console=console or Console(file=to_drawing_stream(sys.stderr)),
             expand=True,
         )
+
+    def show_progress(self, task: TaskID | None, description: str, progress: RunProgress, speed: str) -> TaskID:
+        """Show the progress of a task in its bar and return the task; None: add a bar."""
+        fields: dict[str, Any] = {
+            "description": printable(description),
+            "total": progress.total,
+            "completed": progress.done,
+            "unit": progress.unit,
+            "speed": speed,
+            "result_text": printable(progress.result_text),
+        }
+        if task is None:
+            return self.add_task(**fields)
+        self.update(task, **fields)
+        return task
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Return the bars and the note below them."""

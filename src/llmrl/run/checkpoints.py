@@ -28,21 +28,21 @@ from llmrl.core.atomic_files import atomic_write, describe_write_error, remove_i
 from llmrl.core.errors import CheckpointError
 from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.core.records import State
-from llmrl.run.signals import GIVE_UP_S, PROMISED_S
+from llmrl.run.signals import DISCARD_WORK_S, MAX_STOP_S
 
 log = logging.getLogger(__name__)
 
 MAGIC = b"llmrl-ck"
-_FOOTER = len(MAGIC) + hashlib.sha256().digest_size
-_FORMAT = 7
-N_KEPT = 2
+_FOOTER_SIZE = len(MAGIC) + hashlib.sha256().digest_size
+_FORMAT_VERSION = 7
+N_KEPT_CHECKPOINTS = 2
 """Number of checkpoints that a run keeps."""
-_NUMPY = "__numpy__"
-_NAME = re.compile(r"checkpoint_(\d{9})\.pt")
+_NUMPY_KEY = "__numpy__"
+_NAME_PATTERN = re.compile(r"checkpoint_(\d{9})\.pt")
 
 
 class CheckpointStore:
-    """The checkpoints of one run in `folder`, of which only the `N_KEPT` newest are kept.
+    """The checkpoints of one run in `folder`, of which only the `N_KEPT_CHECKPOINTS` newest are kept.
 
     Reading does not change files, so a run can be evaluated while it trains. With a `config_hash`, checkpoints of
     another config are refused.
@@ -53,7 +53,7 @@ class CheckpointStore:
 
     def paths(self) -> list[Path]:
         """Return the checkpoint files, oldest first."""
-        return sorted(path for path in self.folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name))
+        return sorted(path for path in self.folder.glob("checkpoint_*.pt") if _NAME_PATTERN.fullmatch(path.name))
 
     def path(self, iteration: int) -> Path:
         """Return the file of an iteration's checkpoint, whether or not it exists."""
@@ -69,7 +69,7 @@ class CheckpointStore:
         import torch
 
         content = {
-            "format": _FORMAT,
+            "format": _FORMAT_VERSION,
             "iteration": iteration,
             "config_hash": self.config_hash,
             "state": _encode(state, "state"),
@@ -84,11 +84,11 @@ class CheckpointStore:
                 torch.save(content, writer)  # type: ignore[arg-type]  # needs `write` and `flush` only
                 file.write(MAGIC + writer.hash.digest())
         except (OSError, RuntimeError) as error:  # torch reports a failing write as RuntimeError
-            failed = error if isinstance(error, OSError) else writer.error
-            reason = describe_write_error(path, failed) if failed is not None else error
+            write_error = error if isinstance(error, OSError) else writer.error
+            reason = describe_write_error(path, write_error) if write_error is not None else error
             raise CheckpointError(f"cannot write {path}: {reason}") from error
         # Files of later iterations are damaged: loading skipped them, and the run resumed from an earlier one.
-        for old_path in [p for p in self.paths() if p.name > path.name] + self.paths()[:-N_KEPT]:
+        for old_path in [p for p in self.paths() if p.name > path.name] + self.paths()[:-N_KEPT_CHECKPOINTS]:
             old_path.unlink(missing_ok=True)
         return path
 
@@ -106,16 +106,16 @@ class CheckpointStore:
             raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
         _check_digest(path, data)
         try:
-            content = torch.load(io.BytesIO(data[:-_FOOTER]), map_location="cpu", weights_only=True)
+            content = torch.load(io.BytesIO(data[:-_FOOTER_SIZE]), map_location="cpu", weights_only=True)
             version, config_hash = content["format"], content["config_hash"]
             iteration, encoded = content["iteration"], content["state"]
         except Exception as error:
             raise CheckpointError(
                 f"{path} is not a checkpoint of this program: {(str(error).splitlines() or [type(error).__name__])[0]}"
             ) from error
-        if version != _FORMAT:
+        if version != _FORMAT_VERSION:
             raise CheckpointError(
-                f"{path} has checkpoint format {version}; this version reads {_FORMAT}. Set "
+                f"{path} has checkpoint format {version}; this version reads {_FORMAT_VERSION}. Set "
                 "rerun=true to compute the run again"
             )
         if self.config_hash and config_hash != self.config_hash:
@@ -156,7 +156,7 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Remove partial and superseded files that a killed process left. Only the owner of the run may call this."""
-        for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.paths()[:-N_KEPT]]:
+        for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.paths()[:-N_KEPT_CHECKPOINTS]]:
             remove_ignoring_errors(leftover)
 
 
@@ -192,10 +192,10 @@ class _HashingWriter:
 
 
 def _check_digest(path: Path, data: bytes) -> None:
-    footer = data[-_FOOTER:]
-    if len(footer) < _FOOTER or not footer.startswith(MAGIC):
+    footer = data[-_FOOTER_SIZE:]
+    if len(footer) < _FOOTER_SIZE or not footer.startswith(MAGIC):
         raise DamagedCheckpointError(f"the checkpoint {path} is cut short or is not a checkpoint")
-    if hashlib.sha256(memoryview(data)[:-_FOOTER]).digest() != footer[len(MAGIC) :]:
+    if hashlib.sha256(memoryview(data)[:-_FOOTER_SIZE]).digest() != footer[len(MAGIC) :]:
         raise DamagedCheckpointError(f"the checkpoint {path} is damaged (its digest does not match)")
 
 
@@ -207,7 +207,7 @@ def _encode(value: Any, location: str) -> Any:
         import torch
 
         return {
-            _NUMPY: "array" if isinstance(value, np.ndarray) else "scalar",
+            _NUMPY_KEY: "array" if isinstance(value, np.ndarray) else "scalar",
             "dtype": value.dtype.str,
             "shape": list(value.shape),
             "bytes": torch.from_numpy(np.frombuffer(value.tobytes(), dtype=np.uint8).copy()),
@@ -221,14 +221,14 @@ def _encode(value: Any, location: str) -> Any:
             raise TypeError(f"{location} is an integer of {value.bit_length()} bits; at most 2000 can be stored")
         return value
     if isinstance(value, Mapping):
-        if _NUMPY in value:
-            raise TypeError(f"{location} uses the reserved key {_NUMPY!r}")
+        if _NUMPY_KEY in value:
+            raise TypeError(f"{location} uses the reserved key {_NUMPY_KEY!r}")
         return {_key(key, location): _encode(item, f"{location}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         items = [_encode(item, f"{location}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    loaded_torch = sys.modules.get("torch")
-    if loaded_torch is not None and isinstance(value, loaded_torch.Tensor):
+    torch_module = sys.modules.get("torch")
+    if torch_module is not None and isinstance(value, torch_module.Tensor):
         return value.detach().cpu().clone()  # cloned, because a slice would be saved with its full storage
     raise TypeError(f"{location} is a {type(value).__name__}; a state holds tensors, arrays and plain data only")
 
@@ -243,19 +243,19 @@ def _key(key: Any, location: str) -> str | int:
 
 def _decode(value: Any) -> Any:
     if isinstance(value, dict):
-        if _NUMPY not in value:
+        if _NUMPY_KEY not in value:
             return {key: _decode(item) for key, item in value.items()}
         array = np.frombuffer(value["bytes"].numpy().tobytes(), dtype=np.dtype(value["dtype"]))
         array = array.reshape(value["shape"]).copy()
-        return array if value[_NUMPY] == "array" else array[()]
+        return array if value[_NUMPY_KEY] == "array" else array[()]
     if isinstance(value, list):
         return [_decode(item) for item in value]
     return tuple(_decode(item) for item in value) if isinstance(value, tuple) else value
 
 
-LONG_S = 4.0
+LONG_INTERVAL_S = 4.0
 """Seconds between two safe points above which a stop may discard the work between them, so the run saves earlier."""
-_SAVING_SHARE = 0.1
+_MAX_SAVING_FRACTION = 0.1
 """Maximum share of a run's time that is spent on such earlier saves."""
 
 
@@ -272,8 +272,8 @@ class CheckpointTimer:
     def __init__(self, interval: float = 60.0) -> None:
         self.interval = interval
         self.duration = 0.0
-        self._pending = 0.0  # seconds of work on the next checkpoint
-        self._is_slow = False  # a checkpoint took so long that a stop may take longer than `PROMISED_S`
+        self._pending_seconds = 0.0  # seconds of work on the next checkpoint
+        self._has_warned = False  # a checkpoint took so long that a stop may take longer than `MAX_STOP_S`
         self._last_checkpoint = self._last_safe_point = time.monotonic()
 
     def start(self) -> None:
@@ -282,28 +282,28 @@ class CheckpointTimer:
 
     def add(self, seconds: float) -> None:
         """Add seconds of work on the next checkpoint."""
-        self._pending += seconds
+        self._pending_seconds += seconds
 
     def finish(self) -> None:
         """Mark the checkpoint as saved; warn once if a stop would have to wait too long for it."""
         self._last_checkpoint = time.monotonic()
-        self.duration, self._pending = self._pending, 0.0
-        if self.duration > (limit := PROMISED_S - GIVE_UP_S) and not self._is_slow:
-            self._is_slow = True
+        self.duration, self._pending_seconds = self._pending_seconds, 0.0
+        if self.duration > (max_seconds := MAX_STOP_S - DISCARD_WORK_S) and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "a checkpoint took %.0f s, more than %g s: a stop may therefore take more than %d s (logged once)",
                 self.duration,
-                limit,
-                PROMISED_S,
+                max_seconds,
+                MAX_STOP_S,
             )
 
     def is_due(self) -> bool:
         """Return whether to save at this safe point; call it once at each.
 
-        Saves are due `interval` after the last one. They are due earlier if safe points are more than `LONG_S` apart,
-        so that a stop discards less work.
+        Saves are due `interval` after the last one. They are due earlier if safe points are more than `LONG_INTERVAL_S`
+        apart, so that a stop discards less work.
         """
         now = time.monotonic()
-        distance, self._last_safe_point = now - self._last_safe_point, now
-        since = now - self._last_checkpoint
-        return since >= self.interval or (distance > LONG_S and self.duration < _SAVING_SHARE * since)
+        is_long_interval, self._last_safe_point = now - self._last_safe_point > LONG_INTERVAL_S, now
+        elapsed = now - self._last_checkpoint
+        return elapsed >= self.interval or (is_long_interval and self.duration < _MAX_SAVING_FRACTION * elapsed)

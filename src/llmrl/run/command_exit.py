@@ -19,7 +19,7 @@ EXIT_IN_USE = 4
 _INTERRUPT_MESSAGE = "stopped by SIGINT"
 FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
 """Hydra's environment variable that enables tracebacks on the terminal."""
-_composing = False  # whether Hydra composes the config of the command
+_is_composing = False  # whether Hydra composes the config of the command
 
 
 def print_message(name: str, text: object) -> None:
@@ -46,19 +46,19 @@ def handle_interrupt(name: str, composes_config: bool = False) -> Iterator[None]
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if _composing or _is_importing(frame):
+        if _is_composing or _is_importing(frame):
             os.write(2, f"\n{name}: {_INTERRUPT_MESSAGE}\n".encode())
             os._exit(EXIT_INTERRUPTED)
         raise KeyboardInterrupt
 
-    global _composing
-    _composing = composes_config
+    global _is_composing
+    _is_composing = composes_config
 
     # The handler is not installed where signals are ignored (nohup), and only once for `python -m llmrl train`, which
     # enters this context twice.
-    main = threading.current_thread() is threading.main_thread()
-    installed = main and signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    if installed:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    is_installed = is_main_thread and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    if is_installed:
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -66,15 +66,15 @@ def handle_interrupt(name: str, composes_config: bool = False) -> Iterator[None]
         print_message(name, _INTERRUPT_MESSAGE)
         raise SystemExit(EXIT_INTERRUPTED) from None
     finally:
-        _composing = False
-        if installed:
+        _is_composing = False
+        if is_installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_composition() -> None:
     """Record that Hydra has composed the config of the command (`handle_interrupt`)."""
-    global _composing
-    _composing = False
+    global _is_composing
+    _is_composing = False
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -131,9 +131,9 @@ def console_command(name: str) -> Iterator[None]:
         SystemExit: the command failed or was interrupted.
     """
     with handle_interrupt(name):
-        from llmrl.core.terminal import redact_output
+        from llmrl.core.terminal import guard_output
 
-        redact_output()
+        guard_output()
         with exit_on_error(name):
             yield
 
@@ -188,23 +188,23 @@ def _format_unexpected_error(error: Exception) -> str:
     from pathlib import Path
 
     from llmrl.core.atomic_files import DISK_FULL_ERRNOS, describe_write_error
-    from llmrl.core.errors import saved_traceback_path, short_error
+    from llmrl.core.errors import get_traceback_path, summarize_error
 
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-        place = Path(str(error.filename or saved_traceback_path(error) or "."))
-        return _append_traceback_path(f"cannot write {place}: {describe_write_error(place, error)}", error)
+        path = Path(str(error.filename or get_traceback_path(error) or "."))
+        return _append_traceback_path(f"cannot write {path}: {describe_write_error(path, error)}", error)
     if isinstance(error, MemoryError):
-        return _append_traceback_path(f"there is not enough memory: {short_error(error)}", error)
+        return _append_traceback_path(f"there is not enough memory: {summarize_error(error)}", error)
     return _append_traceback_path(
-        short_error(error), error, f"{FULL_ERROR_VARIABLE}=1 before the command shows the full traceback"
+        summarize_error(error), error, f"{FULL_ERROR_VARIABLE}=1 before the command shows the full traceback"
     )
 
 
 def _append_traceback_path(text: str, error: BaseException, alternative: str = "") -> str:
     """Append the path of the full traceback to `text`, or `alternative` if the traceback was not saved."""
-    from llmrl.core.errors import LlmrlError, saved_traceback_path
+    from llmrl.core.errors import LlmrlError, get_traceback_path
 
-    readable = isinstance(error, LlmrlError) and not _is_internal(error)
-    traceback_path = "" if readable else saved_traceback_path(error)
+    is_self_explanatory = isinstance(error, LlmrlError) and not _is_internal(error)
+    traceback_path = "" if is_self_explanatory else get_traceback_path(error)
     hint = f"The full traceback is in {traceback_path}" if traceback_path else alternative
     return f"{text}\n{hint}" if hint else text

@@ -55,7 +55,7 @@ The hash covers that identity instead of the key, so it does not depend on how t
 
 HASH_LENGTH = 8
 
-_OTHER_MODEL = re.compile(r"^llm\.variants\.[^.]+\.")
+_FURTHER_MODEL_PATTERN = re.compile(r"^llm\.variants\.[^.]+\.")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -66,31 +66,31 @@ def config_hash(config: Mapping[str, Any]) -> str:
     Raises:
         TypeError: a value is not plain data (mapping, list, string, number, boolean or None).
     """
-    resolved = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
-    resolved_keys = {name for key in resolved for name in (key, f"{key}_seed")}
-    hashed = without_excluded({key: value for key, value in config.items() if key != RESOLVED}, leave_out=resolved_keys)
-    hashed |= {RESOLVED: resolved} if resolved else {}
-    text = json.dumps(_canonical(hashed, "config"), sort_keys=True, separators=(",", ":"))
+    resolved_runs = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
+    resolved_keys = {name for key in resolved_runs for name in (key, f"{key}_seed")}
+    hashed = drop_excluded_keys({key: config[key] for key in config if key != RESOLVED}, dropped=resolved_keys)
+    hashed |= {RESOLVED: resolved_runs} if resolved_runs else {}
+    text = json.dumps(_to_canonical(hashed, "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
-def without_excluded(config: Mapping[str, Any], prefix: str = "", leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """Return `config` without the `EXCLUDED` keys and the keys in `leave_out`."""
+def drop_excluded_keys(config: Mapping[str, Any], prefix: str = "", dropped: Collection[str] = ()) -> dict[str, Any]:
+    """Return `config` without the `EXCLUDED` keys and the keys in `dropped`."""
     included = {}
     for key, value in config.items():
         path = f"{prefix}{key}"
         # Keys that are excluded for the chosen model are excluded for further models, too.
-        like = _OTHER_MODEL.sub("llm.", path)
-        if like not in EXCLUDED and path not in leave_out:
-            included[str(key)] = without_excluded(value, f"{path}.", leave_out) if isinstance(value, Mapping) else value
+        key_of_chosen_model = _FURTHER_MODEL_PATTERN.sub("llm.", path)
+        if key_of_chosen_model not in EXCLUDED and path not in dropped:
+            included[str(key)] = drop_excluded_keys(value, f"{path}.", dropped) if isinstance(value, Mapping) else value
     return included
 
 
-def _canonical(value: Any, location: str) -> Any:
+def _to_canonical(value: Any, location: str) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _canonical(item, f"{location}.{key}") for key, item in value.items()}
+        return {str(key): _to_canonical(item, f"{location}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(item, f"{location}[{i}]") for i, item in enumerate(value)]
+        return [_to_canonical(item, f"{location}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if value is None or isinstance(value, str | int | float):

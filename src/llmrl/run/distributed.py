@@ -31,9 +31,9 @@ from llmrl.run.signals import StopFlag
 from llmrl.run.sink import FOLDER as SINKS_FOLDER
 from llmrl.run.tensorboard_file import PATTERN
 
-_CHECKPOINTS = "checkpoints"
-_NOT_MIRRORED = (
-    *(_CHECKPOINTS, LOG_NAME, PROVENANCE_NAME, ownership.FILE_NAME, queued.FILE_NAME, status.FILE_NAME),
+_CHECKPOINT_FOLDER = "checkpoints"
+_NAMES_NOT_COPIED = (
+    *(_CHECKPOINT_FOLDER, LOG_NAME, PROVENANCE_NAME, ownership.FILE_NAME, queued.FILE_NAME, status.FILE_NAME),
     SINKS_FOLDER,
 )
 
@@ -62,8 +62,8 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, open
     if processes.world_size == 1:
         return run
     try:
-        process = (socket.gethostname(), os.getpid(), ownership.process_start(os.getpid()))
-        local_state = (str(run.folder), run.state, run.iteration, run.result, process, run.digest)
+        process_id_and_start = (socket.gethostname(), os.getpid(), ownership.get_process_start(os.getpid()))
+        local_state = (str(run.folder), run.state, run.iteration, run.result, process_id_and_start, run.digest)
         states = processes.all_gather_object(local_state)
         if len({digest for *_, digest in states}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
@@ -93,9 +93,9 @@ class WorkerRun(Run):
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
         # The flag prints nothing and does not interrupt: the first process decides for all, and would lose this one.
-        self.stop = StopFlag(forward=self._signal_main_process)
+        self.stop = StopFlag(forward_signal=self._signal_main_process)
         self.main_process: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
 
     def follow(self, folder: Path) -> None:
         """Take the state of the run in `folder`, which the first process has just opened.
@@ -103,11 +103,11 @@ class WorkerRun(Run):
         Raises:
             CheckpointError: the checkpoint to resume from cannot be read in this process.
         """
-        self._temporary = tempfile.TemporaryDirectory(prefix=f"llmrl-process{self.processes.rank}-")
-        self.folder = Path(self._temporary.name)
+        self._temporary_folder = tempfile.TemporaryDirectory(prefix=f"llmrl-process{self.processes.rank}-")
+        self.folder = Path(self._temporary_folder.name)
         position = None
         if self.state == "resumed":
-            store = CheckpointStore(folder / _CHECKPOINTS, config_hash=self.digest)
+            store = CheckpointStore(folder / _CHECKPOINT_FOLDER, config_hash=self.digest)
             _, self.restored = store.load(store.path(self.iteration))
             position = self.restored.pop(RUN_KEY)["metrics"]
             _copy_run_files(folder, self.folder)
@@ -119,7 +119,7 @@ class WorkerRun(Run):
         By SIGTERM, because a second Ctrl-C would stop it at once.
         """
         host, pid, start = self.main_process
-        if host == socket.gethostname() and ownership.process_start(pid) == start:
+        if host == socket.gethostname() and ownership.get_process_start(pid) == start:
             os.kill(pid, signal.SIGTERM)
 
     def checkpoint(self, iteration: int, state: State) -> Path:
@@ -137,8 +137,8 @@ class WorkerRun(Run):
             self.metrics.close()
 
     def _release(self) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        if self._temporary_folder is not None:
+            self._temporary_folder.cleanup()
 
 
 def _copy_run_files(folder: Path, to: Path) -> None:
@@ -147,7 +147,7 @@ def _copy_run_files(folder: Path, to: Path) -> None:
     Arrays are linked, because they are large and never changed.
     """
     for path in folder.iterdir():
-        if path.name in _NOT_MIRRORED or path.name.startswith((".", "backup", "code-")) or path.match(PATTERN):
+        if path.name in _NAMES_NOT_COPIED or path.name.startswith((".", "backup", "code-")) or path.match(PATTERN):
             continue
         if path.is_dir():
             shutil.copytree(path, to / path.name, copy_function=_copy_or_link)

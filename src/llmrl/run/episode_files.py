@@ -50,20 +50,20 @@ class EpisodeFiles:
     """
 
     def __init__(self, folder: Path, state: State | None) -> None:
-        self._list, self._folder = folder / EPISODES, folder / FOLDER
+        self._episodes_path, self._folder = folder / EPISODES, folder / FOLDER
         self._open: dict[int, dict[str, int]] = {}
         self._hashes: dict[Path, hashlib._Hash] = {}  # SHA-256 of each file that still grows
         self.finished: list[dict[str, Any]] = []
-        self._n_shown = 0  # finished episodes whose videos `new_videos` has returned
-        self._waiting: dict[int, tuple[dict[str, Any], float | None]] = {}
+        self._n_episodes_shown = 0  # finished episodes whose videos `new_videos` has returned
+        self._finished_out_of_order: dict[int, tuple[dict[str, Any], float | None]] = {}
         with report_write_errors(self._folder):
             self._truncate_to({"list": _EMPTY, "open": [], "waiting": []} if state is None else state)
 
-    def step(self, episode: int, line: Mapping[str, Any]) -> None:
+    def write_step(self, episode: int, line: Mapping[str, Any]) -> None:
         """Append one player's step of an episode."""
         self._append(self._folder / str(episode) / REPLIES, line)
 
-    def frame(self, episode: int, picture: np.ndarray) -> None:
+    def write_frame(self, episode: int, picture: np.ndarray) -> None:
         """Write the next frame of an episode's video, [height, width, 3] uint8."""
         from PIL import Image
 
@@ -75,20 +75,20 @@ class EpisodeFiles:
             Image.fromarray(picture).save(file, format="PNG", compress_level=1)
         counts["frames"] += 1
 
-    def end(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
+    def finish_episode(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
         """Record the end of an episode, and make its video if it has frames.
 
         The video has `fps` frames per second; None: no video is made.
         """
-        self._waiting[episode] = dict(line), fps
-        while (k := len(self.finished)) in self._waiting:
-            line, fps = self._waiting.pop(k)
+        self._finished_out_of_order[episode] = dict(line), fps
+        while (k := len(self.finished)) in self._finished_out_of_order:
+            line, fps = self._finished_out_of_order.pop(k)
             frames = sorted((self._folder / str(k) / "frames").glob("*.png"))
             if frames and fps is not None:
                 save_video(frames, self._folder / str(k), "episode", fps)
             self._open.pop(k, None)
             self._hashes.pop(self._folder / str(k) / REPLIES, None)
-            self._append(self._list, line)
+            self._append(self._episodes_path, line)
             self.finished.append(dict(line))
 
     def new_videos(self, metrics: Mapping[str, Any]) -> list[Path]:
@@ -96,8 +96,8 @@ class EpisodeFiles:
 
         Call it once for each row of `metrics.jsonl`, in order: a row counts the finished `episodes`.
         """
-        n_finished = metrics.get("episodes", self._n_shown)
-        episodes, self._n_shown = self.finished[self._n_shown : n_finished], n_finished
+        n_finished = metrics.get("episodes", self._n_episodes_shown)
+        episodes, self._n_episodes_shown = self.finished[self._n_episodes_shown : n_finished], n_finished
         videos = [self._folder / str(episode["episode"]) / "episode.gif" for episode in episodes]
         return [path for path in videos if path.is_file()]
 
@@ -111,20 +111,20 @@ class EpisodeFiles:
         folders = [] if not self._folder.is_dir() else sorted(int(p.name) for p in self._folder.iterdir())
         finished_episodes = {line["episode"] for line in self.finished}
         return {
-            "list": self._end(self._list),
+            "list": self._end(self._episodes_path),
             "open": [
                 [k, self._end(self._folder / str(k) / REPLIES), self._open.get(k, {}).get("frames", 0)]
                 for k in folders
                 if k not in finished_episodes
             ],
-            "waiting": [[k, dict(line), fps] for k, (line, fps) in self._waiting.items()],
+            "waiting": [[k, dict(line), fps] for k, (line, fps) in self._finished_out_of_order.items()],
         }
 
     def _truncate_to(self, state: State) -> None:
-        self._truncate(self._list, state["list"])
-        self.finished = read_json_lines(self._list)
+        self._truncate(self._episodes_path, state["list"])
+        self.finished = read_json_lines(self._episodes_path)
         finished_episodes = {line["episode"] for line in self.finished}
-        self._waiting = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
+        self._finished_out_of_order = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
         unfinished = {int(k): (end, int(frames)) for k, end, frames in state["open"]}
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             k = int(path.name)

@@ -18,8 +18,8 @@ from typing import Any, TypedDict
 
 from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import RunFolderError
-from llmrl.core.folder_files import find_link, open_file, read_bytes
-from llmrl.core.plain_data import read_object
+from llmrl.core.folder_files import find_symlink, open_file, read_bytes
+from llmrl.core.plain_data import read_json_object
 from llmrl.core.secrets import redact, redact_nested
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def read_json_or_empty(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty if the file is missing or cannot be read."""
     try:
-        return read_object(path)
+        return read_json_object(path)
     except (FileNotFoundError, ValueError):
         return {}
 
@@ -130,8 +130,8 @@ def path_inside(folder: Path, *names: str) -> Path:
 
 
 def check_no_links(folder: Path, skipped: Sequence[str] = ()) -> None:
-    """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_link`."""
-    if (link := find_link(folder, skipped)) is not None:
+    """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_symlink`."""
+    if (link := find_symlink(folder, skipped)) is not None:
         raise RunFolderError(f"{link} is a symbolic link, which is not followed; replace it by a copy, or remove it")
 
 
@@ -162,7 +162,7 @@ class LineFile:
     def __init__(
         self, path: Path, position: FilePosition | None = None, content: Callable[[bytes], bytes] | None = None
     ) -> None:
-        self._path, self._content = path, content or bytes
+        self._path, self._extract_content = path, content or bytes
         self._lines = lines = 0 if position is None else position["lines"]
         with report_write_errors(path):
             self._file = open_file(path, "a+b")
@@ -175,7 +175,7 @@ class LineFile:
                     "cut or replaced. Start this run anew with rerun=true, which moves the old content aside."
                 )
             self._size = sum(len(line) + 1 for line in complete[:lines])
-            self._hash = hashlib.sha256(self._content(data[: self._size]))
+            self._hash = hashlib.sha256(self._extract_content(data[: self._size]))
             if position is not None and self._hash.hexdigest() != position["sha256"]:
                 raise RunFolderError(
                     f"{path} differs from what was written before the checkpoint: one of its first {lines} lines has "
@@ -198,7 +198,7 @@ class LineFile:
             self._file.flush()
         self._lines += len(new_lines)
         self._size += len(data)
-        self._hash.update(self._content(data))
+        self._hash.update(self._extract_content(data))
 
     def write_object(self, content: Mapping[str, Any]) -> None:
         """Append a line of JSON; errors as `write`."""

@@ -21,8 +21,8 @@ from llmrl.core.secrets import redact
 from llmrl.run.config_hash import is_excluded
 from llmrl.run.files import path_inside
 
-TREATMENT = "treatment"
-"""The config group of the treatments that a study compares."""
+STUDY, TREATMENT = "experiment", "treatment"
+"""Config groups of studies, and of the treatments that a study compares."""
 
 
 def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
@@ -43,15 +43,15 @@ def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
     return dict(sorted(split.items(), key=lambda item: ("." in item[0], item[0])))
 
 
-def run_label(overrides: Iterable[str], name: str = "") -> str:
+def format_run_label(overrides: Iterable[str], name: str = "") -> str:
     """Return the readable part of a run folder's name.
 
     `env=<name>` is left out where it equals `name`, the folder above: TensorBoard cuts long names. A treatment comes
     first, without its key.
 
-    >>> run_label(["principal=ucb", "env=escape_room", "seed=1"])
+    >>> format_run_label(["principal=ucb", "env=escape_room", "seed=1"])
     'env_escape_room-principal_ucb'
-    >>> run_label(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
+    >>> format_run_label(["principal=ucb", "env=escape_room", "seed=1"], name="escape_room")
     'principal_ucb'
     """
     return format_label(
@@ -59,7 +59,7 @@ def run_label(overrides: Iterable[str], name: str = "") -> str:
     )
 
 
-def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
+def find_run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int) -> Path:
     """Return the folder of the run whose config has the hash `digest`, whether or not it exists.
 
     An existing folder with that hash is returned whatever its label: one experiment may be typed in several ways.
@@ -75,34 +75,38 @@ def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], se
     parent = root.expanduser().absolute() / cleaned
     try:
         with os.scandir(parent) as entries:
-            matches = [entry for entry in entries if entry.name.endswith(f"-{digest}") and is_sanitized(entry.name)]
-        siblings = sorted(Path(entry.path) for entry in matches if entry.is_dir())
+            matches = [entry for entry in entries if entry.name.endswith(f"-{digest}")]
+        folders = sorted(Path(e.path) for e in matches if _SAFE_NAME_PATTERN.fullmatch(e.name) and e.is_dir())
     except (FileNotFoundError, NotADirectoryError):
-        siblings = []
+        folders = []
     except OSError as error:
-        raise unwritable(parent, error) from error
-    return (siblings[0] if siblings else parent / f"{run_label(overrides, name)}-{digest}") / seed_folder(seed)
+        raise make_write_error(parent, error) from error
+    return (folders[0] if folders else parent / f"{format_run_label(overrides, name)}-{digest}") / format_seed_folder(
+        seed
+    )
 
 
-def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], seed: int, private: bool = True) -> Path:
-    """Return the folder as `find_folder`; create it if it is missing, readable by its owner only if `private`.
+def create_run_folder(
+    root: Path, name: str, digest: str, overrides: Iterable[str], seed: int, private: bool = True
+) -> Path:
+    """Return the folder as `find_run_folder`; create it if it is missing, readable by its owner only if `private`.
 
     Raises:
-        RunFolderError: as `find_folder`, or the folder is a symbolic link or cannot be created.
+        RunFolderError: as `find_run_folder`, or the folder is a symbolic link or cannot be created.
     """
-    folder = find_folder(root, name, digest, overrides, seed)
+    folder = find_run_folder(root, name, digest, overrides, seed)
     path_inside(folder.parents[1], *folder.parts[-2:])
     try:
         make_folder(folder, private)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise make_write_error(folder, error) from error
     return folder
 
 
-def unwritable(folder: Path, error: OSError) -> RunFolderError:
+def make_write_error(folder: Path, error: OSError) -> RunFolderError:
     """Return the error for a folder of runs that cannot be created or written."""
-    place = "" if error.errno in DISK_FULL_ERRNOS else " Choose a writable folder with output_root=<folder>."
-    return RunFolderError(f"cannot write {folder}: {describe_write_error(folder, error)}.{place}")
+    advice = "" if error.errno in DISK_FULL_ERRNOS else " Choose a writable folder with output_root=<folder>."
+    return RunFolderError(f"cannot write {folder}: {describe_write_error(folder, error)}.{advice}")
 
 
 LENGTH_OPTIONS = (
@@ -116,53 +120,47 @@ LENGTH_OPTIONS = (
 )
 """Options that set the length of a run."""
 
-LABEL_OPTIONS = ("experiment", "treatment", "llm", *LENGTH_OPTIONS)
+LABEL_OPTIONS = (STUDY, TREATMENT, "llm", *LENGTH_OPTIONS)
 """Options that a label always contains if they were typed, even if all runs of a sweep share them, because they
 distinguish sweeps of the same name."""
 
-_STUDY, _TREATMENT = "experiment", "treatment"
-_STUDIES = (_STUDY, _TREATMENT)
+_KEYLESS_OPTIONS = (STUDY, TREATMENT)
 """Choices whose values are clear without their key."""
 
-_ORDER = (_TREATMENT, "", "llm", _STUDY)
+_LABEL_ORDER = (TREATMENT, "", "llm", STUDY)
 """Order of options in a label; the empty name stands for all others."""
 
-MAX_LABEL = 80
-_MAX_VALUE = 32
-_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
+MAX_LABEL_LENGTH = 80
+_MAX_VALUE_LENGTH = 32
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_SAFE_NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+")
 _HASH_PATTERN = re.compile(r".*-([0-9a-f]{8})")
-_SEED = re.compile(r"s([0-9]{1,18})")
-_RECORDS = ("config.yaml", "status.json", "queued.json")
+_SEED_PATTERN = re.compile(r"s([0-9]{1,18})")
+_RECORD_NAMES = ("config.yaml", "status.json", "queued.json")
 
 
-def seed_folder(seed: int) -> str:
+def format_seed_folder(seed: int) -> str:
     """Return the name of a run folder, `s<seed>`."""
     return f"s{seed}"
 
 
-def seed_of(folder: Path) -> int | None:
+def parse_seed(folder: Path) -> int | None:
     """Return the seed in a run folder's name; None for any other name."""
-    match = _SEED.fullmatch(folder.name)
+    match = _SEED_PATTERN.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def is_run_folder(folder: Path) -> bool:
     """Return whether `folder` is a run folder: `s<seed>` in a folder that ends in a hash, or with a run's records."""
-    return seed_of(folder) is not None and (
-        hash_of(folder) is not None or any((folder / name).exists() for name in _RECORDS)
+    return parse_seed(folder) is not None and (
+        parse_hash(folder) is not None or any((folder / name).exists() for name in _RECORD_NAMES)
     )
 
 
-def hash_of(folder: Path) -> str | None:
+def parse_hash(folder: Path) -> str | None:
     """Return the hash at the end of the name of a run folder's parent; None if there is none."""
     match = _HASH_PATTERN.fullmatch(folder.parent.name)
     return match[1] if match else None
-
-
-def is_sanitized(name: str) -> bool:
-    """Return whether a name has only characters that are safe in shells, URLs and file systems."""
-    return _NAME.fullmatch(name) is not None
 
 
 def sanitize(text: str) -> str:
@@ -171,8 +169,8 @@ def sanitize(text: str) -> str:
     >>> sanitize("Étude 3: Qwen/Qwen2.5 (großes)")
     'Etude-3-Qwen-Qwen2.5-gro-es'
     """
-    plain = "".join(x for x in unicodedata.normalize("NFKD", text) if not unicodedata.combining(x))
-    return re.sub(r"-{2,}", "-", _SAFE.sub("-", plain)).strip("-.")
+    unaccented = "".join(x for x in unicodedata.normalize("NFKD", text) if not unicodedata.combining(x))
+    return re.sub(r"-{2,}", "-", _UNSAFE_CHARACTERS.sub("-", unaccented)).strip("-.")
 
 
 def sanitize_path(name: str) -> Path:
@@ -204,15 +202,15 @@ def _last_parts(key: str, n: int) -> str:
     return "".join(re.split(r"([./@:])", key)[1 - 2 * n :])
 
 
-def format_overrides(overrides: Mapping[str, str], among: Iterable[str] = ()) -> str:
+def format_overrides(overrides: Mapping[str, str], other_keys: Iterable[str] = ()) -> str:
     """Return overrides as text for tables and figures, `principal=ucb, env_steps=1000`.
 
-    Keys are shortened so that they differ from the keys in `among`, too. A treatment comes first, without its key.
+    Keys are shortened so that they differ from the keys in `other_keys`, too. A treatment comes first, without its key.
     """
-    keys = dict.fromkeys([*among, *overrides], "")
+    keys = dict.fromkeys([*other_keys, *overrides], "")
     names = dict(zip(keys, shorten_overrides(keys), strict=True))
-    ordered = sorted(overrides.items(), key=lambda item: item[0] != _TREATMENT)
-    return ", ".join((f"{names[key]}=" if key != _TREATMENT else "") + _short_value(value) for key, value in ordered)
+    ordered = sorted(overrides.items(), key=lambda item: item[0] != TREATMENT)
+    return ", ".join((f"{names[key]}=" if key != TREATMENT else "") + _short_value(value) for key, value in ordered)
 
 
 def _short_value(value: str) -> str:
@@ -221,7 +219,7 @@ def _short_value(value: str) -> str:
     parts = [part for part in value.split("/") if part]
     if len(parts) < 2 or any(sign in value for sign in "[]{},\n"):
         return value
-    if _SEED.fullmatch(parts[-1]):
+    if _SEED_PATTERN.fullmatch(parts[-1]):
         experiment = parts[-2].rpartition(":")[2]
         return f"{match[1] if (match := _HASH_PATTERN.fullmatch(experiment)) else experiment}-{parts[-1]}"
     match = _HASH_PATTERN.fullmatch(parts[-1])
@@ -229,7 +227,9 @@ def _short_value(value: str) -> str:
 
 
 def format_label(overrides: Mapping[str, str]) -> str:
-    """Return the readable part of a run folder's name, at most `MAX_LABEL` characters; `defaults` if nothing was typed.
+    """Return the readable part of a run folder's name, at most `MAX_LABEL_LENGTH` characters.
+
+    It is `defaults` if there are no overrides.
 
     TensorBoard cuts long names, so overrides that are usually compared come first: a treatment, then parts, then their
     fields. The study, which most runs of a sweep share, comes last.
@@ -240,16 +240,16 @@ def format_label(overrides: Mapping[str, str]) -> str:
     redacted = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in overrides.items())
     order = sorted(
         redacted,
-        key=lambda key: (_ORDER.index(key if key in _ORDER else ""), "." in key, key not in LENGTH_OPTIONS, key),
+        key=lambda k: (_LABEL_ORDER.index(k if k in _LABEL_ORDER else ""), "." in k, k not in LENGTH_OPTIONS, k),
     )
     parts = []
     for key, (name, value) in zip(order, shorten_overrides({key: redacted[key] for key in order}).items(), strict=True):
-        text = sanitize(value)[:_MAX_VALUE]
-        parts.append(text if key in _STUDIES else f"{sanitize(name)}_{text}")
-    return sanitize("-".join(parts))[:MAX_LABEL].strip("-._") or "defaults"
+        text = sanitize(value)[:_MAX_VALUE_LENGTH]
+        parts.append(text if key in _KEYLESS_OPTIONS else f"{sanitize(name)}_{text}")
+    return sanitize("-".join(parts))[:MAX_LABEL_LENGTH].strip("-._") or "defaults"
 
 
-def label_overrides(overrides: Iterable[str], differing: Iterable[str]) -> list[str]:
+def filter_label_overrides(overrides: Iterable[str], differing: Iterable[str]) -> list[str]:
     """Return the overrides that a label shows: those with a key in `differing` or in `LABEL_OPTIONS`."""
     keys = {*differing, *LABEL_OPTIONS}
     return [override for override in overrides if override.partition("=")[0].lstrip("+~") in keys]

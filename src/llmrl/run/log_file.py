@@ -61,9 +61,9 @@ class LogFile:
             self._handler = _Handler(folder / FILE_NAME)
         self._handler.setFormatter(SafeFormatter(_FORMAT))
         self._handler.addFilter(self._is_current)
-        self._waiting = _active_files.get()
-        _active_files.set((*self._waiting, self))
-        _log_level_switch.begin()
+        self._waiting_files = _active_files.get()
+        _active_files.set((*self._waiting_files, self))
+        _count_open_files(1)
         logging.getLogger().addHandler(self._handler)
 
     def _is_current(self, _: logging.LogRecord) -> bool:
@@ -71,10 +71,10 @@ class LogFile:
         return not files or self in files
 
     @contextmanager
-    def here(self) -> Iterator[None]:
+    def receive_messages(self) -> Iterator[None]:
         """Return a context in which messages of this thread go to this file, and to those of runs that wait for it."""
         previous = _active_files.get()
-        _active_files.set((*self._waiting, self))
+        _active_files.set((*self._waiting_files, self))
         try:
             yield
         finally:
@@ -82,14 +82,14 @@ class LogFile:
 
     def write(self, log: logging.Logger, level: int, message: str) -> None:
         """Write a message to the file only, not to the terminal."""
-        with self.here():
+        with self.receive_messages():
             self._handler.handle(log.makeRecord(log.name, level, __file__, 0, message, (), None))
 
     def close(self) -> None:
         """Stop writing and close the file; a second call does nothing."""
         if self._handler in logging.getLogger().handlers:
             logging.getLogger().removeHandler(self._handler)
-            _log_level_switch.end()
+            _count_open_files(-1)
             _active_files.set(tuple(file for file in _active_files.get() if file is not self))
             try:
                 self._handler.close()
@@ -102,26 +102,18 @@ def active_log_files() -> tuple[LogFile, ...]:
     return _active_files.get()
 
 
-class _LogLevelSwitch:
-    """A switch that sets the package's log level to INFO as long as a run's log file is open."""
-
-    def __init__(self) -> None:
-        self._lock, self._open, self._level = threading.Lock(), 0, logging.NOTSET
-
-    def begin(self) -> None:
-        package = logging.getLogger("llmrl")
-        with self._lock:
-            self._open += 1
-            if self._open == 1:
-                self._level = package.level
-            if not package.isEnabledFor(logging.INFO):
-                package.setLevel(logging.INFO)
-
-    def end(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if not self._open:
-                logging.getLogger("llmrl").setLevel(self._level)
+_level_lock, _n_open_files, _previous_level = threading.Lock(), 0, logging.NOTSET
 
 
-_log_level_switch = _LogLevelSwitch()
+def _count_open_files(change: int) -> None:
+    """Change the number of open log files; while there are any, the package's log level is INFO or lower."""
+    global _n_open_files, _previous_level
+    package = logging.getLogger("llmrl")
+    with _level_lock:
+        if not _n_open_files:
+            _previous_level = package.level
+        _n_open_files += change
+        if not _n_open_files:
+            package.setLevel(_previous_level)
+        elif not package.isEnabledFor(logging.INFO):
+            package.setLevel(logging.INFO)

@@ -24,7 +24,7 @@ import numpy as np
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
-from llmrl.core.metrics import Counter, Kind
+from llmrl.core.metrics import CounterName, RowKind
 from llmrl.run.files import FilePosition, LineFile
 from llmrl.run.sink import Ending, Opening, Row, Sink
 from llmrl.run.sink_fan_out import FanOut
@@ -32,19 +32,19 @@ from llmrl.run.sink_fan_out import FanOut
 log = logging.getLogger(__name__)
 
 FILE_NAME = "metrics.jsonl"
-TIME = "time/"
-USAGE = "usage/"
-FINAL = "Final/"
+TIME_PREFIX = "time/"
+USAGE_PREFIX = "usage/"
+FINAL_PREFIX = "Final/"
 """Prefix of the tags of final numbers. It is capitalized because TensorBoard's HParams tab shows the five metrics that
 sort first, and its plots omit runs that lack one of them. Only metrics that all runs have should therefore sort
 first."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
-COUNTERS: tuple[Counter, ...] = get_args(Counter)
-KIND, X = "kind", "x"
-_NOT_FINAL: tuple[Kind, ...] = ("adaptation", "confirmation", "recommendation", "race")
+KINDS: tuple[RowKind, ...] = get_args(RowKind)
+COUNTERS: tuple[CounterName, ...] = get_args(CounterName)
+KIND_KEY, X_KEY = "kind", "x"
+_KINDS_WITHOUT_FINAL_X: tuple[RowKind, ...] = ("adaptation", "confirmation", "recommendation", "race")
 """Kinds of rows whose counter is not the x coordinate of final numbers."""
-_NO_METRICS = frozenset({KIND, X, *COUNTERS})
-_SHARED_PREFIXES = (TIME, USAGE)
+_NON_METRIC_KEYS = frozenset({KIND_KEY, X_KEY, *COUNTERS})
+_SHARED_PREFIXES = (TIME_PREFIX, USAGE_PREFIX)
 """Prefixes of metrics that rows of every kind may have."""
 
 TextOf = Callable[[Mapping[str, Any]], str | None]
@@ -75,7 +75,7 @@ class MetricLog(LineFile):
         opening: Opening | None = None,
     ) -> None:
         super().__init__(folder / FILE_NAME, position, drop_nondeterministic_metrics)
-        self._not_finite: set[str] = set()
+        self._non_finite_names: set[str] = set()
         rows = read_metrics(self._path)
         self._started = time.monotonic()
         self._counter_by_kind: dict[str, str] = {}
@@ -84,19 +84,21 @@ class MetricLog(LineFile):
             for row in rows:
                 _check_numbers(row)
                 self._register_row(row)
-            if lacking := [name for name in ("elapsed_s", "unix") for row in rows if TIME + name not in row]:
-                raise ValueError(f"a row has no {TIME}{lacking[0]}")
+            if missing_names := [
+                name for name in ("elapsed_s", "unix") for row in rows if TIME_PREFIX + name not in row
+            ]:
+                raise ValueError(f"a row has no {TIME_PREFIX}{missing_names[0]}")
         except ValueError as error:
             raise RunFolderError(
                 f"{self._path} cannot be continued: {error}. Start this run anew with rerun=true, which moves the old "
                 "content aside."
             ) from error
-        self._elapsed = float(rows[-1][TIME + "elapsed_s"]) if rows else 0.0
-        self._x = _x(rows[-1]) if rows else 0
-        self._attachments: list[Callable[[Row, Mapping[str, Any]], None]] = []
+        self._elapsed = float(rows[-1][TIME_PREFIX + "elapsed_s"]) if rows else 0.0
+        self._x_value = _x_value(rows[-1]) if rows else 0
+        self._senders: list[Callable[[Row, Mapping[str, Any]], None]] = []
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
         self._sinks = FanOut(sinks or {}, opening)
-        self._number = len(rows)
+        self._n_rows = len(rows)
         if self._sinks:
             self._sinks.open([to_sink_row(number, line) for number, line in enumerate(rows)])
 
@@ -119,12 +121,12 @@ class MetricLog(LineFile):
         self._attach(send)
 
     def _attach(self, send: Callable[[Row, Mapping[str, Any]], None]) -> None:
-        self._attachments.append(send)
+        self._senders.append(send)
         if self._sinks:
             for number, line in enumerate(read_metrics(self._path)):
                 send(to_sink_row(number, line), line)
 
-    def log(self, kind: Kind, x: Counter, metrics: Mapping[str, Any], **counters: int) -> None:
+    def log(self, kind: RowKind, x: CounterName, metrics: Mapping[str, Any], **counters: int) -> None:
         """Record a row of `metrics` (anything that `float()` accepts).
 
         Args:
@@ -137,25 +139,25 @@ class MetricLog(LineFile):
             ValueError: a kind or counter is unknown; `x` is not among the counters; earlier rows of this kind have
                 another x coordinate; a metric has the name of a counter, or is in rows of another kind.
         """
-        line: dict[str, Any] = {KIND: kind, X: x} | {name: int(value) for name, value in counters.items()}
+        line: dict[str, Any] = {KIND_KEY: kind, X_KEY: x} | {name: int(value) for name, value in counters.items()}
         if unknown := counters.keys() - set(COUNTERS):
             raise ValueError(
                 f"the counters of a row must be among {', '.join(COUNTERS)}, not {', '.join(sorted(unknown))}"
             )
-        if reserved := {KIND, X, *COUNTERS} & metrics.keys():
+        if reserved := {KIND_KEY, X_KEY, *COUNTERS} & metrics.keys():
             raise ValueError(f"metrics cannot have the names of counters: {', '.join(sorted(reserved))}")
         self._register_row(line | dict(metrics))
         line |= {name: self._finite(line[x], name, float(value)) for name, value in metrics.items()}
-        line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
-        line[TIME + "unix"] = round(time.time(), 6)  # precise enough to order rows and other events
+        line[TIME_PREFIX + "elapsed_s"] = round(self.elapsed_s, 3)
+        line[TIME_PREFIX + "unix"] = round(time.time(), 6)  # precise enough to order rows and other events
         self.write([json.dumps(line, allow_nan=False)])
-        self._x = line[x]
+        self._x_value = line[x]
         if self._sinks:
-            row = to_sink_row(self._number, line)
+            row = to_sink_row(self._n_rows, line)
             self._sinks.row(row)
-            for send in self._attachments:
+            for send in self._senders:
                 send(row, line)
-        self._number += 1
+        self._n_rows += 1
 
     @property
     def elapsed_s(self) -> float:
@@ -170,12 +172,12 @@ class MetricLog(LineFile):
             final: findings of the run, which sinks get as its summary. Its floats are also final numbers: metrics
                 `Final/<name>` at the x coordinate of the last row. Counts are excluded, and so are names with a slash
                 or `llm_`, because their last value is in a curve.
-            error: one line on what ended the run.
+            error: reason why the run ended, in one line.
         """
         if not self._file.closed:
             super().close()
             summary = dict(final or {})
-            self._sinks.close(Ending(state, error, final_metrics(summary), self._x, time.time(), summary))
+            self._sinks.close(Ending(state, error, select_final_metrics(summary), self._x_value, time.time(), summary))
 
     def wait(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Wait a limited time for sinks that are still closing, less if `is_stopping()`, and report incomplete ones."""
@@ -183,14 +185,14 @@ class MetricLog(LineFile):
 
     def _register_row(self, row: Mapping[str, Any]) -> None:
         """Raise ValueError if a row breaks the rules of the file; register its kind and metrics."""
-        kind, x = row.get(KIND), row.get(X)
+        kind, x = row.get(KIND_KEY), row.get(X_KEY)
         if kind not in KINDS:
             raise ValueError(f"the kind of a row must be one of {', '.join(KINDS)}, not {kind!r}")
         if x not in COUNTERS or x not in row:
             raise ValueError(f"the x coordinate {x!r} of a row of kind {kind} is not one of its counters")
         if (counter := self._counter_by_kind.setdefault(kind, x)) != x:
             raise ValueError(f"the x coordinate of a row of kind {kind} is {x}, but {counter} in earlier rows")
-        for name in metrics_of(row):
+        for name in list_metrics(row):
             if (
                 not name.startswith(_SHARED_PREFIXES)
                 and (earlier := self._kind_by_metric.setdefault(name, kind)) != kind
@@ -200,8 +202,8 @@ class MetricLog(LineFile):
     def _finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
             return value
-        if name not in self._not_finite:
-            self._not_finite.add(name)
+        if name not in self._non_finite_names:
+            self._non_finite_names.add(name)
             log.warning("metric %s is %s at %d (logged once for each metric)", name, value, x)
         return None
 
@@ -217,12 +219,12 @@ class MetricTable:
             order in which they appeared; NaN where a row has no such number, or one that was not finite.
     """
 
-    kind: Kind
-    x: Counter
+    kind: RowKind
+    x: CounterName
     columns: dict[str, np.ndarray]
 
 
-def read_metrics(path: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
+def read_metrics(path: Path, kind: RowKind | None = None) -> list[dict[str, Any]]:
     """Return the rows of a `metrics.jsonl`, or only those of `kind`; `null` becomes NaN.
 
     A last line that is still being written is left out.
@@ -235,39 +237,39 @@ def read_metrics(path: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
         lines = read_bytes(path).split(b"\n")[:-1]
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
-    for number, text in enumerate(lines, start=1):
+    for line_number, text in enumerate(lines, start=1):
         try:
             line = json.loads(text.decode("utf-8"))
             rows.append({name: math.nan if value is None else value for name, value in line.items()})
         except UnicodeDecodeError as error:
-            raise RunFolderError(f"{path}, line {number} is not UTF-8 (byte {error.start} of it)") from error
+            raise RunFolderError(f"{path}, line {line_number} is not UTF-8 (byte {error.start} of it)") from error
         except (ValueError, AttributeError, RecursionError) as error:
-            raise RunFolderError(f"{path}, line {number} is not a JSON object: {error}") from error
-    return rows if kind is None else [row for row in rows if row.get(KIND) == kind]
+            raise RunFolderError(f"{path}, line {line_number} is not a JSON object: {error}") from error
+    return rows if kind is None else [row for row in rows if row.get(KIND_KEY) == kind]
 
 
-def metric_tables(path: Path) -> dict[Kind, MetricTable]:
+def read_metric_tables(path: Path) -> dict[RowKind, MetricTable]:
     """Return the rows of a `metrics.jsonl` as one tidy table for each kind.
 
     Raises:
         RunFolderError: a complete line is not a JSON object, has no valid `kind` or `x`, or has a metric that is not
             a number.
     """
-    rows: dict[Kind, list[dict[str, Any]]] = {}
-    for number, row in enumerate(read_metrics(path), start=1):
-        if row.get(KIND) not in KINDS or row.get(X) not in COUNTERS or row[X] not in row:
-            raise RunFolderError(f"{path}, line {number} has no valid {KIND} or {X}")
+    rows: dict[RowKind, list[dict[str, Any]]] = {}
+    for line_number, row in enumerate(read_metrics(path), start=1):
+        if row.get(KIND_KEY) not in KINDS or row.get(X_KEY) not in COUNTERS or row[X_KEY] not in row:
+            raise RunFolderError(f"{path}, line {line_number} has no valid {KIND_KEY} or {X_KEY}")
         try:
             _check_numbers(row)
         except ValueError as error:
-            raise RunFolderError(f"{path}, line {number}: {error}") from error
-        rows.setdefault(row[KIND], []).append(row)
+            raise RunFolderError(f"{path}, line {line_number}: {error}") from error
+        rows.setdefault(row[KIND_KEY], []).append(row)
     tables = {}
-    for kind, kind_rows in rows.items():
-        x = kind_rows[0][X]
-        counters = [name for name in COUNTERS if name != x and any(name in row for row in kind_rows)]
-        metrics = dict.fromkeys(name for row in kind_rows for name in metrics_of(row))
-        columns = {n: np.array([row.get(n, math.nan) for row in kind_rows]) for n in (x, *counters, *metrics)}
+    for kind, rows_of_kind in rows.items():
+        x = rows_of_kind[0][X_KEY]
+        counters = [name for name in COUNTERS if name != x and any(name in row for row in rows_of_kind)]
+        metrics = dict.fromkeys(name for row in rows_of_kind for name in list_metrics(row))
+        columns = {n: np.array([row.get(n, math.nan) for row in rows_of_kind]) for n in (x, *counters, *metrics)}
         tables[kind] = MetricTable(kind, x, columns)
     return tables
 
@@ -275,25 +277,25 @@ def metric_tables(path: Path) -> dict[Kind, MetricTable]:
 def _check_numbers(row: Mapping[str, Any]) -> None:
     """Raise ValueError if a counter or metric of a row that was read is not a number."""
     for name, value in row.items():
-        if name not in (KIND, X) and (not isinstance(value, int | float) or isinstance(value, bool)):
+        if name not in (KIND_KEY, X_KEY) and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise ValueError(f"{name} is {repr(value)[:60]}, not a number")
 
 
-def last_x_value(rows: Sequence[Mapping[str, Any]]) -> int:
+def find_last_x_value(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return the x coordinate that a run had reached after `rows`, for its evaluations or proposals; 0 without rows.
 
-    Rows of the kinds in `_NOT_FINAL` have other x coordinates and are skipped.
+    Rows of the kinds in `_KINDS_WITHOUT_FINAL_X` have other x coordinates and are skipped.
     """
-    return next((_x(row) for row in reversed(rows) if row[KIND] not in _NOT_FINAL), 0)
+    return next((_x_value(row) for row in reversed(rows) if row[KIND_KEY] not in _KINDS_WITHOUT_FINAL_X), 0)
 
 
-def metrics_of(row: Mapping[str, Any]) -> list[str]:
+def list_metrics(row: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics of a row, including those under `time/`."""
-    return [name for name in row if name not in _NO_METRICS]
+    return [name for name in row if name not in _NON_METRIC_KEYS]
 
 
-def _x(row: Mapping[str, Any]) -> int:
-    return int(row[row[X]])
+def _x_value(row: Mapping[str, Any]) -> int:
+    return int(row[row[X_KEY]])
 
 
 def drop_nondeterministic_metrics(lines: bytes) -> bytes:
@@ -303,21 +305,23 @@ def drop_nondeterministic_metrics(lines: bytes) -> bytes:
 
     A line that is not a JSON object stays as it is.
     """
-    return b"".join(map(_without_clock, lines.splitlines(keepends=True)))
+    return b"".join(map(_drop_from_line, lines.splitlines(keepends=True)))
 
 
-def _without_clock(line: bytes) -> bytes:
+def _drop_from_line(line: bytes) -> bytes:
     try:
         row = json.loads(line)
-        return json.dumps({name: value for name, value in row.items() if not name.startswith((TIME, USAGE))}).encode()
+        return json.dumps(
+            {name: value for name, value in row.items() if not name.startswith((TIME_PREFIX, USAGE_PREFIX))}
+        ).encode()
     except (ValueError, AttributeError, RecursionError):
         return line
 
 
-def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+def select_final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the floats of a run's findings as metrics `Final/<name>`, without those that have a curve."""
     return {
-        FINAL + name: value
+        FINAL_PREFIX + name: value
         for name, value in summary.items()
         if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
     }
@@ -327,14 +331,14 @@ def to_sink_row(number: int, line: Mapping[str, Any]) -> Row:
     """Return the line `number`, from 0, as a `Row` for sinks."""
     return Row(
         number=number,
-        kind=line[KIND],
-        x=line[X],
-        place=_x(line),
-        unix=float(line[TIME + "unix"]),
+        kind=line[KIND_KEY],
+        x=line[X_KEY],
+        place=_x_value(line),
+        unix=float(line[TIME_PREFIX + "unix"]),
         counters={name: int(line[name]) for name in COUNTERS if name in line},
         metrics={
             name: math.nan if line[name] is None else float(line[name])
-            for name in metrics_of(line)
-            if not name.startswith(TIME)
+            for name in list_metrics(line)
+            if not name.startswith(TIME_PREFIX)
         },
     )

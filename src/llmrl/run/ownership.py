@@ -25,9 +25,9 @@ from pathlib import Path
 
 from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.errors import RunFolderError, RunInUse
-from llmrl.core.plain_data import parse_record, read_object
+from llmrl.core.plain_data import parse_record, read_json_object
 from llmrl.core.threads import daemon_thread
-from llmrl.run.folder import unwritable
+from llmrl.run.folder import make_write_error
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,11 @@ class Owner:
         pid = os.getpid()
         return Owner(
             host=socket.gethostname(),
-            machine=this_machine(),
+            machine=get_machine_id(),
             pid=pid,
-            process_start=process_start(pid) or "",
+            process_start=get_process_start(pid) or "",
             attempt=attempt,
-            job_id=job_id(),
+            job_id=get_job_id(),
             restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
             token=uuid.uuid4().hex,
         )
@@ -102,18 +102,16 @@ class Ownership:
     Args:
         folder: run folder.
         attempt: number of the run's attempt.
-        stale_after_s: seconds after the last touch at which an owner on another machine counts as dead.
 
     Raises:
         RunInUse: another live process owns the folder.
         RunFolderError: the folder cannot be written, or its owner file cannot be read.
     """
 
-    def __init__(self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S) -> None:
+    def __init__(self, folder: Path, attempt: int = 1) -> None:
         self.folder = folder
         self.owner = Owner.this_process(attempt)
         self._path = folder / FILE_NAME
-        self._stale_after_s = stale_after_s
         self._acquire()
         self._heartbeat = Heartbeat(self._path, is_owner=lambda: self.is_held)
 
@@ -142,7 +140,7 @@ class Ownership:
                 self._clear_stale()
                 continue
             except OSError as error:
-                raise unwritable(self.folder, error) from error
+                raise make_write_error(self.folder, error) from error
             self._file = os.fdopen(descriptor, "w")  # open until release, see `has_open_for_writing`
             try:
                 json.dump(asdict(self.owner), self._file)
@@ -151,7 +149,7 @@ class Ownership:
                 with suppress(OSError):
                     self._file.close()
                 remove_ignoring_errors(self._path)  # an empty owner file would block the next process
-                raise unwritable(self.folder, error) from error
+                raise make_write_error(self.folder, error) from error
             return
         raise RunFolderError(f"several processes try to own {self.folder} at the same time; repeat this command")
 
@@ -165,11 +163,10 @@ class Ownership:
             raise
         if current is None and self._may_be_incomplete():
             return
-        if current is not None and is_alive(current, self._path, self._stale_after_s):
+        if current is not None and is_alive(current, self._path):
             raise RunInUse(
                 f"{self.folder} is in use by {current}; wait for that process or stop it. If its machine has crashed, "
-                f"the folder is free {self._stale_after_s / 60:g} minutes after the crash (or delete "
-                f"{self._path.name})."
+                f"the folder is free {STALE_AFTER_S / 60:g} minutes after the crash (or delete {self._path.name})."
             )
         # Rename before removing: of several processes that found the same stale file, only one can move it. If it has
         # moved a newer file instead, it notices that and puts it back.
@@ -207,12 +204,12 @@ def is_in_use(folder: Path) -> bool:
     return owner is not None and is_alive(owner, folder / FILE_NAME)
 
 
-def release_lost(folder: Path, lost_job: str) -> None:
+def release_ended_job(folder: Path, lost_job: str) -> None:
     """Remove the owner file of a scheduler job that has ended, so that another job can take the run over at once.
 
     Args:
         folder: run folder.
-        lost_job: id of the job, all of whose processes have ended (`job_id`).
+        lost_job: id of the job, all of whose processes have ended (`get_job_id`).
 
     Raises:
         RunFolderError: as `read_owner`.
@@ -232,7 +229,7 @@ def read_owner(folder: Path, file_name: str = FILE_NAME) -> Owner | None:
     try:
         if path.is_file() and path.stat().st_size == 0:
             return None
-        return parse_record(Owner, read_object(path))
+        return parse_record(Owner, read_json_object(path))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -242,14 +239,18 @@ def read_owner(folder: Path, file_name: str = FILE_NAME) -> Owner | None:
         ) from error
 
 
-def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> bool:
+def is_alive(owner: Owner, path: Path) -> bool:
     """Return whether `owner`, read from the owner file `path`, is alive (see the module's docstring)."""
-    if owner.machine == this_machine():
-        return process_start(owner.pid) == owner.process_start
-    if owner.job_id and owner.job_id == job_id() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > owner.restarts:
+    if owner.machine == get_machine_id():
+        return get_process_start(owner.pid) == owner.process_start
+    if (
+        owner.job_id
+        and owner.job_id == get_job_id()
+        and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > owner.restarts
+    ):
         return False
     age = _age(path)
-    return age is not None and age < stale_after_s
+    return age is not None and age < STALE_AFTER_S
 
 
 def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
@@ -260,8 +261,8 @@ def seems_alive(machine: str, pid: int, start: str, touched_file: Path) -> bool:
         touched_file: file that the process touches (`Heartbeat`). On another machine, the process is alive if the
             file was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
     """
-    if machine == this_machine():
-        return process_start(pid) == start
+    if machine == get_machine_id():
+        return get_process_start(pid) == start
     try:
         return time.time() - touched_file.stat().st_mtime < STALE_AFTER_S
     except OSError:
@@ -286,7 +287,7 @@ def has_open_for_writing(pid: int, path: Path) -> bool:
     return False
 
 
-def job_id() -> str:
+def get_job_id() -> str:
     """Return the id of this process's scheduler job, `123`, or `123_4` in a SLURM job array; empty without one.
 
     Backends of other schedulers set it in `LLMRL_JOB_ID`.
@@ -297,7 +298,7 @@ def job_id() -> str:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
-def this_machine() -> str:
+def get_machine_id() -> str:
     """Return an identifier of this host, boot and container, within which process ids are unique."""
     parts = [socket.gethostname()]
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -306,7 +307,7 @@ def this_machine() -> str:
     return " ".join(parts)
 
 
-def process_start(pid: int) -> str | None:
+def get_process_start(pid: int) -> str | None:
     """Return the start time of process `pid`, in clock ticks since boot (empty outside Linux); None if it is gone."""
     if not Path("/proc/self/stat").exists():  # outside Linux only the existence of the process is known
         try:
@@ -333,6 +334,6 @@ def _age(path: Path) -> float | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unwritable(path.parent, error) from error
+        raise make_write_error(path.parent, error) from error
     finally:
         probe.unlink(missing_ok=True)

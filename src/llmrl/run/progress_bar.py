@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WARM_UP_SHARE = 0.01
+_WARM_UP_FRACTION = 0.01
 """Share of the total whose units are left out of the rate, because code is compiled and games start at first."""
 MAX_CHARACTERS = 80
 """Maximum number of characters of a proposal that are shown."""
 
 FIRST_LOG_S = 10.0
 """Seconds until the first log line, which shows a user early that the run makes progress."""
-LOG_EVERY_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Seconds between log lines where there is neither terminal nor notebook."""
-REPORT_EVERY_S = 5.0
+REPORT_INTERVAL_S = 5.0
 """Seconds between calls of `report`."""
-NOTEBOOK_EVERY_S = 1.0
+NOTEBOOK_INTERVAL_S = 1.0
 """Seconds between two changes of the line in a notebook."""
 
 
@@ -49,7 +49,7 @@ class ProgressBar:
         unit: name of the counted units, e.g. `steps`.
         description: name of the work, e.g. `train`.
         done: first value of `done` (a resumed run does not start at zero).
-        report: function that is called with the numbers at most every `REPORT_EVERY_S` seconds, and at the end.
+        report: function that is called with the numbers at most every `REPORT_INTERVAL_S` seconds, and at the end.
         terminal: whether to draw a bar; None: if standard error is a terminal.
     """
 
@@ -59,12 +59,12 @@ class ProgressBar:
         unit: str,
         description: str,
         done: float = 0,
-        report: Callable[[status.RunProgress], None] | None = None,
+        on_report: Callable[[status.RunProgress], None] | None = None,
         terminal: bool | None = None,
     ) -> None:
-        self.numbers = status.RunProgress(done=done, total=total, unit=unit)
+        self.progress = status.RunProgress(done=done, total=total, unit=unit)
         self._description = description
-        self._report = report
+        self._report = on_report
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bar: Bars | None = None
         self._task: rich.progress.TaskID | None = None
@@ -72,26 +72,19 @@ class ProgressBar:
         self._row: DisplayRow | None = None
         self._files = active_log_files()
         self._first_done = done
-        self._warm = self._logged = False
-        self._first_time = self._last_report = self._last_log = self._last_line = time.monotonic()
+        self._is_warmed_up = self._logged = False
+        self._first_time = self._last_report = self._last_log = self._last_notebook_time = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
-        self._first_time = self._last_report = self._last_log = self._last_line = time.monotonic()
-        self._row, self._files = active_row(), active_log_files()
+        self._first_time = self._last_report = self._last_log = self._last_notebook_time = time.monotonic()
+        self._row, self._files = get_active_row(), active_log_files()
         if self._row is not None:
-            self._row.show(self._description, self.numbers, self._speed())
+            self._row.show(self._description, self.progress, self._speed())
         elif self._terminal:
             from llmrl.run.bars import Bars
 
-            self._bar, n = Bars(), self.numbers
-            self._task = self._bar.add_task(
-                self._description,
-                total=n.total,
-                completed=int(n.done),
-                unit=n.unit,
-                speed="",
-                result_text=printable(n.result_text),
-            )
+            self._bar = Bars()
+            self._task = self._bar.show_progress(None, self._description, self.progress, self._speed())
             self._bar.start()
         return self
 
@@ -103,46 +96,44 @@ class ProgressBar:
         if self._in_notebook:
             self._write_notebook_line("\n")
         if self._report is not None:
-            self._report(self.numbers)
+            self._report(self.progress)
 
     def update(self, done: float) -> None:
         """Set the number of finished units to `done`; cheap enough for every step."""
         now = time.monotonic()
-        numbers = self.numbers
-        numbers.done = done
-        if not self._warm and done > self._first_done:
-            self._warm = True
-            if numbers.total and done - self._first_done < _WARM_UP_SHARE * numbers.total:
+        progress = self.progress
+        progress.done = done
+        if not self._is_warmed_up and done > self._first_done:
+            self._is_warmed_up = True
+            if progress.total and done - self._first_done < _WARM_UP_FRACTION * progress.total:
                 self._first_done, self._first_time = done, now
         elapsed = now - self._first_time
         if elapsed > 0 and done > self._first_done:
-            numbers.steps_per_second = (done - self._first_done) / elapsed
-            if numbers.total is not None:
-                numbers.eta_s = max(numbers.total - done, 0) / numbers.steps_per_second
-        if self._bar is not None and self._task is not None:
-            self._bar.update(
-                self._task, completed=done, speed=self._speed(), result_text=printable(numbers.result_text)
-            )
-        elif now - self._last_log >= (LOG_EVERY_S if self._logged else FIRST_LOG_S):
+            progress.steps_per_second = (done - self._first_done) / elapsed
+            if progress.total is not None:
+                progress.eta_s = max(progress.total - done, 0) / progress.steps_per_second
+        if self._bar is not None:
+            self._bar.show_progress(self._task, self._description, progress, self._speed())
+        elif now - self._last_log >= (LOG_INTERVAL_S if self._logged else FIRST_LOG_S):
             self._last_log, self._logged = now, True
             self._log()
-        if self._in_notebook and now - self._last_line >= NOTEBOOK_EVERY_S:
-            self._last_line = now
+        if self._in_notebook and now - self._last_notebook_time >= NOTEBOOK_INTERVAL_S:
+            self._last_notebook_time = now
             self._write_notebook_line()
         if self._row is not None:
-            self._row.show(self._description, numbers, self._speed())
-        if self._report is not None and now - self._last_report >= REPORT_EVERY_S:
+            self._row.show(self._description, progress, self._speed())
+        if self._report is not None and now - self._last_report >= REPORT_INTERVAL_S:
             self._last_report = now
-            self._report(numbers)
+            self._report(progress)
 
     def advance(self, units: float) -> None:
         """Add `units` to the number of finished units."""
-        self.update(self.numbers.done + units)
+        self.update(self.progress.done + units)
 
     def show_result(self, value: float, proposed: str = "") -> None:
         """Set the last objective or return, and the proposal that reached it. Both are shown from then on."""
-        self.numbers.value, self.numbers.proposed = value, shorten(proposed)
-        self.update(self.numbers.done)
+        self.progress.value, self.progress.proposed = value, shorten(proposed)
+        self.update(self.progress.done)
 
     def print_line(self, text: str) -> None:
         """Show a line of text: above the bar on a terminal, else in the log, and below the cell of a notebook."""
@@ -178,7 +169,7 @@ class ProgressBar:
         sys.stdout.write(f"\r{printable(str(self)):<100}{end}")
 
     def __str__(self) -> str:
-        n = self.numbers
+        n = self.progress
         total = "" if n.total is None else f"/{n.total:.0f}"
         percent = f" ({n.done / n.total:.1%})" if n.total else ""
         remaining = "" if n.eta_s is None else f", {format_clock(n.eta_s)} left"
@@ -187,15 +178,15 @@ class ProgressBar:
         return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{remaining}{result_text}"
 
     def _speed(self) -> str:
-        speed = self.numbers.steps_per_second
+        speed = self.progress.steps_per_second
         if speed is None:
             return ""
-        return f"{speed:,.0f} {self.numbers.unit}/s" if speed >= 100 else f"{speed:.3g} {self.numbers.unit}/s"
+        return f"{speed:,.0f} {self.progress.unit}/s" if speed >= 100 else f"{speed:.3g} {self.progress.unit}/s"
 
 
-def shorten(words: str, max_characters: int = MAX_CHARACTERS) -> str:
-    """Return `words` cut to at most `max_characters`, because a proposal may have hundreds of numbers."""
-    return words if len(words) <= max_characters else f"{words[: max_characters - 1]}…"
+def shorten(text: str, max_characters: int = MAX_CHARACTERS) -> str:
+    """Return `text` cut to at most `max_characters`, because a proposal may have hundreds of numbers."""
+    return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"
 
 
 def format_clock(seconds: float) -> str:
@@ -254,17 +245,17 @@ class MultiRunDisplay:
         """Show the progress of this thread, from now on, as that of the run called `name`."""
         _row.set(DisplayRow(self, name))
 
-    def update_row(self, name: str, numbers: status.RunProgress) -> None:
+    def update_row(self, name: str, progress: status.RunProgress) -> None:
         """Store the progress of a run, and print a line about all runs if one is due."""
-        share = min(numbers.done / numbers.total, 1.0) if numbers.total else 0.0
+        share = min(progress.done / progress.total, 1.0) if progress.total else 0.0
         with self._lock:
-            self._rows[name] = share, numbers.steps_per_second or 0.0
+            self._rows[name] = share, progress.steps_per_second or 0.0
             if (now := time.monotonic()) - self._last_report < self._every_s:
                 return
             self._last_report = now
             shares, speeds = zip(*self._rows.values(), strict=True)
         text = f"{len(shares)} of {self._runs} runs under way, {sum(shares) / len(shares):.1%} of these"
-        result_text = f"; {name}: {numbers.result_text}" if numbers.result_text else ""
+        result_text = f"; {name}: {progress.result_text}" if progress.result_text else ""
         sys.stderr.write(printable(f"{text}, {sum(speeds):,.4g} a second{result_text}") + "\n")
 
 
@@ -283,26 +274,16 @@ class DisplayRow:
         self._display, self._name, self.stage = display, name, ""
         self._task: rich.progress.TaskID | None = None
 
-    def show(self, description: str, numbers: status.RunProgress, speed: str) -> None:
+    def show(self, description: str, progress: status.RunProgress, speed: str) -> None:
         """Show the progress of the run; may be called in any thread and at every step."""
         bars = self._display._bars
         if bars is None:
             if not self.stage:
-                self._display.update_row(self._name, numbers)
+                self._display.update_row(self._name, progress)
             return
-        if self._task is None:
-            self._task = bars.add_task(self._name, total=None, unit="", speed="", result_text="")
-        bars.update(
-            self._task,
-            description=printable(f"{self._name} {self.stage or description}"),
-            total=numbers.total,
-            completed=numbers.done,
-            unit=numbers.unit,
-            speed=speed,
-            result_text=printable(numbers.result_text),
-        )
+        self._task = bars.show_progress(self._task, f"{self._name} {self.stage or description}", progress, speed)
 
 
-def active_row() -> DisplayRow | None:
+def get_active_row() -> DisplayRow | None:
     """Return the row of this thread's run in the display of several runs; None if there is no such display."""
     return _row.get()

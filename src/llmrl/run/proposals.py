@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.plain_data import read_object
-from llmrl.run.artifacts import saved_state
+from llmrl.core.plain_data import read_json_object
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.files import read_json_lines
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
@@ -49,7 +49,7 @@ class MeasuredProposal:
     fallback: bool = False
 
 
-def read_proposed(folder: Path) -> list[MeasuredProposal]:
+def read_measured_proposals(folder: Path) -> list[MeasuredProposal]:
     """Return the proposals of the run in `folder`, in order.
 
     Those of a search are in `proposals.jsonl`; those of mechanism design are in the summary or, before there is one, in
@@ -83,20 +83,20 @@ def read_proposed(folder: Path) -> list[MeasuredProposal]:
             row["context"] or "",
             row["mechanism"],
         )
-        for row in _history(folder)
+        for row in _read_history(folder)
     ]
 
 
-def _history(folder: Path) -> list[dict[str, Any]]:
+def _read_history(folder: Path) -> list[dict[str, Any]]:
     try:
-        summary = read_object(folder / SUMMARY_NAME)
+        summary = read_json_object(folder / SUMMARY_NAME)
         return list(summary.get("history", []))
     except FileNotFoundError:
         pass
-    metrics = folder / METRICS_NAME
-    if not metrics.is_file() or not read_metrics(metrics, "proposal"):
+    metrics_path = folder / METRICS_NAME
+    if not metrics_path.is_file() or not read_metrics(metrics_path, "proposal"):
         return []  # the run has no proposals, so its checkpoint, which may be large, need not be read
-    _, state = saved_state(folder)
+    _, state = load_saved_state(folder)
     return list(state.get("history", []))
 
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.plain_data import read_object
+from llmrl.core.plain_data import read_json_object
 from llmrl.core.secrets import redact_arguments, redact_code
 from llmrl.run.files import write_atomic, write_json
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "provenance.json"
 MAX_DIFF_BYTES = 1_000_000
-ENVIRONMENT = (
+RECORDED_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_VISIBLE_DEVICES",
     "MKL_NUM_THREADS",
@@ -52,7 +52,7 @@ def write_provenance(folder: Path, attempt: int) -> str:
     path = folder / FILE_NAME
     attempts: list[dict[str, Any]] = []
     try:
-        attempts = list(read_object(path)["attempts"])
+        attempts = list(read_json_object(path)["attempts"])
     except FileNotFoundError:
         pass
     except (ValueError, KeyError, TypeError) as error:
@@ -62,24 +62,24 @@ def write_provenance(folder: Path, attempt: int) -> str:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": redact_arguments(sys.argv),
         "working_folder": str(Path.cwd()),
-        "code": _code(folder / f"code-{attempt}.diff"),
-        "code_digest": code_digest(),
+        "code": _describe_code(folder / f"code-{attempt}.diff"),
+        "code_digest": compute_code_digest(),
         "python": sys.version.split()[0],
-        "packages": packages(),
+        "packages": list_package_versions(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": _get_cpu_name(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": _memory(),
-        "gpus": _gpus(),
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "memory_bytes": _get_memory_bytes(),
+        "gpus": _list_gpu_names(),
+        "environment": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
     }
     write_json(path, {"attempts": [*attempts, record]})
-    return code_digest()
+    return compute_code_digest()
 
 
 @functools.cache
-def code_digest() -> str:
+def compute_code_digest() -> str:
     """Return 16 hexadecimal digits that identify the imported code of this package: its Python files and prompts.
 
     The files are read at the first call, because later they may differ from the imported code.
@@ -92,21 +92,21 @@ def code_digest() -> str:
 
 
 @functools.cache
-def checkout() -> tuple[str, str, str] | None:
+def read_checkout_state() -> tuple[str, str, str] | None:
     """Return Git revision, `git status --porcelain` and uncommitted changes of the checkout that holds this package.
 
-    They are read at the first call, as by `code_digest`. The result is None for an installed wheel.
+    They are read at the first call, as by `compute_code_digest`. The result is None for an installed wheel.
     """
     package = Path(__file__).parent
-    revision = _git(package, "rev-parse", "HEAD")
-    if revision is None or _git(package, "ls-files", "--error-unmatch", str(package / "__init__.py")) is None:
+    revision = _run_git(package, "rev-parse", "HEAD")
+    if revision is None or _run_git(package, "ls-files", "--error-unmatch", str(package / "__init__.py")) is None:
         return None
-    return revision.strip(), _git(package, "status", "--porcelain") or "", _git(package, "diff", "HEAD") or ""
+    return revision.strip(), _run_git(package, "status", "--porcelain") or "", _run_git(package, "diff", "HEAD") or ""
 
 
-def _code(diff_path: Path) -> dict[str, Any] | None:
+def _describe_code(diff_path: Path) -> dict[str, Any] | None:
     """Return facts about the checkout that holds this package; None for an installed wheel."""
-    if (state := checkout()) is None:
+    if (state := read_checkout_state()) is None:
         return None
     revision, changes, diff = state
     if diff := redact_code(diff):
@@ -122,7 +122,7 @@ def _code(diff_path: Path) -> dict[str, Any] | None:
     }
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _run_git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a Git command in `folder`; None without Git, outside a checkout, or if it takes too long."""
     # Without optional locks: a killed process would leave the lock of the index in the user's repository.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
@@ -133,28 +133,28 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 @functools.cache
-def packages() -> dict[str, str]:
+def list_package_versions() -> dict[str, str]:
     """Return the version of every installed package. It is cached, because it takes as long as a short run."""
     metadata_list = [distribution.metadata for distribution in importlib.metadata.distributions()]
     versions = {metadata["Name"]: metadata["Version"] for metadata in metadata_list if metadata["Name"]}
     return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
-def _cpu() -> str:
+def _get_cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
 
-def _memory() -> int | None:
+def _get_memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
 
 
-def _gpus() -> list[str]:
+def _list_gpu_names() -> list[str]:
     """Return the names of the NVIDIA GPUs of this machine, without initializing CUDA in this process."""
     drivers = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for f in drivers for line in f.read_text().splitlines() if "Model:" in line]

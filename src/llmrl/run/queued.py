@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.plain_data import parse_record, read_object
+from llmrl.core.plain_data import parse_record, read_json_object
 from llmrl.run.files import write_json
 from llmrl.run.ownership import seems_alive
 from llmrl.run.status import PrerequisiteRecord, read_status
@@ -23,7 +23,7 @@ FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
 """File in the folder of a launch, which the launching process has open and touches as long as it lives."""
 
-_OPTIONAL: dict[str, list[Any]] = {"other_run_folders": [], "after": []}
+_OPTIONAL_FIELD_DEFAULTS: dict[str, list[Any]] = {"other_run_folders": [], "after": []}
 """Fields that are stored only if they differ from these values, as for runs in a shared process or with
 prerequisites."""
 
@@ -72,9 +72,9 @@ class LaunchRecord:
     def write(self, folder: Path) -> None:
         """Replace the record in the run folder `folder`, atomically."""
         content = asdict(self)
-        write_json(folder / FILE_NAME, {key: value for key, value in content.items() if value or key not in _OPTIONAL})
+        write_json(folder / FILE_NAME, {k: x for k, x in content.items() if x or k not in _OPTIONAL_FIELD_DEFAULTS})
 
-    def launcher_lives(self) -> bool:
+    def is_launcher_alive(self) -> bool:
         """Return whether the launching process exists; on another machine, whether its `ALIVE_NAME` file is fresh."""
         return seems_alive(self.machine, self.pid, self.process_start, Path(self.sweep) / ALIVE_NAME)
 
@@ -87,14 +87,14 @@ def read_launch_record(folder: Path) -> LaunchRecord | None:
     """
     path = folder / FILE_NAME
     try:
-        return parse_record(LaunchRecord, {**_OPTIONAL, **read_object(path)})
+        return parse_record(LaunchRecord, {**_OPTIONAL_FIELD_DEFAULTS, **read_json_object(path)})
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise RunFolderError(f"{path} cannot be read ({error}); delete that file") from error
 
 
-def typed_overrides(folder: Path) -> list[str]:
+def read_typed_overrides(folder: Path) -> list[str]:
     """Return the Hydra overrides of a run as typed, from its status or from the record of its launcher.
 
     Raises:

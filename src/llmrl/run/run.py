@@ -28,11 +28,11 @@ from typing import Any, Literal
 from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.errors import (
     BudgetExhausted,
-    Interrupted,
+    CallInterrupted,
     LLMError,
     RunFolderError,
     attach_traceback_path,
-    short_error,
+    summarize_error,
 )
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
@@ -50,24 +50,24 @@ from llmrl.run.artifacts import (
 from llmrl.run.checkpoints import CheckpointStore, CheckpointTimer
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import check_no_links, write_atomic, write_json
-from llmrl.run.folder import find_folder, run_folder
+from llmrl.run.folder import create_run_folder, find_run_folder
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
-from llmrl.run.signals import PROMISED_S, StopFlag, Stopped, WorkDiscarded, agree_on_safe_point
+from llmrl.run.signals import MAX_STOP_S, StopFlag, Stopped, WorkDiscarded, agree_on_safe_point
 from llmrl.run.sink import FOLDER as SINKS
 from llmrl.run.sink import Opening, Sink
-from llmrl.run.tensorboard_file import hyperparameters_of
+from llmrl.run.tensorboard_file import parse_hyperparameters
 
 log = logging.getLogger(__name__)
 
 TRACEBACK_NAME = "traceback.txt"
 GRACE_S = 5.0
 """Seconds after a stop signal from which `Run.stop_after_grace` saves and stops. A loop that does not call it is
-interrupted later (`llmrl.run.signals.GIVE_UP_S`)."""
-_LINKS_ALLOWED = ("backup_*", f"{SINKS}/*")
+interrupted later (`llmrl.run.signals.DISCARD_WORK_S`)."""
+_FOLDERS_WITH_LINKS = ("backup_*", f"{SINKS}/*")
 """Folders of a run that may have links: nothing is written to backups, and libraries of sinks make their own links."""
 
 
@@ -129,27 +129,27 @@ class Run:
         check_no_secrets_in_arguments(overrides)
         run.seed, run.config, run.digest = seed, dict(config), digest or config_hash(config)
         private = config.get("private", True)
-        folder = find_folder(root, name, run.digest, overrides, seed)
+        folder = find_run_folder(root, name, run.digest, overrides, seed)
         run._created_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        run.folder = run_folder(root, name, run.digest, overrides, seed, private)
+        run.folder = create_run_folder(root, name, run.digest, overrides, seed, private)
         run.timer.interval = config.get("checkpoint_seconds", run.timer.interval)
-        last_status = status.latest(run.folder, rerun)
-        interrupted = (run.folder / PARTIAL_BACKUP).exists()  # a rerun was killed while it moved the old content
-        restarts = rerun or interrupted
-        if not restarts and run._is_finished(last_status):
+        last_status = status.read_latest_status(run.folder, rerun)
+        was_interrupted = (run.folder / PARTIAL_BACKUP).exists()  # a rerun was killed while it moved the old content
+        starts_anew = rerun or was_interrupted
+        if not starts_anew and run._adopt_if_finished(last_status):
             return run
         try:
-            opened_sinks = sinks()  # before anything is moved or written
+            sinks_by_name = sinks()  # before anything is moved or written
         except BaseException as error:
             remove_if_rejected(run._created_folders, error)
             raise
         run._ownership = ownership.Ownership(run.folder, attempt=last_status.attempt + 1 if last_status else 1)
         # The previous owner may have just finished the run.
-        if not restarts and run._is_finished(status.latest(run.folder, rerun)):
+        if not starts_anew and run._adopt_if_finished(status.read_latest_status(run.folder, rerun)):
             run._release()
             return run
         try:
-            run._start(root, name, overrides, opened_sinks, fresh=restarts or not config.get("resume", True))
+            run._start(root, name, overrides, sinks_by_name, starts_anew=starts_anew or not config.get("resume", True))
         except BaseException as error:
             run._fail(error)
             run._wait_for_sinks()
@@ -167,7 +167,7 @@ class Run:
         self.restored: State | None = None
         self.iteration = 0
         self.stop = StopFlag(
-            f"saving and stopping, within {PROMISED_S} s; a second Ctrl-C stops at once",
+            f"saving and stopping, within {MAX_STOP_S} s; a second Ctrl-C stops at once",
             self.early_stop_error,
             self._record_forced_exit,
         )
@@ -186,18 +186,18 @@ class Run:
         """True if an earlier attempt has finished this run, so that nothing is left to do."""
         return self.state == "finished"
 
-    def _is_finished(self, last_status: status.Status | None) -> bool:
+    def _adopt_if_finished(self, last_status: status.Status | None) -> bool:
         """Return whether the status `last_status` is that of a finished run; if so, take it over."""
         if last_status is None or last_status.state != "finished":
             return False
         self.state, self.status, self.result = "finished", last_status, last_status.result
         return True
 
-    def _start(self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], fresh: bool) -> None:
+    def _start(self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], starts_anew: bool) -> None:
         assert self._ownership is not None
-        if fresh:
+        if starts_anew:
             move_to_backup(self.folder)
-        check_no_links(self.folder, _LINKS_ALLOWED)
+        check_no_links(self.folder, _FOLDERS_WITH_LINKS)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._log_file = LogFile(self.folder)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.digest)
@@ -218,7 +218,7 @@ class Run:
             name,
             "/".join(self.folder.parts[-2:]),
             self.config,
-            hyperparameters_of(overrides, self.seed),
+            parse_hyperparameters(overrides, self.seed),
             started=self.status.started,
         )
         self.metrics = MetricLog(self.folder, position, sinks, opening)
@@ -267,7 +267,7 @@ class Run:
         """
         self._check_ownership()
         with self._log_context(), self.saving():
-            path = self.checkpoints.save(iteration, {**self.mark(), **state})
+            path = self.checkpoints.save(iteration, {**self.resume_position(), **state})
             self._saved_iteration = iteration
         self.timer.finish()
         return path
@@ -283,7 +283,7 @@ class Run:
             yield
             self.timer.add(time.monotonic() - start)
 
-    def mark(self) -> State:
+    def resume_position(self) -> State:
         """Return the position in `metrics.jsonl` as an entry for a state that is saved later; `checkpoint` adds it."""
         return {RUN_KEY: {"metrics": self.metrics.position()}}
 
@@ -342,7 +342,7 @@ class Run:
 
     def _log_context(self) -> AbstractContextManager[None]:
         """Return a context whose log messages go to this run's log file, also in a thread that several runs share."""
-        return nullcontext() if self._log_file is None else self._log_file.here()
+        return nullcontext() if self._log_file is None else self._log_file.receive_messages()
 
     @contextmanager
     def save_on_llm_error(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
@@ -363,7 +363,7 @@ class Run:
             yield
         except LLMError as error:
             self.checkpoint(iteration, state_before)
-            if isinstance(error, Interrupted) and self.stop.signal is not None:
+            if isinstance(error, CallInterrupted) and self.stop.signal is not None:
                 raise Stopped(self.folder, self.stop.signal) from error
             raise
         except Stopped as stopped:
@@ -379,11 +379,11 @@ class Run:
         """
         self.timer.start()
 
-        def report(numbers: status.RunProgress) -> None:
+        def write_progress(numbers: status.RunProgress) -> None:
             self.status.progress = numbers
             self.status.write(self.folder, durable=False)
 
-        return ProgressBar(total, unit, description, done=done, report=report)
+        return ProgressBar(total, unit, description, done=done, on_report=write_progress)
 
     def _check_ownership(self) -> None:
         if self._ownership is None or not self._ownership.is_held:
@@ -418,7 +418,7 @@ class Run:
             state = "budget_exhausted"
         text = "".join(traceback.format_exception(error))
         self.status.state = state
-        self.status.error = error.brief if isinstance(error, Stopped) else short_error(error)
+        self.status.error = error.brief if isinstance(error, Stopped) else summarize_error(error)
         has_failed = state == "failed"
         if self._log_file is not None:
             level = logging.ERROR if has_failed else logging.WARNING
@@ -428,9 +428,9 @@ class Run:
                 write_atomic(self.folder / TRACEBACK_NAME, text)
                 attach_traceback_path(error, str(self.folder / TRACEBACK_NAME))
             self.status.write(self.folder)
-        except RunFolderError as second:
+        except RunFolderError as write_error:
             # A full disk must not hide the error that ended the run.
-            log.error("could not record the failure in %s: %s", self.folder, second)
+            log.error("could not record the failure in %s: %s", self.folder, write_error)
         if hasattr(self, "metrics"):
             self.metrics.close(state, error=self.status.error)
 

@@ -1,6 +1,6 @@
-"""Random factors that several runs share, by level; results vary together with them.
+"""Random factors that several runs share, by level, so that their results are correlated.
 
-Runs of different seeds are independent only as far as they share no such factor. A report averages the runs of one
+Runs of different seeds are independent only if they share no such factor. A report averages the runs of one
 pre-training run first.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.seeding import Seeds
-from llmrl.run.folder import seed_of
+from llmrl.run.folder import parse_seed
 
 PRETRAINING = "pre-training"
 SOCIETY = "society"
@@ -23,7 +23,7 @@ Shared = dict[str, list[str]]
 _REPLAY = "llmrl.llms.replay.ReplayChat"
 
 
-def shared_factors(config: Mapping[str, Any], asks: bool) -> Shared:
+def list_shared_factors(config: Mapping[str, Any], uses_llm: bool) -> Shared:
     """Return the factors that the run of a resolved config shares with other runs of its experiment, by level.
 
     `pre-training`: the earlier runs whose weights or episodes it starts from, each `<name>/<run>/s<seed>`.
@@ -32,21 +32,21 @@ def shared_factors(config: Mapping[str, Any], asks: bool) -> Shared:
 
     Args:
         config: resolved config as plain data.
-        asks: whether a part of the run uses the language model of the config.
+        uses_llm: whether a part of the run uses the language model of the config.
     """
     agent, design = config.get("agent") or {}, config.get("design") or {}
-    llm = config["llm"] if asks else {}
+    llm = config["llm"] if uses_llm else {}
     earlier_runs = [agent.get("init_from"), agent.get("data"), llm.get("adapter")]
-    factors = {PRETRAINING: [run_name(place) for place in earlier_runs if isinstance(place, str)]}
+    factors = {PRETRAINING: [get_run_name(place) for place in earlier_runs if isinstance(place, str)]}
     if design.get("replicates", 1) != 1 and (config.get("principal") or {}).get("_target_"):
         factors[SOCIETY] = [tree.root for tree in Seeds(config["seed"]).replicates(design["replicates"])]
     if llm.get("_target_") != _REPLAY:
         factors[REPLIES] = ["all seeds"] if llm.get("share_cache") else []
-    elif seed_of(Path(llm["calls"])) is not None:  # a folder of all seeds has separate replies for each seed
-        factors[REPLIES] = [run_name(llm["calls"])]
+    elif parse_seed(Path(llm["calls"])) is not None:  # a folder of all seeds has separate replies for each seed
+        factors[REPLIES] = [get_run_name(llm["calls"])]
     return {level: names for level, names in factors.items() if names}
 
 
-def run_name(folder: str) -> str:
+def get_run_name(folder: str) -> str:
     """Return the end of a run folder's path, `name/run/s<seed>`, which identifies the run wherever its folder is."""
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])

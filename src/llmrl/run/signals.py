@@ -1,11 +1,12 @@
 """Safe stops: a signal sets a flag, and the loop stops at its next safe point, or is interrupted if it reaches none.
 
-A loop may be waiting for a rollout, a model, a build or a library. A watching thread therefore counts the seconds from
-the signal on. After `GIVE_UP_S` it has an exception raised in the main thread, as Ctrl-C would. After `OVERDUE_S` it
-ends the process: the main thread is then inside a library call that no signal interrupts. Saves are not interrupted.
+A loop may be waiting for a rollout, a model, a build or a library. A watching thread therefore counts the seconds since
+the signal. After `DISCARD_WORK_S` it has an exception raised in the main thread, as Ctrl-C would. After `FORCED_EXIT_S`
+it ends the process: the main thread is then inside a library call that no signal interrupts. Saves are not interrupted.
 
-A process that computes several runs has one flag in its main thread. The flags of the runs, in threads of their own,
-follow it. An interrupt discards the work in the main thread that they wait for; the end of the process ends all runs.
+A process that computes several runs has one flag in its main thread, the leader. The flags of the runs, in threads of
+their own, follow it. An interrupt discards the work in the main thread that these threads wait for. The end of the
+process ends all runs.
 
 Worker processes: forked ones inherit these handlers but ignore the signals, because the flag belongs to the process
 that made it. Spawned ones start with Python's own handlers and should ignore SIGINT and SIGUSR1/2 themselves, because a
@@ -40,28 +41,28 @@ SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SI
 preemption, and a closed terminal."""
 
 
-GIVE_UP_S = 8.0
+DISCARD_WORK_S = 8.0
 """Seconds after a signal at which the work since the last safe point is discarded, if the run has not stopped yet."""
-GIVE_UP_AGAIN_S = 12.0
+SECOND_DISCARD_S = 12.0
 """Seconds after a signal of the second attempt, in case the first exception was suppressed or a save was in
 progress."""
-OVERDUE_S = 16.0
+FORCED_EXIT_S = 16.0
 """Seconds after a signal at which the process is ended, because its main thread cannot be interrupted."""
-PROMISED_S = 20
+MAX_STOP_S = 20
 """Seconds after a stop signal within which a run ends; SLURM kills 30 s (KillWait) after SIGTERM."""
 
 _SAVING_POLL_S = 0.5
-_HANDLED_S = 1.0
+_RESPONSE_S = 1.0
 """Seconds within which an interruptible main thread has handled a signal."""
-_END = 0
+_END_BYTE = 0
 """Byte that ends the watching thread, in place of a signal number."""
 
-_watching = 0  # flags of this process that have a watching thread
+_n_watched_flags = 0  # flags of this process that have a watching thread
 
 
 def _detach_from_parent() -> None:
     """Stop a forked child from writing its signals into the pipe of its parent."""
-    if _watching:
+    if _n_watched_flags:
         signal.set_wakeup_fd(-1)
 
 
@@ -115,21 +116,21 @@ class StopFlag:
 
     Args:
         message: text to print on the first signal, after its name; empty: nothing is printed.
-        make_interrupt: function that makes the exception to raise in the main thread `GIVE_UP_S` after the signal;
-            None: no exception is raised.
-        before_exit: function to call in another thread `OVERDUE_S` after the signal, before the process ends.
-        forward: function to call in another thread a second after a signal; for a flag without `make_interrupt`.
+        make_interrupt: function that makes the exception to raise in the main thread `DISCARD_WORK_S` after the
+            signal; None: no exception is raised.
+        on_forced_exit: function to call in another thread `FORCED_EXIT_S` after the signal, before the process ends.
+        forward_signal: function to call in another thread a second after a signal; only without `make_interrupt`.
     """
 
     def __init__(
         self,
         message: str = "",
         make_interrupt: Callable[[], BaseException] | None = None,
-        before_exit: Callable[[], None] = lambda: None,
-        forward: Callable[[], None] | None = None,
+        on_forced_exit: Callable[[], None] = lambda: None,
+        forward_signal: Callable[[], None] | None = None,
     ) -> None:
         self._message, self._make_interrupt = message, make_interrupt
-        self._before_exit, self._forward = before_exit, forward
+        self._on_forced_exit, self._forward_signal = on_forced_exit, forward_signal
         self.signal: int | None = None
         self._since = 0.0
         self._pid = os.getpid()
@@ -140,7 +141,7 @@ class StopFlag:
         self._leader: StopFlag | None = None
         self._followers: tuple[StopFlag, ...] = ()
         self._following = threading.Lock()
-        self._is_abandoning = False  # set by the watching thread
+        self._interrupts_work = False  # set by the watching thread
         # Write end of a pipe to that thread. Python's C-level handler writes signals there at any time.
         self._wakeup_fd: int | None = None
         self._previous_wakeup_fd = -1
@@ -162,13 +163,13 @@ class StopFlag:
                 return self
             log.warning("not in the main thread: this run cannot be stopped safely by signals")
             return self
-        global _watching
-        if self._make_interrupt is not None or self._forward is not None:
-            _watching += 1
+        global _n_watched_flags
+        if self._make_interrupt is not None or self._forward_signal is not None:
+            _n_watched_flags += 1
             pipe, self._wakeup_fd = os.pipe()
             os.set_blocking(self._wakeup_fd, False)
             self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
-            watch = self._watch if self._forward is None else self._forward_signals
+            watch = self._watch if self._forward_signal is None else self._forward_signals
             threading.Thread(target=watch, args=(pipe,), name="llmrl-stop", daemon=True).start()
         for name in SIGNALS:
             number = getattr(signal, name)
@@ -178,12 +179,12 @@ class StopFlag:
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _watching
+        global _n_watched_flags
         if self._leader is not None:
             self._leader._remove_follower(self)
             self._leader = None
             return
-        self._is_abandoning = False
+        self._interrupts_work = False
         outer: StopFlag | None = None
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -191,9 +192,9 @@ class StopFlag:
             outer = owner if isinstance(owner, StopFlag) else outer
         self._previous.clear()
         if self._wakeup_fd is not None:
-            _watching -= 1
+            _n_watched_flags -= 1
             signal.set_wakeup_fd(self._previous_wakeup_fd, warn_on_full_buffer=False)
-            os.write(self._wakeup_fd, bytes([_END]))
+            os.write(self._wakeup_fd, bytes([_END_BYTE]))
             os.close(self._wakeup_fd)
             self._wakeup_fd = None
         if outer is not None and self.signal is not None and outer.signal is None:
@@ -234,14 +235,14 @@ class StopFlag:
     def _handle(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._pid:
             return
-        first = self.signal is None
-        if first:
+        is_first = self.signal is None
+        if is_first:
             self._record_signal(number, time.monotonic())
-        if self._is_abandoning:
-            self._is_abandoning = False
+        if self._interrupts_work:
+            self._interrupts_work = False
             if self._make_interrupt is not None and not self._saving:
                 raise self._make_interrupt()
-        elif number == signal.SIGINT and not first:
+        elif number == signal.SIGINT and not is_first:
             if not self._saving:
                 raise KeyboardInterrupt
             self._interrupt_after_saving = True
@@ -260,12 +261,12 @@ class StopFlag:
 
         It waits a second first, because a sender of signals often signals all processes.
         """
-        assert self._forward is not None
+        assert self._forward_signal is not None
         handled = {getattr(signal, name) for name in SIGNALS}
         try:
-            while _END not in (received := os.read(pipe, 64)):
-                if handled.intersection(received) and not select.select([pipe], [], [], _HANDLED_S)[0]:
-                    self._forward()
+            while _END_BYTE not in (received := os.read(pipe, 64)):
+                if handled.intersection(received) and not select.select([pipe], [], [], _RESPONSE_S)[0]:
+                    self._forward_signal()
         finally:
             os.close(pipe)
 
@@ -273,44 +274,44 @@ class StopFlag:
         """Run the watching thread: wait for a signal, then make sure that the run ends."""
         handled = {getattr(signal, name) for name in SIGNALS}
         try:
-            while not (signals := handled.intersection(received := os.read(pipe, 64))):
-                if _END in received:
+            while not (stop_signals := handled.intersection(received := os.read(pipe, 64))):
+                if _END_BYTE in received:
                     return
-            number, since = signals.pop(), time.monotonic()
-            has_ended = partial(_has_been_reset, pipe, since)
-            if has_ended(min(_HANDLED_S, GIVE_UP_S)):
+            number, since = stop_signals.pop(), time.monotonic()
+            wait_for_end = partial(_wait_for_end, pipe, since)
+            if wait_for_end(min(_RESPONSE_S, DISCARD_WORK_S)):
                 return
             if self.signal is None and self._message:
                 self._has_reported = True
                 self._print_message(self._message, number)
-            for after in (GIVE_UP_S, GIVE_UP_AGAIN_S):
-                if has_ended(after):
+            for n_seconds in (DISCARD_WORK_S, SECOND_DISCARD_S):
+                if wait_for_end(n_seconds):
                     return
                 if not self._saving:
-                    self._is_abandoning = True
+                    self._interrupts_work = True
                     main = threading.main_thread().ident
                     assert main is not None
                     # Sent to the main thread, to interrupt a system call in which it waits.
                     signal.pthread_kill(main, number)
-            after = OVERDUE_S
-            while not has_ended(after):
+            n_seconds = FORCED_EXIT_S
+            while not wait_for_end(n_seconds):
                 if not self._is_any_saving:
-                    self._exit(number, since)
-                while self._is_any_saving and not has_ended(time.monotonic() - since + _SAVING_POLL_S):
+                    self._force_exit(number, since)
+                while self._is_any_saving and not wait_for_end(time.monotonic() - since + _SAVING_POLL_S):
                     pass
                 # After a save the run is expected to end by itself.
-                after = time.monotonic() - since + OVERDUE_S - GIVE_UP_AGAIN_S
+                n_seconds = time.monotonic() - since + FORCED_EXIT_S - SECOND_DISCARD_S
         finally:
             os.close(pipe)
 
-    def _exit(self, number: int, since: float) -> NoReturn:
+    def _force_exit(self, number: int, since: float) -> NoReturn:
         """End the process, which did not end by itself."""
         self._has_reported = True
         self._record_signal(number if self.signal is None else self.signal, since)
         # Followers for which others wait come last.
         for follower in reversed(self._followers):
-            follower._before_exit()
-        self._before_exit()
+            follower._on_forced_exit()
+        self._on_forced_exit()
         assert self.signal is not None
         os._exit(128 + self.signal)
 
@@ -323,16 +324,16 @@ class StopFlag:
         os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())
 
 
-def _has_been_reset(pipe: int, since: float, after: float) -> bool:
-    """Wait until `after` seconds after a signal; return whether its flag was left by then.
+def _wait_for_end(pipe: int, since: float, n_seconds: float) -> bool:
+    """Wait until `n_seconds` seconds after a signal; return whether its flag was left by then.
 
     Args:
         pipe: file descriptor from which the watching thread reads.
         since: time of the signal, by `time.monotonic`.
-        after: seconds.
+        n_seconds: seconds.
     """
-    while select.select([pipe], [], [], max(0.0, since + after - time.monotonic()))[0]:
-        if _END in os.read(pipe, 64):
+    while select.select([pipe], [], [], max(0.0, since + n_seconds - time.monotonic()))[0]:
+        if _END_BYTE in os.read(pipe, 64):
             return True
     return False
 
@@ -348,11 +349,11 @@ def agree_on_safe_point(
     Raises:
         ProcessesError: the processes have logged different numbers (`digest`).
     """
-    everyone = processes.all_gather_object((signal_number, due, digest))
-    if len({logged for _, _, logged in everyone}) > 1:
+    states = processes.all_gather_object((signal_number, due, digest))
+    if len({logged for _, _, logged in states}) > 1:
         raise ProcessesError(
             f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "
             "compute the same run. Start them on machines with the same GPUs and the same versions of all packages"
         )
-    signals = [number for number, _, _ in everyone if number is not None]
-    return (signals[0] if signals else None), bool(signals) or everyone[0][1]
+    signals = [number for number, _, _ in states if number is not None]
+    return (signals[0] if signals else None), bool(signals) or states[0][1]

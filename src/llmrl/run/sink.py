@@ -1,6 +1,7 @@
 """Sinks: further destinations of a run's metrics, texts and pictures, in addition to `metrics.jsonl`.
 
-`metrics.jsonl` is the record of a run. A sink shows it to people: TensorBoard, a tracking server, a file of your own.
+`metrics.jsonl` is the record of a run. A sink displays or stores it elsewhere: in TensorBoard, on a tracking server, in
+a file of your own.
 
 A run calls a sink in this order:
 
@@ -11,7 +12,7 @@ A run calls a sink in this order:
 4. `close`, once; not if the process is killed.
 
 **Resuming.** Rows logged after the checkpoint are cut from `metrics.jsonl` and computed again, so a sink gets them
-twice. Either it replaces everything that it had, or it keeps it, and skips texts, pictures and rows whose number it
+twice. Either it replaces everything that it has, or it keeps that and skips texts, pictures and rows whose number it
 already has. Each sink of this package documents its choice.
 
 **Failing.** An exception in a method ends neither the run nor other sinks, and is reported once. The sink is then not
@@ -112,7 +113,7 @@ class Ending:
 
     Attributes:
         state: `finished`, `failed`, `stopped`, `preempted` or `budget_exhausted`, as in `status.json`.
-        error: one line on what ended it; empty for a finished run.
+        error: reason why it ended, in one line; empty for a finished run.
         final: final numbers of a finished run by tag, including `Final/result`.
         place: x coordinate of the last row; 0 without rows.
         unix: time of the end, Unix seconds.

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmrl.core.errors import short_error
+from llmrl.core.errors import summarize_error
 from llmrl.core.secrets import redact, redact_nested
 from llmrl.core.threads import daemon_thread
 from llmrl.run.sink import Ending, Opening, Row, Sink
 
 log = logging.getLogger(__name__)
 
-FINISH_S = 30.0
+FINISH_TIMEOUT_S = 30.0
 """Maximum time that a run which has ended by itself waits for its sinks to close, seconds."""
-STOP_S = 5.0
+STOP_TIMEOUT_S = 5.0
 """The same for a run that a signal stops, because schedulers soon kill it, seconds."""
-MAX_QUEUED = 20_000
+MAX_QUEUED_CALLS = 20_000
 """Maximum number of rows, texts and pictures that wait for a sink; a sink with more has failed."""
 _POLL_S = 0.05
 
@@ -40,22 +40,22 @@ class FanOut:
             opening, config=redact_nested(opening.config), hyperparameters=redact_nested(opening.hyperparameters)
         )
         self._guards = [_GuardedSink(f"loggers.{name}", sink, opening) for name, sink in sinks.items()]
-        self._safe_tags: set[str] = set()
+        self._tags_without_secrets: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._guards)
 
     def open(self, rows: Sequence[Row]) -> None:
         """Open all sinks and pass them the rows that are kept of earlier attempts."""
-        safe_rows = [self._redact_tags(row) for row in rows]
+        redacted_rows = [self._redact_tags(row) for row in rows]
         for guard in self._guards:
-            guard.open(safe_rows)
+            guard.open(redacted_rows)
 
     def row(self, row: Row) -> None:
         """Pass on a row that was just logged."""
-        safe = self._redact_tags(row)
+        redacted_row = self._redact_tags(row)
         for guard in self._guards:
-            guard.row(safe)
+            guard.row(redacted_row)
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
         """Pass on a text that belongs to a row."""
@@ -76,14 +76,14 @@ class FanOut:
             guard.close(ending)
 
     def wait(self, is_stopping: Callable[[], bool]) -> None:
-        """Wait until all sinks are closed, at most `FINISH_S`, or `STOP_S` once `is_stopping()`.
+        """Wait until all sinks are closed, at most `FINISH_TIMEOUT_S`, or `STOP_TIMEOUT_S` once `is_stopping()`.
 
         Then report incomplete ones. A sink that is not closed by then is abandoned: its thread ends with the process.
         """
-        deadline, is_shortened = time.monotonic() + FINISH_S, False
+        deadline, is_shortened = time.monotonic() + FINISH_TIMEOUT_S, False
         while any(guard.is_closed and guard.is_busy for guard in self._guards) and time.monotonic() <= deadline:
             if not is_shortened and is_stopping():
-                deadline, is_shortened = min(deadline, time.monotonic() + STOP_S), True
+                deadline, is_shortened = min(deadline, time.monotonic() + STOP_TIMEOUT_S), True
             time.sleep(_POLL_S)
         for guard in self._guards:
             if (problem := guard.describe_missing_rows()) is not None:
@@ -93,10 +93,10 @@ class FanOut:
 
     def _redact_tags(self, row: Row) -> Row:
         """Return a row whose tags hold no secret."""
-        if row.metrics.keys() <= self._safe_tags:
+        if row.metrics.keys() <= self._tags_without_secrets:
             return row
         metrics = {redact(tag): value for tag, value in row.metrics.items()}
-        self._safe_tags |= row.metrics.keys() & metrics.keys()
+        self._tags_without_secrets |= row.metrics.keys() & metrics.keys()
         return replace(row, metrics=metrics)
 
 
@@ -109,10 +109,10 @@ class _GuardedSink:
     def __init__(self, name: str, sink: Sink, opening: Opening) -> None:
         self.name, self.sink = name, sink
         self._opening = opening
-        self.n_sent = self.n_rows = 0  # rows passed to the sink, and all rows so far
+        self.n_delivered_rows = self.n_rows = 0  # rows passed to the sink, and all rows so far
         self.error = ""
         self.is_closed = self.is_abandoned = False
-        self._waiting: queue.Queue[Row | SinkCall | None] = queue.Queue()
+        self._message_queue: queue.Queue[Row | SinkCall | None] = queue.Queue()
         self._thread = daemon_thread(f"llmrl-{name}", self._work) if sink.background else None
 
     @property
@@ -141,23 +141,23 @@ class _GuardedSink:
         """Pass a row on, or call a function with the sink, now or in the thread."""
         if self._thread is None:
             self._deliver(message)
-        elif not self.error and self._waiting.qsize() >= MAX_QUEUED:
-            self._report_failure(RuntimeError(f"it is more than {MAX_QUEUED:,} rows, texts and pictures behind"))
+        elif not self.error and self._message_queue.qsize() >= MAX_QUEUED_CALLS:
+            self._report_failure(RuntimeError(f"it is more than {MAX_QUEUED_CALLS:,} rows, texts and pictures behind"))
         elif not self.error:
-            self._waiting.put(message)
+            self._message_queue.put(message)
 
     def close(self, ending: Ending) -> None:
         if not self.is_closed:
             self.is_closed = True
             self.send(lambda sink: sink.close(ending))
-            self._waiting.put(None)
+            self._message_queue.put(None)
 
     def describe_missing_rows(self) -> str | None:
         """Return a report on an incomplete sink; None if there is nothing to report."""
         error = "it did not answer in time" if self.is_busy else self.error
         if not error:
             return None
-        missing = self.n_rows - self.n_sent
+        missing = self.n_rows - self.n_delivered_rows
         problem = f"lacks the last {missing:,} of {self.n_rows:,} rows" if missing else "was not closed properly"
         return f"{problem}: {error}"
 
@@ -170,11 +170,11 @@ class _GuardedSink:
 
     def _work(self) -> None:
         """Run the thread: deliver messages until there is None; rows that wait together are passed on together."""
-        while (message := self._waiting.get()) is not None:
+        while (message := self._message_queue.get()) is not None:
             if isinstance(message, Row):
                 rows = [message]
-                while self._waiting.queue and isinstance(self._waiting.queue[0], Row):
-                    rows.append(self._waiting.get())  # type: ignore[arg-type]
+                while self._message_queue.queue and isinstance(self._message_queue.queue[0], Row):
+                    rows.append(self._message_queue.get())  # type: ignore[arg-type]
                 self._deliver(lambda _, rows=rows: self._pass_rows(rows))  # type: ignore[misc]
             else:
                 self._deliver(message)
@@ -182,7 +182,7 @@ class _GuardedSink:
     def _pass_rows(self, rows: Sequence[Row]) -> None:
         if rows:
             self.sink.rows(rows)
-            self.n_sent = rows[-1].number + 1
+            self.n_delivered_rows = rows[-1].number + 1
 
     def _deliver(self, message: Row | SinkCall) -> None:
         """Pass a row on or call a function with the sink, unless the sink has failed."""
@@ -197,7 +197,7 @@ class _GuardedSink:
             self._report_failure(error)
 
     def _report_failure(self, error: BaseException) -> None:
-        self.error = redact(short_error(error)) or type(error).__name__
+        self.error = redact(summarize_error(error)) or type(error).__name__
         if not self.is_abandoned:
             log.warning("%s has failed: %s. The run continues without this sink", self.name, self.error)
         log.debug("%s has failed", self.name, exc_info=error)

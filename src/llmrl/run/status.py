@@ -1,4 +1,4 @@
-"""`status.json`, the state of a run for users, sweeps and resuming. Each change replaces the file atomically."""
+"""`status.json`, the state of a run, which users, sweeps and resumes read. Each change replaces the file atomically."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.plain_data import convert, parse_record, read_object
+from llmrl.core.plain_data import parse_record, parse_value, read_json_object
 from llmrl.run.files import write_json
-from llmrl.run.ownership import job_id
+from llmrl.run.ownership import get_job_id
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Status:
         state: state of the run. It is still `running` after a `kill -9`; `owner.json` shows whether the process exists.
             `budget_exhausted`: stopped before a call to a language model that could have cost more than allowed.
         attempt: 1 for the first start, one more for each resume or rerun.
-        host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
+        host, pid, job_id: where the latest attempt runs or ran; `get_job_id` is empty outside a scheduler.
         llm: label of the run's language model; empty without one.
         progress: progress of the run.
         stage: stage while the run waits for a run that it needs; None while it is computed itself.
@@ -106,7 +106,7 @@ class Status:
         overrides: Hydra overrides as typed.
         shared: factors that the run shares with others, by level (`llmrl.run.shared_factors`).
         result: scalar result of a finished run.
-        error: one line on what went wrong or stopped the run.
+        error: reason why the run failed or stopped, in one line.
         started, updated: start of the latest attempt and time of this content, Unix seconds.
         format: version of the layout (`FORMAT`).
     """
@@ -115,7 +115,7 @@ class Status:
     attempt: int = 1
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-    job_id: str = field(default_factory=job_id)
+    job_id: str = field(default_factory=get_job_id)
     llm: str = ""
     env: str = ""
     overrides: list[str] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Status:
         write_json(folder / FILE_NAME, asdict(self), durable)
 
 
-def latest(folder: Path, anew: bool) -> Status | None:
+def read_latest_status(folder: Path, anew: bool) -> Status | None:
     """Return the status of the latest attempt in `folder`; None if there is none.
 
     None also if it cannot be read and the run starts `anew`.
@@ -164,8 +164,8 @@ def read_status(folder: Path) -> Status | None:
     """
     path = folder / FILE_NAME
     try:
-        content = read_object(path)
-        if convert(content.get("format", FORMAT), int, "format") > FORMAT:
+        content = read_json_object(path)
+        if parse_value(content.get("format", FORMAT), int, "format") > FORMAT:
             raise RunFolderError(
                 f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
                 "use that version for it, or another output_root"

@@ -22,7 +22,7 @@ from llmrl.run.folder import split_overrides
 from llmrl.run.sink import HyperParameters
 
 PATTERN = "events.out.tfevents.*"
-_UNPUBLISHED = ".events.tmp"
+_UNPUBLISHED_NAME = ".events.tmp"
 
 
 class EventFile:
@@ -40,12 +40,12 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._path = folder / _UNPUBLISHED
+        self._path = folder / _UNPUBLISHED_NAME
         self._started = started
         with self._reporting_errors():
             self._file = open_file(self._path, "wb")
         self._records = RecordWriter(self._file)
-        self._write(Event(wall_time=started, file_version="brain.Event:2"))
+        self._write_event(Event(wall_time=started, file_version="brain.Event:2"))
 
     def publish(self) -> None:
         """Replace all earlier event files of the folder by this one."""
@@ -63,13 +63,13 @@ class EventFile:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         value = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._summary(Summary(value=value), step, wall_time)
+        self._write_summary(Summary(value=value), step, wall_time)
 
     def text(self, step: int, wall_time: float, tag: str, markdown: str) -> None:
         """Write an entry of the Text tab."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        self._summary(text_pb(tag, redact(markdown)), step, wall_time)
+        self._write_summary(text_pb(tag, redact(markdown)), step, wall_time)
 
     def image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
         """Write an entry of the Images tab: bytes of a PNG, JPEG or GIF file; `size` is (height, width), pixels."""
@@ -77,14 +77,14 @@ class EventFile:
 
         height, width = size
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
-        self._summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step, wall_time)
+        self._write_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step, wall_time)
 
     def hyperparameters(self, values: HyperParameters) -> None:
         """Write the run's row of TensorBoard's HParams table."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         # With an empty id the row has the run's name, so that runs with equal values are not merged.
-        self._summary(hparams_pb(redact_nested(values), trial_id="", start_time_secs=self._started))
+        self._write_summary(hparams_pb(redact_nested(values), trial_id="", start_time_secs=self._started))
 
     def end(self, succeeded: bool) -> None:
         """Write the final status of the run for the HParams table."""
@@ -98,21 +98,22 @@ class EventFile:
             metadata=metadata.create_summary_metadata(data),
             tensor=metadata.NULL_TENSOR,
         )
-        self._summary(Summary(value=[value]))
+        self._write_summary(Summary(value=[value]))
 
     def close(self) -> None:
         """Close the file, and remove it if it was not published."""
         with self._reporting_errors():
             self._records.close()
-        if self._path.name == _UNPUBLISHED:
+        if self._path.name == _UNPUBLISHED_NAME:
             remove_ignoring_errors(self._path)
 
-    def _summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
+    def _write_summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self._write(Event(step=step, wall_time=self._started if wall_time is None else wall_time, summary=summary))
+        wall_time = self._started if wall_time is None else wall_time
+        self._write_event(Event(step=step, wall_time=wall_time, summary=summary))
 
-    def _write(self, event: Any) -> None:
+    def _write_event(self, event: Any) -> None:
         with self._reporting_errors():
             self._records.write(event.SerializeToString())
             self._file.flush()
@@ -122,14 +123,14 @@ class EventFile:
         try:
             yield
         except OSError as error:
-            if self._path.name == _UNPUBLISHED:
+            if self._path.name == _UNPUBLISHED_NAME:
                 remove_ignoring_errors(self._path)
             raise RunFolderError(
                 f"cannot write the curves {self._path}: {describe_write_error(self._path, error)}"
             ) from error
 
 
-def hyperparameters_of(overrides: list[str], seed: int) -> HyperParameters:
+def parse_hyperparameters(overrides: list[str], seed: int) -> HyperParameters:
     """Return overrides as hyperparameters, with numbers and booleans parsed, so that charts can use them as axes."""
     values: dict[str, bool | int | float | str] = {}
     for key, text in split_overrides(overrides).items():
@@ -144,7 +145,7 @@ EPISODE = "evaluation/episode"
 FIRST_FRAME = "evaluation/first_frame"
 GIF_BYTES = 5_000_000
 """Maximum size of the animation in the event file, bytes; TensorBoard sends all of it to each browser."""
-_FEW_FRAMES = 40
+_MIN_FRAMES_TO_SKIP = 40
 
 
 def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Path | None = None) -> None:
@@ -168,14 +169,14 @@ def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Pa
     events = EventFile(folder, started=now)
     events.scalars(x, now, scalars)
     if gif is not None:
-        animation, first_frame, size = pictures(gif)
+        animation, first_frame, size = read_animation(gif)
         events.image(x, now, EPISODE, animation, size)
         events.image(x, now, FIRST_FRAME, first_frame, size)
     events.publish()
     events.close()
 
 
-def pictures(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, bytes, tuple[int, int]]:
+def read_animation(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, bytes, tuple[int, int]]:
     """Return the animation with at most `max_bytes` bytes, its first frame as PNG, and their (height, width)."""
     import imageio.v3 as iio
 
@@ -183,7 +184,7 @@ def pictures(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, bytes, tuple
     frames = iio.imread(gif, index=None)  # [frames, height, width, 3]
     duration = float(iio.immeta(gif).get("duration", 50))  # milliseconds of a frame
     while len(animation) > max_bytes and frames.size > frames.shape[-1]:
-        if len(frames) > _FEW_FRAMES:
+        if len(frames) > _MIN_FRAMES_TO_SKIP:
             frames, duration = frames[::2], 2 * duration
         else:
             frames = frames[:, ::2, ::2]

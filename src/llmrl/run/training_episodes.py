@@ -23,9 +23,9 @@ from llmrl.run.files import FilePosition, LineFile
 
 FILE_NAME = "training_episodes.tsv"
 INDEX_COLUMNS = ("game", "start", "length")
-_ANEW = "# begun anew at step "
-_MARK = re.compile(f"^{_ANEW}(\\d+)$", re.MULTILINE)
-_HEAD = 2  # lines before the episodes
+_RESET_COMMENT = "# begun anew at step "
+_RESET_PATTERN = re.compile(f"^{_RESET_COMMENT}(\\d+)$", re.MULTILINE)
+_N_HEADER_LINES = 2  # lines before the episodes
 
 
 class TrainingEpisodes(LineFile):
@@ -52,12 +52,12 @@ class TrainingEpisodes(LineFile):
     ) -> None:
         super().__init__(folder / FILE_NAME, position)
         if position is None:
-            shared = json.dumps({"games": games, "horizon": horizon})
-            self.write([f"# {shared}", "\t".join((*INDEX_COLUMNS, *metrics))])
+            header = json.dumps({"games": games, "horizon": horizon})
+            self.write([f"# {header}", "\t".join((*INDEX_COLUMNS, *metrics))])
 
-    def begin_anew(self, step: int) -> None:
+    def record_reset(self, step: int) -> None:
         """Record that all games were reset at `step` of every game, so that episodes in progress never end."""
-        self.write([f"{_ANEW}{step}"])
+        self.write([f"{_RESET_COMMENT}{step}"])
 
     def write_episodes(self, indices: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
         """Append finished episodes.
@@ -78,15 +78,15 @@ class TrainingEpisodeTable:
     Attributes:
         games: number of games that were played side by side.
         horizon: maximum number of steps of an episode; None if unknown.
-        begun: steps of every game at which all games were reset, increasing, 0 first, int64.
-        places: columns of `INDEX_COLUMNS` by name, [n_episodes] int64 each.
+        reset_steps: steps of every game at which all games were reset, increasing, 0 first, int64.
+        indices: columns of `INDEX_COLUMNS` by name, [n_episodes] int64 each.
         metrics: metrics by name, including `length`, [n_episodes] float64 each.
     """
 
     games: int
     horizon: int | None
-    begun: np.ndarray
-    places: dict[str, np.ndarray]
+    reset_steps: np.ndarray
+    indices: dict[str, np.ndarray]
     metrics: dict[str, np.ndarray]
 
 
@@ -98,28 +98,28 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
     """
     path = folder / FILE_NAME
     try:
-        shared, names, *rest = read_bytes(path).decode("utf-8").split("\n", _HEAD)
-        if not rest:
+        header_text, names, *remaining_lines = read_bytes(path).decode("utf-8").split("\n", _N_HEADER_LINES)
+        if not remaining_lines:
             return None
-        header = json.loads(shared.removeprefix("#"))
+        header = json.loads(header_text.removeprefix("#"))
         columns = names.split("\t")
-        complete = rest[0][: rest[0].rfind("\n") + 1]
-        begun = np.unique([0, *(int(step) for step in _MARK.findall(complete))])
+        complete_lines = remaining_lines[0][: remaining_lines[0].rfind("\n") + 1]
+        reset_steps = np.unique([0, *(int(step) for step in _RESET_PATTERN.findall(complete_lines))])
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)  # NumPy issues it for text that is not a number
-            numbers = np.fromstring(_MARK.sub("", complete), dtype=np.float64, sep=" ")
+            numbers = np.fromstring(_RESET_PATTERN.sub("", complete_lines), dtype=np.float64, sep=" ")
         table = numbers.reshape(-1, len(columns))
-        places = {name: table[:, columns.index(name)].astype(np.int64) for name in INDEX_COLUMNS}
+        indices = {name: table[:, columns.index(name)].astype(np.int64) for name in INDEX_COLUMNS}
         metrics = {name: table[:, i].copy() for i, name in enumerate(columns) if name not in INDEX_COLUMNS}
         metrics["length"] = table[:, columns.index("length")].copy()
-        return TrainingEpisodeTable(int(header["games"]), header["horizon"], begun, places, metrics)
+        return TrainingEpisodeTable(int(header["games"]), header["horizon"], reset_steps, indices, metrics)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, DeprecationWarning) as error:
         raise RunFolderError(f"{path} is damaged: {error}") from error
 
 
-def training_metrics(folder: Path) -> list[str]:
+def read_training_metric_names(folder: Path) -> list[str]:
     """Return the names of the metrics of a run's episodes, without reading the episodes; empty without such a file."""
     try:
         with open_file(folder / FILE_NAME, "r") as file:

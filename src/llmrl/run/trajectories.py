@@ -23,7 +23,7 @@ from llmrl.run.files import report_write_errors
 FOLDER = "trajectories"
 FORMAT = 1
 # `zipfile` raises NotImplementedError for an unsupported compression method.
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
+_READ_ERRORS = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
 """Exceptions of NumPy and the standard library for files that are cut off, altered, or not archives."""
 
 
@@ -64,8 +64,8 @@ class Trajectories:
     kind: np.ndarray = field(repr=False)
     mission: np.ndarray = field(repr=False)
 
-    TABLES: ClassVar = ("prompts", "action_names")
-    TEXTS: ClassVar = ("kind", "mission")
+    TABLE_FIELDS: ClassVar = ("prompts", "action_names")
+    TEXT_FIELDS: ClassVar = ("kind", "mission")
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -75,14 +75,14 @@ class Trajectories:
         index = int(self.prompt[row])
         return "" if index < 0 else self.prompts[index]
 
-    def rows(self, selection: np.ndarray) -> Trajectories:
+    def select(self, selection: np.ndarray) -> Trajectories:
         """Return the rows in `selection` (indices, or [n] bool), with the same tables."""
-        columns = {name: getattr(self, name)[selection] for name in _columns()}
+        columns = {name: getattr(self, name)[selection] for name in _column_names()}
         return Trajectories(self.prompts, self.action_names, **columns)
 
 
-def _columns() -> list[str]:
-    return [column.name for column in fields(Trajectories) if column.name not in Trajectories.TABLES]
+def _column_names() -> list[str]:
+    return [column.name for column in fields(Trajectories) if column.name not in Trajectories.TABLE_FIELDS]
 
 
 class TrajectoryFiles:
@@ -98,7 +98,7 @@ class TrajectoryFiles:
 
     def __init__(self, folder: Path, state: State | None = None) -> None:
         self._folder = folder / FOLDER
-        self._file_numbers: list[int] = [] if state is None else list(state["written"])
+        self._file_indices: list[int] = [] if state is None else list(state["written"])
         with report_write_errors(self._folder):
             # The folder of an evaluation is inside the run's, which was searched for links.
             folder.mkdir(parents=True, exist_ok=True)
@@ -106,9 +106,9 @@ class TrajectoryFiles:
             for path in self._folder.glob(".*.tmp"):
                 path.unlink()
             for path in self._folder.glob("*.npz"):
-                if path.stem.isdecimal() and int(path.stem) not in self._file_numbers:
+                if path.stem.isdecimal() and int(path.stem) not in self._file_indices:
                     path.unlink()
-        missing = [k for k in self._file_numbers if not self._path(k).is_file()]
+        missing = [k for k in self._file_indices if not self._path(k).is_file()]
         if missing:
             raise RunFolderError(
                 f"{self._path(missing[0])} was there at the checkpoint and is gone. Start this run anew with "
@@ -121,21 +121,21 @@ class TrajectoryFiles:
         Raises:
             RunFolderError: the file cannot be written.
         """
-        number = max(self._file_numbers, default=-1) + 1
-        path = self._path(number)
+        file_index = max(self._file_indices, default=-1) + 1
+        path = self._path(file_index)
         with report_write_errors(path), atomic_write(path, self._folder.parent) as file:
-            np.savez_compressed(file, **_arrays(trajectories))
-        self._file_numbers.append(number)
+            np.savez_compressed(file, **_to_arrays(trajectories))
+        self._file_indices.append(file_index)
 
     def state_dict(self) -> State:
         """Return the numbers of the files written so far, for a checkpoint."""
-        return {"written": list(self._file_numbers)}
+        return {"written": list(self._file_indices)}
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number}.npz"
+    def _path(self, file_index: int) -> Path:
+        return self._folder / f"{file_index}.npz"
 
 
-def files(path: Path) -> list[Path]:
+def find_trajectory_files(path: Path) -> list[Path]:
     """Return the trajectory files of `path` in order: a run folder, its folder `trajectories`, or a single file.
 
     Raises:
@@ -153,13 +153,13 @@ def files(path: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.stem))
 
 
-def read(path: Path | str) -> Trajectories:
-    """Return all steps of the trajectory `files` of `path`, with one common table of texts.
+def read_trajectories(path: Path | str) -> Trajectories:
+    """Return all steps of the trajectory `find_trajectory_files` of `path`, with one common table of texts.
 
     Raises:
         RunFolderError: there are no such files, or a file was not written by this module.
     """
-    parts = [_read(file) for file in files(Path(path))]
+    parts = [_read_file(file) for file in find_trajectory_files(Path(path))]
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
@@ -172,7 +172,7 @@ def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
     if any(part.action_names != parts[0].action_names for part in parts):
         raise RunFolderError("trajectories with different action names cannot be concatenated")
     indices: dict[str, int] = {}
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in _columns()}
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in _column_names()}
     for part in parts:
         new_indices = [*(indices.setdefault(text, len(indices)) for text in part.prompts), -1]
         for name, column in columns.items():
@@ -181,33 +181,33 @@ def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
     return Trajectories(list(indices), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
 
 
-def _arrays(trajectories: Trajectories) -> dict[str, Any]:
+def _to_arrays(trajectories: Trajectories) -> dict[str, Any]:
     arrays: dict[str, Any] = {"format": np.array(FORMAT)}
     for array_field in fields(trajectories):
         value = getattr(trajectories, array_field.name)
-        is_text = array_field.name in (*Trajectories.TABLES, *Trajectories.TEXTS)
+        is_text = array_field.name in (*Trajectories.TABLE_FIELDS, *Trajectories.TEXT_FIELDS)
         if is_text:
             value = np.array([str(text).encode("utf-8", errors="replace") for text in value], dtype=np.bytes_)
         arrays[array_field.name] = value
     return arrays
 
 
-def _decoded(array: np.ndarray) -> list[str]:
+def _decode_texts(array: np.ndarray) -> list[str]:
     return [text.decode("utf-8") for text in array.tolist()]
 
 
-def _read(path: Path) -> Trajectories:
+def _read_file(path: Path) -> Trajectories:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except _DAMAGE as error:
+    except _READ_ERRORS as error:
         raise RunFolderError(f"{path} cannot be read as trajectories: {error}") from error
     names = [array_field.name for array_field in fields(Trajectories)]
-    if lacking := [name for name in ("format", *names) if name not in arrays]:
-        raise RunFolderError(f"{path} is not a file of trajectories: it has no array {lacking[0]!r}")
+    if missing_names := [name for name in ("format", *names) if name not in arrays]:
+        raise RunFolderError(f"{path} is not a file of trajectories: it has no array {missing_names[0]!r}")
     if int(arrays["format"]) > FORMAT:
         raise RunFolderError(f"{path} is of a newer version ({int(arrays['format'])}) than this llmrl reads ({FORMAT})")
-    lengths = {name: len(arrays[name]) for name in _columns()}
+    lengths = {name: len(arrays[name]) for name in _column_names()}
     if len(set(lengths.values())) > 1:
         raise RunFolderError(
             f"{path} is damaged: its columns have {min(lengths.values())} to {max(lengths.values())} rows"
@@ -216,9 +216,9 @@ def _read(path: Path) -> Trajectories:
     if len(prompt) and not -1 <= prompt.min() <= prompt.max() < len(arrays["prompts"]):
         raise RunFolderError(f"{path} is damaged: it refers to texts that it does not contain")
     content: dict[str, Any] = {name: arrays[name] for name in names}
-    for name in Trajectories.TABLES:
-        content[name] = _decoded(arrays[name])
-    for name in Trajectories.TEXTS:
-        distinct, inverse = np.unique(arrays[name], return_inverse=True)
-        content[name] = np.array(_decoded(distinct), dtype=object)[inverse]
+    for name in Trajectories.TABLE_FIELDS:
+        content[name] = _decode_texts(arrays[name])
+    for name in Trajectories.TEXT_FIELDS:
+        distinct, inverse_indices = np.unique(arrays[name], return_inverse=True)
+        content[name] = np.array(_decode_texts(distinct), dtype=object)[inverse_indices]
     return Trajectories(**content)

@@ -30,15 +30,15 @@ def mean(scores: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: there are no scores, or one is not a finite number.
     """
-    return np.asarray(checked(scores).mean(axis=-1))
+    return np.asarray(validate_scores(scores).mean(axis=-1))
 
 
 def median(scores: np.ndarray) -> np.ndarray:
     """Return the median, [..., n_runs] -> [...]; errors as for `mean`."""
-    return np.asarray(np.median(checked(scores), axis=-1))
+    return np.asarray(np.median(validate_scores(scores), axis=-1))
 
 
-def unit_means(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
+def average_by_unit(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
     """Return the mean score of each top-level unit, [..., n_runs] -> [..., n_units], units in order of appearance.
 
     Args:
@@ -48,7 +48,7 @@ def unit_means(scores: np.ndarray, units: Sequence[object] | None = None) -> np.
     Raises:
         ValueError: there are no scores, one is not a finite number, or there are more or fewer labels than runs.
     """
-    scores = checked(scores)
+    scores = validate_scores(scores)
     if units is None:
         return scores
     if len(units) != scores.shape[-1]:
@@ -61,9 +61,9 @@ def unit_means(scores: np.ndarray, units: Sequence[object] | None = None) -> np.
 def standard_error(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
     """Return the standard error of the mean of unit means, [..., n_runs] -> [...]; NaN for one unit.
 
-    It is std(ddof=1) / sqrt(n_units); `units` as for `unit_means`.
+    It is std(ddof=1) / sqrt(n_units); `units` as for `average_by_unit`.
     """
-    means = unit_means(scores, units)
+    means = average_by_unit(scores, units)
     n_units = means.shape[-1]
     has_error = n_units > 1
     return np.asarray(means.std(axis=-1, ddof=1) / np.sqrt(n_units)) if has_error else np.full(means.shape[:-1], np.nan)
@@ -79,7 +79,7 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
     It is more robust to outliers than the mean, and less noisy than the median (arXiv 2108.13264, section 4.3).
     """
-    scores = np.sort(checked(scores), axis=-1)
+    scores = np.sort(validate_scores(scores), axis=-1)
     n_runs = scores.shape[-1]
     n_trimmed = n_runs // 4
     return np.asarray(scores[..., n_trimmed : n_runs - n_trimmed].mean(axis=-1))
@@ -89,45 +89,49 @@ Z95 = 1.959963984540054
 """97.5% quantile of the standard normal distribution."""
 
 
-def proportion(successes: int, n: int, z: float = Z95) -> Interval:
-    """Return the share of `successes` in `n` episodes with Wilson's score interval (Wilson 1927), within [0, 1].
+def proportion(successes: int, n: int) -> Interval:
+    """Return the proportion of `successes` in `n` episodes with Wilson's 95% score interval, within [0, 1].
 
     Raises:
         ValueError: there are no episodes, or `successes` is not in [0, n].
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} episodes")
-    low, high = wilson(np.array(successes / n), n, z)
+    low, high = wilson(np.array(successes / n), n)
     return Interval(successes / n, float(low), float(high))
 
 
-def wilson(share: np.ndarray, n: int, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of Wilson's score interval of shares [...] of `n` (Wilson 1927), each [...] within [0, 1]."""
-    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n * n))
-    # The share must stay inside in spite of rounding.
-    return np.minimum(np.maximum(center - half, 0.0), share), np.maximum(np.minimum(center + half, 1.0), share)
+def wilson(proportions: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of Wilson's 95% score interval of proportions [...] of `n` (Wilson 1927), each [...].
+
+    They are within [0, 1].
+    """
+    centers = (proportions + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half_width = Z95 / (1 + Z95**2 / n) * np.sqrt(proportions * (1 - proportions) / n + Z95**2 / (4 * n * n))
+    low, high = np.maximum(centers - half_width, 0.0), np.minimum(centers + half_width, 1.0)
+    # The proportion must stay inside in spite of rounding.
+    return np.minimum(low, proportions), np.maximum(high, proportions)
 
 
-def mean_proportion(parts: Sequence[Interval]) -> Interval:
-    """Return the equally weighted mean of independent shares, with an interval from their intervals.
+def mean_proportion(intervals: Sequence[Interval]) -> Interval:
+    """Return the equally weighted mean of independent proportions, with an interval from their intervals.
 
     Its limits are square-and-add limits (Zou & Donner 2008, Statistics in Medicine 27, eq. 3 for a sum), within [0, 1].
 
     Raises:
-        ValueError: there are no shares.
+        ValueError: there are no proportions.
     """
-    if not parts:
-        raise ValueError("no shares")
-    n = len(parts)
-    estimate = sum(part.estimate for part in parts) / n
-    lower = math.sqrt(sum((part.estimate - part.low) ** 2 for part in parts)) / n
-    upper = math.sqrt(sum((part.high - part.estimate) ** 2 for part in parts)) / n
-    return Interval(estimate, max(estimate - lower, 0.0), min(estimate + upper, 1.0))
+    if not intervals:
+        raise ValueError("no proportions")
+    n = len(intervals)
+    estimate = sum(interval.estimate for interval in intervals) / n
+    lower_distance = math.sqrt(sum((interval.estimate - interval.low) ** 2 for interval in intervals)) / n
+    upper_distance = math.sqrt(sum((interval.high - interval.estimate) ** 2 for interval in intervals)) / n
+    return Interval(estimate, max(estimate - lower_distance, 0.0), min(estimate + upper_distance, 1.0))
 
 
 @dataclass(frozen=True)
-class Variance:
+class AnalysisOfVariance:
     """The result of an analysis of variance: differences of groups, and differences expected by chance.
 
     Attributes:
@@ -141,7 +145,7 @@ class Variance:
     p: float | None
 
 
-def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
+def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> AnalysisOfVariance:
     """Return a one-way analysis of variance with Fisher's F test; groups are compared within their stratum.
 
     Sums of squares and degrees of freedom are added over strata, so one test says whether groups differ in any stratum.
@@ -154,25 +158,27 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
     """
     from scipy.special import fdtrc  # lazy: only the end of a design run needs it
 
-    groups = [[checked(scores) for scores in stratum] for stratum in strata]
-    between_groups, squares_of_means = 0.0, 0.0
+    groups = [[validate_scores(scores) for scores in stratum] for stratum in strata]
+    between_groups, mean_deviation_squares = 0.0, 0.0
     for stratum in groups:
         means = np.array([scores.mean() for scores in stratum])
         sizes = np.array([len(scores) for scores in stratum])
         between_groups += float((sizes * (means - np.average(means, weights=sizes)) ** 2).sum())
-        squares_of_means += float(((means - means.mean()) ** 2).sum())
+        mean_deviation_squares += float(((means - means.mean()) ** 2).sum())
     flat = [scores for stratum in groups for scores in stratum]
     df_between, df_within = len(flat) - len(groups), sum(len(scores) - 1 for scores in flat)
     if df_between < 1:
         raise ValueError("an analysis of variance needs a stratum with at least two groups")
-    spread = math.sqrt(squares_of_means / df_between)
+    spread = math.sqrt(mean_deviation_squares / df_between)
     if df_within < 1:
-        return Variance(spread, None, None)
+        return AnalysisOfVariance(spread, None, None)
     within_groups = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in flat) / df_within
     noise = math.sqrt(within_groups * float(np.mean([1 / len(scores) for scores in flat])))
     if not within_groups:  # no variation within groups
-        return Variance(spread, 0.0, 0.0 if between_groups else 1.0)
-    return Variance(spread, noise, float(fdtrc(df_between, df_within, between_groups / df_between / within_groups)))
+        return AnalysisOfVariance(spread, 0.0, 0.0 if between_groups else 1.0)
+    return AnalysisOfVariance(
+        spread, noise, float(fdtrc(df_between, df_within, between_groups / df_between / within_groups))
+    )
 
 
 def group_indices(groups: Sequence[object]) -> list[np.ndarray]:
@@ -183,7 +189,7 @@ def group_indices(groups: Sequence[object]) -> list[np.ndarray]:
     return [np.array(members) for members in indices.values()]
 
 
-def checked(scores: np.ndarray) -> np.ndarray:
+def validate_scores(scores: np.ndarray) -> np.ndarray:
     """Return scores [..., n_runs] as float64.
 
     Raises:

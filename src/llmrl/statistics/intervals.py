@@ -21,7 +21,7 @@ import numpy as np
 from llmrl.statistics.estimators import (
     Z95,
     Interval,
-    checked,
+    average_by_unit,
     group_indices,
     interquartile_mean,
     mean,
@@ -29,12 +29,12 @@ from llmrl.statistics.estimators import (
     proportion,
     standard_error,
     standard_error_of_mean,
-    unit_means,
+    validate_scores,
 )
 
 MINIMUM_UNITS = 5
 """Number of top-level units below which an estimate has no interval."""
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 """Confidence level."""
 
 Units = Sequence[object] | None
@@ -60,44 +60,37 @@ class Difference:
     Attributes:
         estimate: difference, [...].
         standard_error: standard error of the difference, [...]; NaN if a group has a single unit.
-        degrees: degrees of freedom of its t distribution, [...].
+        degrees_of_freedom: degrees of freedom of its t distribution, [...].
         units: number of units of the smaller group, or number of pairs.
     """
 
     estimate: np.ndarray
     standard_error: np.ndarray
-    degrees: np.ndarray
+    degrees_of_freedom: np.ndarray
     units: int
 
 
-def t_quantile(degrees: np.ndarray, level: float = LEVEL) -> np.ndarray:
-    """Return the quantile of Student's t distribution that bounds a two-sided interval.
+def t_quantile(degrees_of_freedom: np.ndarray) -> np.ndarray:
+    """Return the quantile of Student's t distribution that bounds a two-sided interval at `CONFIDENCE_LEVEL`.
 
     Args:
-        degrees: degrees of freedom, [...], positive.
-        level: confidence level in (0, 1).
-
-    Raises:
-        ValueError: `level` is not in (0, 1).
+        degrees_of_freedom: degrees of freedom, [...], positive.
     """
     from scipy.special import stdtrit  # lazy: importing it takes longer than most commands
 
-    if not 0 < level < 1:
-        raise ValueError(f"level must be in (0, 1), not {level}")
-    return np.asarray(stdtrit(degrees, (1 + level) / 2))
+    return np.asarray(stdtrit(degrees_of_freedom, (1 + CONFIDENCE_LEVEL) / 2))
 
 
-def mean_interval(scores: np.ndarray, units: Units = None, level: float = LEVEL) -> Band:
+def mean_interval(scores: np.ndarray, units: Units = None) -> Band:
     """Return the mean of the unit means with its t interval.
 
     Args:
         scores: scores [..., n_runs]; leading axes, such as points of a curve, are independent of each other.
         units: labels of the top-level units.
-        level: confidence level in (0, 1).
     """
-    values = unit_means(scores, units)
-    error, degrees = _error([values])
-    return _band(np.asarray(values.mean(axis=-1)), t_quantile(degrees, level) * error, values.shape[-1])
+    values = average_by_unit(scores, units)
+    error, degrees_of_freedom = _standard_error_and_degrees([values])
+    return _make_band(np.asarray(values.mean(axis=-1)), t_quantile(degrees_of_freedom) * error, values.shape[-1])
 
 
 def estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
@@ -118,7 +111,7 @@ def is_paired(units_x: Units, units_y: Units) -> bool:
     return units_x is not None and units_y is not None and set(units_x) == set(units_y)
 
 
-def difference_of_means(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Difference:
+def compare_means(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Difference:
     """Return mean(x) - mean(y) with its standard error: paired by unit if both have the same units, else Welch's.
 
     Args:
@@ -130,25 +123,23 @@ def difference_of_means(x: np.ndarray, y: np.ndarray, units_x: Units = None, uni
     if is_paired(units_x, units_y):
         assert units_x is not None and units_y is not None
         order = [list(dict.fromkeys(units_y)).index(label) for label in dict.fromkeys(units_x)]
-        parts = [unit_means(x, units_x) - unit_means(y, units_y)[..., order]]
-        estimate = parts[0].mean(axis=-1)
+        samples = [average_by_unit(x, units_x) - average_by_unit(y, units_y)[..., order]]
+        estimate = samples[0].mean(axis=-1)
     else:
-        parts = [unit_means(x, units_x), unit_means(y, units_y)]
-        estimate = parts[0].mean(axis=-1) - parts[1].mean(axis=-1)
-    error, degrees = _error(parts)
-    return Difference(np.asarray(estimate), error, degrees, min(part.shape[-1] for part in parts))
+        samples = [average_by_unit(x, units_x), average_by_unit(y, units_y)]
+        estimate = samples[0].mean(axis=-1) - samples[1].mean(axis=-1)
+    error, degrees_of_freedom = _standard_error_and_degrees(samples)
+    return Difference(np.asarray(estimate), error, degrees_of_freedom, min(sample.shape[-1] for sample in samples))
 
 
-def difference_interval(
-    x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None, level: float = LEVEL
-) -> Band:
-    """Return `difference_of_means` with its t interval."""
-    difference = difference_of_means(x, y, units_x, units_y)
-    half = t_quantile(difference.degrees, level) * difference.standard_error
-    return _band(difference.estimate, half, difference.units)
+def difference_interval(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Band:
+    """Return `compare_means` with its t interval."""
+    difference = compare_means(x, y, units_x, units_y)
+    half_width = t_quantile(difference.degrees_of_freedom) * difference.standard_error
+    return _make_band(difference.estimate, half_width, difference.units)
 
 
-def improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Interval:
+def probability_of_improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Interval:
     """Return P(X > Y): the share of pairs in which a run of X beats a run of Y; ties count half.
 
     It is the Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3). Pairs are within
@@ -166,9 +157,9 @@ def improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Un
         indices_x, indices_y = (
             dict(zip(dict.fromkeys(units), group_indices(units), strict=True)) for units in (units_x, units_y)
         )
-        shares = [_wins(x[i], y[indices_y[label]]).mean() for label, i in indices_x.items()]
+        shares = [_compare_pairs(x[i], y[indices_y[label]]).mean() for label, i in indices_x.items()]
         return Interval(float(np.mean(shares)), math.nan, math.nan)
-    estimate = float(_wins(x, y).mean())
+    estimate = float(_compare_pairs(x, y).mean())
     independent = all(labels is None or len(set(labels)) == len(labels) for labels in (units_x, units_y))
     if not independent or min(len(x), len(y)) < MINIMUM_UNITS:
         return Interval(estimate, math.nan, math.nan)
@@ -176,7 +167,7 @@ def improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Un
 
 
 def improvement_matrix(groups: Sequence[np.ndarray], units: Sequence[Units] | None = None) -> Band:
-    """Return `improvement` of every group over every other.
+    """Return `probability_of_improvement` of every group over every other.
 
     Args:
         groups: scores of each group, [n_runs] each.
@@ -190,22 +181,22 @@ def improvement_matrix(groups: Sequence[np.ndarray], units: Sequence[Units] | No
     estimate, low, high = np.full((n, n), 0.5), np.full((n, n), np.nan), np.full((n, n), np.nan)
     for i in range(n):
         for j in range(i):
-            probability = improvement(groups[i], groups[j], units[i], units[j])
+            probability = probability_of_improvement(groups[i], groups[j], units[i], units[j])
             estimate[i, j], low[i, j], high[i, j] = probability.estimate, probability.low, probability.high
             estimate[j, i], low[j, i], high[j, i] = 1 - probability.estimate, 1 - probability.high, 1 - probability.low
     return Band(estimate, low, high)
 
 
 def describe(
-    scores: np.ndarray, independent: bool = True, units: Units = None, is_share: bool = False
+    scores: np.ndarray, independent: bool = True, units: Units = None, is_proportion: bool = False
 ) -> dict[str, float | None]:
     """Return a row of a table for scores [n]: mean, standard error, 95 % t interval of the mean, min, max.
 
     The interval is None for fewer than `MINIMUM_UNITS` top-level units. Standard error and interval are None for a
-    single unit, and for scores that are not `independent`. With `is_share`, scores of 0 and 1 have Wilson's interval,
-    which stays within [0, 1] and is not empty if all are equal.
+    single unit, and for scores that are not `independent`. With `is_proportion`, scores of 0 and 1 have Wilson's
+    interval, which stays within [0, 1] and is not empty if all are equal.
     """
-    scores, lowest, highest = unit_means(scores, units), float(np.min(scores)), float(np.max(scores))
+    scores, lowest, highest = average_by_unit(scores, units), float(np.min(scores)), float(np.max(scores))
     row = {"mean": float(mean(scores)), **dict.fromkeys(("standard_error", "low", "high"))}
     if independent:
         band = mean_interval(scores)
@@ -214,9 +205,9 @@ def describe(
             "low": _or_none(band.low),
             "high": _or_none(band.high),
         }
-        if is_share and row["low"] is not None and np.isin(scores, (0.0, 1.0)).all():
-            share = proportion(int(scores.sum()), len(scores))
-            row |= {"low": share.low, "high": share.high}
+        if is_proportion and row["low"] is not None and np.isin(scores, (0.0, 1.0)).all():
+            success_rate = proportion(int(scores.sum()), len(scores))
+            row |= {"low": success_rate.low, "high": success_rate.high}
     return {**row, "min": lowest, "max": highest}
 
 
@@ -229,7 +220,7 @@ def describe_difference(
     `describe`.
     """
     if paired:
-        row = describe(checked(x) - checked(reference), independent)
+        row = describe(validate_scores(x) - validate_scores(reference), independent)
         return {name: row[name] for name in ("mean", "standard_error", "low", "high")}
     row = {"mean": float(mean(x) - mean(reference)), **dict.fromkeys(("standard_error", "low", "high"))}
     if independent and min(len(x), len(reference)) > 1:
@@ -239,7 +230,7 @@ def describe_difference(
     return row
 
 
-def _error(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _standard_error_and_degrees(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of a sum of means of independent samples, and its degrees of freedom.
 
     Samples have shape [..., n_k] (Satterthwaite, 1946; Welch, 1947). Both results are NaN if a sample has one value.
@@ -255,9 +246,9 @@ def _error(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.sqrt(total), 1 / (shares**2 / degrees).sum(axis=0)
 
 
-def _band(estimate: np.ndarray, half: np.ndarray, units: int) -> Band:
-    half = half if units >= MINIMUM_UNITS else np.full(estimate.shape, np.nan)
-    return Band(estimate, np.asarray(estimate - half), np.asarray(estimate + half))
+def _make_band(estimate: np.ndarray, half_width: np.ndarray, units: int) -> Band:
+    half_width = half_width if units >= MINIMUM_UNITS else np.full(estimate.shape, np.nan)
+    return Band(estimate, np.asarray(estimate - half_width), np.asarray(estimate + half_width))
 
 
 @functools.lru_cache(maxsize=65_536)  # many pairs of groups have the same arguments
@@ -266,25 +257,25 @@ def _mann_whitney_bounds(estimate: float, n: int, m: int) -> tuple[float, float]
 
     Newcombe (2006), method 5: the variance is that of exponential distributions, with (n + m) / 2 runs in each group.
     """
-    size = (n + m) / 2 - 1
+    n_others = (n + m) / 2 - 1
 
     def distance(p: float) -> float:
-        variance = p * (1 - p) * (1 + size * (1 - p) / (2 - p) + size * p / (1 + p)) / (n * m)
+        variance = p * (1 - p) * (1 + n_others * (1 - p) / (2 - p) + n_others * p / (1 + p)) / (n * m)
         return abs(estimate - p) - Z95 * math.sqrt(variance)
 
     bounds = []
-    for end in (0.0, 1.0):
-        inner, outer = estimate, end
+    for limit in (0.0, 1.0):
+        nearest, farthest = estimate, limit
         for _ in range(50):
-            middle = (inner + outer) / 2
-            inner, outer = (middle, outer) if distance(middle) < 0 else (inner, middle)
-        bounds.append(end if estimate == end else outer)
+            middle = (nearest + farthest) / 2
+            nearest, farthest = (middle, farthest) if distance(middle) < 0 else (nearest, middle)
+        bounds.append(limit if estimate == limit else farthest)
     return bounds[0], bounds[1]
 
 
-def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _compare_pairs(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return an array [n, m]: 1 where a score of x [n] is above one of y [m], 1/2 where they are equal, else 0."""
-    x, y = checked(x)[:, None], checked(y)[None, :]
+    x, y = validate_scores(x)[:, None], validate_scores(y)[None, :]
     return np.asarray((x > y) + 0.5 * (x == y))
 
 
@@ -292,7 +283,7 @@ def _or_none(bound: np.ndarray) -> float | None:
     return float(bound) if np.isfinite(bound) else None
 
 
-SIGNIFICANCE = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """Probability below which an adjusted p-value counts as a difference."""
 
 
@@ -309,16 +300,16 @@ def p_value(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units 
     """
     from scipy.special import stdtr  # lazy: importing it takes longer than most commands
 
-    difference = difference_of_means(x, y, units_x, units_y)
+    difference = compare_means(x, y, units_x, units_y)
     if difference.units < MINIMUM_UNITS:
         return math.nan
     estimate, error = float(difference.estimate), float(difference.standard_error)
     if error == 0:
         return 0.0 if estimate else 1.0
-    return float(2 * stdtr(difference.degrees, -abs(estimate / error)))
+    return float(2 * stdtr(difference.degrees_of_freedom, -abs(estimate / error)))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for their number, in the same order (Holm, 1979, Scand. J. Statistics 6: 65).
 
     The k-th smallest of m is multiplied by m - k + 1, and is at least the one before it and at most 1. NaN, a
@@ -327,13 +318,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Args:
         p_values: p-values of one family of comparisons, in [0, 1] or NaN.
 
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    >>> [round(p, 3) for p in adjust_p_values([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    p = np.asarray(p_values, dtype=np.float64)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
+    p_array = np.asarray(p_values, dtype=np.float64)
+    tested_indices = np.flatnonzero(~np.isnan(p_array))
+    order = tested_indices[np.argsort(p_array[tested_indices], kind="stable")]
     factors = np.arange(len(order), 0, -1)
-    adjusted = np.full(len(p), np.nan)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    adjusted = np.full(len(p_array), np.nan)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p_array[order] * factors), 1.0)
     return adjusted.tolist()

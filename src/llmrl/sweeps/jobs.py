@@ -19,8 +19,8 @@ from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME, save_config
 from llmrl.run.command_exit import EXIT_IN_USE
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import label_overrides, run_folder, split_overrides
-from llmrl.run.provenance import code_digest
+from llmrl.run.folder import create_run_folder, filter_label_overrides, split_overrides
+from llmrl.run.provenance import compute_code_digest
 from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
 from llmrl.sweeps.backends.protocol import Job, JobBatch, JobOutcome, qualified_backend_name
@@ -44,7 +44,7 @@ def select_label_overrides(overrides: Sequence[str], differing: set[str]) -> lis
 
     The study, the length of the run and the language model are always included (`llmrl.run.folder.LABEL_OPTIONS`).
     """
-    return label_overrides(overrides, differing) if differing else list(overrides)
+    return filter_label_overrides(overrides, differing) if differing else list(overrides)
 
 
 def check_distinct_folders(jobs: Sequence[Job]) -> None:
@@ -155,7 +155,7 @@ def record_launch(
     """
     config = job.config
     root, is_private = Path(config["output_root"]), bool(config.get("private", True))
-    folder = run_folder(root, config["name"], job.digest, job.label_overrides, config["seed"], is_private)
+    folder = create_run_folder(root, config["name"], job.digest, job.label_overrides, config["seed"], is_private)
     if folder != job.folder:
         raise RunFolderError(f"another process has just created {folder} for this run; repeat the command")
     status = read_status(folder)
@@ -164,16 +164,16 @@ def record_launch(
         backend=qualified_backend_name(job.hardware.backend),
         attempt=status.attempt if status else 0,
         job_id="",
-        machine=ownership.this_machine(),
+        machine=ownership.get_machine_id(),
         pid=pid,
-        process_start=ownership.process_start(pid) or "",
+        process_start=ownership.get_process_start(pid) or "",
         host=socket.gethostname(),
         sweep=str(sweep),
         log=log,
         cluster=cluster,
         user=user,
         submitted=time.time(),
-        code=code_digest(),
+        code=compute_code_digest(),
         overrides=job.overrides,
         other_run_folders=[str(other) for other in other_run_folders if other != folder],
         after=[PrerequisiteRecord(other.purpose, other.name, str(other.folder)) for other in job.prerequisites],

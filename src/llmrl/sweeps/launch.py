@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmrl.core.errors import ConfigError, LlmrlError, RunFolderError
 from llmrl.core.folder_files import open_file
-from llmrl.run.folder import unwritable
+from llmrl.run.folder import make_write_error
 from llmrl.run.ownership import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
@@ -85,7 +85,7 @@ def launch(
             sweep_folder.mkdir(parents=True, exist_ok=True)
             alive = open_file(sweep_folder / ALIVE_NAME, "wb")
         except OSError as error:
-            raise unwritable(sweep_folder, error) from error
+            raise make_write_error(sweep_folder, error) from error
         with alive, closing(Heartbeat(sweep_folder / ALIVE_NAME)):
             outcomes += _compute(groups, run_function, sweep_folder, wait)
     folder_outcomes = {outcome.folder: outcome for outcome in outcomes}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.ram import control_groups, free_memory, read_system_file
+from llmrl.core.ram import free_memory, list_cgroup_folders, read_system_file
 from llmrl.sweeps.backends.protocol import Hardware
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -79,7 +79,7 @@ def _count_cores() -> int:
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     if os.environ.get("SLURM_CPUS_ON_NODE", "").isdecimal():
         limits.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
-    for group in control_groups():
+    for group in list_cgroup_folders():
         quota = read_system_file(group / "cpu.max").split()
         if len(quota) == 2 and quota[0].isdecimal():
             limits.append(int(quota[0]) // int(quota[1]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from llmrl.core.secrets import redaction_environment
+from llmrl.core.secrets import get_redaction_environment
 from llmrl.sweeps.backends.protocol import Job, JobBatch
 from llmrl.sweeps.payload import BatchFunction, ProcessPayload, RunExit, RunFunction, RunPayload
 
@@ -40,7 +40,7 @@ def build_payload(batch: JobBatch, run_function: RunFunction, environment: Mappi
         run_function: function that executes a run; a `BatchableRunFunction` if there are several.
         environment: environment variables to set, which those of the runs override.
     """
-    shared = {**redaction_environment(), **environment}
+    shared = {**get_redaction_environment(), **environment}
     payloads = [
         RunPayload(run_function, j.config, j.overrides, j.folder, {**shared, **j.environment}, j.batch_key)
         for j in batch.jobs

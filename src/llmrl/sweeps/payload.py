@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import RunFolderError, short_error
+from llmrl.core.errors import RunFolderError, summarize_error
 from llmrl.core.privacy import restrict_file_permissions
 from llmrl.core.processes import rank_and_world_size
-from llmrl.core.terminal import redact_output
+from llmrl.core.terminal import guard_output
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_launch_record
@@ -62,7 +62,7 @@ class RunPayload:
     def prepare(self) -> None:
         """Set environment variables, redact secrets in the output, and set the umask."""
         os.environ.update(self.environment)
-        redact_output()
+        guard_output()
         restrict_file_permissions(self.config.get("private", True))
 
     def execute_and_capture_exit(self, run_function: RunFunction) -> RunExit:
@@ -78,11 +78,11 @@ class RunPayload:
             self._execute(run_function)
         except SystemExit as error:
             exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            return RunExit(self.folder, exit_code, short_error(error.__cause__ or error))
+            return RunExit(self.folder, exit_code, summarize_error(error.__cause__ or error))
         except KeyboardInterrupt as error:  # raised before the run installs its signal handlers, or by a second Ctrl-C
-            return RunExit(self.folder, EXIT_INTERRUPTED, short_error(error))
+            return RunExit(self.folder, EXIT_INTERRUPTED, summarize_error(error))
         except Exception as error:  # noqa: BLE001 (already recorded in the run folder; the other runs must continue)
-            return RunExit(self.folder, EXIT_FAILED, short_error(error))
+            return RunExit(self.folder, EXIT_FAILED, summarize_error(error))
         return RunExit(self.folder, 0)
 
     def _execute(self, run_function: RunFunction) -> float | None:
@@ -125,7 +125,7 @@ class RunPayload:
             launch_record = read_launch_record(self.folder)
             attempt = 1 + (launch_record.attempt if launch_record else 0)
             write_atomic(self.folder / "traceback.txt", "".join(traceback.format_exception(error)))
-            Status(state="failed", attempt=attempt, overrides=self.overrides, error=short_error(error)).write(
+            Status(state="failed", attempt=attempt, overrides=self.overrides, error=summarize_error(error)).write(
                 self.folder
             )
         except (OSError, RunFolderError) as write_error:

@@ -35,9 +35,9 @@ for name in (
 ):
     importlib.import_module(name)
 pydantic.TypeAdapter(int)  # looks for plugins the first time
-provenance.code_digest()  # cached here, because files may be edited during the sweep
-provenance.packages()
-provenance.checkout()
+provenance.compute_code_digest()  # cached here, because files may be edited during the sweep
+provenance.list_package_versions()
+provenance.read_checkout_state()
 # The launcher passes signals of its process group on. The server must survive them to report the ends of its runs.
 os.setpgid(0, 0)
 for name in SIGNALS:

@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.folder_files import open_folder
 from llmrl.results.run_records import RESUMABLE_STATES, JobEnd, RunRecord, find_runs, read_run, read_runs
 from llmrl.run import ownership
-from llmrl.run.folder import seed_of
+from llmrl.run.folder import parse_seed
 from llmrl.run.queued import ALIVE_NAME, read_launch_record, record_cancellation
 from llmrl.run.status import read_status
 from llmrl.sweeps.scheduling import find_job_ends, load_scheduler, query_schedulers
@@ -258,7 +258,7 @@ def remove_path(folder: Path, path: Path) -> None:
                 shutil.rmtree(names[-1], dir_fd=parent_fd)
             else:
                 os.unlink(names[-1], dir_fd=parent_fd)
-            empty = seed_of(path) is not None and len(names) > 1 and not os.listdir(parent_fd)  # noqa: PTH208
+            empty = parse_seed(path) is not None and len(names) > 1 and not os.listdir(parent_fd)  # noqa: PTH208
         if empty:
             with open_folder(root, names[:-2]) as parent_fd:
                 os.rmdir(names[-2], dir_fd=parent_fd)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.core.trust import NOBODY
+from llmrl.core.trust import NO_FURTHER_TRUST
 from llmrl.results.run_records import JobEnd, QueueSnapshot, read_run
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import LaunchRecord, read_launch_record
@@ -38,7 +38,7 @@ def load_scheduler(backend: str) -> Scheduler | None:
     """
     if not backend:
         return None
-    backend_class = NOBODY.locate(backend, "queued.json: backend")
+    backend_class = NO_FURTHER_TRUST.locate(backend, "queued.json: backend")
     if Backend not in getattr(backend_class, "__mro__", ()):
         raise ConfigError(f"queued.json: backend={backend} is not a backend")
     scheduler_class: type[Scheduler] | None = backend_class.scheduler

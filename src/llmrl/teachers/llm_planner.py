@@ -196,7 +196,7 @@ class LLMPlanner:
         skills, objects = self.domain.skills, self.domain.objects(sentence)
         if self.settings.parser == "published":
             return lambda reply: self.domain.read_published(reply.text, sentence)
-        return lambda reply: parse_reply(reply.text, skills, objects, sentence, reply.cut)
+        return lambda reply: parse_reply(reply.text, skills, objects, sentence, reply.is_truncated)
 
     def _render_question(self, sentence: str, objects: Sequence[str]) -> Prompt:
         return self.prompts.render(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.ranges import NonNegativeInt, UnitInterval
 from llmrl.core.seeding import Seeds
@@ -145,7 +145,7 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
     """
     if env not in DOMAIN_PATHS:
         raise Incompatible(
-            Misfit.ONE_GAME,
+            IncompatibilityReason.WRONG_GAME,
             f"no teacher's domain is shipped for env={env}; use env={', '.join(DOMAIN_PATHS)}, "
             "or give teacher.domain={_target_: <your class derived from llmrl.teachers.domain.Domain>}",
         )

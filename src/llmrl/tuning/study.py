@@ -25,7 +25,7 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import split_overrides, unwritable
+from llmrl.run.folder import make_write_error, split_overrides
 from llmrl.run.ownership import Ownership
 from llmrl.statistics.estimators import interquartile_mean, mean
 from llmrl.tuning.space import Space, check_optuna, describe_distribution, overrides
@@ -110,7 +110,7 @@ class Study:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise unwritable(self.folder, error) from error
+            raise make_write_error(self.folder, error) from error
         self._owner = Ownership(self.folder)
         try:
             with self._translate_errors():

@@ -111,7 +111,7 @@ def test_microbatches_keep_gradient(folders):
         agent = make_agent(folders, env, piece_tokens=piece_tokens)
         network = agent.policy.network
         prompts = [str(t) for t in env.reset(seed=3)["prompt"].ravel()]
-        batch = {"prompt": TextArray.of(prompts), "action": torch.zeros(8, dtype=torch.int64)}
+        batch = {"prompt": TextArray.from_texts(prompts), "action": torch.zeros(8, dtype=torch.int64)}
         pieces = list(network.pieces(batch))
         assert sum(share for _, share in pieces) == pytest.approx(1.0)
         assert len(pieces) == (1 if piece_tokens > 1 else len(set(prompts)))
@@ -131,7 +131,7 @@ def team_rollout(players):
     log_prob = torch.from_numpy(draws.normal(np.log(0.5), 0.3, size=shape)).float()
     value, reward, after = (torch.from_numpy(draws.normal(size=shape)).float() for _ in range(3))
     done = torch.zeros(shape[:2], dtype=torch.bool)
-    prompts = TextArray.of(texts[draws.integers(len(texts), size=shape)])
+    prompts = TextArray.from_texts(texts[draws.integers(len(texts), size=shape)])
     return Rollout(
         {"prompt": prompts}, None, action, log_prob, value, reward, reward, done, done, done, after, {}, []
     )  # fmt: skip
@@ -158,7 +158,7 @@ def test_microbatches_contain_full_joint_actions(folders, seed, players, piece_t
     n = 7 * players
     texts = [f"go {'far ' * int(k)}" for k in draws.integers(6, size=n)]
     order = torch.from_numpy(draws.permutation(n))
-    batch = {"prompt": TextArray.of(texts), "action": torch.arange(n)}
+    batch = {"prompt": TextArray.from_texts(texts), "action": torch.arange(n)}
     if players > 1:
         batch["joint_action_index"] = (torch.arange(n) // players)[order]
     batches = []
@@ -170,7 +170,7 @@ def test_microbatches_contain_full_joint_actions(folders, seed, players, piece_t
             assert numbers.bincount().tolist() == [players] * (len(numbers) // players)
             for number in numbers.unique():
                 assert batch["joint_action_index"][actions[numbers == number]].unique().numel() == 1
-        prompts, places = piece["prompt"].distinct()
+        prompts, places = piece["prompt"].unique()
         numbers = piece.get("joint_action_index", torch.arange(len(places)))
         read = {frozenset(places[numbers == number].tolist()) for number in numbers.tolist()}
         assert len(read) == 1 or len(prompts) * max(network.scorer.lengths(prompts)) <= piece_tokens
@@ -285,7 +285,7 @@ def test_dropout_keeps_scores(folders):
             module.p = 0.5
     agent = make_agent(folders, env, scorer=scorer, recompute=True)
     network = agent.policy.network
-    texts = TextArray.of(prompts)
+    texts = TextArray.from_texts(prompts)
     with torch.no_grad():
         resting, _ = network({"prompt": texts})
     trainable_outputs, _ = network({"prompt": texts})
@@ -314,7 +314,7 @@ def test_half_precision_adapter_is_float32(folders):
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_gradient_checkpointing_keeps_gradient(folders, kind, tune):
     env = Corridor(8)
-    prompts = TextArray.of([str(t) for t in env.reset(seed=3)["prompt"].ravel()])
+    prompts = TextArray.from_texts([str(t) for t in env.reset(seed=3)["prompt"].ravel()])
     metrics = []
     for recompute in (False, True):
         agent = make_agent(folders, env, kind, tune=tune, recompute=recompute)

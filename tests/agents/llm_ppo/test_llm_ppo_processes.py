@@ -6,7 +6,7 @@ import pytest
 
 import commands
 from experiments import comparable_metrics, only_run_folder, rows_alike, run
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from tiny_models import make_model_for_env
 
 ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1", "env.n_envs=3")
@@ -78,7 +78,7 @@ def test_two_processes_match_single_process(tmp_path, models, kind, algorithm):
         # Which texts are read beside which, and so how much padding there is, is not the same.
         assert (actual.pop("language/tokens", 0) > 0) == (desired.pop("language/tokens", 0) > 0)
     assert rows_alike([actual for actual, _ in rows], [desired for _, desired in rows], rel=1e-3)
-    agents = [saved_state(folder)[1]["agents"][0] for folder in (two, single)]
+    agents = [load_saved_state(folder)[1]["agents"][0] for folder in (two, single)]
     check_equal(*((agent["policy"], *agent["learner"]["optimizers"]) for agent in agents))
     # Nothing was computed between the last update and the checkpoint.
     assert agents[0]["tokens"] == agents[1]["tokens"] == 0
@@ -107,5 +107,5 @@ def test_two_processes_match_single_process_imitation(tmp_path, models):
     )
     two, single = run_with_two_and_one(tmp_path, overrides)
     assert rows_alike(comparable_metrics(two), comparable_metrics(single), rel=1e-3)
-    agents = [saved_state(folder)[1]["agents"][0] for folder in (two, single)]
+    agents = [load_saved_state(folder)[1]["agents"][0] for folder in (two, single)]
     check_equal(*((agent["policy"], agent["cloning"]["optimizer"]) for agent in agents))

@@ -13,7 +13,7 @@ import torch
 import commands
 from experiments import comparable_metrics, compose, only_run_folder, silent_run
 from llmrl.core.errors import ConfigError, Diverged, LLMError
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 from llmrl.run.status import read_status
 from tiny_models import make_model_for_env
 
@@ -72,7 +72,7 @@ def test_resume_within_update_reproduces_metrics(tmp_path, model, tune):
     reference, resume_folder = only_run_folder(tmp_path / "whole"), only_run_folder(tmp_path / "killed")
     assert read_status(resume_folder).attempt == 3
     assert comparable_metrics(reference) == comparable_metrics(resume_folder)
-    first, second = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (reference, resume_folder))
+    first, second = (load_saved_state(folder)[1]["agents"][0]["policy"] for folder in (reference, resume_folder))
     assert first.keys() == second.keys()
     assert all(torch.equal(x, second[name]) for name, x in first.items())
 
@@ -96,7 +96,7 @@ def test_non_finite_rewards_end_run(monkeypatch, tmp_path, model):
     with pytest.raises(Diverged, match="intact"):
         silent_run(*overrides, f"output_root={tmp_path / 'failed'}")
     failed = only_run_folder(tmp_path / "failed")
-    iteration, state = saved_state(failed)
+    iteration, state = load_saved_state(failed)
     assert (read_status(failed).state, iteration) == ("failed", 2)
     assert all(x.isfinite().all() for x in state["agents"][0]["policy"].values())
     monkeypatch.undo()
@@ -113,7 +113,7 @@ def test_run_starts_from_pretrained_weights(tmp_path, model):
     frozen = ("agent.ppo.learning_rate=1e-12", "agent.ppo.epochs=1")
     silent_run(*overrides, "name=second", f"agent.init_from='{first}'", *frozen)
     [second] = (tmp_path / "second").glob("*/s0")
-    x_weights, y_weights = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
+    x_weights, y_weights = (load_saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
     assert all(torch.allclose(x, y_weights[name], atol=1e-6) for name, x in x_weights.items())
     with pytest.raises(ConfigError, match=r"agent\.init_from="):
         silent_run(*overrides, "name=third", f"agent.init_from='{first}'", "agent.head_hidden=[9]")

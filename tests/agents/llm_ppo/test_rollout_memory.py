@@ -188,7 +188,7 @@ def test_wrappers_forward_rollout_memory(make):
     agent = make("drrn", env)
     policy = PartitionedPolicy([agent.policy, agent.policy], 4)
     observation = env.reset(seed=0)
-    with policy.unchanged():
+    with policy.fixed_weights():
         initial_outputs = policy.act(observation, None, torch.Generator())
         step_fused_optimizer(agent.policy)
         assert torch.equal(policy.act(observation, None, torch.Generator()).logits, initial_outputs.logits)
@@ -232,7 +232,7 @@ def test_memo_equals_function(spans):
     for span, calls in spans:
         network.requests.clear()
         network.weight /= 2
-        with memo.unchanged() if span else nullcontext():
+        with memo.fixed_weights() if span else nullcontext():
             for keys in calls:
                 if not span:
                     network.weight /= 2

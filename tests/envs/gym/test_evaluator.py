@@ -67,7 +67,7 @@ def test_matches_plain_loop(name, engine, workers):
     spec = make_env("gymnasium", id=name, n_envs=1).spec
     controller = (TabularAgent(spec) if "state" in spec.observation else search_agent("linear", spec)).controller
     space, rng = controller.space, np.random.default_rng(0)
-    vectors = space.rounded(rng.uniform(space.low, space.high, (3, space.dim)))
+    vectors = space.round_values(rng.uniform(space.low, space.high, (3, space.dim)))
     seeds = np.array([3, 1, 4, 1])
     with GymEvaluator(EpisodeRules(env_factory), workers) as evaluator:
         for _ in range(2):

@@ -21,9 +21,9 @@ def test_lake_optimum_matches_page(capsys):
 
 
 def test_page_lists_batched_engines():
-    from llmrl.core.option_files import options
+    from llmrl.core.option_files import load_options
     from llmrl.envs.gym.batched import BATCHED_GAMES
 
     assert all(name.removeprefix("llmrl/").removesuffix("-v0") in PAGE for name in BATCHED_GAMES)
-    gym_options = [name for name, option in options("env").items() if "gym.vec_env" in option.get("_target_", "")]
+    gym_options = [name for name, option in load_options("env").items() if "gym.vec_env" in option.get("_target_", "")]
     assert [name for name in gym_options if f"`{name}`" not in PAGE and name != "gymnasium"] == []

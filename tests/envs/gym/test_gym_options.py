@@ -10,7 +10,7 @@ import pytest
 from llmrl.config.builder import Builder
 from llmrl.config.option_docs import header
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.envs.gym.batched import BATCHED_GAMES
@@ -19,7 +19,7 @@ from llmrl.experiment.build_env import build_env
 
 FOLDER = Path(__file__).parents[3] / "conf" / "env"
 TARGET = "llmrl.envs.gym.vec_env.GymnasiumEnv"
-OPTIONS = {name: option for name, option in options("env").items() if option.get("_target_") == TARGET}
+OPTIONS = {name: option for name, option in load_options("env").items() if option.get("_target_") == TARGET}
 PUBLISHED_TASKS = [
     "mountain_car_continuous",
     "inverted_pendulum",

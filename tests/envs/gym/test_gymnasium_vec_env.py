@@ -333,7 +333,7 @@ def test_rejects_unplayable_environments(fields, message):
 def test_choice_learner_rejects_numbers():
     env = games("MountainCarContinuous-v0")
     with pytest.raises(ConfigError, match=r"is 1 real number \(action_0\); use agent=ppo"):
-        env.spec.need_discrete("agent=drrn")
+        env.spec.require_discrete_actions("agent=drrn")
 
 
 @pytest.mark.parametrize("name", ["MountainCarContinuous-v0", "CartPole-v1"])

@@ -8,10 +8,10 @@ import pytest
 from experiments import compose, only_run_folder, run
 from llmrl.api.environments import make_env
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import options
+from llmrl.core.option_files import load_options
 from llmrl.envs.gym.episode_scores import ReturnScale
 
-SCALED = [name for name, fields in options("env").items() if fields.get("progress")]
+SCALED = [name for name, fields in load_options("env").items() if fields.get("progress")]
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -25,9 +25,9 @@ def test_scale_belongs_to_default_game(name):
 
 
 MAXIMA = {
-    name: options("env")[name]["progress"]["best"]
+    name: load_options("env")[name]["progress"]["best"]
     for name in SCALED
-    if options("env")[name]["progress"].get("is_maximum")
+    if load_options("env")[name]["progress"].get("is_maximum")
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.native.engine import GameSetup
@@ -128,7 +128,7 @@ def test_pictures_are_valid_for_two_steps() -> None:
     second = env.step(np.full((2, 7), 6)).observation["pixels"]
     env.reset(mask=np.array([True, False]))
     assert torch.equal(first, first_copy) and not torch.equal(second, first)
-    assert np.array_equal(env.render_players(1), on_host(second)[1])
+    assert np.array_equal(env.render_players(1), to_numpy(second)[1])
 
 
 @pytest.mark.meltingpot
@@ -164,7 +164,7 @@ def test_engines_share_drawn_map(room: str) -> None:
     custom_env = native("harvest", 1, n_agents=3, observe=["grid"], map=room)
     try:
         cell_counts = [
-            np.unique(on_host(env.reset(seed=1)["grid"])[..., 0], return_counts=True) for env in (real, custom_env)
+            np.unique(to_numpy(env.reset(seed=1)["grid"])[..., 0], return_counts=True) for env in (real, custom_env)
         ]
         assert real.spec.observation == custom_env.spec.observation
         assert set(cell_counts[0][0]) == set(cell_counts[1][0])

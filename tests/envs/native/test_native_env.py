@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llmrl.core.errors import CheckpointError, ConfigError
-from llmrl.core.records import on_host
+from llmrl.core.records import to_numpy
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.native.engine import GameSetup
 from llmrl.envs.native.hashed_random import derive_game_keys
@@ -54,18 +54,20 @@ def test_batch_keeps_game(substrate: str) -> None:
 @pytest.mark.parametrize("substrate", SUBSTRATES)
 def test_games_follow_seeds(substrate: str) -> None:
     env = native(substrate, 4)
-    first = [on_host(env.reset(seed=seed)["grid"]).copy() for seed in (5, 6, 5)]
+    first = [to_numpy(env.reset(seed=seed)["grid"]).copy() for seed in (5, 6, 5)]
     assert np.array_equal(first[0], first[2]) and not np.array_equal(first[0], first[1])
-    second = on_host(env.reset()["grid"])  # the next episode of the same stream
+    second = to_numpy(env.reset()["grid"])  # the next episode of the same stream
     assert not np.array_equal(second, first[2])
-    grouped = on_host(env.reset(seed=[5, 7])["grid"])
-    assert not np.array_equal(*np.split(on_host(env.reset(seed=5)["grid"]), 2))  # a plain seed: all are their own again
-    grouped = on_host(env.reset(seed=[5, 7])["grid"])
+    grouped = to_numpy(env.reset(seed=[5, 7])["grid"])
+    assert not np.array_equal(
+        *np.split(to_numpy(env.reset(seed=5)["grid"]), 2)
+    )  # a plain seed: all are their own again
+    grouped = to_numpy(env.reset(seed=[5, 7])["grid"])
     games_env = native(substrate, 2)
     for group, seed in enumerate((5, 7)):
-        assert np.array_equal(grouped[2 * group : 2 * group + 2], on_host(games_env.reset(seed=seed)["grid"]))
+        assert np.array_equal(grouped[2 * group : 2 * group + 2], to_numpy(games_env.reset(seed=seed)["grid"]))
     env.pair_games(2)
-    paired_grid = on_host(env.reset(seed=5)["grid"])
+    paired_grid = to_numpy(env.reset(seed=5)["grid"])
     assert np.array_equal(paired_grid[:2], paired_grid[2:]) and not np.array_equal(paired_grid[0], paired_grid[1])
 
 
@@ -89,7 +91,7 @@ def test_restored_batch_is_identical(substrate: str) -> None:
         for name, x in left_outputs.items():
             assert np.array_equal(x, b[name]), name
         if left_outputs["truncated"].any():
-            grids = [on_host(env_copy.reset(mask=left_outputs["truncated"])["grid"]) for env_copy in (env, second_env)]
+            grids = [to_numpy(env_copy.reset(mask=left_outputs["truncated"])["grid"]) for env_copy in (env, second_env)]
             assert np.array_equal(grids[0], grids[1])
 
 
@@ -102,13 +104,13 @@ def test_completed_games_wait_with_zero_rewards() -> None:
     for _ in range(2):
         step = env.step(random_actions(env, 1)[0])
     assert step.truncated.tolist() == [False, True]
-    previous_grid = on_host(step.observation["grid"]).copy()
+    previous_grid = to_numpy(step.observation["grid"]).copy()
     for action in random_actions(env, 3):
         step = env.step(action)
         assert float(step.info["players_present"][1]) == 0 and not step.reward[1].any()
-        assert np.array_equal(on_host(step.observation["grid"])[1][..., :3], previous_grid[1][..., :3])
+        assert np.array_equal(to_numpy(step.observation["grid"])[1][..., :3], previous_grid[1][..., :3])
     assert step.truncated.tolist() == [True, True]
-    assert not on_host(env.reset(mask=np.array([False, True]))["grid"])[0].all()
+    assert not to_numpy(env.reset(mask=np.array([False, True]))["grid"])[0].all()
 
 
 @pytest.mark.parametrize(("substrate", "chance"), [("cleanup", 0.2), ("harvest", 0.15)])
@@ -127,7 +129,7 @@ def test_episodes_end_at_random_as_upstream(substrate: Any, chance: float) -> No
 def test_legislative_rules_disable_zap() -> None:
     env = native("harvest", 2, rules="legislative")
     assert "zap" not in env.spec.action_names
-    first, second = (on_host(env.reset(seed=seed)["grid"]) for seed in (1, 2))
+    first, second = (to_numpy(env.reset(seed=seed)["grid"]) for seed in (1, 2))
     assert np.array_equal(first, second)  # everybody begins on a cell of its own, facing north
     cleanup_env = native("cleanup", 2, rules="legislative", n_agents=3)
     cleanup_env.reset(seed=1)

@@ -11,7 +11,7 @@ from test_native_prompt_facts import ENGINES, SMALL
 
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Observation, PolicyOutput, on_host
+from llmrl.core.records import Observation, PolicyOutput, to_numpy
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
@@ -37,7 +37,7 @@ class Wanderers:
     def act(
         self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False
     ) -> PolicyOutput:
-        shape = on_host(observation["grid"]).shape[:2]
+        shape = to_numpy(observation["grid"]).shape[:2]
         return PolicyOutput(torch.from_numpy(self.rng.choice(self.likely, size=shape)))
 
     def values(self, observation: dict[str, Any], state: Any = None) -> torch.Tensor:
@@ -147,5 +147,9 @@ def test_omits_unknown_metrics() -> None:
 def test_principals_receive_descriptions() -> None:
     """Check that details and derived metrics are reported to users but not in prompts."""
     spec = game("native", "harvest").spec
-    assert list(spec.told) == ["apples_live", "apples_eaten", "zaps", "players_present", "tax_collected"]
-    assert set(spec.per_step) - set(spec.told) == set(spec.details) == {f"apples_bracket_{k}" for k in (1, 2, 3)}
+    assert list(spec.principal_metrics) == ["apples_live", "apples_eaten", "zaps", "players_present", "tax_collected"]
+    assert (
+        set(spec.per_step) - set(spec.principal_metrics)
+        == set(spec.details)
+        == {f"apples_bracket_{k}" for k in (1, 2, 3)}
+    )

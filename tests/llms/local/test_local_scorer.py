@@ -259,12 +259,12 @@ def test_any_texts(case):
 
 def test_the_option_files_build_scorers(t5_folder, llama_folder):
     from llmrl.config.builder import Builder
-    from llmrl.core.option_files import options
+    from llmrl.core.option_files import load_options
     from llmrl.core.services import ModelServices
 
     services = ModelServices(Seeds(0), "cpu")
     for name, folder in (("local_scorer_seq2seq", t5_folder), ("local_scorer_causal", llama_folder)):
-        option = options("llm")[name]
+        option = load_options("llm")[name]
         scorer = Builder(services).build(option, "llm")
         assert isinstance(scorer, Scorer) and scorer.label == f"{option['model']} (local scorer)"
         scorer.check()

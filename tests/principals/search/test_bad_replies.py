@@ -183,8 +183,8 @@ def test_other_principals_report_non_finite_returns(tmp_path):
 
 def test_huge_numbers_are_not_rounded():
     space = ParameterSpace("two", (Parameter("a", -6.0, 6.0, "", "", 1), Parameter("b", -6.0, 6.0, "", "", None)))
-    assert space.rounded(np.array([1.7e308, -1e300]), clip=False).tolist() == [1.7e308, -1e300]
-    assert space.rounded(np.array([0.25, 0.25]) + 1e9, clip=False).tolist() == [1e9 + 0.2, 1e9 + 0.25]
+    assert space.round_values(np.array([1.7e308, -1e300]), clip=False).tolist() == [1.7e308, -1e300]
+    assert space.round_values(np.array([0.25, 0.25]) + 1e9, clip=False).tolist() == [1e9 + 0.2, 1e9 + 0.25]
     principal = searcher(POLE, out_of_range="accept")
     assert principal.parse_reply(str([1e308] * 8)).vector.tolist() == [1e308] * 8
     with pytest.raises(InvalidReply):

@@ -34,7 +34,7 @@ def with_history(principal, n=3, per_iteration=1):
     rng = np.random.default_rng(len(principal.history.records))
     for i in range(n):
         samples = rng.normal(0, 3, (per_iteration, principal.space.dim))
-        vectors = principal.space.rounded(samples)
+        vectors = principal.space.round_values(samples)
         principal.tell([returned(v, 10.0 * (i + 1) + k, length=7.0) for k, v in enumerate(vectors)])
         principal.iteration += 1
     return principal
@@ -377,7 +377,7 @@ def test_estimate_approximates_prompt(settings):
     principal.on_search_start(12, 20)
     estimate = principal.estimate(12, 2, n_earlier_outcomes=5)
     rng = np.random.default_rng(0)
-    principal.tell([returned(v, 1.0) for v in principal.space.rounded(rng.normal(0, 3, (5, 8)))])
+    principal.tell([returned(v, 1.0) for v in principal.space.round_values(rng.normal(0, 3, (5, 8)))])
     for i in range(12):
         principal.tell([returned(vector, 100.0 + i) for vector in principal.ask(None, 2)])
     used = principal.llm.metrics()

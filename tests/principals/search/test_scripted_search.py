@@ -82,7 +82,7 @@ def test_heterogeneous_ranges():
     principal = searcher(agent=agent)
     assert "- params[1]: from -0.5 to 0.25, 2 digits after the point" in principal.build_question(None).text
     for vector in np.concatenate([principal.ask() for _ in range(5)]):
-        assert np.array_equal(vector, MixedController.space.check(MixedController.space.rounded(vector)))
+        assert np.array_equal(vector, MixedController.space.check(MixedController.space.round_values(vector)))
 
 
 def test_repair_turn_changes_answer():

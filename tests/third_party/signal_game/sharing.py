@@ -31,7 +31,9 @@ class BatchedTrainer:
     ) -> PolicyOutput:
         vector = observation["vector"]
         rows = vector.flatten(0, 1)
-        logits = self.processes.gather(self.layer(rows[self.processes.share(len(rows))])).reshape(*vector.shape[:2], -1)
+        logits = self.processes.gather(self.layer(rows[self.processes.local_slice(len(rows))])).reshape(
+            *vector.shape[:2], -1
+        )
         probabilities = logits.softmax(-1).flatten(0, 1)
         action = torch.multinomial(probabilities, 1, generator=generator).reshape(vector.shape[:2])
         log_prob = logits.log_softmax(-1).gather(-1, action[..., None]).squeeze(-1)
@@ -56,7 +58,7 @@ class TogetherAgent:
         observation, action, reward = (
             x.flatten(0, 2) for x in (rollout.observation["vector"], rollout.action, rollout.reward)
         )
-        shard = processes.share(len(action))
+        shard = processes.local_slice(len(action))
         log_prob = self.policy.layer(observation[shard]).log_softmax(-1).gather(-1, action[shard, None]).squeeze(-1)
         loss = -(log_prob * (reward[shard] - reward.mean())).sum() / len(action)
         self.adam.zero_grad()

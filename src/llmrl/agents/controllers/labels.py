@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrl.core.errors import Incompatible, Misfit
+from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.core.spaces import EnvSpec
 
 MAX_LISTED_NAMES = 12
@@ -19,7 +19,7 @@ def count_inputs(spec: EnvSpec, consumer: str) -> int:
     """
     if "vector" not in spec.observation:
         raise Incompatible(
-            Misfit.INTERFACE,
+            IncompatibilityReason.INTERFACE,
             f"{consumer} needs the channel vector, but env={spec.name} has only {', '.join(spec.observation)}; use an "
             "environment with that channel, or agent=llm_player if there are texts",
         )
@@ -34,7 +34,7 @@ def count_states(spec: EnvSpec, consumer: str) -> int:
     """
     if "state" not in spec.observation:
         raise Incompatible(
-            Misfit.INTERFACE,
+            IncompatibilityReason.INTERFACE,
             f"{consumer} needs a discrete observation (the channel state), but env={spec.name} has only "
             f"{', '.join(spec.observation)}; discretize numbers with agent.bins, or use agent=linear or "
             "agent=mlp_policy",

@@ -16,7 +16,7 @@ from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.protocols import AgentLoop
-from llmrl.core.records import CHOSEN, CallEstimate, State
+from llmrl.core.records import CHOSEN_MODEL, CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
@@ -88,7 +88,7 @@ class LLMPlayer:
                 "(maximum steps of an episode), or a budget (llm.budget.usd, llm.budget.calls or llm.budget.tokens)"
             )
         models = _list_player_models(settings.players, spec)
-        for model in dict.fromkeys(models or (CHOSEN,)):
+        for model in dict.fromkeys(models or (CHOSEN_MODEL,)):
             if settings.show_frames and not llm.accepts_images(model):
                 model_label = llm.model_label(model)
                 raise ConfigError(
@@ -128,18 +128,18 @@ class LLMPlayer:
         )
         self.carried = self.policy.carried
 
-    def unrecorded(self) -> AbstractContextManager[None]:
+    def pause_recording(self) -> AbstractContextManager[None]:
         """Return a context in which replies are not recorded for training, e.g. that of an evaluation."""
         return self._trajectory_buffer.paused()
 
-    def end_episodes(self) -> None:
+    def truncate_episodes(self) -> None:
         """Truncate the recorded episodes that are still in progress."""
         for game in range(self.policy.spec.n_envs):
             self._trajectory_buffer.end(game)
 
-    def set_values(self, values: np.ndarray) -> None:
+    def set_state_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
-        self._trajectory_buffer.set_values(values)
+        self._trajectory_buffer.set_state_values(values)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics.

@@ -11,11 +11,11 @@ import numpy as np
 
 from llmrl.agents.llm_player.player_prompts import PlayerResources, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
-from llmrl.core.arguments import checked, type_hints_of
+from llmrl.core.arguments import evaluate_type_hints, validate_argument
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
-from llmrl.core.option_files import option
+from llmrl.core.option_files import load_option
 from llmrl.core.records import Observation, PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
 from llmrl.envs.gym.channel_spaces import convert_actions, find_continuous_actions
@@ -143,17 +143,19 @@ def make_player(
     if not hasattr(env, "action_space") or not hasattr(env, "observation_space"):
         suggestion = f"gymnasium.make({env!r})" if isinstance(env, str) else "the result of gymnasium.make(id)"
         raise ConfigError(f"make_player needs an environment, got {env!r}; pass {suggestion}")
-    type_hints = type_hints_of(make_player)
+    type_hints = evaluate_type_hints(make_player)
     arguments = {"text": text, "success": success, "success_threshold": success_threshold, "prompts": prompts}
     for name, value in (arguments | {"seed": seed}).items():
-        checked(value, type_hints[name], name)
-    setting_types = type_hints_of(PlayerSettings)
-    setting_values = {name: value for name, value in option("agent", "llm_player").items() if name in setting_types}
+        validate_argument(value, type_hints[name], name)
+    setting_types = evaluate_type_hints(PlayerSettings)
+    setting_values = {
+        name: value for name, value in load_option("agent", "llm_player").items() if name in setting_types
+    }
     setting_values |= {
         name: value for name, value in options.items() if name in setting_types and name not in _RUN_ONLY_OPTIONS
     }
     settings = PlayerSettings(
-        **{name: checked(value, setting_types[name], name) for name, value in setting_values.items()}
+        **{name: validate_argument(value, setting_types[name], name) for name, value in setting_values.items()}
     )
     model_options = {
         name: value for name, value in options.items() if name not in setting_values or name in _RUN_ONLY_OPTIONS

@@ -46,7 +46,7 @@ class LessonRequester:
         self.structured_query = StructuredQuery(
             llm,
             "lesson",
-            lambda x: parse_lesson(x.text, x.cut),
+            lambda x: parse_lesson(x.text, x.is_truncated),
             prompts.render_repair,
             json_schema(Lesson),
             repair_turns,

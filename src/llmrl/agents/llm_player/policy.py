@@ -23,11 +23,11 @@ from llmrl.agents.llm_player.lessons import MAX_LESSON_TURNS, LessonRequester
 from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts, PlayerResources, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
-from llmrl.core.errors import Incompatible, Misfit
+from llmrl.core.errors import IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import ChatModel, ConversationGenerator, run_conversation
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Camera
-from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host
+from llmrl.core.records import CHOSEN_MODEL, ChatReply, Observation, PolicyOutput, State, to_numpy
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
 from llmrl.llms.local.learning import TrajectoryBuffer
@@ -82,7 +82,7 @@ class LLMPolicy:
     ) -> None:
         if spec.text is None or "text" not in spec.observation:
             raise Incompatible(
-                Misfit.INTERFACE,
+                IncompatibilityReason.INTERFACE,
                 f"a language player needs observations in words, but env={spec.name} has none; set env.text (an "
                 "included text, a file, own, auto), or env.observe=[text] if the environment has that option",
             )
@@ -126,7 +126,7 @@ class LLMPolicy:
         self.conversations = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
-        self.models = tuple(self.resources.models) or (CHOSEN,) * spec.n_agents
+        self.models = tuple(self.resources.models) or (CHOSEN_MODEL,) * spec.n_agents
         self.adapters = tuple(adapters) or ("",) * spec.n_agents
         self.counts = PlayerCounts(self.models)
         # Raises if a prompt is wrong, before the first question.
@@ -146,7 +146,7 @@ class LLMPolicy:
     def on_step(self, transition: Transition) -> None:
         """Add the results of the last actions."""
         step, done = transition.step, transition.ended
-        reward, terminated = on_host(step.reward), np.asarray(step.terminated)
+        reward, terminated = to_numpy(step.reward), np.asarray(step.terminated)
         for game in np.flatnonzero(self.playing).tolist():
             for agent, conversation in enumerate(self.conversations[game]):
                 conversation.add_reward(float(reward[game, agent]))
@@ -169,9 +169,9 @@ class LLMPolicy:
         Raises:
             LLMError: the model could not be reached, or the budget is exhausted.
         """
-        return run_conversation(self.acting(observation), self.llm.chat)
+        return run_conversation(self.act_as_conversation(observation), self.llm.chat)
 
-    def acting(
+    def act_as_conversation(
         self,
         observation: dict[str, Any],
         state: torch.Tensor | None = None,
@@ -307,7 +307,7 @@ class LLMPolicy:
         if not self.settings.show_frames:
             return []
         if "pixels" in self.channels:
-            frames = [np.asarray(on_host(pixels)) for pixels in observation["pixels"][game]]
+            frames = [np.asarray(to_numpy(pixels)) for pixels in observation["pixels"][game]]
         else:
             assert self.camera is not None
             frames = list(self.camera(game))
@@ -376,7 +376,9 @@ class LLMPolicy:
             conversation = self.conversations[game][agent]
             conversation.is_talking = True
             queries.append(self._make_query(game, agent, f"talk {conversation.steps}", talk.schema()))
-        parsers = [lambda reply, agent=agent: talk.parse_reply(reply.text, agent, reply.cut) for _, agent in speakers]
+        parsers = [
+            lambda reply, agent=agent: talk.parse_reply(reply.text, agent, reply.is_truncated) for _, agent in speakers
+        ]
         replies = (yield from self.talk_query.ask_generator(queries, parsers)) if queries else []
         sent: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speakers}
         for (game, agent), reply, stats in zip(speakers, replies, self.talk_query.query_stats, strict=False):
@@ -421,7 +423,7 @@ class LLMPolicy:
             notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _make_stats_fields(stats)}
 
     def _parse_reply(self, reply: ChatReply, legal_mask: Sequence[bool] | None = None) -> PlayerReply:
-        return parse_player_reply(reply.text, self.answers, legal_mask, self.requires_reflection, reply.cut)
+        return parse_player_reply(reply.text, self.answers, legal_mask, self.requires_reflection, reply.is_truncated)
 
     def _get_legal_mask(self, observation: dict[str, Any], game: int, agent: int) -> list[bool] | None:
         """Return the legal actions of a player; None if all are legal or unknown."""

@@ -22,7 +22,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.loading import check_unchanged, copy_weights, folder_fingerprint
 from llmrl.llms.local.lora import AdapterSet, Lora, write_adapter
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import load_saved_state
 
 Tune = Literal["full", "lora", "heads", "nothing"]
 _WEIGHT_SHAPE_OPTIONS = "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
@@ -219,7 +219,7 @@ class LanguagePPOAgent:
     def _load_initial_weights(self, run: Path) -> None:
         """Load the initial weights from the newest checkpoint of another run."""
         try:
-            state = saved_state(run)[1]
+            state = load_saved_state(run)[1]
         except CheckpointError as error:
             raise CheckpointError(
                 f"agent.init_from={run}: {error}. It is read at every start, also of a resumed or evaluated run, so "

@@ -15,7 +15,7 @@ from torch import nn
 
 from llmrl.algorithms.minibatches import select_samples
 from llmrl.algorithms.optimizer_step import Batch
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import PolicyOutput
@@ -89,7 +89,7 @@ class LanguageActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         channel, hidden, activation = settings.text_channel, settings.head_hidden, settings.head_activation
-        self.n_actions = spec.need_discrete("a language model that scores actions")
+        self.n_actions = spec.require_discrete_actions("a language model that scores actions")
         text_channels = [name for name, layout in spec.observation.items() if layout.dtype == "object"]
         if channel not in text_channels:
             problem = f"agent=llm_ppo reads texts, but env={spec.name} has no text channel {channel!r}"
@@ -97,7 +97,7 @@ class LanguageActorCritic(nn.Module):
                 raise ConfigError(
                     f"{problem}, only {', '.join(text_channels)}; set agent.text_channel={text_channels[0]}"
                 )
-            raise Incompatible(Misfit.INTERFACE, f"{problem}; use env=babyai_text")
+            raise Incompatible(IncompatibilityReason.INTERFACE, f"{problem}; use env=babyai_text")
         self.scorer, self.channel, self.processes = scorer, channel, processes
         self.scores_actions, self.temperature = settings.actions == "scores", settings.temperature
         self.precision, self.piece_tokens = settings.precision, settings.piece_tokens
@@ -140,7 +140,7 @@ class LanguageActorCritic(nn.Module):
         """Return logits, masked if the batch has an `action_mask`, and values; equal texts are computed once."""
         texts = batch[self.channel]
         assert isinstance(texts, TextArray)
-        prompts, prompt_indices = texts.distinct()
+        prompts, prompt_indices = texts.unique()
         logits, value = self.read(prompts)
         prompt_indices = prompt_indices.to(logits.device)
         return mask_logits(logits[prompt_indices], batch.get("action_mask")), value[prompt_indices]
@@ -166,7 +166,7 @@ class LanguageActorCritic(nn.Module):
         similar length and at most `piece_tokens` tokens; a joint action with more is in a separate piece.
         """
         n_samples, world_size = len(batch["action"]), self.processes.world_size
-        prompts, prompt_indices = batch[self.channel].distinct()
+        prompts, prompt_indices = batch[self.channel].unique()
         lengths = self.scorer.lengths(prompts)
         joint_indices = batch.get("joint_action_index", torch.arange(n_samples)).to(prompt_indices.device)
         prompt_indices_by_joint: list[set[int]] = [set() for _ in range(int(joint_indices.max()) + 1)]
@@ -241,9 +241,9 @@ class LanguagePolicy(nn.Module):
         """Distribution over the actions."""
         return CategoricalActions(self.network.n_actions)
 
-    def unchanged(self) -> AbstractContextManager[None]:
+    def fixed_weights(self) -> AbstractContextManager[None]:
         """Return the context of a rollout, in which each text is computed once (`Memoizing`)."""
-        return self._memo.unchanged()
+        return self._memo.fixed_weights()
 
     def list_networks(self) -> list[tuple[nn.Module, slice]]:
         """Return the network, which plays all agents."""
@@ -295,7 +295,7 @@ def read_distributed(
     """Return the outputs of `read` for all prompts, [n, ...]; each process computes its share of them."""
     if processes.world_size == 1:
         return read(prompts)
-    local_prompts = prompts[processes.share(len(prompts))]
+    local_prompts = prompts[processes.local_slice(len(prompts))]
     # A process without prompts of its own computes one, since it needs the shape of the outputs.
     logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in read(local_prompts or prompts[:1]))
     return logits, value
@@ -323,7 +323,7 @@ class ReferenceKL(StateFields):
     @torch.no_grad()
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Return the logits of pi_0, [T, n_envs, n_agents, n_actions]."""
-        prompts, prompt_indices = rollout.observation[self.network.channel].distinct()
+        prompts, prompt_indices = rollout.observation[self.network.channel].unique()
         with adapters_off(self.network.language) if self._frozen is None else nullcontext():
             logits, _ = read_distributed(self.network.processes, prompts, (self._frozen or self.network).read)
         return {"reference": logits[prompt_indices.to(logits.device)]}

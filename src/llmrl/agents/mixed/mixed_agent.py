@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from llmrl.core.agent_interfaces import NeedsSteps, unrecorded
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.agent_interfaces import RequiresMinRolloutSteps, pause_recording
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import (
     ChatModel,
     ConversationGenerator,
@@ -21,7 +21,7 @@ from llmrl.core.model_protocols import (
     run_conversation,
 )
 from llmrl.core.observers import StepObserver, Transition
-from llmrl.core.protocols import Agent, AgentLoop, Camera, EstimatesCalls, NeedsCamera, Policy, Teacher, unchanged
+from llmrl.core.protocols import Agent, AgentLoop, Camera, EstimatesCalls, NeedsCamera, Policy, Teacher, fixed_weights
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, ChatReply, ChatRequest, Observation, PolicyOutput, State
 from llmrl.core.rollouts import Rollout
@@ -87,7 +87,7 @@ class MixedAgent:
     ) -> None:
         if teacher is not None:
             raise Incompatible(
-                Misfit.UNTAUGHT,
+                IncompatibilityReason.NOT_TRAINABLE,
                 "agent=mixed cannot have a teacher, which advises all players of a game; use teacher=none",
             )
         valid_members = [member for member in members if isinstance(member, Member)]
@@ -99,7 +99,7 @@ class MixedAgent:
         for i, (member, seats) in enumerate(zip(valid_members, self._seats, strict=True)):
             init_options = {"init_from": init_from} if member.begins else {}
             reads_texts = getattr(member.agent.target, "reads_texts", False)
-            services = {"spec": spec.part(seats, reads_texts), "seeds": seeds.child("members").child(i), "member": i}
+            services = {"spec": spec.select(seats, reads_texts), "seeds": seeds.child("members").child(i), "member": i}
             agent: Agent = member.agent(init_options, **services, teacher=None)
             if agent.loop not in ("learn", "play"):
                 raise ConfigError(
@@ -132,12 +132,12 @@ class MixedAgent:
         return tuple(dict.fromkeys(name for agent in self.agents for name in getattr(agent, "carried", ())))
 
     def min_rollout_steps(self, games: int) -> int:
-        learners = [agent for agent in self.agents if isinstance(agent, NeedsSteps)]
+        learners = [agent for agent in self.agents if isinstance(agent, RequiresMinRolloutSteps)]
         return max((agent.min_rollout_steps(games) for agent in learners), default=1)
 
-    def unrecorded(self) -> AbstractContextManager[None]:
+    def pause_recording(self) -> AbstractContextManager[None]:
         """Return the context of episodes that no kind learns from, such as evaluations."""
-        return unrecorded(self.agents)
+        return pause_recording(self.agents)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Update every kind that learns, one after the other; return their metrics as `<kind>/<metric>`."""
@@ -159,7 +159,7 @@ class MixedAgent:
 
     def estimate(self, steps: int, n: int, n_earlier_outcomes: int = 0) -> CallEstimate:
         """Return the estimate of all kinds that ask a language model, for `n` episodes of `steps` steps."""
-        return CallEstimate.total(
+        return CallEstimate.add_up(
             [agent.estimate(steps, n, n_earlier_outcomes) for agent in self.agents if isinstance(agent, EstimatesCalls)]
         )
 
@@ -283,11 +283,11 @@ class MixedPolicy:
                 member.policy.episodes = numbers
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def fixed_weights(self) -> Iterator[None]:
         """Promise that all members stay unchanged within the `with` block, as in `Memoizing`."""
         with ExitStack() as stack:
             for member in self.members:
-                stack.enter_context(unchanged(member.policy))
+                stack.enter_context(fixed_weights(member.policy))
             yield
 
     def act(
@@ -297,9 +297,9 @@ class MixedPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        return run_conversation(self.acting(observation, state, generator, greedy), self._send_requests)
+        return run_conversation(self.act_as_conversation(observation, state, generator, greedy), self._send_requests)
 
-    def acting(
+    def act_as_conversation(
         self,
         observation: dict[str, Any],
         state: torch.Tensor | None = None,
@@ -311,7 +311,7 @@ class MixedPolicy:
         for i, member in enumerate(self.members):
             inputs = *self._slice_inputs(i, observation, state), generator, greedy
             if isinstance(member.policy, ConversingPolicy):
-                conversations[i] = member.policy.acting(*inputs)
+                conversations[i] = member.policy.act_as_conversation(*inputs)
                 continue
             outputs[i] = output = member.policy.act(*inputs)
             if output.state is not None:
@@ -348,7 +348,7 @@ class MixedPolicy:
     def on_step(self, transition: Transition) -> None:
         for member in self.members:
             if isinstance(member.policy, StepObserver):
-                member.policy.on_step(transition.part(slice(None), list(member.seats)))
+                member.policy.on_step(transition.select(slice(None), list(member.seats)))
 
     def _slice_inputs(
         self, i: int, observation: dict[str, Any], state: torch.Tensor | None

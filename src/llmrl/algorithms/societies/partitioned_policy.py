@@ -15,7 +15,7 @@ from llmrl.algorithms.societies.compiled_acting import CompiledSocieties, is_com
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, are_stackable, count_cells, slices_to_stack
 from llmrl.core.model_protocols import ConversationGenerator, ConversingPolicy, merge_conversations, run_conversation
 from llmrl.core.observers import StepObserver, Transition
-from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
+from llmrl.core.protocols import Camera, NeedsCamera, Policy, fixed_weights
 from llmrl.core.records import Observation, PolicyOutput
 from llmrl.core.rollouts import Rollout
 from llmrl.networks.actor_critic import ActorCritic
@@ -55,11 +55,11 @@ class PartitionedPolicy:
         self._has_current_weights = False  # the weights were stacked within the present `unchanged` block
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def fixed_weights(self) -> Iterator[None]:
         """Promise that all policies stay unchanged within the `with` block, as in `Memoizing`."""
         with ExitStack() as spans:
             for policy in self.policies:
-                spans.enter_context(unchanged(policy))
+                spans.enter_context(fixed_weights(policy))
             if self._is_unchanged:
                 yield
                 return
@@ -90,7 +90,7 @@ class PartitionedPolicy:
             if self._llm is None:
                 acts.append(policy.act(*inputs))
             else:
-                conversations.append(policy.acting(*inputs))  # type: ignore[attr-defined]
+                conversations.append(policy.act_as_conversation(*inputs))  # type: ignore[attr-defined]
         if self._llm is not None:
             acts = run_conversation(merge_conversations(conversations), self._llm.chat)
         names = ("log_prob", "value", "features", "state", "logits")
@@ -156,7 +156,7 @@ class ObservingPartitionedPolicy(PartitionedPolicy):
     def on_step(self, transition: Transition) -> None:
         for i, policy in enumerate(self.policies):
             if isinstance(policy, StepObserver):
-                policy.on_step(transition.part(self._game_slice(i), slice(None)))
+                policy.on_step(transition.select(self._game_slice(i), slice(None)))
 
 
 def combine_policies(policies: Sequence[Policy], games: int) -> PartitionedPolicy:

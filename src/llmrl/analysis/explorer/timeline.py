@@ -11,7 +11,7 @@ from llmrl.analysis.explorer.conversations import Texts, find_valid_call, group_
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
-from llmrl.run.proposals import MeasuredProposal, read_proposed
+from llmrl.run.proposals import MeasuredProposal, read_measured_proposals
 
 PROPOSAL_PURPOSES = ("principal", "search")
 """Purposes of calls that request proposals."""
@@ -36,7 +36,7 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
     Raises:
         RunFolderError, CheckpointError, ValueError, KeyError, TypeError: a file is damaged.
     """
-    proposals = read_proposed(folder)
+    proposals = read_measured_proposals(folder)
     path = folder / FILE_NAME
     calls = read_calls(path) if proposals and path.is_file() else ()
     conversations = group_conversations(call for call in calls if call.get("purpose") in PROPOSAL_PURPOSES)

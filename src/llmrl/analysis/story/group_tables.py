@@ -11,13 +11,13 @@ import numpy as np
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import read_bytes
-from llmrl.core.metrics import Kind
-from llmrl.core.plain_data import read_object
+from llmrl.core.metrics import RowKind
+from llmrl.core.plain_data import read_json_object
 from llmrl.results.groups import find_replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable
 from llmrl.run.metrics import FILE_NAME, read_metrics
-from llmrl.statistics.estimators import standard_error, unit_means
+from llmrl.statistics.estimators import average_by_unit, standard_error
 
 NamedRuns = Sequence[tuple[str, Sequence[RunRecord]]]
 """Name of each group of a task, and its finished runs."""
@@ -26,7 +26,7 @@ Estimate = tuple[float, float]
 UNKNOWN_ESTIMATE: Estimate = (float("nan"), float("nan"))
 
 
-def read_metric_rows(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
+def read_metric_rows(folder: Path, kind: RowKind | None = None) -> list[dict[str, Any]]:
     """Return a run's rows of metrics, of one `kind` or all; empty if the file is missing or damaged.
 
     The tables of scores report damaged files.
@@ -53,7 +53,7 @@ def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estima
         return UNKNOWN_ESTIMATE
     scores = np.array([value for value, _ in finite])
     units = find_replication_units([run for _, run in finite])
-    return float(unit_means(scores, units).mean()), float(standard_error(scores, units))
+    return float(average_by_unit(scores, units).mean()), float(standard_error(scores, units))
 
 
 def choose_number_format(estimates: Sequence[Estimate]) -> NumberFormat:
@@ -83,7 +83,7 @@ _WELFARE = {
     "welfare/spending": "paid out",
 }
 """Welfare measures in addition to the objective; sum and Gini coefficient follow from mean and equality."""
-_METRIC_PREFIXES: tuple[tuple[Kind, str], ...] = (("proposal", "validation/"), ("evaluation", "evaluation/"))
+_METRIC_PREFIXES: tuple[tuple[RowKind, str], ...] = (("proposal", "validation/"), ("evaluation", "evaluation/"))
 _SHOWN_ELSEWHERE = frozenset({"return", "base_return", "length", "success", "objective"})
 """Metrics that other tables have."""
 _PREFERRED = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
@@ -300,7 +300,7 @@ def _mean_plan_shares(runs: Sequence[RunRecord]) -> tuple[dict[str, dict[str, fl
 
 def _read_plans(run: RunRecord) -> Mapping[str, Mapping[str, float]]:
     try:
-        plans = read_object(run.folder / PLANS_NAME).get("plans", {})
+        plans = read_json_object(run.folder / PLANS_NAME).get("plans", {})
         return {str(s): {str(plan): float(p) for plan, p in shares.items()} for s, shares in plans.items()}
     except (FileNotFoundError, ValueError, AttributeError, TypeError):
         return {}

@@ -21,7 +21,7 @@ from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.principal_scores import RECOMMENDATION, read_principal_scores
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import EMPTY_CELL, NumberFormat, ReportTable
-from llmrl.run.proposals import MeasuredProposal, read_proposed
+from llmrl.run.proposals import MeasuredProposal, read_measured_proposals
 
 MAX_PARAMETERS = 6
 """Maximum number of parameters that are shown; single parameters of a large policy are not informative."""
@@ -155,7 +155,7 @@ def build_best_table(groups: Sequence[GroupProposals]) -> ReportTable:
 
 def _read_proposals(run: RunRecord) -> Sequence[MeasuredProposal]:
     try:
-        return read_proposed(run.folder)
+        return read_measured_proposals(run.folder)
     except (CheckpointError, RunFolderError, ValueError, KeyError, TypeError):
         return ()  # the tables of scores report the error
 

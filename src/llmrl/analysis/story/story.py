@@ -14,14 +14,14 @@ from llmrl.analysis.explorer.episodes import read_episodes
 from llmrl.analysis.story.group_tables import NamedRuns, build_plans_table, build_society_table, build_teacher_table
 from llmrl.analysis.story.proposed import GroupProposals, build_best_table, read_group_proposals
 from llmrl.core.errors import RunFolderError
-from llmrl.core.frames import SIDE_BY_SIDE
+from llmrl.core.frames import SIDE_BY_SIDE_STEM
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.results.groups import FinishedGroups, ReportTask
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import shorten_group_names
 from llmrl.results.table_format import ReportTable
 from llmrl.run.episode_files import FOLDER
-from llmrl.run.tensorboard_file import pictures
+from llmrl.run.tensorboard_file import read_animation
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +70,13 @@ class StoryVideo:
     @property
     def caption(self) -> str:
         """Caption of the video."""
-        return f"{self.name}, mechanisms side by side" if self.path.stem == SIDE_BY_SIDE else self.name
+        return f"{self.name}, mechanisms side by side" if self.path.stem == SIDE_BY_SIDE_STEM else self.name
 
     @cached_property
     def content(self) -> bytes:
         """The animation, with fewer and smaller pictures if it is too large for a page."""
         is_small = self.path.stat().st_size <= VIDEO_BYTES
-        return self.path.read_bytes() if is_small else pictures(self.path, VIDEO_BYTES)[0]
+        return self.path.read_bytes() if is_small else read_animation(self.path, VIDEO_BYTES)[0]
 
 
 def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
@@ -101,7 +101,9 @@ def find_videos(groups: NamedRuns) -> tuple[StoryVideo, ...]:
 
 
 def _find_videos(folder: Path) -> Iterator[Path]:
-    yield from sorted(folder.glob(f"evaluation*/videos/{SIDE_BY_SIDE}.gif"), key=lambda path: -path.stat().st_mtime)
+    yield from sorted(
+        folder.glob(f"evaluation*/videos/{SIDE_BY_SIDE_STEM}.gif"), key=lambda path: -path.stat().st_mtime
+    )
     yield from sorted((folder / FOLDER).glob("*/episode.gif"), key=lambda path: int(path.parent.name))
     yield from sorted(folder.glob("evaluation*/videos/**/*.gif"))
 

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Observation, Step, on_host
+from llmrl.core.records import Observation, Step, to_numpy
 from llmrl.core.spaces import Channel, EnvSpec
 
 MAX_TEXT_LENGTH = 100_000
@@ -87,7 +87,7 @@ def copy_observations(observation: Observation) -> dict[str, Any]:
 def _copy_array(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    array = np.array(on_host(value))
+    array = np.array(to_numpy(value))
     return array.astype(np.int8) if array.dtype == bool else array
 
 
@@ -209,9 +209,9 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
         truncated = np.asarray(step.truncated, dtype=bool) & ~starts
         self._ended = terminated | truncated
         arrays = {**step.info, "base_reward": step.base_reward[:, 0]}
-        infos: dict[str, Any] = {name: np.array(on_host(value), dtype=np.float64) for name, value in arrays.items()}
+        infos: dict[str, Any] = {name: np.array(to_numpy(value), dtype=np.float64) for name, value in arrays.items()}
         infos |= {f"_{name}": ~starts for name in arrays}
-        reward = np.where(starts, 0.0, np.array(on_host(step.reward[:, 0]), dtype=np.float64))
+        reward = np.where(starts, 0.0, np.array(to_numpy(step.reward[:, 0]), dtype=np.float64))
         return copy_observations(observation), reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:

@@ -16,7 +16,7 @@ from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec
-from llmrl.core.trust import NOBODY, Trust
+from llmrl.core.trust import NO_FURTHER_TRUST, Trust
 from llmrl.envs.babyai.language import (
     LANGUAGES,
     LanguageName,
@@ -186,7 +186,7 @@ class BabyAIEnv(ReplayableEnv):
 
     settings: BabyAISettings
 
-    def __init__(self, settings: BabyAISettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
+    def __init__(self, settings: BabyAISettings, seeds: Seeds, trust: Trust = NO_FURTHER_TRUST) -> None:
         from minigrid.envs.babyai.core.levelgen import LevelGen
 
         n_envs, kind, language = settings.n_envs, settings.kind, settings.language

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.trust import NOBODY, Trust
+from llmrl.core.trust import NO_FURTHER_TRUST, Trust
 from llmrl.envs.env_errors import build_observation_error, convert_creation_errors
 from llmrl.envs.gym.batched import BATCHED_GAMES
 
@@ -99,7 +99,7 @@ class EnvFactory:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     horizon: int | None = None
     engine: Engine = "stock"
-    trust: Trust = NOBODY
+    trust: Trust = NO_FURTHER_TRUST
 
     def make(self, n: int, render: bool = False) -> Games:
         """Return `n` games.

@@ -14,7 +14,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
-from llmrl.core.trust import NOBODY, Trust
+from llmrl.core.trust import NO_FURTHER_TRUST, Trust
 from llmrl.envs.env_errors import READING_ERROR_TYPES, build_observation_error, check_rewards, name_env_in_errors
 from llmrl.envs.gym.channel_spaces import LazyTextArray, build_channels, convert_actions, find_continuous_actions
 from llmrl.envs.gym.env_factory import Engine, EnvFactory, make_gymnasium_env
@@ -75,7 +75,7 @@ class GymnasiumEnv(ReplayableEnv):
 
     settings: GymnasiumSettings
 
-    def __init__(self, settings: GymnasiumSettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
+    def __init__(self, settings: GymnasiumSettings, seeds: Seeds, trust: Trust = NO_FURTHER_TRUST) -> None:
         super().__init__(settings, seeds, trust)
         n_envs = settings.n_envs
         kwargs, name = dict(settings.kwargs or {}), settings.name or settings.id

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from llmrl.core.errors import CheckpointError, ConfigError
-from llmrl.core.ram import need_memory
-from llmrl.core.records import Array, Observation, State, Step, on_host
+from llmrl.core.ram import require_memory
+from llmrl.core.records import Array, Observation, State, Step, to_numpy
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanisms import SocietyEvents
@@ -62,7 +62,7 @@ class NativeEnv(SocietyEnv):
         self._root_seeds: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
         bytes_per_game = self.observer.bytes_per_game
-        need_memory(
+        require_memory(
             bytes_per_game * n_envs,
             device,
             f"env.n_envs={n_envs:,} games of {game.substrate} ({bytes_per_game / 1024:,.1f} KiB each with "
@@ -130,7 +130,7 @@ class NativeEnv(SocietyEnv):
         reward_jacobian = None
         if self._mechanism is not None:
             # On the host in NumPy, whose small operations take a third of the time of torch's.
-            values = on_host(self._values) if self._on_host else self._values
+            values = to_numpy(self._values) if self._on_host else self._values
             values = values if running is None else values * running[:, None]
             cleanings = player_stats[1] if self.engine.n_dirt_cells else None
             events = SocietyEvents(player_stats[0], cleanings, player_stats[2] != 0)
@@ -242,7 +242,7 @@ class NativeEnv(SocietyEnv):
         observation = self.observer.build_observation(buffers, vector)
         if "text" in self.spec.observation:
             alive = split_fields(self._batch.players, PLAYER_DTYPE)["alive"].cpu().numpy() == 1
-            views, scalars, values = (on_host(x) for x in (observation["grid"], observation["vector"], self._values))
+            views, scalars, values = (to_numpy(x) for x in (observation["grid"], observation["vector"], self._values))
             present = alive & self._episode_clock.live[:, None]
             observation["text"] = self._describe_observations(views, scalars, present, values)
         if self._settings.shows_mechanism:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.core.trust import NOBODY, Trust
+from llmrl.core.trust import NO_FURTHER_TRUST, Trust
 from llmrl.envs.env_errors import convert_creation_errors
 from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 
@@ -62,7 +62,7 @@ class WorldFactory:
     id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     library: Library = "pettingzoo"
-    trust: Trust = NOBODY
+    trust: Trust = NO_FURTHER_TRUST
 
     @property
     def always_ends(self) -> bool:

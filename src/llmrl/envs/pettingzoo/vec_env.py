@@ -10,7 +10,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, ParameterSpace
-from llmrl.core.trust import NOBODY, Trust
+from llmrl.core.trust import NO_FURTHER_TRUST, Trust
 from llmrl.envs.env_errors import check_rewards, name_env_in_errors
 from llmrl.envs.gym.channel_spaces import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
@@ -66,7 +66,7 @@ class PettingZooEnv(ReplayableEnv):
 
     settings: PettingZooSettings
 
-    def __init__(self, settings: PettingZooSettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
+    def __init__(self, settings: PettingZooSettings, seeds: Seeds, trust: Trust = NO_FURTHER_TRUST) -> None:
         n_envs = settings.n_envs
         super().__init__(settings, seeds, trust)
         self.clip_actions = True

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.metrics import Derived, MeanStep, Ratio, quarters
+from llmrl.core.metrics import DerivedMetric, RatioOfTotals, WeightedMeanStep, derive_quarter_means
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
@@ -151,15 +151,15 @@ def build_spec(
 
 def _collect_metrics(
     substrate: SubstrateName, mechanism: Mechanism | None, horizon: int | None
-) -> dict[str, Aggregate | Derived]:
+) -> dict[str, Aggregate | DerivedMetric]:
     """Return the metrics of an episode; those of its quarters only if there is a horizon."""
-    metrics: dict[str, Aggregate | Derived] = {"apples_live": "last"}
-    metrics |= {} if horizon is None else quarters("apples_live", horizon)
-    metrics |= {"apples_eaten": "sum", "mean_eating_step": MeanStep("apples_eaten")}
+    metrics: dict[str, Aggregate | DerivedMetric] = {"apples_live": "last"}
+    metrics |= {} if horizon is None else derive_quarter_means("apples_live", horizon)
+    metrics |= {"apples_eaten": "sum", "mean_eating_step": WeightedMeanStep("apples_eaten")}
     metrics |= {"zaps": "sum", "players_present": "mean"}
     if SUBSTRATES[substrate].has_dirt:
         metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaning_shots": "sum", "dirt": "last"}
-        metrics |= {name: Ratio(numerator, "cleaning_shots") for name, numerator in _RATIO_NUMERATORS.items()}
+        metrics |= {name: RatioOfTotals(numerator, "cleaning_shots") for name, numerator in _RATIO_NUMERATORS.items()}
     metrics |= {} if mechanism is None else mechanism.metrics
     return metrics
 

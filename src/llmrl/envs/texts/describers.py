@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
-from llmrl.core.trust import NOBODY, Trust
+from llmrl.core.trust import NO_FURTHER_TRUST, Trust
 from llmrl.envs.gym.channel_spaces import find_continuous_actions
 from llmrl.envs.gym.env_factory import EnvFactory, find_step_limit, make_gymnasium_env
 from llmrl.envs.gym.episode_scores import SuccessCriterion
@@ -50,7 +50,7 @@ def build_describer(
     text: str,
     env: gymnasium.Env[Any, Any] | EnvFactory,
     criterion: SuccessCriterion | None = None,
-    trust: Trust = NOBODY,
+    trust: Trust = NO_FURTHER_TRUST,
 ) -> Describer:
     """Return the text interface of an environment.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from llmrl.core.arguments import checked
+from llmrl.core.arguments import validate_argument
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.envs.texts.env_arguments import ArgumentSentences, format_value
@@ -120,7 +120,9 @@ def parse_description(content: Any, source: str) -> DescriptionFile:
     content = _check_mapping(content, source, "a text", _FILE_KEYS)
     if missing := [key for key in ("observation", "actions") if content.get(key) is None]:
         raise ConfigError(f"{source} has no {missing[0]!r}; a text must have goal, observation and actions")
-    decimals = checked(content.get("decimals", DECIMALS), Annotated[int, Ge(0), Le(12)], f"{source}: decimals")
+    decimals = validate_argument(
+        content.get("decimals", DECIMALS), Annotated[int, Ge(0), Le(12)], f"{source}: decimals"
+    )
     return DescriptionFile(
         source,
         goal=_parse_text(content, "goal", source),
@@ -143,8 +145,8 @@ def _parse_fields(content: Any, source: str) -> tuple[Field, ...]:
 def _parse_field(name: str, content: Any, source: str) -> Field:
     content = {"description": content} if isinstance(content, str) else content
     content = _check_mapping(content, source, "a field", _FIELD_KEYS)
-    values = checked(content.get("values", []), list[Any], f"{source}.values")
-    bounds = checked(content.get("range"), tuple[_RangeBound, _RangeBound] | None, f"{source}.range")
+    values = validate_argument(content.get("values", []), list[Any], f"{source}.values")
+    bounds = validate_argument(content.get("range"), tuple[_RangeBound, _RangeBound] | None, f"{source}.range")
     if bounds is not None and all(isinstance(bound, int | float) for bound in bounds) and not bounds[0] <= bounds[1]:
         raise ConfigError(f"{source}.range={list(bounds)} must have the lower bound first")
     return Field(
@@ -153,7 +155,7 @@ def _parse_field(name: str, content: Any, source: str) -> Field:
         unit=str(content.get("unit", "")),
         range=bounds,
         values=tuple(_format_answer(value) for value in values),
-        size=checked(content.get("size"), PositiveInt | None, f"{source}.size"),
+        size=validate_argument(content.get("size"), PositiveInt | None, f"{source}.size"),
         fields=_parse_fields(content["fields"], f"{source}.fields") if "fields" in content else (),
     )
 

@@ -195,8 +195,8 @@ class LocalChat(Provider):
         if self._sampler is not None:
             return self._sample_on_server(self._sampler, prompts, requests)
         # Processes that train a model together sample equal shares, and each learns from all replies.
-        processes = ProcessGroup() if self.learners is None else ProcessGroup.joined()
-        share = processes.share(len(requests))
+        processes = ProcessGroup() if self.learners is None else ProcessGroup.get_joined()
+        share = processes.local_slice(len(requests))
         replies = processes.all_gather_object(self._generate(prompts[share], requests[share]))
         return list(chain.from_iterable(replies))
 

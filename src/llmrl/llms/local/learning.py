@@ -103,7 +103,7 @@ class TrajectoryBuffer:
         if not self._is_paused:
             self._complete += [self._open.pop(key) for key in sorted(self._open) if key[0] == game]
 
-    def set_values(self, values: np.ndarray) -> None:
+    def set_state_values(self, values: np.ndarray) -> None:
         """Set the values of the turns of complete trajectories from those of states, [n_steps, n_envs, n_agents]."""
         for trajectory in self._complete:
             for turn in trajectory.turns:
@@ -246,7 +246,7 @@ class ChatLearners(Protocol):
 
     Attributes:
         sharing: which players share an adapter.
-        group_size, n_continuations, gamma: see `llmrl.core.agent_interfaces.ComparesEpisodes`.
+        group_size, n_continuations, gamma: see `llmrl.core.agent_interfaces.LearnsFromEpisodeGroups`.
     """
 
     sharing: Sharing

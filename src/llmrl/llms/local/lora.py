@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmrl.core.atomic_files import describe_write_error, sync_folder
+from llmrl.core.atomic_files import describe_write_error, fsync_folder
 from llmrl.core.errors import ConfigError, LLMError, RunFolderError
 from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.llms.local.loading import folder_fingerprint
@@ -362,7 +362,7 @@ def save_adapter(
         if folder.exists():
             shutil.rmtree(folder)
         temporary.replace(folder)
-        sync_folder(folder.parent)
+        fsync_folder(folder.parent)
     except OSError as error:
         raise RunFolderError(f"cannot write the adapter to {folder}: {describe_write_error(folder, error)}") from error
     finally:

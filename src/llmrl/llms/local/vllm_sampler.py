@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from llmrl.core.addresses import check_transport
-from llmrl.core.errors import Interrupted, LLMError
+from llmrl.core.addresses import check_transport_security
+from llmrl.core.errors import CallInterrupted, LLMError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.llms.cancellable_calls import PendingCall, RequestBatch
 from llmrl.llms.retry import RETRIABLE_STATUS, Retry, TransientError
@@ -42,7 +42,7 @@ class VLLMSampler:
     max_importance: PositiveFloat
 
     def __post_init__(self) -> None:
-        check_transport(self.base_url, True, "llm.sampler.base_url")
+        check_transport_security(self.base_url, True, "llm.sampler.base_url")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class VLLMClient:
         batch.wait(should_stop)
         answers = [answer for answer in batch.answers if answer is not None]
         if len(answers) < len(requests):
-            raise Interrupted("the run is stopping, so it does not wait for the vLLM server")
+            raise CallInterrupted("the run is stopping, so it does not wait for the vLLM server")
         return answers
 
     def close(self) -> None:

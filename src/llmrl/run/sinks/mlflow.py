@@ -13,17 +13,17 @@ from typing import Any
 
 from llmrl.run.sink import Ending, Opening, Row, Sink, flatten_config, require_library
 
-_ID, _ROWS = "llmrl.run_id", "llmrl.rows"
+_RUN_ID_TAG, _N_ROWS_TAG = "llmrl.run_id", "llmrl.rows"
 """Tags of an MLflow run: id of the run here, and number of its rows that MLflow has."""
-_MAX_BATCH = 1000
+_BATCH_SIZE = 1000
 """Maximum number of metrics of one request to MLflow."""
 FOLDER = "mlflow"
 """Folder below the output folder with the database and its artifacts."""
 _MAX_PARAMETERS = 100
-_MAX_CHARACTERS = 6000
+_MAX_VALUE_LENGTH = 6000
 """Maximum number of characters of a parameter's value in MLflow."""
-_STATES = {"finished": "FINISHED", "failed": "FAILED"}
-_DEFAULTS = {
+_MLFLOW_STATE_BY_STATE = {"finished": "FINISHED", "failed": "FAILED"}
+_DEFAULT_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     # A request to a server that is down must not retry for minutes, or the failure would not be known at the run's end.
@@ -55,10 +55,10 @@ class MLflow(Sink):
 
     def __init__(self, tracking_uri: str | None = None, experiment: str | None = None) -> None:
         require_library("mlflow", "mlflow", "loggers")
-        self._uri, self._experiment = tracking_uri, experiment
+        self._tracking_uri, self._experiment = tracking_uri, experiment
 
     def open(self, opening: Opening) -> None:
-        for name, value in _DEFAULTS.items():
+        for name, value in _DEFAULT_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
@@ -66,16 +66,17 @@ class MLflow(Sink):
             logging.getLogger(library).setLevel(logging.WARNING)
 
         folder = opening.root / FOLDER
-        if self._uri is None:
+        if self._tracking_uri is None:
             folder.mkdir(parents=True, exist_ok=True)
-        with _exclusive(folder) if self._uri is None else nullcontext():
-            self._client = MlflowClient(self._uri or database_uri(opening.root))
+        with _hold_database_lock(folder) if self._tracking_uri is None else nullcontext():
+            self._client = MlflowClient(self._tracking_uri or database_uri(opening.root))
             experiment = self._experiment_id(
-                self._experiment or opening.name, None if self._uri else (folder / "artifacts").as_uri()
+                self._experiment or opening.name, None if self._tracking_uri else (folder / "artifacts").as_uri()
             )
         self._n_logged_rows = 0
         run_id = opening.run_id()
-        self._run = self._reopen_run(experiment, run_id, opening.kept) or self._create_run(experiment, run_id, opening)
+        reopened = self._reopen_run(experiment, run_id, opening.kept)
+        self._run_id = reopened or self._create_run(experiment, run_id, opening)
 
     def rows(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric, RunTag
@@ -84,33 +85,34 @@ class MLflow(Sink):
         for row in rows:
             if row.number < self._n_logged_rows:
                 continue
-            batch = [Metric(_name(tag), value, int(row.unix * 1000), row.place) for tag, value in row.metrics.items()]
-            if len(metrics) + len(batch) > _MAX_BATCH:
-                self._log(metrics, [RunTag(_ROWS, str(row.number))])
+            now = int(row.unix * 1000)
+            batch = [Metric(_clean_name(tag), value, now, row.place) for tag, value in row.metrics.items()]
+            if len(metrics) + len(batch) > _BATCH_SIZE:
+                self._log(metrics, [RunTag(_N_ROWS_TAG, str(row.number))])
                 metrics = []
             metrics += batch
         if metrics:
-            self._log(metrics, [RunTag(_ROWS, str(rows[-1].number + 1))])
+            self._log(metrics, [RunTag(_N_ROWS_TAG, str(rows[-1].number + 1))])
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
         if row.number >= self._n_logged_rows:
-            self._client.log_text(self._run, markdown, f"{_name(tag)}/{row.number:08d}.md")
+            self._client.log_text(self._run_id, markdown, f"{_clean_name(tag)}/{row.number:08d}.md")
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         if row.number >= self._n_logged_rows:
-            self._client.log_artifact(self._run, str(path), f"{_name(tag)}/{row.place}/{path.parent.name}")
+            self._client.log_artifact(self._run_id, str(path), f"{_clean_name(tag)}/{row.place}/{path.parent.name}")
 
     def close(self, ending: Ending) -> None:
         from mlflow.entities import Metric
 
         now = int(ending.unix * 1000)
-        self._log([Metric(_name(tag), value, now, ending.place) for tag, value in ending.final.items()], [])
+        self._log([Metric(_clean_name(tag), value, now, ending.place) for tag, value in ending.final.items()], [])
         if ending.summary:
-            self._client.log_dict(self._run, _plain(ending.summary), "summary.json")
+            self._client.log_dict(self._run_id, ending.summary, "summary.json")
         if ending.error:
-            self._client.set_tag(self._run, "llmrl.error", ending.error[:_MAX_CHARACTERS])
-        self._client.set_tag(self._run, "llmrl.state", ending.state)
-        self._client.set_terminated(self._run, _STATES.get(ending.state, "KILLED"), now)
+            self._client.set_tag(self._run_id, "llmrl.error", ending.error[:_MAX_VALUE_LENGTH])
+        self._client.set_tag(self._run_id, "llmrl.state", ending.state)
+        self._client.set_terminated(self._run_id, _MLFLOW_STATE_BY_STATE.get(ending.state, "KILLED"), now)
 
     def _experiment_id(self, name: str, artifacts: str | None) -> str:
         from mlflow.exceptions import MlflowException
@@ -127,10 +129,10 @@ class MLflow(Sink):
 
     def _reopen_run(self, experiment: str, run_id: str, n_rows: int) -> str | None:
         """Return the MLflow run of an earlier attempt. None: there is none, or it has rows that are computed anew."""
-        runs = self._client.search_runs([experiment], f"tags.`{_ID}` = '{run_id}'", max_results=1)
+        runs = self._client.search_runs([experiment], f"tags.`{_RUN_ID_TAG}` = '{run_id}'", max_results=1)
         if not runs:
             return None
-        mlflow_run, self._n_logged_rows = runs[0].info.run_id, int(runs[0].data.tags.get(_ROWS, 0))
+        mlflow_run, self._n_logged_rows = runs[0].info.run_id, int(runs[0].data.tags.get(_N_ROWS_TAG, 0))
         if self._n_logged_rows > n_rows:
             self._client.delete_run(mlflow_run)
             self._n_logged_rows = 0
@@ -141,32 +143,28 @@ class MLflow(Sink):
     def _create_run(self, experiment: str, run_id: str, opening: Opening) -> str:
         from mlflow.entities import Param
 
-        tags = {_ID: run_id, "llmrl.folder": str(opening.folder)}
+        tags = {_RUN_ID_TAG: run_id, "llmrl.folder": str(opening.folder)}
         run = self._client.create_run(experiment, int(opening.started * 1000), tags, opening.label).info.run_id
         parameters = [
-            Param(_name(key), str(value)[:_MAX_CHARACTERS]) for key, value in flatten_config(opening.config).items()
+            Param(_clean_name(key), str(x)[:_MAX_VALUE_LENGTH]) for key, x in flatten_config(opening.config).items()
         ]
         for i in range(0, len(parameters), _MAX_PARAMETERS):
             self._client.log_batch(run, params=parameters[i : i + _MAX_PARAMETERS])
         return str(run)
 
     def _log(self, metrics: list[Any], tags: list[Any]) -> None:
-        for i in range(0, len(metrics), _MAX_BATCH):
-            last = i + _MAX_BATCH >= len(metrics)
-            self._client.log_batch(self._run, metrics=metrics[i : i + _MAX_BATCH], tags=tags if last else [])
+        for i in range(0, len(metrics), _BATCH_SIZE):
+            is_last = i + _BATCH_SIZE >= len(metrics)
+            self._client.log_batch(self._run_id, metrics=metrics[i : i + _BATCH_SIZE], tags=tags if is_last else [])
 
 
-def _name(tag: str) -> str:
+def _clean_name(tag: str) -> str:
     """Return a tag with only the characters that MLflow allows in names."""
     return re.sub(r"[^\w\-./ :]", "_", tag)[:250]
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def _hold_database_lock(folder: Path) -> Iterator[None]:
     """Wait for other processes that are creating the database, because only one of them can create its tables."""
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
 """A sink for TensorBoard: an event file in the run folder.
 
-Metrics that compare runs come first, and no number is shown twice.
+Metrics for comparing runs are listed first, and metrics that equal others are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from llmrl.run.sink import Ending, Opening, Row, Sink
-from llmrl.run.tensorboard_file import EventFile, pictures
+from llmrl.run.tensorboard_file import EventFile, read_animation
 
 COMPARE = "Compare/"
 """Prefix of the tags of metrics that compare runs. It is capitalized and sorts before `Final/`, because TensorBoard
@@ -47,9 +47,9 @@ REPEATED: Mapping[str, str] = {
 MORE = "More/"
 """Prefix of final numbers other than the result. It sorts after `Final/`, so that the result is among the first
 five."""
-_DETAILS = ("area", "incumbent_")
+_DETAIL_PREFIXES = ("area", "incumbent_")
 
-_WELFARE = "welfare/"
+_WELFARE_PREFIX = "welfare/"
 _PAYMENT_METRICS = ("validation/incentives_paid", "evaluation/incentives_paid")
 """Metrics of games that equal `welfare/spending`."""
 
@@ -73,7 +73,7 @@ def finals(final: Mapping[str, float]) -> dict[str, float]:
     {'More/area': 3.0, 'Final/result': 2.0}
     """
     names = {tag: tag.partition("/")[2] for tag in final if not tag.endswith("_standard_error")}
-    return {MORE + name if name.startswith(_DETAILS) else tag: final[tag] for tag, name in names.items()}
+    return {MORE + name if name.startswith(_DETAIL_PREFIXES) else tag: final[tag] for tag, name in names.items()}
 
 
 class TensorBoard(Sink):
@@ -106,7 +106,7 @@ class TensorBoard(Sink):
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         if path.suffix == ".gif":
-            animation, _, size = pictures(path)
+            animation, _, size = read_animation(path)
             self._event_file.image(row.place, row.unix, tag, animation, size)
         elif path.suffix == ".png":
             import imageio.v3 as iio
@@ -124,26 +124,26 @@ class TensorBoard(Sink):
 class Tags:
     """The tags of the rows of one run.
 
-    Welfare of a single agent is its return. Welfare measures are therefore held back until a sum over agents differs
+    The welfare of a single agent is its return. Welfare measures are therefore withheld until a sum over agents differs
     from their mean, and are then written with the rows in which they were measured.
     """
 
     def __init__(self) -> None:
         self._has_several_agents = False
-        self._waiting: list[tuple[Row, dict[str, float]]] = []
+        self._withheld: list[tuple[Row, dict[str, float]]] = []
 
     def of(self, row: Row) -> Iterator[tuple[Row, dict[str, float]]]:
-        """Yield the values to write for this row, by tag, after those of earlier rows that were held back."""
+        """Yield the values to write for this row, by tag, after those of earlier rows that were withheld."""
         values = {tag: value for metric, value in row.metrics.items() if (tag := tag_of(row.kind, metric)) is not None}
         if any(row.metrics.get(name) == values.get("welfare/spending") for name in _PAYMENT_METRICS):
             values.pop("welfare/spending", None)
         if not self._has_several_agents:
-            total, mean = (row.metrics.get(_WELFARE + name, 0.0) for name in ("sum", "mean"))
+            total, mean = (row.metrics.get(_WELFARE_PREFIX + name, 0.0) for name in ("sum", "mean"))
             self._has_several_agents = total != mean and total == total and mean == mean
             if self._has_several_agents:
-                yield from self._waiting
-                self._waiting = []
-            elif welfare := {tag: values.pop(tag) for tag in list(values) if tag.startswith(_WELFARE)}:
-                self._waiting.append((row, welfare))
+                yield from self._withheld
+                self._withheld = []
+            elif welfare := {tag: values.pop(tag) for tag in list(values) if tag.startswith(_WELFARE_PREFIX)}:
+                self._withheld.append((row, welfare))
         if values:
             yield row, values

@@ -17,8 +17,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveFloat
 from llmrl.run.sink import FOLDER, Ending, Opening, Row, Sink, flatten_config, require_library
 
-_SERVER = "https://api.wandb.ai"
-_ROWS = "llmrl/rows"
+_SERVER_URL = "https://api.wandb.ai"
+_N_ROWS_KEY = "llmrl/rows"
 """Entry of a run's summary: number of its rows that Weights & Biases has."""
 
 
@@ -29,9 +29,8 @@ class WandB(Sink):
     line, code, Git remote, installed packages and the machine's name are not sent; they are in the run folder.
 
     Resuming, online: the sink continues the same run and skips the rows that it has. Weights & Biases deletes nothing,
-        so
-    rows that were logged after the checkpoint keep their first values. Offline: the files are written anew from the
-    rows that are kept and replace those of earlier attempts.
+    so rows that were logged after the checkpoint keep their first values. Offline: the files are written again from the
+    rows before the checkpoint and replace those of earlier attempts.
 
     Args:
         mode: `online`, or `offline`: files in `<run>/loggers/wandb`.
@@ -103,7 +102,7 @@ class WandB(Sink):
             reinit="create_new",
             settings=settings,
         )
-        self._n_logged_rows = 0 if offline else int(self._run.summary.get(_ROWS) or 0)
+        self._n_logged_rows = 0 if offline else int(self._run.summary.get(_N_ROWS_KEY) or 0)
         self._axes: set[str] = set()
 
     def rows(self, rows: Sequence[Row]) -> None:
@@ -111,7 +110,7 @@ class WandB(Sink):
         for row in new:
             self._log(row, dict(row.metrics), dict(row.counters))
         if new:
-            self._run.summary[_ROWS] = new[-1].number + 1
+            self._run.summary[_N_ROWS_KEY] = new[-1].number + 1
 
     def text(self, row: Row, tag: str, markdown: str) -> None:
         import wandb
@@ -124,8 +123,8 @@ class WandB(Sink):
         import wandb
 
         if row.number >= self._n_logged_rows:
-            form: Any = path.suffix.lstrip(".")
-            media = wandb.Image(str(path)) if form == "png" else wandb.Video(str(path), format=form)
+            extension: Any = path.suffix.lstrip(".")
+            media = wandb.Image(str(path)) if extension == "png" else wandb.Video(str(path), format=extension)
             self._log(row, {tag: media}, {row.x: row.place})
 
     def close(self, ending: Ending) -> None:
@@ -160,7 +159,7 @@ def _has_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
-    host = urlparse(os.environ.get("WANDB_BASE_URL") or _SERVER).hostname or ""
+    host = urlparse(os.environ.get("WANDB_BASE_URL") or _SERVER_URL).hostname or ""
     try:
         return netrc.netrc(str(path)).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):

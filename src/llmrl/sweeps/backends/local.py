@@ -20,12 +20,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import RunFolderError, short_error
-from llmrl.core.trust import NOBODY
-from llmrl.run.folder import unwritable
-from llmrl.run.ownership import process_start
+from llmrl.core.errors import RunFolderError, summarize_error
+from llmrl.core.trust import NO_FURTHER_TRUST
+from llmrl.run.folder import make_write_error
+from llmrl.run.ownership import get_process_start
 from llmrl.run.progress_bar import ProgressBar
-from llmrl.run.signals import PROMISED_S, SIGNALS, StopFlag
+from llmrl.run.signals import MAX_STOP_S, SIGNALS, StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobBatch, JobOutcome
 from llmrl.sweeps.jobs import (
     BatchLaunch,
@@ -81,7 +81,7 @@ class RunProcess:
             self._process.start()
         child_pipe.close()
         assert self._process.pid is not None
-        self._pid, self._start_time = self._process.pid, process_start(self._process.pid)
+        self._pid, self._start_time = self._process.pid, get_process_start(self._process.pid)
 
     @property
     def sentinel(self) -> int:
@@ -91,7 +91,7 @@ class RunProcess:
     @property
     def is_running(self) -> bool:
         """True while the process exists."""
-        return self._start_time is not None and process_start(self._pid) == self._start_time
+        return self._start_time is not None and get_process_start(self._pid) == self._start_time
 
     def send_signal(self, signal_number: int) -> None:
         """Send the process a signal, if it exists."""
@@ -156,7 +156,7 @@ def preload(jobs: Sequence[Job]) -> None:
     """
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
     project_targets = [str(target) for target in targets if str(target).startswith("llmrl.")]
-    modules = sorted({target.rpartition(".")[0] for target in project_targets if NOBODY.covers(target)})
+    modules = sorted({target.rpartition(".")[0] for target in project_targets if NO_FURTHER_TRUST.covers(target)})
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD_MODULE, *modules])
     resource_tracker.ensure_running()  # here, because it unblocks signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNAL_NUMBERS)
@@ -190,7 +190,7 @@ def _run_process(payload: ProcessPayload, log_file: str, pipe: Connection) -> No
         exits = payload()
         pipe.send([replace(run_exit, error=run_exit.error[:_MAX_ERROR_CHARACTERS]) for run_exit in exits])
     except BaseException as error:
-        pipe.send(short_error(error)[:_MAX_ERROR_CHARACTERS])
+        pipe.send(summarize_error(error)[:_MAX_ERROR_CHARACTERS])
         if isinstance(error, KeyboardInterrupt):  # before a run handles signals; Python's exit code would be 1
             raise SystemExit(128 + signal.SIGINT) from None
         raise
@@ -256,7 +256,7 @@ class BatchProcessPool:
             try:
                 self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise unwritable(self.log_folder, error) from error
+                raise make_write_error(self.log_folder, error) from error
             for batch_index, batch in enumerate(self.batches):
                 if stop.requested:
                     self.outcomes += [cancel_before_start(job) for job in batch.jobs]
@@ -281,7 +281,7 @@ class BatchProcessPool:
                         n_waiting = sum(len(pending.batch.jobs) for pending in self.waiting)
                         n_running = sum(len(process.batch.jobs) for process in self.running)
                         progress.print_line(
-                            f"{n_running} runs save and stop within {PROMISED_S} s (at once on a second Ctrl-C); "
+                            f"{n_running} runs save and stop within {MAX_STOP_S} s (at once on a second Ctrl-C); "
                             f"{n_waiting} waiting runs are canceled"
                         )
                         self._send_signal(stop.signal)

@@ -16,7 +16,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.results.run_records import JobEnd, QueueSnapshot, RunRecord, RunState
 from llmrl.run.config_hash import config_hash
-from llmrl.run.folder import find_folder, seed_folder
+from llmrl.run.folder import find_run_folder, format_seed_folder
 
 if TYPE_CHECKING:
     from llmrl.run.queued import LaunchRecord
@@ -250,14 +250,14 @@ class Job:
         """
         job = replace(self, config={**self.config, "seed": seed}, overrides=overrides, label_overrides=label_overrides)
         # The hash and the folder of an experiment do not depend on the seed.
-        vars(job).update(digest=self.digest, folder=self.folder.parent / seed_folder(seed))
+        vars(job).update(digest=self.digest, folder=self.folder.parent / format_seed_folder(seed))
         return job
 
     @cached_property
     def folder(self) -> Path:
         """The run folder, which need not exist yet."""
         c = self.config
-        return find_folder(Path(c["output_root"]), c["name"], self.digest, self.label_overrides, c["seed"])
+        return find_run_folder(Path(c["output_root"]), c["name"], self.digest, self.label_overrides, c["seed"])
 
     @cached_property
     def digest(self) -> str:
