@@ -141,12 +141,12 @@ class TestVectorList:
         space = toy(d=d).proposals
         vectors = representative_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
-        assert not space.outside(vectors).any()
+        assert not space.is_out_of_bounds(vectors).any()
 
     @given(st.integers(2, 6), st.integers(0, 10))
     def test_coarse_scan_comes_first(self, d, n_extra):
         space = toy(d=d).proposals
-        scan = space.coarse_scan
+        scan = space.probe_vectors
         assert np.array_equal(representative_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
         fewer = representative_vectors(space, len(scan) - 1)
         assert np.array_equal(fewer[:3], scan[:3])

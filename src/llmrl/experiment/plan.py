@@ -141,13 +141,13 @@ def call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str
         ("  prompt tokens", f"about {estimate.prompt_tokens:,}"),
         ("  reply tokens", f"about {estimate.completion_tokens:,}"),
     ]
-    providers = [client.endpoints[name].provider for name in estimate.shares]
+    providers = [client.endpoints[name].provider for name in estimate.fraction_by_model]
     expected, maximum = costs(estimate, client)
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
     budget = client.budget.usd
     if len(providers) > 1:
-        provider_shares = zip(providers, estimate.shares.values(), strict=True)
+        provider_shares = zip(providers, estimate.fraction_by_model.values(), strict=True)
         rows += [
             (f"  {provider.label}", _dollars(*_costs(estimate, share, provider))) for provider, share in provider_shares
         ]
@@ -162,7 +162,7 @@ def _dollars(expected: float | None, maximum: float | None) -> str:
 def costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
     """Return the expected and highest cost of calls, US dollars; None if prices or the longest reply are unknown."""
     provider_costs = [
-        _costs(estimate, share, client.endpoints[name].provider) for name, share in estimate.shares.items()
+        _costs(estimate, share, client.endpoints[name].provider) for name, share in estimate.fraction_by_model.items()
     ]
     return _sum([expected for expected, _ in provider_costs]), _sum([maximum for _, maximum in provider_costs])
 
@@ -222,9 +222,9 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
         return [("principal", "none")]
     description, kind = type(principal).__name__, parts.kind
     if isinstance(principal, BanditPrincipal) and kind in ("design", "search"):
-        mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
+        mean = proposals_of(config, kind) / principal.space.n_context_rows / principal.n_arms
         description += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
-        description += " in a context" if principal.space.n_rows > 1 else ""
+        description += " in a context" if principal.space.n_context_rows > 1 else ""
     warnings = [
         warning
         for warning in (arm_shortage_warning(config, parts), arm_coverage_warning(config, parts))
@@ -253,15 +253,15 @@ def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     if not isinstance(principal, BanditPrincipal) or kind not in ("design", "search"):
         return None
     n_proposals, arms, space = proposals_of(config, kind), principal.n_arms, principal.space
-    n_plays = n_proposals // space.n_rows
+    n_plays = n_proposals // space.n_context_rows
     if n_plays >= arms:
         return None
     fits = "points" in config["principal"] and len(choose_arms(space, None, FINE_GRID_POINTS, n_proposals)) <= n_plays
     supply = f"{n_plays:,} proposal{'s' * (n_plays != 1)}"
-    if space.n_rows > 1:
-        supply = f"about {supply} in each of {space.n_rows} contexts"
+    if space.n_context_rows > 1:
+        supply = f"about {supply} in each of {space.n_context_rows} contexts"
     times, candidates = ("steps" if kind == "design" else "iterations"), config[kind]["candidates"]
-    longer = f"{kind}.{times}={-(-MIN_PLAYS * arms * space.n_rows // candidates)}"
+    longer = f"{kind}.{times}={-(-MIN_PLAYS * arms * space.n_context_rows // candidates)}"
     fewer = "principal.points=null (arms that fit the run) or " if fits else ""
     return (
         f"{supply}, {arms:,} arms: close to a random search, as {arms - n_plays:,} arms or more are never played; set "

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from llmrl.core.threads import exclusive
+from llmrl.core.threads import hold_process_lock
 from llmrl.experiment import reference_line_runs
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.config_completion import groups_using_model, with_members, with_texts, without_unread_sections
@@ -20,7 +20,7 @@ from llmrl.llms.transcript import Transcript
 from llmrl.llms.usage import llm_summary
 from llmrl.loops.executor import serve
 from llmrl.run.run import Run
-from llmrl.run.shared_factors import shared_factors
+from llmrl.run.shared_factors import list_shared_factors
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class TrainApplication(Application):
         with resources.detached():  # a server may be slow to answer
             llm = resources.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
-        run.status.shared = shared_factors(config, asks=llm is not None)
+        run.status.shared = list_shared_factors(config, uses_llm=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
         n_stages = 1 + reference_line_runs.expected_stages(config, resources.builder)
         n_complete = ensure(prerequisite_runs(config), run, compute_needed, resources.detached, n_stages_after=n_stages)
-        with exclusive():  # networks are initialized by torch's global random stream, and games are compiled
+        with hold_process_lock():  # networks are initialized by torch's global random stream, and games are compiled
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
         try:
@@ -68,7 +68,7 @@ class TrainApplication(Application):
             if run.processes.is_main and (warning := arm_shortage_warning(config, parts)) is not None:
                 log.warning("%s", warning)
             reference_runs: list[PrerequisiteRun] = []
-            with exclusive():  # built before the reference runs, which may take hours, to find errors early
+            with hold_process_lock():  # built before the reference runs, which may take hours, to find errors early
                 loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
             reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
             ensure(reference_runs, run, compute_needed, resources.detached, n_stages_before=n_complete)

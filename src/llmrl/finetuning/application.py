@@ -17,7 +17,7 @@ import numpy as np
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import agent_loop
 from llmrl.core.errors import ConfigError, ErrorCollector
-from llmrl.core.plain_data import read_object
+from llmrl.core.plain_data import read_json_object
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
 from llmrl.core.typed_values import format_override
@@ -106,7 +106,7 @@ class FinetuneApplication(Application):
         from llmrl.finetuning.proposer_evaluation import EVALUATION_FILE
 
         results_path = run.folder / EVALUATION_FILE
-        for name, task_results in (read_object(results_path) if results_path.is_file() else {}).items():
+        for name, task_results in (read_json_object(results_path) if results_path.is_file() else {}).items():
             rows = [
                 [measure.replace("_", " "), *(_format_cell(task_results[column][measure]) for column in _COLUMNS)]
                 for measure in task_results["after"]

@@ -61,7 +61,7 @@ class EvaluatedTask:
         """
 
         def read(reply: ChatReply) -> np.ndarray:
-            return self.evaluator.prompt_format.parse_reply(reply.text, reply.cut)
+            return self.evaluator.prompt_format.parse_reply(reply.text, reply.is_truncated)
 
         return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in self.prompts]
 

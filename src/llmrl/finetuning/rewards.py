@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.pooling import Key, key_of
+from llmrl.core.pooling import VectorKey, make_vector_key
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 from llmrl.core.records import ChatReply
 from llmrl.core.seeding import Seeds
@@ -17,7 +17,7 @@ from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
 from llmrl.finetuning.trials import PlayFn
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.structured import read
-from llmrl.rollout.batched_evaluator import episode_seeds
+from llmrl.rollout.batched_evaluator import draw_episode_seeds
 
 
 @dataclass(frozen=True)
@@ -249,11 +249,11 @@ class ReplyEvaluator:
         played_vectors = [
             None if vector is None else self.prompt_format.to_played_vector(vector) for vector, _ in parsed_replies
         ]
-        keys = [None if vector is None else key_of(vector) for vector in played_vectors]
+        keys = [None if vector is None else make_vector_key(vector) for vector in played_vectors]
         distinct_keys = [key for key in dict.fromkeys(keys) if key is not None]
-        returns: dict[Key, np.ndarray] = {}
+        returns: dict[VectorKey, np.ndarray] = {}
         if distinct_keys:
-            seeds = episode_seeds(self.seeds.child(stream), self.rollouts)
+            seeds = draw_episode_seeds(self.seeds.child(stream), self.rollouts)
             returns = dict(zip(distinct_keys, self.play(np.array(distinct_keys), seeds), strict=True))
         evaluated_replies = []
         for prompt, (vector, error), key in zip(prompts, parsed_replies, keys, strict=True):
@@ -265,7 +265,8 @@ class ReplyEvaluator:
                     # Parameters so large that the environment returns NaN or infinity have no value.
                     returns=episode_returns if np.isfinite(episode_returns).all() else np.zeros(0),
                     history=np.array([trial.value for trial in prompt.shown_trials]),
-                    is_repeated=key is not None and key in {key_of(trial.vector) for trial in prompt.shown_trials},
+                    is_repeated=key is not None
+                    and key in {make_vector_key(trial.vector) for trial in prompt.shown_trials},
                     error=error,
                 )
             )

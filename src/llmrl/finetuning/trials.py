@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.pooling import PooledEstimates, key_of
+from llmrl.core.pooling import PooledEstimates, make_vector_key
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
-from llmrl.rollout.batched_evaluator import episode_seeds
+from llmrl.rollout.batched_evaluator import draw_episode_seeds
 from llmrl.run.artifacts import read_config
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import unwritable
+from llmrl.run.folder import make_write_error
 from llmrl.run.proposals import FILE_NAME, read_proposals
 from llmrl.statistics.estimators import standard_error_of_mean
 
@@ -124,7 +124,7 @@ def random_trials(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise make_write_error(folder, error) from error
     trials: list[ParameterTrial] = []
     for start in range(0, n, CHUNK_SIZE):
         path = folder / f"trials_{start:06d}.json"
@@ -134,7 +134,7 @@ def random_trials(
             # Chunks are always complete, so that the files do not depend on the first requested n.
             indices = range(start, start + CHUNK_SIZE)
             vectors = random_vectors(space, seeds.child("vectors"), indices, bounds)
-            returns = play(vectors, episode_seeds(seeds.child("episodes").child(start), episodes))
+            returns = play(vectors, draw_episode_seeds(seeds.child("episodes").child(start), episodes))
             chunk = [ParameterTrial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
             lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
             write_atomic(path, json.dumps(lines))
@@ -281,13 +281,16 @@ def split_series(
     for i, series in enumerate(all_series):
         if series.is_search and len(search_runs) > 1:
             continue
-        vectors = list(dict.fromkeys(key_of(trial.vector) for trial in series.trials))
+        vectors = list(dict.fromkeys(make_vector_key(trial.vector) for trial in series.trials))
         holdout_keys = {vectors[j] for j in _draw_held_out_indices(len(vectors), share, seeds.numpy(f"trials {i}"))}
-        holdout.append(replace(series, trials=tuple(t for t in series.trials if key_of(t.vector) in holdout_keys)))
+        holdout.append(
+            replace(series, trials=tuple(t for t in series.trials if make_vector_key(t.vector) in holdout_keys))
+        )
         train.append(series)
-    excluded = {key_of(trial.vector) for series in holdout for trial in series.trials}
+    excluded = {make_vector_key(trial.vector) for series in holdout for trial in series.trials}
     return [
-        replace(series, trials=tuple(t for t in series.trials if key_of(t.vector) not in excluded)) for series in train
+        replace(series, trials=tuple(t for t in series.trials if make_vector_key(t.vector) not in excluded))
+        for series in train
     ], holdout
 
 
@@ -332,7 +335,7 @@ def make_examples(
     for trial in candidates:
         n_episodes = len(trial.returns)
         pool.add(trial.vector, trial.value, standard_error_of_mean(trial.returns), n_episodes, n_episodes)
-    values = np.array([pool.of(trial.vector).value for trial in candidates])
+    values = np.array([pool.get(trial.vector).value for trial in candidates])
     is_proposable_mask = np.array([is_proposable(trial.vector) for trial in candidates])
     examples = []
     for i in range(n):
@@ -361,9 +364,9 @@ def _select_target(
     `values` [n] are the candidates' values, `is_proposable_mask` [n] tells whether they may be targets.
     """
     best = max(trial.value for trial in history)
-    history_keys = {key_of(trial.vector) for trial in history}
+    history_keys = {make_vector_key(trial.vector) for trial in history}
     indices = np.flatnonzero(is_proposable_mask & (values > best)).tolist()
-    better = [candidates[j] for j in indices if key_of(candidates[j].vector) not in history_keys]
+    better = [candidates[j] for j in indices if make_vector_key(candidates[j].vector) not in history_keys]
     return better[draw % len(better)] if better else None
 
 

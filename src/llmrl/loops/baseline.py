@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.metrics import Kind
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
+from llmrl.core.metrics import RowKind
 from llmrl.core.protocols import Controller
 from llmrl.core.state_fields import StateFields
 from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Loop, Request, Requests, SafePoint
@@ -18,8 +18,8 @@ from llmrl.loops.search_settings import SearchSettings
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
     SupportsEvaluator,
-    evaluation_seeds,
-    incumbent_metrics,
+    draw_evaluation_seeds,
+    measure_incumbent,
     summarize_curve,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
@@ -77,7 +77,7 @@ class BaselineLoop(StateFields, Loop):
         assert isinstance(agent, ExternallyTrained)
         if not isinstance(env, HasGymnasiumEnv) or not isinstance(env, SupportsEvaluator):
             raise Incompatible(
-                Misfit.ONE_GAME,
+                IncompatibilityReason.WRONG_GAME,
                 f"agent=sb3 cannot train on env={env.spec.name}, which is not a Gymnasium environment; choose env=gym",
             )
         for name, is_set in {
@@ -115,7 +115,7 @@ class BaselineLoop(StateFields, Loop):
             self.is_trained = True
         yield SafePoint(self.n_blocks, self.state_dict, always=True)
         final: EvaluationBatch = yield self._evaluation_request()
-        metrics = incumbent_metrics(final)
+        metrics = measure_incumbent(final)
         yield self._log_request("evaluation", metrics)
         run.summary = {
             **{name.removeprefix("search/"): value for name, value in metrics.items()},
@@ -129,7 +129,7 @@ class BaselineLoop(StateFields, Loop):
 
     def _train(self, run: Run, answer: Callable[[Request], Any]) -> None:
         # A run that is stopped starts again from the beginning.
-        initial_state = {**self.state_dict(), **run.mark()}
+        initial_state = {**self.state_dict(), **run.resume_position()}
         returns: list[float] = []
         lengths: list[int] = []
 
@@ -159,11 +159,11 @@ class BaselineLoop(StateFields, Loop):
         }
         answer(self._log_request("episode", metrics))
         if self.settings.is_evaluation_due(len(self.returns)):
-            answer(self._log_request("evaluation", incumbent_metrics(answer(self._evaluation_request()))))
+            answer(self._log_request("evaluation", measure_incumbent(answer(self._evaluation_request()))))
         returns.clear()
         lengths.clear()
 
-    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
+    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         episodes = len(self.returns) * self.block_size
         return Log(kind, "episodes", metrics, {"episodes": episodes, "env_steps": self.env_steps})
 
@@ -172,7 +172,7 @@ class BaselineLoop(StateFields, Loop):
             env=self.env,
             controller=self.agent.controller,
             vectors=np.zeros((1, 0)),
-            seeds=evaluation_seeds(self.seeds, self.settings.evaluate_episodes),
+            seeds=draw_evaluation_seeds(self.seeds, self.settings.evaluate_episodes),
             workers=self.cores if _is_picklable(self.agent.controller) else 1,
         )
 

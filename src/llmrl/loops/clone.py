@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from llmrl.algorithms.cloning import BehavioralCloning
 from llmrl.core.errors import ConfigError
-from llmrl.core.metrics import Kind
+from llmrl.core.metrics import RowKind
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.state_fields import StateFields
@@ -124,7 +124,7 @@ class CloneLoop(StateFields, Loop):
         if evaluation_metrics:
             yield self._log_request("evaluation", evaluation_metrics)
 
-    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
+    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         return Log(kind, "updates", metrics, {"updates": self.updates, "samples": self._n_samples})
 
     def _validation_metrics(self) -> dict[str, float]:

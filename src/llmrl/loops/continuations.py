@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmrl.core.agent_interfaces import ComparesEpisodes
+from llmrl.core.agent_interfaces import LearnsFromEpisodeGroups
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Agent, Forkable
 from llmrl.core.records import State
@@ -50,7 +50,7 @@ class EpisodeGroups:
     """
 
     def __init__(self, collector: Collector, agent: Agent, max_steps: int) -> None:
-        assert isinstance(agent, ComparesEpisodes) and agent.group_size is not None
+        assert isinstance(agent, LearnsFromEpisodeGroups) and agent.group_size is not None
         self.collector, self.max_steps = collector, max_steps
         self._agent, self._group_size = agent, agent.group_size
         self._can_fork = isinstance(collector.env, Forkable) and collector.spec.deterministic
@@ -79,7 +79,7 @@ class EpisodeGroups:
             yield Begin(self.collector, state=self.collector.state_dict(), fork_seed=seeds.integer("futures"))
         if not self._agent.n_continuations:
             rollout = yield self._steps_request(self.max_steps, seeds.integer("actions"))
-            self._agent.end_episodes()
+            self._agent.truncate_episodes()
             return rollout, _count_played_steps(rollout, n_games)
         states: list[State] = []
         rollouts: list[Rollout] = []
@@ -91,16 +91,16 @@ class EpisodeGroups:
             states.append(state)
             rollouts.append(rollout.copy())
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
-        self._agent.end_episodes()
+        self._agent.truncate_episodes()
         values, n_steps = yield from self._continuation_values(states, seeds.child("continuations"))
-        self._agent.set_values(values)
+        self._agent.set_state_values(values)
         n_steps += sum(episode.length for episode in episodes) + (n_games - len(episodes)) * len(rollouts)
         return replace(rollouts[-1], episodes=episodes), n_steps
 
     def _continuation_values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
         """Return mean returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
         values, n_steps = [], 0
-        with self._agent.unrecorded(), self.collector.unobserved():
+        with self._agent.pause_recording(), self.collector.disable_observers():
             for t, state in enumerate(states):
                 returns = []
                 for k in range(self._agent.n_continuations):

@@ -159,7 +159,7 @@ class DesignLoop:
         ]
         if isinstance(principal, EstimatesCalls):
             estimates.insert(0, principal.estimate(schedule.proposal_steps, self.settings.candidates))
-        return CallEstimate.total(estimates) if estimates else None
+        return CallEstimate.add_up(estimates) if estimates else None
 
     def requests(self, run: Run) -> Requests[float]:
         """Run the loop; return the mean evaluated objective of the recommendations over contexts.
@@ -175,7 +175,7 @@ class DesignLoop:
             log.warning("%s", self.references.warning)
         with (
             run.progress(self.env_steps, "steps", "design", progress.env_steps) as display,
-            self.collector.observed(
+            self.collector.add_observers(
                 StepProgress(display, self.env.spec.n_envs), GracePeriodObserver(run, progress.resume_point)
             ),
         ):
@@ -209,7 +209,7 @@ class DesignLoop:
         scores = yield from self.measurer.measure(run, progress.trial)
         yield self._tell_principal(scores, progress.trial)
         best = max((score.outcome for score in scores), key=lambda outcome: outcome.value)
-        display.show_result(best.value, self.results.mechanism.in_words(best.vector))
+        display.show_result(best.value, self.results.mechanism.format_vector(best.vector))
         progress.finish_step()
         yield progress.safe_point_request()
 
@@ -276,7 +276,7 @@ def confirm_candidates(run: Run, measurer: VectorMeasurer) -> Requests[None]:
         results.history.add(progress.step + 1, scores, trial.draws, is_confirmation=True)
         if getattr(principal, "learns_from_others", False):
             principal.tell([score.outcome for score in scores])
-        halving.advance(lambda vector, context=context: results.history.estimates.of(vector, context).value)  # type: ignore[misc]
+        halving.advance(lambda vector, context=context: results.history.estimates.get(vector, context).value)  # type: ignore[misc]
         progress.finish_step()
         metrics = {
             "confirmation/objective": float(np.mean([score.outcome.value for score in scores])),

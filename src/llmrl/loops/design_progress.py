@@ -19,7 +19,7 @@ from llmrl.loops.design_results import DesignResults
 from llmrl.loops.design_settings import DesignSettings
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.recommendation import ANYTIME_MEASUREMENTS, max_trials_per_context, reaches_anytime_measurement
-from llmrl.rollout.episode_summaries import episode_welfare, summarize
+from llmrl.rollout.episode_summaries import compute_objective, summarize
 from llmrl.run.run import Run
 
 TrialPhase = Literal["proposal", "confirmation", "evaluation"]
@@ -187,7 +187,9 @@ class AdaptationRecord:
     def _record_training_values(self, episodes: Sequence[Episode]) -> None:
         groups = [[episode for episode in episodes if episode.game // self.games == i] for i in range(self.candidates)]
         if all(groups):
-            objectives = [float(episode_welfare(group, self.objective, self.spending_cost).mean()) for group in groups]
+            objectives = [
+                float(compute_objective(group, self.objective, self.spending_cost).mean()) for group in groups
+            ]
             first = [pair[0] for pair in self.training] or objectives
             self.training = [list(pair) for pair in zip(first, objectives, strict=True)]
 
@@ -280,7 +282,7 @@ class DesignProgress(StateFields):
 
     def pin_resume_point(self, run: Run) -> None:
         """Pin this point and its state: an interrupted run continues from here until the step ends."""
-        state = copy.deepcopy({**self.state_dict(), **run.mark()})
+        state = copy.deepcopy({**self.state_dict(), **run.resume_position()})
         self.pinned_resume_point = self.iteration, lambda: state
 
     def restore_final_agents(self) -> None:

@@ -12,7 +12,7 @@ from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import split_rollout
 from llmrl.core.errors import Diverged
 from llmrl.core.rollouts import Rollout
-from llmrl.core.seeding import generators
+from llmrl.core.seeding import make_generators
 from llmrl.loops.compute_requests import (
     Begin,
     Call,
@@ -122,7 +122,7 @@ class Executor:
         return None
 
     def _update(self, request: Update) -> Any:
-        draws = generators(request.minibatch_seeds)
+        draws = make_generators(request.minibatch_seeds)
         if request.stacked:
             self._trainer = BatchedTrainer.of(request.agents, self._trainer)
             updates = self._trainer.update(request.rollout, draws)
@@ -158,7 +158,7 @@ class Executor:
                 collector.env.set_context(request.context)
             collector.reset(request.seed)
         if request.action_seeds is not None:
-            self._generators = generators(request.action_seeds, shared=True)
+            self._generators = make_generators(request.action_seeds, shared=True)
         rollout = collector.collect(
             request.steps,
             self._generators if len(self._generators) > 1 else self._generators[0],

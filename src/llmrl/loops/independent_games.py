@@ -17,9 +17,9 @@ from llmrl.core.model_protocols import ConversationGenerator
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import NeedsCamera, VecEnv
 from llmrl.core.records import Observation, PolicyOutput, State
-from llmrl.core.seeding import generators
+from llmrl.core.seeding import make_generators
 from llmrl.llms.client import ChatClient, FetchedReplies, Mailbox
-from llmrl.rollout.collector import Collector, camera
+from llmrl.rollout.collector import Collector, make_camera
 
 
 @runtime_checkable
@@ -63,7 +63,7 @@ class LanguageModelPolicy(Protocol):
 
     def one_game(self) -> LanguageModelPolicy: ...
 
-    def acting(self, observation: Observation) -> ConversationGenerator[PolicyOutput]: ...
+    def act_as_conversation(self, observation: Observation) -> ConversationGenerator[PolicyOutput]: ...
 
     def values(self, observation: Observation, state: Any = None) -> Any: ...
 
@@ -187,7 +187,7 @@ class IndependentGames:
                 observer_states = game_state["observers"] if game_state is not None and self._can_restore else None
                 game_env, player = env.one_game(), policy.one_game()
                 if isinstance(player, NeedsCamera):
-                    player.camera = camera(game_env)
+                    player.camera = make_camera(game_env)
                 observers, precomputed_policy = make_observers(game_env, observer_states), _PrecomputedPolicy(player)
                 collector = Collector(game_env, precomputed_policy, device, observers=[*observers, *shared_observers])
                 self.games.append(_Game(i, game_env, player, precomputed_policy, collector, observers))
@@ -249,7 +249,7 @@ class IndependentGames:
             for game in self.games:
                 if game.episode is not None and game.decision is None:
                     game.state_before = game.policy.state_dict()
-                    game.decision = game.policy.acting(game.collector.observation)
+                    game.decision = game.policy.act_as_conversation(game.collector.observation)
                     self._advance_decision(game, None, finished_counts)
             if self.steps == steps:
                 for game, replies in self._mailbox.receive():
@@ -326,7 +326,7 @@ class IndependentGames:
             self.client.record_replies(replies)
         game.pending_replies, game.decision, game.state_before = [], None, {}
         game.precomputed_policy.output = output
-        [generator] = generators([0])  # the player draws no random numbers
+        [generator] = make_generators([0])  # the player draws no random numbers
         rollout = game.collector.collect(1, generator, learn=False, restart=False)
         self.steps += 1
         if not rollout.episodes:

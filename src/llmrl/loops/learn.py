@@ -13,9 +13,9 @@ import numpy as np
 from annotated_types import MinLen
 from pydantic.dataclasses import dataclass as validated_dataclass
 
-from llmrl.core.agent_interfaces import ComparesEpisodes, RecordsEpisodes
+from llmrl.core.agent_interfaces import LearnsFromEpisodeGroups, RecordsEpisodes
 from llmrl.core.errors import ConfigError
-from llmrl.core.metrics import Kind
+from llmrl.core.metrics import RowKind
 from llmrl.core.protocols import VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import State
@@ -184,7 +184,7 @@ class LearnLoop(Loop):
         [self.agent] = parts.agents
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
         self.welfare_measure = parts.welfare_measure
-        group_size = self.agent.group_size if isinstance(self.agent, ComparesEpisodes) else None
+        group_size = self.agent.group_size if isinstance(self.agent, LearnsFromEpisodeGroups) else None
         self.mechanism_sampler: MechanismSampler | None = None
         if settings.mechanism is not None:
             seeds = self.seeds.child("mechanism")
@@ -228,7 +228,7 @@ class LearnLoop(Loop):
             total = self.updates * self.rollout_steps * games
         with run.progress(total, "steps", "learn", self.env_steps) as progress:
             steps = StepProgress(progress, games) if self.groups is None else EpisodeProgress(progress, in_steps=True)
-            with self.collector.observed(self.episode_writer, steps):
+            with self.collector.add_observers(self.episode_writer, steps):
                 while not self.is_complete:
                     yield from self._update(run, progress)
                     yield from self._probe_and_evaluate()
@@ -254,7 +254,7 @@ class LearnLoop(Loop):
         action_seeds = [seeds.integer("actions")]
         with self._save_on_llm_error(run):
             if self.groups is not None:
-                self.episode_writer.begin_anew(self.env_steps // self.env.spec.n_envs)
+                self.episode_writer.record_reset(self.env_steps // self.env.spec.n_envs)
                 if self.mechanism_sampler is not None:
                     # Every update plays one new episode in each game; episodes that were only started do not count.
                     self.mechanism_sampler.episodes[:] = self.iteration
@@ -281,7 +281,7 @@ class LearnLoop(Loop):
         if interval and self.iteration % interval == 0 and not self.is_complete:
             episodes = yield from self._evaluate()
             yield self._log_request("evaluation", summarize_evaluation(episodes, *self.welfare_measure))
-            self.episode_writer.begin_anew(self.iteration * self.rollout_steps)
+            self.episode_writer.record_reset(self.iteration * self.rollout_steps)
 
     @property
     def is_complete(self) -> bool:
@@ -293,8 +293,8 @@ class LearnLoop(Loop):
         seeds = self.seeds.child("evaluation").child(self.iteration)
         sampler = self.mechanism_sampler
         training_state = None if sampler is None else sampler.begin_evaluation(seeds.child("mechanism"))
-        unrecorded_context = self.agent.unrecorded() if isinstance(self.agent, RecordsEpisodes) else nullcontext()
-        with unrecorded_context, self.collector.unobserved():
+        unrecorded_context = self.agent.pause_recording() if isinstance(self.agent, RecordsEpisodes) else nullcontext()
+        with unrecorded_context, self.collector.disable_observers():
             episodes: list[Episode] = yield Call(
                 partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds)
             )
@@ -303,7 +303,7 @@ class LearnLoop(Loop):
         yield Begin(self.collector, seeds.integer("after"))
         return episodes
 
-    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
+    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         return Log(kind, "env_steps", metrics, {"env_steps": self.env_steps, "updates": self.iteration})
 
     def state_dict(self) -> State:
@@ -336,7 +336,7 @@ class LearnLoop(Loop):
         self.env_steps = state["env_steps"]
         self.agent.load_state_dict(state["agents"][0])
         if not spec.deterministic:
-            self.episode_writer.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
+            self.episode_writer.record_reset(self.iteration * self.rollout_steps)  # such games cannot be restored
         elif self.mechanism_sampler is not None:
             self.mechanism_sampler.load_state_dict(state["mechanism"])
         if self.meter is not None:

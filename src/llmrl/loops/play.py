@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.observers import Observer
 from llmrl.core.protocols import EstimatesCalls, VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -19,7 +19,7 @@ from llmrl.loops.continuations import begin_games
 from llmrl.loops.independent_games import IndependentGames
 from llmrl.loops.loop_parts import LoopParts, describe_run
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_summaries import evaluation_metrics, write_results
+from llmrl.rollout.episode_summaries import average_episode_rows, write_results
 from llmrl.rollout.run_observers import EpisodeLogger, EpisodeLogSettings, EpisodeProgress
 from llmrl.rollout.trajectory_writers import EpisodeQueue, TrajectoryWriter, stored_text_channel
 from llmrl.run.artifacts import RESULT_EPISODES
@@ -71,7 +71,7 @@ class PlayLoop:
         [self.agent] = parts.agents
         if not getattr(self.agent, "has_parameters", True):
             raise Incompatible(
-                Misfit.ABSENT,
+                IncompatibilityReason.MISSING_PART,
                 "the agent needs parameters from a principal, and principal=none proposes none. Choose "
                 "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]",
             )
@@ -128,7 +128,7 @@ class PlayLoop:
         writers = [self.episode_logger, *([] if self.trajectory_writer is None else [self.trajectory_writer])]
         with (
             run.progress(self.episodes, "episodes", "play", self._n_finished_episodes) as progress,
-            self.collector.observed(*writers, EpisodeProgress(progress)),
+            self.collector.add_observers(*writers, EpisodeProgress(progress)),
         ):
             while self.wave < self.n_waves:
                 yield from self._begin_wave()
@@ -226,7 +226,7 @@ class PlayLoop:
             reproducible_metrics = {
                 name: x for name, x in llm_metrics.items() if k == self.episodes or name.startswith(("usage/", "time/"))
             }
-            metrics = {**evaluation_metrics(rows), **self._player_metrics(), **reproducible_metrics}
+            metrics = {**average_episode_rows(rows), **self._player_metrics(), **reproducible_metrics}
             yield Log("episode", "episodes", metrics, {"episodes": k, "env_steps": self.env_steps})
 
     def state_dict(self) -> State:
@@ -302,7 +302,7 @@ class PlayLoop:
     def _summary_metrics(self) -> dict[str, float]:
         """Return means over the episodes so far, and the counts of the player and of the model's client."""
         return {
-            **evaluation_metrics(self.files.finished),
+            **average_episode_rows(self.files.finished),
             **self._player_metrics(),
             **({} if self.meter is None else self.meter.metrics()),
         }
@@ -313,7 +313,7 @@ class PlayLoop:
 
     def _write_results(self, run: Run) -> float:
         rows = self.files.finished
-        metrics = evaluation_metrics(rows)
+        metrics = average_episode_rows(rows)
         description = describe_run(run, self.env.spec.name, self.agent)
         # Whether the episodes share something learned: trained weights, or plans that were drawn once.
         learned = bool(getattr(self.agent, "shares_learning", False))

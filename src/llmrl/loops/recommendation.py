@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmrl.core.pooling import Key, key_of
+from llmrl.core.pooling import VectorKey, make_vector_key
 from llmrl.core.records import State
 from llmrl.core.state_fields import StateFields
 from llmrl.statistics.estimators import standard_error_of_mean
@@ -201,11 +201,11 @@ class RecommendationEvaluator:
         self.min_evaluations, self.slots = -(-min_evaluations // slots) * slots, slots
         self.ranges = None if ranges is None else dict(ranges)
         self.trials = 0
-        self._evaluations_by_key: dict[tuple[Context, Key], VectorEvaluation] = {}
+        self._evaluations_by_key: dict[tuple[Context, VectorKey], VectorEvaluation] = {}
         # The last recommendation first: it is the result of the run.
         for n in sorted(self.recommendations, reverse=True):
             for context, vector in self.recommendations[n].items():
-                self._evaluations_by_key.setdefault((context, key_of(vector)), VectorEvaluation())
+                self._evaluations_by_key.setdefault((context, make_vector_key(vector)), VectorEvaluation())
 
     @property
     def is_finished(self) -> bool:
@@ -242,7 +242,7 @@ class RecommendationEvaluator:
     def evaluations_by_context(self, n: int) -> dict[Context, VectorEvaluation]:
         """Return the evaluations of the recommendations after n measurements, by context."""
         return {
-            context: self._evaluations_by_key[context, key_of(vector)]
+            context: self._evaluations_by_key[context, make_vector_key(vector)]
             for context, vector in self.recommendations[n].items()
         }
 
@@ -264,11 +264,11 @@ class RecommendationEvaluator:
         return summary
 
     @property
-    def _next_pending_key(self) -> tuple[Context, Key] | None:
+    def _next_pending_key(self) -> tuple[Context, VectorKey] | None:
         """Context and vector of the next evaluation; None if all are complete."""
         return next((pair for pair in self._evaluations_by_key if not self._is_complete(pair)), None)
 
-    def _is_complete(self, pair: tuple[Context, Key]) -> bool:
+    def _is_complete(self, pair: tuple[Context, VectorKey]) -> bool:
         evaluation = self._evaluations_by_key[pair]
         n = len(evaluation.values)
         if n < self.min_evaluations:

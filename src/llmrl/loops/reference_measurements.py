@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.pooling import PooledEstimates
-from llmrl.statistics.estimators import Variance, analysis_of_variance, standard_error_of_mean
+from llmrl.statistics.estimators import AnalysisOfVariance, analysis_of_variance, standard_error_of_mean
 
 SIGNIFICANCE_LEVEL = 0.05
 """Significance level of the F test of whether an objective responds to the mechanism."""
@@ -75,7 +75,7 @@ class References:
     """
 
     contexts: list[ContextReferences]
-    variance: Variance | None
+    variance: AnalysisOfVariance | None
 
     @classmethod
     def from_histories(cls, scan: HistoryRows, untrained: HistoryRows) -> References:
@@ -250,6 +250,6 @@ def _pool_measurements(rows: HistoryRows) -> VectorMeasurements:
     pool, vector = PooledEstimates(), list(rows[0]["mechanism"].values())
     for row in rows:
         pool.add(vector, row["objective"], row["standard_error"], 1, len(row["values"]))
-    estimate = pool.of(vector)
+    estimate = pool.get(vector)
     fields = (estimate.value, estimate.standard_error, estimate.measurements, estimate.episodes)
     return VectorMeasurements(dict(rows[0]["mechanism"]), *fields)

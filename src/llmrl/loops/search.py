@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.metrics import Counter, Kind
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
+from llmrl.core.metrics import CounterName, RowKind
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
@@ -22,10 +22,10 @@ from llmrl.loops.search_settings import SearchSettings, draw_warmup_vectors
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
     SupportsEvaluator,
-    episode_seeds,
-    evaluation_seeds,
-    incumbent_metrics,
+    draw_episode_seeds,
+    draw_evaluation_seeds,
     make_outcome,
+    measure_incumbent,
     summarize_curve,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
@@ -82,7 +82,7 @@ class SearchLoop(StateFields):
         assert isinstance(agent, SearchableAgent) and principal is not None
         if not isinstance(parts.env, SupportsEvaluator):
             raise Incompatible(
-                Misfit.ONE_GAME,
+                IncompatibilityReason.WRONG_GAME,
                 f"policy search needs an environment of Gymnasium, and env={parts.env.spec.name} is none; choose "
                 "another env, or agent=ppo",
             )
@@ -183,7 +183,7 @@ class SearchLoop(StateFields):
             final: EvaluationBatch = yield self._evaluation_request()
         finally:
             self.proposals_file.close()
-        metrics = incumbent_metrics(final)
+        metrics = measure_incumbent(final)
         yield self._log_request("evaluation", metrics)
         write_trained_adapter(run, self.principal)
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
@@ -204,7 +204,7 @@ class SearchLoop(StateFields):
             proposals = yield Call(partial(self.principal.ask, None, self.candidates), is_long=True)
         seeds = self._episode_seeds(self._draw_name(self.iteration + 1), self.episodes)
         vectors, batch = yield from self._play_episodes(
-            self.space.rounded(proposals, clip=False), seeds, replace_invalid=True
+            self.space.round_values(proposals, clip=False), seeds, replace_invalid=True
         )
         if self.settings.extra_rollout:
             self._count((yield self.play_request(vectors[-1:], self._episode_seeds(f"extra {self.iteration}", 1))))
@@ -217,11 +217,11 @@ class SearchLoop(StateFields):
         metrics["search/best_return"] = best.value
         yield self._log_request("proposal", metrics)
         means = batch.returns.mean(1)
-        progress.show_result(float(means.max()), self.space.in_words(vectors[means.argmax()]))
+        progress.show_result(float(means.max()), self.space.format_vector(vectors[means.argmax()]))
         if self.target_return is not None and float(means.max()) >= self.target_return:
             yield from self._confirm_solution(vectors[means.argmax()], self.target_return)
         if self.settings.is_evaluation_due(self.iteration):
-            yield self._log_request("evaluation", incumbent_metrics((yield self._evaluation_request())))
+            yield self._log_request("evaluation", measure_incumbent((yield self._evaluation_request())))
         progress.update(self.counters["episodes"])
         yield SafePoint(self.iteration, self.state_dict)
 
@@ -266,7 +266,7 @@ class SearchLoop(StateFields):
         batch = yield self.play_request(vectors, seeds)
         is_invalid = ~np.isfinite(batch.returns).all(1)
         if is_invalid.any() and replace_invalid and isinstance(self.principal, SearchPrincipal):
-            vectors = self.space.rounded(self.principal.replace_failed(vectors, is_invalid), clip=False)
+            vectors = self.space.round_values(self.principal.replace_failed(vectors, is_invalid), clip=False)
             batch = yield self.play_request(vectors, seeds)
             is_invalid = ~np.isfinite(batch.returns).all(1)
         if is_invalid.any():
@@ -330,25 +330,25 @@ class SearchLoop(StateFields):
     def _best_estimate(self) -> Estimate:
         """Return the estimate of the best proposal so far; after the race, of its winner."""
         if self.race is not None and self.race.is_finished:
-            return self.estimates.of(self.race.vectors[self.race.leader])
+            return self.estimates.get(self.race.vectors[self.race.leader])
         best = self.estimates.best()
         assert best is not None
         return best
 
-    def _log_request(self, kind: Kind, metrics: dict[str, float]) -> Log:
+    def _log_request(self, kind: RowKind, metrics: dict[str, float]) -> Log:
         """Return the request that logs metrics with the counters of the search."""
-        x: Counter = "episodes" if kind == "race" else "proposals"
+        x: CounterName = "episodes" if kind == "race" else "proposals"
         counters = {"proposals": self.proposals, "iterations": self.iteration, **self.counters}
         return Log(kind, x, metrics, counters)
 
     def _evaluation_request(self) -> EvaluateController:
         """Return the request that evaluates the best proposal so far, always on the same unseen seeds."""
         vector = np.array([self._best_estimate().vector])
-        seeds = evaluation_seeds(self.seeds, self.settings.evaluate_episodes)
+        seeds = draw_evaluation_seeds(self.seeds, self.settings.evaluate_episodes)
         return self.play_request(vector, seeds)
 
     def _episode_seeds(self, name: str, n: int) -> np.ndarray:
-        return episode_seeds(self.seeds.child(name), n)
+        return draw_episode_seeds(self.seeds.child(name), n)
 
     def _summary(self, final: dict[str, float]) -> dict[str, Any]:
         best, race_rows = self._best_estimate(), [] if self.race is None else self.race.summarize_contestants()

@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from llmrl.algorithms.societies.partitioned_policy import combine_policies, split_rollout
-from llmrl.core.agent_interfaces import ComparesEpisodes, unrecorded
+from llmrl.core.agent_interfaces import LearnsFromEpisodeGroups, pause_recording
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
-from llmrl.core.seeding import Seeds, generators
+from llmrl.core.seeding import Seeds, make_generators
 from llmrl.core.spaces import EnvSpec
 from llmrl.loops.compute_requests import Call, Log, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.loops.design_progress import DesignProgress, Trial
@@ -128,7 +128,7 @@ class AdaptationRounds:
         agent = self.societies.agents[0]
         learns, reward_jacobian = agent.learns, learner is not None
         # Agents that compare episodes record them completely, and an ended game must not begin another episode.
-        compares_episodes = isinstance(agent, ComparesEpisodes) and agent.group_size is not None
+        compares_episodes = isinstance(agent, LearnsFromEpisodeGroups) and agent.group_size is not None
         episodes: list[Episode] = []
         update_metrics: list[dict[str, float]] = []
         is_split = learns and not compares_episodes
@@ -148,7 +148,7 @@ class AdaptationRounds:
                 children = {id(node): node.child("piece").child(i) for node in nodes}
                 piece_nodes = [children[id(node)] for node in nodes]
             if learner is not None:
-                [generator] = generators([piece_nodes[0].integer("minibatches")])
+                [generator] = make_generators([piece_nodes[0].integer("minibatches")])
                 update_metrics.append((yield Call(partial(learner.update, rollout, generator))))
             elif learns:
                 update_metrics += yield self.societies.update_request(rollout, piece_nodes)
@@ -269,7 +269,7 @@ class VectorMeasurer:
                 reward_jacobian=keep_gradient,
                 copy=keep_gradient,
             )
-            with unrecorded(self.societies.agents):
+            with pause_recording(self.societies.agents):
                 rollouts.append((yield request))
         return rollouts
 

@@ -41,7 +41,7 @@ class BanditPrincipal(StateFields, ABC):
     def __init__(self, space: ParameterSpace, seeds: Seeds, arms: np.ndarray) -> None:
         self.space, self.arms = space, arms
         self.rng = seeds.numpy("principal")
-        shape = (space.n_rows, len(arms))
+        shape = (space.n_context_rows, len(arms))
         self.counts = np.zeros(shape, dtype=np.int64)
         self.means = np.zeros(shape, dtype=np.float64)
 
@@ -61,7 +61,7 @@ class BanditPrincipal(StateFields, ABC):
         """Update further statistics of a subclass; called before counts and means are updated."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row, indices = self.space.row(context), list[int]()
+        row, indices = self.space.find_row(context), list[int]()
         pending = np.zeros(self.n_arms, dtype=np.int64)
         for _ in range(n):
             indices.append(self._select(row, pending))
@@ -85,7 +85,7 @@ class BanditPrincipal(StateFields, ABC):
         They are principal/arms_played (number of arms played) and principal/best_mean (highest mean payoff of an arm).
         """
         for outcome in outcomes:
-            row, arm = self.space.row(outcome.context), self.arm_index(outcome.vector)
+            row, arm = self.space.find_row(outcome.context), self.arm_index(outcome.vector)
             self._update_statistics(row, arm, outcome.value)
             self.counts[row, arm] += 1
             self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
@@ -286,7 +286,7 @@ class ThompsonPrincipal(BanditPrincipal):
         The posterior means are computed from `estimates`, which also pool the confirmations. Arms with equal posterior
         means are in the order of `estimates`.
         """
-        self.space.row(context)
+        self.space.find_row(context)
         ranked = estimates.ranked(context)
         counts = np.array([estimate.measurements for estimate in ranked], dtype=np.float64)
         means = np.array([estimate.value for estimate in ranked], dtype=np.float64)
@@ -321,13 +321,13 @@ class ScanPrincipal(BanditPrincipal):
     falls below another's.
 
     Args:
-        space: parameter space of the proposals; its `coarse_scan` is tried in order.
+        space: parameter space of the proposals; its `probe_vectors` is tried in order.
         seeds: seed tree; unused, since choices are deterministic.
         repeats: number of trials of each vector before the best is chosen.
     """
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, repeats: PositiveInt = 1) -> None:
-        super().__init__(space, seeds, space.coarse_scan)
+        super().__init__(space, seeds, space.probe_vectors)
         self.repeats = repeats
 
     def _select(self, row: int, pending: np.ndarray) -> int:

@@ -98,14 +98,14 @@ class EvolutionPrincipal(StateFields, ABC):
 
     def __init__(self, space: ParameterSpace, seeds: Seeds) -> None:
         self.space, self.seeds = space, seeds.child("principal")
-        self.contexts = [_ContextSearch() for _ in range(space.n_rows)]
+        self.contexts = [_ContextSearch() for _ in range(space.n_context_rows)]
 
     @abstractmethod
     def _create_search(self, row: int, batch_size: int) -> Search:
         """Return a new search for a context, whose populations are multiples of `batch_size`."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.row(context)
+        row = self.space.find_row(context)
         context_search = self.contexts[row]
         if context_search.search is None:
             context_search.first_batch_size, context_search.search = n, self._create_search(row, n)
@@ -121,7 +121,7 @@ class EvolutionPrincipal(StateFields, ABC):
         They are generation (number of updates) and, from the second generation on, spread (standard deviation of the
         candidates of the last complete generation, as a share of the range, mean over numbers).
         """
-        context_search = self.contexts[self.space.row(outcomes[0].context)]
+        context_search = self.contexts[self.space.find_row(outcomes[0].context)]
         vectors = np.array([outcome.vector for outcome in outcomes])
         # Vectors that this principal has not proposed have no unrounded candidate.
         are_pending = len(vectors) == len(context_search.pending) and np.array_equal(

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.unit_cube import counts, from_unit
+from llmrl.core.unit_cube import count_values, from_unit
 
 FINE_GRID_POINTS = {3: 21, 5: 6}
 """Points per number by dimension in the published epsilon-greedy principal (9261 and 7776 arms); default maximum."""
@@ -42,7 +42,7 @@ def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
             f"principal.points={points} results in {n_arms:,} arms for the {space.dim} numbers of {space.name}, "
             f"more than {MAX_ARMS:,}; {hint}choose a principal without a grid (cem, cmaes, gp, llm)"
         )
-    min_values = counts(space).min()
+    min_values = count_values(space).min()
     if points > min_values:
         raise ConfigError(
             f"principal.points={points}: a number of {space.name} has only {min_values:g} values; "
@@ -51,7 +51,7 @@ def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
     digits = np.stack(np.unravel_index(np.arange(n_arms), (points,) * space.dim), axis=1)
     # With these weights the last point is exactly the upper bound, without rounding errors.
     weight = digits / (points - 1)
-    return space.rounded(space.low * (1.0 - weight) + space.high * weight)
+    return space.round_values(space.low * (1.0 - weight) + space.high * weight)
 
 
 def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
@@ -61,7 +61,7 @@ def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
     integers with k values each: k, since all values are tried.
     """
     if has_only_integers(space):
-        return int(counts(space)[0])
+        return int(count_values(space)[0])
     if space.dim in published:
         return published[space.dim]
     max_arms = max(points**dim for dim, points in published.items())
@@ -81,7 +81,7 @@ def choose_grid_points(space: ParameterSpace, published: Mapping[int, int], prop
     max_points = default_points(space, published)
     if proposals is None or has_only_integers(space):
         return max_points
-    return max(2, min(max_points, max_points_per_axis(space.dim, proposals // space.n_rows // MIN_PLAYS)))
+    return max(2, min(max_points, max_points_per_axis(space.dim, proposals // space.n_context_rows // MIN_PLAYS)))
 
 
 def choose_arms(
@@ -108,7 +108,7 @@ def choose_arms(
         return grid_vectors(space, points)
     n_points = choose_grid_points(space, published, proposals)
     if proposals is not None:
-        n_plays = proposals // space.n_rows
+        n_plays = proposals // space.n_context_rows
         if n_points**space.dim > n_plays // MIN_PLAYS or (n_points < 3 and not has_only_integers(space)):
             n_arms = min(n_plays // MIN_PLAYS, max(2 * (space.dim + 1), n_plays // (2 * MIN_PLAYS)))
             return representative_vectors(space, max(2, n_arms))
@@ -118,7 +118,7 @@ def choose_arms(
 def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     """Return `n` distinct vectors that represent a space, [n, d]; fewer if the space has fewer.
 
-    First come those of `ParameterSpace.coarse_scan`: neutral, center, all numbers at their upper bounds, each number
+    First come those of `ParameterSpace.probe_vectors`: neutral, center, all numbers at their upper bounds, each number
     alone at its upper bound (the last ones only if `n` >= d + 3). Points of a Sobol sequence that is not scrambled
     (Joe & Kuo, Constructing Sobol sequences with better two-dimensional projections, 2008) follow, so the vectors are
     the same for all seeds.
@@ -130,9 +130,9 @@ def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     from torch.quasirandom import SobolEngine
 
     if n >= space.dim + 3:
-        first_vectors = space.coarse_scan
+        first_vectors = space.probe_vectors
     else:
-        first_vectors = space.rounded(np.array([space.neutral, (space.low + space.high) / 2, space.high]))
+        first_vectors = space.round_values(np.array([space.neutral, (space.low + space.high) / 2, space.high]))
     if space.dim > SobolEngine.MAXDIM:
         raise ConfigError(
             f"{space.name} has {space.dim:,} numbers, but arms can be listed for at most {SobolEngine.MAXDIM:,}; "
@@ -141,7 +141,7 @@ def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
     vectors = dict.fromkeys(tuple(vector) for vector in first_vectors.tolist())
     sequence: Any = SobolEngine(space.dim)  # type: ignore[no-untyped-call]
     sequence.fast_forward(1)  # the first point is the lower bounds
-    size = float(counts(space).prod())
+    size = float(count_values(space).prod())
     # Rounding may map many points to one vector.
     for _ in range(100 * n):
         if len(vectors) >= min(n, size):
@@ -153,7 +153,7 @@ def representative_vectors(space: ParameterSpace, n: int) -> np.ndarray:
 
 def has_only_integers(space: ParameterSpace) -> bool:
     """Return whether all numbers of the space are integers with equally many values each."""
-    values = counts(space)
+    values = count_values(space)
     return all(p.decimals == 0 for p in space.parameters) and bool((values == values[0]).all())
 
 

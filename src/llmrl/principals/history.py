@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llmrl.core.pooling import Key, PooledEstimates, key_of
+from llmrl.core.pooling import PooledEstimates, VectorKey, make_vector_key
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.state_fields import StateFields
@@ -33,7 +33,7 @@ AGGREGATE_DESCRIPTIONS = {
     "mean": "as the mean over its steps",
     "last": "as a level",
 }
-"""Descriptions of the aggregates in `EnvSpec.told`, for prompts."""
+"""Descriptions of the aggregates in `EnvSpec.principal_metrics`, for prompts."""
 
 WELFARE_DESCRIPTIONS = {
     measure.name: measure.shown for measure in MEASURES if measure.shown and measure.name != "spending"
@@ -122,9 +122,9 @@ class History(StateFields):
 
     def _pool_by_vector(self, context: str | None) -> list[Record]:
         """Return one record for each vector of a context, in the order of their newest measurements."""
-        groups: dict[Key, list[Record]] = {}
+        groups: dict[VectorKey, list[Record]] = {}
         for record in self.records_in_context(context):
-            groups.setdefault(key_of(record["vector"]), []).append(record)
+            groups.setdefault(make_vector_key(record["vector"]), []).append(record)
         return sorted((_merge_records(group) for group in groups.values()), key=_record_index)
 
     def _pool_all(self) -> list[Record]:
@@ -179,13 +179,20 @@ class History(StateFields):
         if best is None:
             return None
         return _merge_records(
-            [record for record in self.records_in_context(context) if key_of(record["vector"]) == key_of(best)]
+            [
+                record
+                for record in self.records_in_context(context)
+                if make_vector_key(record["vector"]) == make_vector_key(best)
+            ]
         )
 
     def describe_measures(self) -> list[tuple[str, list[str]]]:
         """Return (description, names) of each kind of metric shown with a payoff; kinds without names are omitted."""
         grouped = [
-            (description, [name for name, aggregate in self.spec.told.items() if aggregate == aggregate_name])
+            (
+                description,
+                [name for name, aggregate in self.spec.principal_metrics.items() if aggregate == aggregate_name],
+            )
             for aggregate_name, description in AGGREGATE_DESCRIPTIONS.items()
         ]
         grouped.append(("of an episode", [f"{name} ({description})" for name, description in self.welfare.items()]))
@@ -201,14 +208,14 @@ class History(StateFields):
         # Among t random payoffs, about log t are new maxima.
         payoff = TYPICAL_PAYOFF + (generation // contexts + 1).bit_length()
         return Outcome(
-            vector=space.rounded(space.low + (space.high - space.low) * 0.12345),
+            vector=space.round_values(space.low + (space.high - space.low) * 0.12345),
             value=payoff,
             values=np.full(MIN_VALUES_FOR_ERROR, payoff),
             standard_error=TYPICAL_PAYOFF,
             context=generation % contexts if self.spec.contexts else None,
             returns=np.full(self.spec.n_agents, TYPICAL_PAYOFF),
-            trajectories=dict.fromkeys(self.spec.told, steps),
-            summaries=dict.fromkeys(self.spec.told, TYPICAL_PAYOFF),
+            trajectories=dict.fromkeys(self.spec.principal_metrics, steps),
+            summaries=dict.fromkeys(self.spec.principal_metrics, TYPICAL_PAYOFF),
             welfare=dict.fromkeys(self.welfare, TYPICAL_PAYOFF),
             training=(TYPICAL_PAYOFF, TYPICAL_PAYOFF),
         )
@@ -240,7 +247,7 @@ class History(StateFields):
         """
         curves = {
             name: _sample_curve(outcome.trajectories[name])
-            for name, aggregate in self.spec.told.items()
+            for name, aggregate in self.spec.principal_metrics.items()
             if aggregate == "last" and len(outcome.trajectories.get(name, ())) > 0
         }
         # The last value of a curve is its summary, which is not repeated.

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.model_protocols import ChatModel
-from llmrl.core.pooling import key_of
+from llmrl.core.pooling import make_vector_key
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, ChatReply, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
@@ -185,7 +185,7 @@ class LLMPrincipal(StateFields, ABC):
         """Return the prompt that follows a reply that is invalid for this reason."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.row(context)
+        row = self.space.find_row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
         question_numbers = range(1, n + 1)
         if self.learning is not None:
@@ -204,8 +204,8 @@ class LLMPrincipal(StateFields, ABC):
         self.counters["moved_numbers"] += sum(answer.n_clipped for answer in answers)
         keys = set(self.proposed_vectors)
         for vector in vectors:
-            self.counters["repeated_proposals"] += key_of(vector) in keys
-            keys.add(key_of(vector))
+            self.counters["repeated_proposals"] += make_vector_key(vector) in keys
+            keys.add(make_vector_key(vector))
         self.iteration += 1
         if self.learning is not None:
             self.learning.record_replies([stats.samples for stats in self.structured_query.query_stats])
@@ -233,7 +233,7 @@ class LLMPrincipal(StateFields, ABC):
             if self.settings.fallback == "last" and records
             else self.history.best(context)
         )
-        return self.space.rounded((self.space.low + self.space.high) / 2) if best is None else best
+        return self.space.round_values((self.space.low + self.space.high) / 2) if best is None else best
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Add outcomes, of own or other proposals, to the history and return metrics.
@@ -244,7 +244,7 @@ class LLMPrincipal(StateFields, ABC):
         notes, self.notes = self.notes, []
         is_proposed = bool(notes) and len(notes) == len(outcomes)
         self.history.add(outcomes, notes if is_proposed else [])
-        self.proposed_vectors |= {key_of(outcome.vector) for outcome in outcomes}
+        self.proposed_vectors |= {make_vector_key(outcome.vector) for outcome in outcomes}
         metrics = self.structured_query.metrics() | {
             f"llm/{name}": float(count) for name, count in self.counters.items()
         }
@@ -286,7 +286,7 @@ class LLMPrincipal(StateFields, ABC):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.proposed_vectors = {key_of(record["vector"]) for record in self.history.records}
+        self.proposed_vectors = {make_vector_key(record["vector"]) for record in self.history.records}
 
     def build_question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
@@ -382,15 +382,15 @@ class LLMPrincipal(StateFields, ABC):
                 self.space.check(numbers)
             except ConfigError as error:
                 raise InvalidReply(shorten_reasons(str(error))) from None
-        vector = self.space.rounded(numbers, clip=self.settings.out_of_range != "accept")
-        if self.settings.duplicates == "reask" and key_of(vector) in self.proposed_vectors:
+        vector = self.space.round_values(numbers, clip=self.settings.out_of_range != "accept")
+        if self.settings.duplicates == "reask" and make_vector_key(vector) in self.proposed_vectors:
             raise InvalidReply("these numbers were proposed already: propose something that was not tried")
-        n_clipped = self.space.outside(numbers).sum() if self.settings.out_of_range == "clamp" else 0
+        n_clipped = self.space.is_out_of_bounds(numbers).sum() if self.settings.out_of_range == "clamp" else 0
         return ParsedReply(vector, answer.reasons, int(n_clipped))
 
     def has_refused_numbers(self, vector: np.ndarray) -> bool:
         """Return whether numbers out of bounds in `vector` [d] make a reply invalid."""
-        outside = self.space.outside(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
+        outside = self.space.is_out_of_bounds(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(outside.any())
 
     def _new_structured_query(self) -> StructuredQuery[ParsedReply]:
@@ -404,7 +404,7 @@ class LLMPrincipal(StateFields, ABC):
         )
 
     def _make_parse_fn(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
-        return lambda reply: self.parse_reply(reply.text, reply.cut, parser)
+        return lambda reply: self.parse_reply(reply.text, reply.is_truncated, parser)
 
 
 def shorten_reasons(reasons: str) -> str:

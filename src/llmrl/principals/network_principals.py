@@ -29,7 +29,7 @@ class ObserveSettings:
     """Settings of the observation.
 
     Args:
-        metrics: names of metrics in `spec.told`; None: all.
+        metrics: names of metrics in `spec.principal_metrics`; None: all.
         moments: number of windows, of almost equal length, over which a trajectory is averaged; at most its number of
             steps. None: every step is a separate number.
         interval: use only each `interval`-th step, starting with the first, before averaging.
@@ -62,12 +62,12 @@ class ObservationEncoder(StateFields):
 
     def __init__(self, spec: EnvSpec, settings: ObserveSettings) -> None:
         metrics, moments, interval = settings.metrics, settings.moments, settings.interval
-        self.metrics = list(spec.told if metrics is None else metrics)
-        unknown = [name for name in self.metrics if name not in spec.told]
+        self.metrics = list(spec.principal_metrics if metrics is None else metrics)
+        unknown = [name for name in self.metrics if name not in spec.principal_metrics]
         if unknown:
             raise ConfigError(
                 f"principal.observe.metrics: env={spec.name} has no metric '{unknown[0]}' for principals; available: "
-                f"{', '.join(spec.told)}"
+                f"{', '.join(spec.principal_metrics)}"
             )
         if spec.horizon is None:
             raise ConfigError(
@@ -88,9 +88,9 @@ class ObservationEncoder(StateFields):
         """Return the observation before a proposal in `context`, [size] float32."""
         one_hot = np.zeros(len(self.space.contexts))
         if self.space.contexts:
-            one_hot[self.space.row(context)] = 1.0
+            one_hot[self.space.find_row(context)] = 1.0
         else:
-            self.space.row(context)
+            self.space.find_row(context)
         features = np.ones((len(self.metrics), self.n_windows))
         if self.last is not None:
             scale = np.where(self.largest > 0, self.largest, 1.0)[:, None] if self.scale is None else self.scale
@@ -337,8 +337,8 @@ class MetaGradPrincipal(StateFields):
         self.updater = OptimizerStep(self.network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm)
         self.last_proposal: State | None = None  # observation and context of the last `ask`
         # Number and mean of the objectives so far, by context.
-        self.counts = np.zeros(self.space.n_rows, dtype=np.int64)
-        self.means = np.zeros(self.space.n_rows)
+        self.counts = np.zeros(self.space.n_context_rows, dtype=np.int64)
+        self.means = np.zeros(self.space.n_context_rows)
 
     @property
     def meta_settings(self) -> MetaSettings:
@@ -351,7 +351,7 @@ class MetaGradPrincipal(StateFields):
         import torch
 
         observation = torch.as_tensor(self.encoder.vector(context))
-        self.last_proposal = {"observation": observation, "row": self.space.row(context)}
+        self.last_proposal = {"observation": observation, "row": self.space.find_row(context)}
         return self._network_vector(observation)[None]
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import Outcome
@@ -88,11 +88,11 @@ class SaezPrincipal(StateFields):
     ) -> None:
         self.space = spec.proposals
         names = [f"{name}_{k + 1}" for name in BRACKET_METRICS for k in range(self.space.dim)]
-        missing = [name for name in names if name not in spec.told]
+        missing = [name for name in names if name not in spec.principal_metrics]
         if missing or self.space.contexts:
             reason = f"has no metric {missing[0]!r}" if missing else "has contexts"
             raise Incompatible(
-                Misfit.ONE_GAME,
+                IncompatibilityReason.WRONG_GAME,
                 f"principal=saez needs the incomes in each tax bracket and no contexts, but env={spec.name} {reason}; "
                 "use env=tax_economy or another principal",
             )
@@ -113,14 +113,14 @@ class SaezPrincipal(StateFields):
 
     def _flat_rates(self, index: int) -> np.ndarray:
         fraction = MAX_INITIAL_RATE * index / max(self.n_initial - 1, 1)
-        return self.space.rounded(self.space.low + fraction * (self.space.high - self.space.low))
+        return self.space.round_values(self.space.low + fraction * (self.space.high - self.space.low))
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        self.space.row(context)
+        self.space.find_row(context)
         if self.n_proposed < self.n_initial:
             self.rates = self._flat_rates(self.n_proposed)
         else:
-            self.rates = self.space.rounded(self.rates + self.step * (self.formula_rates - self.rates))
+            self.rates = self.space.round_values(self.rates + self.step * (self.formula_rates - self.rates))
         self.n_proposed += 1
         return np.tile(self.rates, (n, 1))
 
@@ -139,13 +139,13 @@ class SaezPrincipal(StateFields):
                 self.log_points.append([float(np.log(max(1.0 - marginal, 1e-6))), float(np.log(income))])
                 incomes, taxable, weights = amounts
                 formula_rates = compute_saez_rates(incomes, taxable, weights, self.effective_elasticity, outcome.vector)
-                self.formula_rates = self.space.rounded(formula_rates)
+                self.formula_rates = self.space.round_values(formula_rates)
         distance = float(np.abs(self.formula_rates - self.rates).max())
         return {"principal/elasticity": self.effective_elasticity, "principal/distance": distance}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the formula's rates for the last outcome, [1, K]; [0, K] before the first outcome with income."""
-        self.space.row(context)
+        self.space.find_row(context)
         vectors = [self.formula_rates] if self.log_points else []
         return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 

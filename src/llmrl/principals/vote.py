@@ -122,13 +122,13 @@ class VotePrincipal(StateFields):
         self.briefing = briefing
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row = self.space.row(context)
+        row = self.space.find_row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
         vote_seeds = self.seeds.child("vote").child(self.votes)
         status_quo_vector = self._status_quo_vector(name)
         candidates = [status_quo_vector, *self._collect_nominations(vote_seeds, name)]
         ballot = np.array(
-            list(dict.fromkeys(tuple(vector) for vector in self.space.rounded(np.array(candidates)).tolist()))
+            list(dict.fromkeys(tuple(vector) for vector in self.space.round_values(np.array(candidates)).tolist()))
         )
         ballot = ballot[vote_seeds.numpy("order").permutation(len(ballot))]
         if len(ballot) == 1:  # only the present vector is on the ballot, so there is no vote
@@ -144,7 +144,7 @@ class VotePrincipal(StateFields):
         valid_votes = [vote for vote in votes if vote is not None]
         vote_counts = np.bincount(np.array(valid_votes, dtype=np.int64), minlength=len(ballot))
         winners = np.flatnonzero(vote_counts == vote_counts.max())
-        is_status_quo = (ballot[winners] == self.space.rounded(status_quo_vector)).all(axis=1)
+        is_status_quo = (ballot[winners] == self.space.round_values(status_quo_vector)).all(axis=1)
         winner = int(winners[is_status_quo.argmax()])  # the first winner if none is the status quo
         n_abstentions = len(votes) - len(valid_votes)
         self.totals["abstentions"] += n_abstentions
@@ -173,7 +173,7 @@ class VotePrincipal(StateFields):
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vector of the last vote in a context, [1, d]; [0, d] before the first vote."""
-        row = self.space.row(context)
+        row = self.space.find_row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
         elected_vectors = [record["vector"] for record in self.records if record["context"] == name]
         return np.array(elected_vectors[-1:][:n], dtype=np.float64).reshape(-1, self.space.dim)
@@ -218,7 +218,7 @@ class VotePrincipal(StateFields):
             {
                 "name": f"option_{i + 1}",
                 "values": list(zip(self.space.names, vector.tolist(), strict=True)),
-                "words": self.space.in_a_sentence(vector),
+                "words": self.space.describe_effects(vector),
                 "holds": status_quo_vector is not None
                 and bool(self.records)
                 and np.array_equal(vector, status_quo_vector),
@@ -231,7 +231,7 @@ class VotePrincipal(StateFields):
         return StructuredQuery(
             self.llm,
             "vote",
-            lambda reply: parse_answer(reply.text, BallotParser(options), reply.cut).answer,
+            lambda reply: parse_answer(reply.text, BallotParser(options), reply.is_truncated).answer,
             partial(self._repair_vote, options),
             build_vote_schema(options),
             self.settings.repair_turns,
@@ -273,8 +273,8 @@ class VotePrincipal(StateFields):
         parameters = self.space.parameters
         question = VectorQuestion(turn=len(self.records) + 1)
         parser = VectorParser(self.space.names, [(p.low, p.high) for p in parameters], question)
-        vector: np.ndarray = parse_answer(reply.text, parser, reply.cut).answer
-        if (outside := self.space.outside(vector)).any():
+        vector: np.ndarray = parse_answer(reply.text, parser, reply.is_truncated).answer
+        if (outside := self.space.is_out_of_bounds(vector)).any():
             parameter = parameters[int(np.flatnonzero(outside)[0])]
             raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")
         return vector

@@ -11,7 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.core.unit_cube import counts, from_unit, to_unit
+from llmrl.core.unit_cube import count_values, from_unit, to_unit
 from llmrl.principals.bandits import EpsilonGreedyPrincipal
 from llmrl.principals.evolution import CMAESPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
@@ -35,7 +35,7 @@ TABLE = space(*[(0.0, 3.0, 0)] * 6)
 def test_vector_point_round_trip(point):
     vector = from_unit(MIXED_SPACE, np.array(point))
     MIXED_SPACE.check(vector)
-    assert np.array_equal(vector, MIXED_SPACE.rounded(vector))
+    assert np.array_equal(vector, MIXED_SPACE.round_values(vector))
     recovered = to_unit(MIXED_SPACE, vector)
     assert ((recovered >= 0) & (recovered <= 1)).all()
     np.testing.assert_allclose(from_unit(MIXED_SPACE, recovered), vector, atol=1e-12)
@@ -44,7 +44,7 @@ def test_vector_point_round_trip(point):
 
 
 def test_values_are_equally_likely():
-    assert counts(MIXED_SPACE).tolist() == [4, 121, np.inf, 1]
+    assert count_values(MIXED_SPACE).tolist() == [4, 121, np.inf, 1]
     vectors = from_unit(MIXED_SPACE, np.random.default_rng(0).random((40000, 4)))
     assert np.bincount(vectors[:, 0].astype(int)) / 40000 == pytest.approx([0.25] * 4, abs=0.01)
     edges = np.mean(np.abs(vectors[:, 1]) == 6.0)
