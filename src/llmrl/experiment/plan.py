@@ -36,7 +36,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     """
     spec = parts.env.spec
     numbers = spec.continuous_actions
-    actions = f"{spec.n_actions} actions" if numbers is None else f"actions of {numbers.kind}"
+    actions = f"{spec.n_actions} actions" if numbers is None else f"actions of {numbers.description}"
     rows = [
         (
             "env",

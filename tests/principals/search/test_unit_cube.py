@@ -73,7 +73,7 @@ def search(principal, steps, n=4):
     best_values = []
     for _ in range(steps):
         vectors = principal.ask(None, n)
-        assert np.array_equal(vectors, TABLE.check(TABLE.rounded(vectors)))
+        assert np.array_equal(vectors, TABLE.check(TABLE.round_values(vectors)))
         principal.tell([Outcome(v, hamming(v), np.array([hamming(v)])) for v in vectors])
         best_values += [hamming(v) for v in vectors]
     return best_values
@@ -129,7 +129,7 @@ class TestGrids:
     def test_short_runs_list_integers(self):
         bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=40)
         arms = bandit.arms
-        assert arms.shape == (13, 6) and np.array_equal(arms, TABLE.rounded(arms))
+        assert arms.shape == (13, 6) and np.array_equal(arms, TABLE.round_values(arms))
         vectors = bandit.ask(None, 3)
         bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])
 
