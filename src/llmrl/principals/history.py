@@ -286,7 +286,7 @@ def _merge_records(group: Sequence[Record]) -> Record:
     row = newest | {"measured": [record["index"] for record in repeats]}
     if len(repeats) == 1:
         return row
-    estimate = _pool_estimates(repeats).of(newest["vector"], newest["context"])
+    estimate = _pool_estimates(repeats).get(newest["vector"], newest["context"])
     weights = [record["episodes"] for record in repeats]
 
     def mean(values: Sequence[Any]) -> Any:

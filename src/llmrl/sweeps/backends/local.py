@@ -156,7 +156,7 @@ def preload(jobs: Sequence[Job]) -> None:
     """
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
     project_targets = [str(target) for target in targets if str(target).startswith("llmrl.")]
-    modules = sorted({target.rpartition(".")[0] for target in project_targets if NO_FURTHER_TRUST.covers(target)})
+    modules = sorted({target.rpartition(".")[0] for target in project_targets if NO_FURTHER_TRUST.is_trusted(target)})
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD_MODULE, *modules])
     resource_tracker.ensure_running()  # here, because it unblocks signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNAL_NUMBERS)
