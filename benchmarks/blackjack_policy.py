@@ -176,7 +176,7 @@ def chat_policies(run: Path, config: dict[str, Any]) -> tuple[GreedyPolicy, Gree
     initial = chat.model
     parts.close()
     with tempfile.TemporaryDirectory() as folder:
-        return policy(initial), policy(str(export_model(run, Path(folder) / "model", merge=True)))
+        return policy(initial), policy(str(export_model(run, Path(folder) / "model", merge=True, trusted=[])))
 
 
 def reference_returns() -> dict[str, float]:

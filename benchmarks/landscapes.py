@@ -46,7 +46,7 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.core.protocols import Proposer
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.resources import POLICIES
+from llmrl.experiment.resources import CALL_POLICY_KEYS
 from llmrl.llms.client import ChatClient
 from llmrl.principals.bandits import BanditPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
@@ -114,7 +114,7 @@ def build_principal(name: str, function: Landscape, run: int, proposals: int, ll
         return gp_variant(name, function, seeds.child("principal"))
     services: dict[str, Any] = {"device": "cpu", "seeds": seeds.child("llm")}
     if name == "llm":
-        node = {key: value for key, value in load_option("llm", llm).items() if key not in POLICIES}
+        node = {key: value for key, value in load_option("llm", llm).items() if key not in CALL_POLICY_KEYS}
         services["llm"] = ChatClient(Builder(services).build(node, "llm"))
     services |= {"seeds": seeds.child("principal"), "spec": function.spec, "space": function.space}
     services |= {"proposals": proposals, "controller": None, "prompt_folder": None}

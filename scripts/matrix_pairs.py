@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import agent_loop
+from llmrl.config.loop_sections import declared_loop
 from llmrl.core.errors import ConfigError, Incompatible, LlmrlError
 from llmrl.core.option_files import list_option_names, load_option
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.experiment.build_env import build_env
-from llmrl.experiment.composition import plain
+from llmrl.experiment.composition import compose_plain
 from llmrl.experiment.config_completion import groups_using_model
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_parts
@@ -191,7 +191,7 @@ class Pairs:
         settings = {**settings, "env.n_envs": 4, "design.candidates": 2, "llm.make.longest": 16384}
         if choices.get("llm") == "small_chat":
             settings["llm.learn"] = {
-                **plain("train", "llm=small_chat", "llm/learn=grpo")["llm"]["learn"],
+                **compose_plain("train", "llm=small_chat", "llm/learn=grpo")["llm"]["learn"],
                 "tune": "lora",
             }
             settings["llm.learn"]["group_size"] = 2
@@ -245,7 +245,7 @@ class Pairs:
         agent, builder = _option("agent", chosen["agent"]), Builder()
         if chosen["agent"] == "teacher":
             chosen.setdefault("teacher", "oracle")
-        if agent_loop(agent, builder) == "search":
+        if declared_loop(agent, builder) == "search":
             chosen.setdefault("principal", "random")
         chosen.setdefault("llm", "small_scorer" if builder.needs(agent, "scorer", "agent") else "scripted")
         config = copy.deepcopy(_base(chosen["env"]))
@@ -345,11 +345,11 @@ def _needed(group: str, name: str) -> list[str]:
 
 def _option(group: str, name: str) -> Any:
     """Return an option as a config has it, which an environment's choices do not change."""
-    return plain("train", "env=nim", f"{group}={name}", *_needed(group, name))[group]
+    return compose_plain("train", "env=nim", f"{group}={name}", *_needed(group, name))[group]
 
 
 def _base(env: str) -> dict[str, Any]:
-    return plain("train", f"env={env}", "agent=random", *_needed("env", env))
+    return compose_plain("train", f"env={env}", "agent=random", *_needed("env", env))
 
 
 @functools.cache

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.option_docs import Key, display_path, document_keys, entries, header, option_type, value_text
+from llmrl.config.option_docs import (
+    KeyPath,
+    display_path,
+    document_keys,
+    format_option_type,
+    format_value,
+    read_description,
+    read_keys,
+)
 from llmrl.core.option_files import (
     find_variants,
     is_choosable,
@@ -60,26 +68,26 @@ def page() -> str:
     return "\n".join(paragraphs)
 
 
-def _section(title: str, path: Path, files: Sequence[tuple[Path, Key]]) -> Iterable[str]:
+def _section(title: str, path: Path, files: Sequence[tuple[Path, KeyPath]]) -> Iterable[str]:
     package = files[-1][1]
     targets: dict[str, str] = {}
     for file, place in files:
         targets |= _targets(read_file(file), place)
     documents = document_keys(files)
     rows = []
-    for entry in entries(path):
+    for entry in read_keys(path):
         key = ".".join((*package, *entry.key))
-        if entry.key[0] == "hydra" or (not entry.leaf and not entry.comment):
+        if entry.key[0] == "hydra" or (not entry.is_leaf and not entry.comment):
             continue
         # In a group's own section its name is left out.
         label = key if sets_global_keys(path) else ".".join(entry.key)
-        kind = "" if key.endswith("_target_") or not entry.leaf else option_type(key, targets)
-        introduced = documents[key].place == f"{display_path(path)}:{entry.line}"
-        value = f"`{_value(path, entry.key)}`" if entry.leaf else ""
+        kind = "" if key.endswith("_target_") or not entry.is_leaf else format_option_type(key, targets)
+        introduced = documents[key].meaning_location == f"{display_path(path)}:{entry.line}"
+        value = f"`{_value(path, entry.key)}`" if entry.is_leaf else ""
         rows.append((f"`{label}`", value, kind if introduced else "", entry.comment))
     links = [link for base in read_file(path).get("defaults", []) if (link := _base(base, path)) is not None]
     yield f"### {title}\n"
-    yield f"{header(path)}\n"
+    yield f"{read_description(path)}\n"
     if links:
         yield f"Begins with {' and '.join(links)}.\n"
     if rows:
@@ -88,7 +96,7 @@ def _section(title: str, path: Path, files: Sequence[tuple[Path, Key]]) -> Itera
         yield ""
 
 
-def _targets(node: Mapping[str, Any], place: Key) -> dict[str, str]:
+def _targets(node: Mapping[str, Any], place: KeyPath) -> dict[str, str]:
     targets = {".".join(place): str(node["_target_"])} if node.get("_target_") else {}
     for key, value in node.items():
         if isinstance(value, Mapping):
@@ -109,11 +117,11 @@ def _base(base: Any, path: Path) -> str | None:
     return f"[{title}](#{anchor})" + (f" (as `{place}`)" if place else "")
 
 
-def _value(path: Path, key: Key) -> str:
+def _value(path: Path, key: KeyPath) -> str:
     value: Any = read_file(path)
     for part in key:
         value = next(value[name] for name in value if str(name) == part)
-    return "needed" if value == "???" else value_text(value)
+    return "needed" if value == "???" else format_value(value)
 
 
 def _cell(text: str) -> str:

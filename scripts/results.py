@@ -29,7 +29,7 @@ from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_tables import STUDY_TASKS, TaskComparison, build_slugs, compare_tasks
 from llmrl.display.sweeps import create_report
-from llmrl.experiment.composition import plain
+from llmrl.experiment.composition import compose_plain
 from llmrl.results.run_records import read_runs
 from llmrl.results.study_settings import StudySettings, parse_study_settings
 from llmrl.results.table_format import ReportTable
@@ -165,7 +165,9 @@ def study_settings(folder: Path) -> StudySettings:
         ValueError: the runs belong to several studies with different settings, or to none.
     """
     names = sorted({run.overrides.get("experiment", "none") for run in read_runs(folder)})
-    first, *others = [parse_study_settings(plain("train", f"experiment={name}")["report"], name) for name in names]
+    first, *others = [
+        parse_study_settings(compose_plain("train", f"experiment={name}")["report"], name) for name in names
+    ]
     if first is None or any(other != first for other in others):
         raise ValueError(f"{folder} has runs of {', '.join(names)}; they must be one study with one section `report`")
     return first

@@ -408,13 +408,13 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("what a job of the sweep is given (its pickle) when a key is in the environment", "no key in it")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.experiment.run_job import compute
+    from llmrl.experiment.run_job import compute_job
     from llmrl.sweeps.payload import RunPayload
 
     os.environ["OPENAI_API_KEY"] = KEY
     try:
         (folder / "work.pkl").write_bytes(
-            pickle.dumps(RunPayload(compute, {"llm": {}}, [], folder, {"OMP_NUM_THREADS": "1"}))
+            pickle.dumps(RunPayload(compute_job, {"llm": {}}, [], folder, {"OMP_NUM_THREADS": "1"}))
         )
     finally:
         del os.environ["OPENAI_API_KEY"]

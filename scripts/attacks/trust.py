@@ -436,12 +436,12 @@ def asking_run(folder: Path, url: str) -> Path:
     """Create a stranger's run whose player uses a model on their server."""
     from llmrl.core.option_files import load_option
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.resources import POLICIES
+    from llmrl.experiment.resources import CALL_POLICY_KEYS
     from llmrl.run.config_hash import config_hash
 
     words = ["env=blackjack", "agent=llm_player", "env.n_envs=1", "play.episodes=1"]
     config = Experiment.compose(*words, "llm=scripted").config
-    policies = {key: value for key, value in config["llm"].items() if key in POLICIES}
+    policies = {key: value for key, value in config["llm"].items() if key in CALL_POLICY_KEYS}
     config["llm"] = {**load_option("llm", "openai_compatible"), **policies, **serving_model(url)}
     run = theirs(folder, {key: value for key, value in config.items() if key != "output_root"}, "failed")
     run = run.parent.rename(run.parents[1] / f"run-{config_hash(config)}") / run.name

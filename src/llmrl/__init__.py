@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmrl.api.results import Results, load
     from llmrl.api.trained_agents import TrainedAgent, load_agent
 
-_HOMES = {
+_MODULE_BY_NAME = {
     "Plan": "experiments",
     "Results": "results",
     "RunResult": "experiments",
@@ -59,12 +59,12 @@ if not TYPE_CHECKING:  # type checkers must report missing names
 
     def __getattr__(name):
         """Import a public name at its first access."""
-        home = _HOMES.get(name)
-        if home is None:
+        module_name = _MODULE_BY_NAME.get(name)
+        if module_name is None:
             raise AttributeError(f"module 'llmrl' has no attribute {name!r}")
         from importlib import import_module
 
-        attribute = getattr(import_module(f"llmrl.api.{home}"), name)
+        attribute = getattr(import_module(f"llmrl.api.{module_name}"), name)
         globals()[name] = attribute
         return attribute
 

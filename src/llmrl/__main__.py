@@ -11,12 +11,12 @@ COMMANDS = {
     "train": ("llmrl.cli.train", "compose an experiment and run it, or a sweep of them"),
     "evaluate": ("llmrl.cli.evaluate", "play a finished run's agents, mechanisms or players again"),
     "sweep": ("llmrl.cli.sweep", "status, retry, cancel and logs of runs"),
-    "report": ("llmrl.cli.sweep_report", "figures, tables and a page of runs"),
-    "llm": ("llmrl.cli.llm", "check, try and account for language models"),
+    "report": ("llmrl.cli.sweep_report", "report of runs with figures and tables"),
+    "llm": ("llmrl.cli.llm", "check and try language models, and sum up their calls"),
     "serve": ("llmrl.cli.serve", "serve an environment with the protocol of OpenEnv"),
     "finetune": ("llmrl.cli.finetune", "train the language model that proposes policies"),
 }
-"""Command -> module, and what it does. Each is a console script, too: `llmrl-train`."""
+"""Command -> module and description. Each is also a console script, such as `llmrl-train`."""
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         with handle_interrupt(sys.argv[0]):
             import_module(COMMANDS[name][0]).main()
     else:
-        lines = [f"  {command:<9} {does}" for command, (_, does) in COMMANDS.items()]
+        lines = [f"  {command:<9} {description}" for command, (_, description) in COMMANDS.items()]
         sys.stdout.write("\n".join(["python -m llmrl COMMAND ..., each with --help:", *lines, ""]))
         raise SystemExit(0 if name in ("--help", "-h") else 2)
 

@@ -13,8 +13,9 @@ from llmrl.agents.random_agent import RandomAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.resources import RunResources
 from llmrl.loops.play import PlayLoop
 from llmrl.rollout.collector import Collector, evaluate_policy
 
@@ -72,7 +73,7 @@ def test_environment_needs_expert():
 def test_treatments_build(treatment):
     config = compose("experiment=grounding/mixed", f"treatment={treatment}")
     check_values(config)
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         assert isinstance(build_loop(config, parts), PlayLoop)
     finally:

@@ -13,8 +13,9 @@ from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.resources import RunResources
 from llmrl.loops.learn import LearnLoop
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.spatial_cores import FilmCore, FilmSettings
@@ -225,7 +226,7 @@ def test_treatments_build(choice):
     # Of half the squared error.
     assert config["agent"]["ppo"]["value_coefficient"] == (1.0 if is_published else 0.5)
     config["env"]["n_envs"] = 16
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         loop = build_loop(config, parts)
         assert isinstance(loop, LearnLoop) and parts.agents[0].policy.channels == ("view", "mission")

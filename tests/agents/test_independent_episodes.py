@@ -10,7 +10,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.report import ReportSettings
-from llmrl.cli.evaluate import evaluate, main, parser
+from llmrl.cli.evaluate import build_parser, evaluate, main
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.call_log import read_calls
@@ -58,12 +58,12 @@ def test_reports_carried_state(tmp_path, capsys, option):
     assert scores["carried"] == [option] and not scores["learned"]
     for row in scores["table"].values():
         assert (row["standard_error"], row["low"], row["high"]) == (None, None, None) and row["min"] <= row["mean"]
-    evaluation = evaluate(parser().parse_args([str(folder), "--episodes", "3"]))
+    evaluation = evaluate(build_parser().parse_args([str(folder), "--episodes", "3"]))
     assert evaluation["carried"] == [option] and evaluation["table"]["length"]["standard_error"] is None
     main([str(folder), "--episodes", "2"])
     output = " ".join(capsys.readouterr().out.split())
     assert f"carry a state from one episode to the next ({option})" in output
-    random_evaluation = evaluate(parser().parse_args([str(folder), "--episodes", "3", "--policy", "random"]))
+    random_evaluation = evaluate(build_parser().parse_args([str(folder), "--episodes", "3", "--policy", "random"]))
     assert random_evaluation["carried"] == [] and random_evaluation["table"]["length"]["standard_error"] is not None
 
 
@@ -74,7 +74,7 @@ def test_video_keeps_evaluation_episodes(tmp_path):
 
     def first_questions(*options):
         out = tmp_path / f"out{len(options)}"
-        evaluate(parser().parse_args([str(folder), "--episodes", "3", "--out", str(out), *options]))
+        evaluate(build_parser().parse_args([str(folder), "--episodes", "3", "--out", str(out), *options]))
         starts = [text for text in list_prompts(out) if re.search(r"last_episode", text.split('"role": "user"')[1])]
         return list_prompts(out), starts
 

@@ -11,7 +11,7 @@ from llmrl.cli.llm import totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
 from llmrl.core.records import CHOSEN_MODEL, CallEstimate
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.plan import costs
+from llmrl.experiment.plan import estimate_costs
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
@@ -224,4 +224,4 @@ def test_costs_are_split_by_model():
     dear, cheap = Echo(input_price=10.0, output_price=10.0, max_tokens=100), Echo(input_price=1.0, output_price=1.0)
     client = ChatClient(dear, additional_models={"cheap": (cheap, RateLimit())})
     estimate = CallEstimate(10, 10, 1000, 1000, fraction_by_model={CHOSEN_MODEL: 0.25, "cheap": 0.75})
-    assert costs(estimate, client) == (pytest.approx(0.25 * 0.02 + 0.75 * 0.002), None)
+    assert estimate_costs(estimate, client) == (pytest.approx(0.25 * 0.02 + 0.75 * 0.002), None)

@@ -12,11 +12,12 @@ import torch
 from experiments import compose, only_run_folder, run
 from installed import skip_without
 from llmrl.agents.sb3_agent import SB3Agent
-from llmrl.cli.evaluate import evaluate, parser
+from llmrl.cli.evaluate import build_parser, evaluate
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.experiment.resources import RunResources
 from llmrl.rollout.batched_evaluator import draw_evaluation_seeds
 from llmrl.run.artifacts import load_saved_state
 from policies import ARM, LAKE, POLE
@@ -64,7 +65,7 @@ def test_policy_is_playable(tmp_path):
         plays.close()
     finally:
         parts.close()
-    results = evaluate(parser().parse_args([str(folder), "--episodes", "8", "--mode", "both"]))
+    results = evaluate(build_parser().parse_args([str(folder), "--episodes", "8", "--mode", "both"]))
     assert [player["mode"] for player in results["players"]] == ["stochastic", "deterministic"]
 
 
@@ -164,7 +165,7 @@ def test_refusals(build, message):
 def test_rejects_invalid_combinations(overrides, message):
     config = compose("agent=sb3", *[x for x in overrides if not x.startswith("~")])
     with pytest.raises(ConfigError, match=message):
-        parts = build_parts(config, build_llm(config, None, check=False))
+        parts = build_parts(config, RunResources(config, build_used_model).model)
         try:
             build_loop(config, parts)
         finally:

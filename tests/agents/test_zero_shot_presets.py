@@ -10,9 +10,10 @@ import pytest
 
 from experiments import compose, only_run_folder, run
 from llmrl.agents.llm_player.agent import LLMPlayer
-from llmrl.config.treatments import studies
-from llmrl.experiment.models import build_llm
+from llmrl.config.treatments import list_studies
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.resources import RunResources
 from llmrl.llms.call_log import read_calls
 from llmrl.loops.play import PlayLoop
 from some import one_in
@@ -31,7 +32,7 @@ GAMES = (
     "mountain_car",
 )
 """Environments of zero_shot/games."""
-STUDIES = [*GAMES, *(study.removeprefix("zero_shot/") for study in studies() if study.startswith("zero_shot/"))]
+STUDIES = [*GAMES, *(study.removeprefix("zero_shot/") for study in list_studies() if study.startswith("zero_shot/"))]
 STUDIES.remove("games")
 
 
@@ -59,7 +60,7 @@ PUBLISHED_SETTINGS = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "t
 def test_preset_builds(study, treatment):
     config = compose(*read_words(study), f"treatment={treatment}")
     check_values(config)
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         loop, [agent] = build_loop(config, parts), parts.agents
         assert isinstance(loop, PlayLoop) and isinstance(agent, LLMPlayer)

@@ -16,8 +16,9 @@ from experiments import compose
 from llmrl.algorithms.minibatches import SequenceMinibatches
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_parts
+from llmrl.experiment.resources import RunResources
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
 from some import some
@@ -30,7 +31,7 @@ def agent_parts():
 
     def build(*overrides):
         config = compose(*overrides)
-        parts = build_parts(config, build_llm(config, None, check=False))
+        parts = build_parts(config, RunResources(config, build_used_model).model)
         segments.append(parts)
         return config, parts
 

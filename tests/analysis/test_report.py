@@ -18,7 +18,7 @@ from experiments import run as run_experiment
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.scores import ScoreRule
-from llmrl.cli.sweep_report import main, parser
+from llmrl.cli.sweep_report import build_parser, main
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
 from llmrl.results.run_records import find_runs
@@ -385,7 +385,9 @@ def test_reading_runs_needs_no_heavy_imports() -> None:
 
 def test_documentation_page_lists_all_options() -> None:
     page = (Path(__file__).parents[2] / "docs" / "comparing_runs.md").read_text()
-    options = [option for action in parser()._actions for option in action.option_strings if option.startswith("--")]
+    options = [
+        option for action in build_parser()._actions for option in action.option_strings if option.startswith("--")
+    ]
     assert [option for option in options if f"`{option}" not in page and option != "--help"] == []
 
 

@@ -115,4 +115,4 @@ def test_type_checker_accepts_signatures():
     source = Path(llmrl.__file__).read_text()
     imports = re.findall(r"^    from (llmrl\.api\.\w+) import (.+)$", source, flags=re.MULTILINE)
     homes = {name.strip(): home for home, names in imports for name in names.split(",")}
-    assert homes == {name: f"llmrl.api.{home}" for name, home in llmrl._HOMES.items()}
+    assert homes == {name: f"llmrl.api.{home}" for name, home in llmrl._MODULE_BY_NAME.items()}

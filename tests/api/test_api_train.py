@@ -62,7 +62,7 @@ def test_metrics_match_hydra_run(workdir):
 
     single = llmrl.train("env=escape_room", "principal=ucb", name="one", **TINY)
     words = ["env=escape_room", "principal=ucb", "name=two", *(f"{key}={value}" for key, value in TINY.items())]
-    run_experiment(composed(*words), words, quiet=True)
+    run_experiment(composed(*words), words)
     (two,) = (workdir / "outputs" / "two").glob("*/s0")
     assert comparable_metrics(single.folder) == comparable_metrics(two)
 
@@ -203,7 +203,7 @@ def trained_run(tmp_path_factory):
 
 
 def test_evaluation_matches_command_line(workdir, trained_run):
-    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.cli.evaluate import build_parser, evaluate
 
     evaluation_results = llmrl.evaluate(
         trained_run, episodes=4, mechanism=[0, 1, 0, 0, 0], context=1, seed=7, policy=["student", "random"]
@@ -214,7 +214,7 @@ def test_evaluation_matches_command_line(workdir, trained_run):
     )
     words = ["--episodes", "4", "--mechanism", "0,1,0,0,0", "--context", "1", "--seed", "7"]
     words += ["--policy", "student,random", "--out", str(workdir / "other")]
-    evaluation = evaluate(parser().parse_args([str(trained_run.folder), *words]))
+    evaluation = evaluate(build_parser().parse_args([str(trained_run.folder), *words]))
     assert [player["per_episode"] for player in evaluation_results["players"]] == [
         p["per_episode"] for p in evaluation["players"]
     ]

@@ -46,7 +46,7 @@ def test_run_learns_from_complete_episodes(models, advantage):
     assert updates[0]["env_steps"] >= 8 * (1 + (advantage == "replay"))
     assert not (folder / "adapter").exists()
     weights = load_saved_state(folder)[1]["agents"][0]["learners"][0]["weights"]
-    merged = export_model(folder, None, merge=True)
+    merged = export_model(folder, None, merge=True, trusted=[])
     module = load_model("causal", str(merged), None, "cpu", "float32")
     assert all((parameter == weights[name]).all() for name, parameter in module.named_parameters())
     assert load_tokenizer(str(merged), None).chat_template
@@ -70,7 +70,7 @@ def test_long_episodes_are_truncated(models, advantage):
 @pytest.mark.slow
 def test_adapter_reference_is_resolved(models):
     folder = run(models, "tuned", *BLACKJACK, "llm.learn.tune=lora")
-    assert export_model(folder, None, merge=False) == folder / "adapter"
+    assert export_model(folder, None, merge=False, trusted=[]) == folder / "adapter"
     assert any("lora_B" in name for name in load_file(folder / "adapter" / "adapter_model.safetensors"))
     player = run(
         models, "user", *BLACKJACK, "llm/learn=none", "llm.adapter=latest:tuned", "play.episodes=4", "llm.temperature=0"

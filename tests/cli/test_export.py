@@ -6,7 +6,7 @@ import pytest
 
 import llmrl
 from explored import principal_run
-from llmrl.cli.export import TABLES, main
+from llmrl.cli.export import TABLE_BY_ARGUMENT, main
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])
@@ -16,7 +16,7 @@ def test_tables_equal_loaded_results(tmp_path, what, format):
 
     run = principal_run(tmp_path / "outputs")
     main(["table", str(run), "--what", what, "--format", format])
-    frame = getattr(llmrl.load(run), TABLES[what])
+    frame = getattr(llmrl.load(run), TABLE_BY_ARGUMENT[what])
     path = run / "tables" / f"{what}.{format}"
     read = pd.read_parquet(path) if format == "parquet" else pd.read_csv(path)
     assert list(read) == list(frame) and len(read) == len(frame)

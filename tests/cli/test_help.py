@@ -10,7 +10,14 @@ import commands
 from in_process import call as call_in
 from llmrl import __version__
 from llmrl.cli.finetune import main as finetune
-from llmrl.cli.help import EXAMPLES, GROUPS, LISTED_GROUPS, families, help_page, list_options
+from llmrl.cli.help import (
+    EXAMPLES_BY_COMMAND,
+    GROUP_DESCRIPTIONS,
+    LISTED_GROUPS,
+    help_page,
+    list_options,
+    studies_by_family,
+)
 from llmrl.cli.train import main as train
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import list_option_names
@@ -27,9 +34,9 @@ def test_help_fits_screen(primary):
     words = set(re.findall(r"[\w/]+", page))
     for group in ("env", "agent", "llm", "hardware"):
         assert words >= set(list_option_names(group))
-    for family, studies in families().items():
+    for family, studies in studies_by_family().items():
         assert words >= {f"{family}/", *studies}
-    assert len(EXAMPLES["train"]) == 5
+    assert len(EXAMPLES_BY_COMMAND["train"]) == 5
 
 
 @pytest.mark.parametrize("group", [*LISTED_GROUPS, "experiment/first"])
@@ -39,7 +46,7 @@ def test_list_describes_options(group):
     assert all(re.fullmatch(r"[\w/]+  +\S.*", head) for head in heads), heads
     option_names = [head.split()[0] for head in heads]
     assert option_names == ([f"first/{name}" for name in list_option_names(group)] if "/" in group else option_names)
-    if group in GROUPS:
+    if group in GROUP_DESCRIPTIONS:
         assert option_names == list_option_names(group)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from llmrl.config.overrides import translate_arguments
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.composition import composed
+from llmrl.experiment.composition import compose_config
 
 
 @pytest.mark.parametrize(
@@ -30,27 +30,27 @@ def test_hydra_syntax_is_supported(words, overrides):
     ],
 )
 def test_different_syntax_is_explained(word, message):
-    with pytest.raises(ConfigError, match=message), composed("train", [word]):
+    with pytest.raises(ConfigError, match=message), compose_config("train", [word]):
         pass
 
 
 def test_sweep_reports_untested_combinations():
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from llmrl.config.overrides import combinations
+    from llmrl.config.overrides import expand_sweep
     from llmrl.core.errors import ConfigError
 
     parse = OverridesParser.create().parse_overrides
-    assert combinations(parse(["a=1,2", "b=x", "c=range(2)"])) == [
+    assert expand_sweep(parse(["a=1,2", "b=x", "c=range(2)"])) == [
         [f"a={value}", "b=x", f"c={c}"] for value in (1, 2) for c in (0, 1)
     ]
-    assert combinations(parse(["a=1", "a=3"])) == [["a=3"]] and combinations(parse(["a=[]"])) == [["a=[]"]]
+    assert expand_sweep(parse(["a=1", "a=3"])) == [["a=3"]] and expand_sweep(parse(["a=[]"])) == [["a=[]"]]
     with pytest.raises(ConfigError, match=r"a=a.*hydra/sweeper=optuna"):
-        combinations(parse(["a=interval(0,1)"]))
+        expand_sweep(parse(["a=interval(0,1)"]))
     with pytest.raises(ConfigError, match="a, b"):
-        combinations(parse(["a=range(0,10000000)", "b=1,2"]))
+        expand_sweep(parse(["a=range(0,10000000)", "b=1,2"]))
     with pytest.raises(ConfigError):
-        combinations(parse([f"{key}=range(0,100)" for key in "abc"]))
+        expand_sweep(parse([f"{key}=range(0,100)" for key in "abc"]))
 
 
 @pytest.mark.parametrize("primary", ["train", "finetune"])
@@ -58,5 +58,5 @@ def test_custom_study_is_available_to_commands(tmp_path, primary):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "nice.yaml").write_text("# @package _global_\nname: nice\n")
     words = translate_arguments(["+experiment=nice"])
-    with composed(primary, words, [tmp_path]) as config:
+    with compose_config(primary, words, [tmp_path]) as config:
         assert config.name == "nice"

@@ -17,7 +17,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from experiments import comparable_metrics, compose
-from llmrl.config.installed_options import content_of, installed_options, offer_installed
+from llmrl.config.installed_options import installed_options, option_content, register_installed_options
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.core.trust import Trust
@@ -94,7 +94,7 @@ def test_page_example_runs(site, tmp_path):
 
 def test_options_are_listed_with_no_import(site, store):
     store.syspath_prepend(str(site))
-    assert offer_installed() == [] and offer_installed() == [], "done twice, it changes nothing"
+    assert register_installed_options() == [] and register_installed_options() == [], "done twice, it changes nothing"
     assert installed_options("principal") == ["ladder"] and installed_options("hardware/backend") == ["niced"]
     assert installed_options("loggers") == ["csv"]
     assert not any(name.startswith("my_lab") for name in sys.modules), "nothing has been imported"
@@ -135,7 +135,7 @@ def labeled_package(tmp_path, store) -> Path:
 
 def test_option_keys_match_constructor_defaults(labeled_package):
     declare(labeled_package, "labeled", "[llmrl.parts]\nagent.labeled = labeled.parts:Part\n")
-    assert content_of("labeled.parts.Part", "agent=labeled") == {
+    assert option_content("labeled.parts.Part", "agent=labeled") == {
         "_target_": "labeled.parts.Part",
         "needed": "???",
         "number": 1.5,
@@ -152,7 +152,7 @@ def test_broken_package_is_reported_on_use(labeled_package):
         "labeled",
         "[llmrl.parts]\nagent.bad = labeled.broken:Part\nagent.gone = labeled.parts:Gone\n",
     )
-    assert offer_installed() == []
+    assert register_installed_options() == []
     assert compose("agent=random")["agent"]["_target_"].startswith("llmrl.")
     for option, reason in (("bad", "RuntimeError: no such device"), ("gone", "there is no such name")):
         with pytest.raises(ConfigCompositionException, match=f"agent={option} comes from .* labeled 1.0.*{reason}"):
@@ -171,7 +171,7 @@ def test_reports_invalid_names(labeled_package):
         "[llmrl.backends]\nwhere = labeled.parts\n",
     )
     declare(labeled_package, "second", "[llmrl.parts]\nagent.same = labeled.parts:Part\n")
-    messages = sorted(offer_installed())
+    messages = sorted(register_installed_options())
     assert len(messages) == 4, messages
     for sentence, words in zip(
         messages,
@@ -190,7 +190,7 @@ def test_only_declared_modules_are_allowed(labeled_package):
         Trust().is_trusted("labeled.parts") and not Trust().is_trusted("labeled") and installed_options("agent") == []
     )
     with pytest.raises(ConfigError, match="trusted modules"):
-        content_of("labeled.broken.Part", "agent")
+        option_content("labeled.broken.Part", "agent")
 
 
 def test_first_installation_takes_precedence(labeled_package, store):

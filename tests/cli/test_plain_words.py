@@ -21,7 +21,7 @@ from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUs
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.experiment.parts import check_values
-from llmrl.experiment.run_job import compute as run_reporting
+from llmrl.experiment.run_job import compute_job as run_reporting
 from llmrl.results.run_records import read_run
 from llmrl.run.command_exit import exit_on_error
 from shipped import settings_of
@@ -84,11 +84,11 @@ def test_completed_work_survives_error(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Faulty, "step", late)
     with pytest.raises(EngineError):
-        run_experiment(compose(*overrides), list(overrides), quiet=True)
+        run_experiment(compose(*overrides), list(overrides))
     folder = only_run_folder(tmp_path)
     assert list((folder / "checkpoints").glob("*.pt"))
     steps = -10_000
-    run_experiment(compose(*overrides), list(overrides), quiet=True)
+    run_experiment(compose(*overrides), list(overrides))
     record = read_run(folder)
     assert record.state == "finished" and record.attempt == 2
 

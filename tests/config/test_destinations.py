@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.sweep import main as sweep
-from llmrl.config.permissions import ORIGINS, check_permissions, destinations
+from llmrl.config.permissions import PROVIDER_ORIGINS, check_permissions, find_destinations
 from llmrl.core.addresses import check_transport_security, is_loopback, parse_origin
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import REDACTED
@@ -86,14 +86,14 @@ def test_package_options_need_no_approval():
 def test_saved_config_has_restricted_hosts(config, entry):
     with pytest.raises(ConfigError) as error:
         check_permissions(config)
-    [destination] = destinations(config)
+    [destination] = find_destinations(config)
     assert entry in (None, destination) and destination in str(error.value)
     check_permissions({**config, "trusted_modules": [destination]})
 
 
-@given(st.sampled_from(sorted(ORIGINS)), st.sampled_from(sorted(ORIGINS)))
+@given(st.sampled_from(sorted(PROVIDER_ORIGINS)), st.sampled_from(sorted(PROVIDER_ORIGINS)))
 def test_key_belongs_to_single_provider(provider, other_provider):
-    config = node(base_url=f"{ORIGINS[provider]}/v1", api_key_env=f"{other_provider.upper()}_API_KEY")
+    config = node(base_url=f"{PROVIDER_ORIGINS[provider]}/v1", api_key_env=f"{other_provider.upper()}_API_KEY")
     if provider == other_provider:
         check_permissions(config)
     else:

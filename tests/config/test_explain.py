@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from llmrl.cli.help import explain
-from llmrl.config.option_docs import document_config, entries, option_type, value_text
+from llmrl.config.option_docs import document_config, format_option_type, format_value, read_keys
 from llmrl.core.errors import ConfigError
 
 
@@ -68,8 +68,8 @@ def test_nearly_all_keys_have_types():
     targets = {
         key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
     }
-    leaves = [key for key, document in documents.items() if document.leaf and not key.endswith("_target_")]
-    untold = {key for key in leaves if not option_type(key, targets)}
+    leaves = [key for key, document in documents.items() if document.is_leaf and not key.endswith("_target_")]
+    untold = {key for key in leaves if not format_option_type(key, targets)}
     assert len(leaves) > 100 and untold <= {
         "prompts",
         "loggers",
@@ -95,7 +95,7 @@ def test_comments_may_surround_key(tmp_path):
         "  # of e\n"
         "  e: {f: 1} # and behind\n"
     )
-    assert {".".join(e.key): e.comment for e in entries(file)} == {
+    assert {".".join(e.key): e.comment for e in read_keys(file)} == {
         "a": "behind and below",
         "b": "above behind the last line",
         "c": "of a part",
@@ -106,7 +106,7 @@ def test_comments_may_surround_key(tmp_path):
 
 
 def test_values_preserve_notation():
-    assert value_text({"a": [None, True, 1.5, "x"]}) == "{a: [null, true, 1.5, x]}"
+    assert format_value({"a": [None, True, 1.5, "x"]}) == "{a: [null, true, 1.5, x]}"
 
 
 def test_command_needs_no_torch(tmp_path):

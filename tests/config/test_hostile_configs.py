@@ -182,7 +182,7 @@ def test_results_are_not_written_through_links(words, completed_run, tmp_path, c
 def test_explicit_trust_allows_run(completed_run, marker, tmp_path, capsys):
     folder = hostile(completed_run, tmp_path, FOLDERS["a part"])
     with pytest.raises((AttributeError, TypeError, ConfigError)):  # it is no agent
-        evaluate.evaluate(evaluate.parser().parse_args([str(folder), "--episodes", "2", "--trust", "evil"]))
+        evaluate.evaluate(evaluate.build_parser().parse_args([str(folder), "--episodes", "2", "--trust", "evil"]))
     assert marker.exists()
 
 

@@ -7,7 +7,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from llmrl.cli import train
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.composition import composed, plain
+from llmrl.experiment.composition import compose_config, compose_plain
 
 INVALID = {
     "a tab": b"design:\n\tsteps: 3\n",
@@ -28,7 +28,7 @@ def write_option(folder, content):
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_file_is_named(name, tmp_path):
     file = write_option(tmp_path, INVALID[name])
-    with pytest.raises(ConfigError) as error, composed("train", ["experiment=mine"], [tmp_path]):
+    with pytest.raises(ConfigError) as error, compose_config("train", ["experiment=mine"], [tmp_path]):
         pass
     assert f'"{file}", line ' in str(error.value) and "\n" not in str(error.value)
 
@@ -44,7 +44,7 @@ def test_invalid_file_is_named(name, tmp_path):
 )
 def test_reports_unresolvable_override(words, blamed):
     with pytest.raises(ConfigError) as error:
-        plain("train", *words)
+        compose_plain("train", *words)
     assert str(error.value).startswith(f"{blamed}: ")
     assert "\n" not in str(error.value)
 

@@ -11,7 +11,7 @@ from omegaconf._utils import get_yaml_loader
 
 from kept_options import loader, read_once
 from llmrl.core.option_files import root
-from llmrl.experiment.composition import composed, plain_config
+from llmrl.experiment.composition import compose_config, to_plain
 
 CASES = (
     ("train", "env=escape_room", "principal=ucb", "seed=3"),
@@ -97,12 +97,12 @@ def test_libyaml_reads_package_files_identically():
 
 def test_config_changes_do_not_leak():
     case = ("train", ["env=escape_room", "principal=ucb"])
-    with composed(*case) as config:
-        initial = plain_config(config)
+    with compose_config(*case) as config:
+        initial = to_plain(config)
         OmegaConf.update(config, "env.horizon", 1)
         config.agent.ppo.learning_rate = 7
-    with composed(*case) as config:
-        assert plain_config(config) == initial
+    with compose_config(*case) as config:
+        assert to_plain(config) == initial
 
 
 def test_changed_file_is_reloaded(tmp_path):
@@ -120,7 +120,7 @@ def test_custom_files_are_reloaded(tmp_path):
     package_text = (root() / "env" / "escape_room.yaml").read_text()
     for horizon in (3, 4):
         (tmp_path / "env" / "own.yaml").write_text(package_text.replace("horizon: 5 ", f"horizon: {horizon} "))
-        with composed("train", ["env=own"], [tmp_path]) as config:
+        with compose_config("train", ["env=own"], [tmp_path]) as config:
             assert config.env.horizon == horizon
 
 
@@ -129,7 +129,7 @@ def test_config_store_options_are_merged(monkeypatch):
     for values in ([1.0], [2.0]):
         node = ConfigNode("stored.yaml", OmegaConf.create({"_target_": None, "values": values}), "principal", "", None)
         monkeypatch.setitem(ConfigStore.instance().repo, "principal", {"stored.yaml": node})
-        with composed(*case) as config:
+        with compose_config(*case) as config:
             assert config["values"] == values
 
 

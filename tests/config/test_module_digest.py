@@ -24,7 +24,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def compute(name: str) -> str:
-        input_digests._entries.cache_clear()
+        input_digests._package_sources.cache_clear()
         entry_points.cache_clear()
         importlib.invalidate_caches()
         return module_digest([name])

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import compose
-from llmrl.config.overrides import with_new_key
+from llmrl.config.overrides import allow_new_key
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from llmrl.config.overrides import with_new_key
     ],
 )
 def test_new_keys_are_allowed(override, field, value):
-    config = compose("env=cartpole", "agent=sb3", with_new_key(override))
+    config = compose("env=cartpole", "agent=sb3", allow_new_key(override))
     part, name = field.split(".")
     assert config[part][name] == value
 
@@ -31,11 +31,11 @@ def test_new_keys_are_allowed(override, field, value):
     ],
 )
 def test_any_text_may_be_replaced(override, value):
-    assert compose("env=babyai_text", with_new_key(override))["env"]["replace"] == value
+    assert compose("env=babyai_text", allow_new_key(override))["env"]["replace"] == value
 
 
 @pytest.mark.parametrize(
     "override", ["env.kwarg.a=1", "+env.kwargs.a=1", "~env.kwargs", "llm.model=my.kwargs=2", "--kwargs="]
 )
 def test_remaining_overrides_are_unchanged(override):
-    assert with_new_key(override) == override
+    assert allow_new_key(override) == override

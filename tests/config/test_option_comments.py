@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_docs import display_path, document_config, document_keys, entries, header
+from llmrl.config.option_docs import display_path, document_config, document_keys, read_description, read_keys
 from llmrl.core.option_files import (
     list_files,
     list_option_names,
@@ -18,7 +18,7 @@ from llmrl.core.option_files import (
     root,
     sets_global_keys,
 )
-from llmrl.experiment.resources import POLICIES
+from llmrl.experiment.resources import CALL_POLICY_KEYS
 
 COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
 FILES = [path for path in list_paths() if path.relative_to(root()).parts[0] in (*list_part_groups(), path.name)]
@@ -49,7 +49,7 @@ def test_keys_have_descriptions(group, name):
     lacking = [
         key
         for key in own_keys
-        if documented_keys[key].leaf
+        if documented_keys[key].is_leaf
         and not documented_keys[key].meaning
         and not key.endswith("_target_")
         and not key.startswith(debug_prefixes)
@@ -59,7 +59,7 @@ def test_keys_have_descriptions(group, name):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(root()).as_posix())
 def test_files_have_descriptions(path):
-    assert len(header(path)) > 8
+    assert len(read_description(path)) > 8
 
 
 def test_command_keys_are_documented():
@@ -67,7 +67,7 @@ def test_command_keys_are_documented():
         lacking = [
             key
             for key, node in document_config(primary, []).items()
-            if node.leaf and not node.meaning and not key.endswith("_target_")
+            if node.is_leaf and not node.meaning and not key.endswith("_target_")
         ]
         assert not lacking
 
@@ -87,7 +87,7 @@ def test_no_comment_is_copied():
     """Check that longer sentences occur in one file only."""
     places = defaultdict(set)
     for path in FILES:
-        for entry in entries(path):
+        for entry in read_keys(path):
             for sentence in re.split(r"[;.:] ", entry.comment):
                 if len(sentence.split()) > 6:
                     places[sentence.strip().lower()].add(display_path(path))
@@ -101,7 +101,7 @@ def test_no_key_is_dead():
         for name, node in load_options(group).items():
             if group == "transfer":
                 continue
-            own_keys = {key: value for key, value in node.items() if group != "llm" or key not in POLICIES}
+            own_keys = {key: value for key, value in node.items() if group != "llm" or key not in CALL_POLICY_KEYS}
             check(own_keys, f"{group}={name}")
 
 

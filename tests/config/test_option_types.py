@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from options import page
 
-from llmrl.config.option_docs import option_type
+from llmrl.config.option_docs import format_option_type
 
 
 @pytest.mark.slow
@@ -30,10 +30,10 @@ def test_options_page_is_current():
     ],
 )
 def test_type_is_that_of_shipped_classes(key, text):
-    assert option_type(key, {}) == text
+    assert format_option_type(key, {}) == text
 
 
 def test_target_of_place_determines_type():
     targets = {"agent": "llmrl.agents.random_agent.RandomAgent"}
-    assert option_type("agent.ppo", targets) == ""
-    assert option_type("agent.student", {}) == "object"
+    assert format_option_type("agent.ppo", targets) == ""
+    assert format_option_type("agent.student", {}) == "object"

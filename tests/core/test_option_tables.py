@@ -5,14 +5,14 @@ import pytest
 from experiments import compose
 from llmrl.config.option_docs import document_config as documentation
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.composition import composed, plain_config
+from llmrl.experiment.composition import compose_config, to_plain
 
 SEARCH = ("experiment=search/linear", "treatment=props_plus", "env=hopper")
 
 
 def compose_from(folder, *overrides):
-    with composed("train", overrides, [folder]) as config:
-        return plain_config(config)
+    with compose_config("train", overrides, [folder]) as config:
+        return to_plain(config)
 
 
 @pytest.fixture

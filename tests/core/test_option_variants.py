@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmrl.config.option_docs import display_path, document_config, entries, header
+from llmrl.config.option_docs import display_path, document_config, read_description, read_keys
 from llmrl.config.treatments import check_treatment
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import (
@@ -49,8 +49,8 @@ def test_variants_are_all_found(folder):
 
 def test_variant_has_documentation():
     path = root() / "regime" / "harvest.yaml"
-    assert header(path).startswith("Harvest: agents pre-trained")
-    replicates = next(entry for entry in entries(path) if entry.key == ("design", "replicates"))
+    assert read_description(path).startswith("Harvest: agents pre-trained")
+    replicates = next(entry for entry in read_keys(path) if entry.key == ("design", "replicates"))
     assert replicates.comment.startswith("also read by llmrl-finetune")
     assert "replicates: 1" in find_file(path).read_text().splitlines()[replicates.line - 1]
     document = document_config("train", ["env=harvest"])["design.replicates"]

@@ -138,7 +138,7 @@ def record_run(root: Path, error: str = FAKE) -> Path:
 
 def test_stored_status_in_table(tmp_path, capsys):
     record_run(tmp_path)
-    assert sweep.status(sweep.parser().parse_args(["status", str(tmp_path)])) == 1
+    assert sweep.status(sweep.build_parser().parse_args(["status", str(tmp_path)])) == 1
     terminal_text = capsys.readouterr().out
     assert (
         not find_sequences(terminal_text)
@@ -152,7 +152,7 @@ def test_run_logs(tmp_path, capsys):
     folder = record_run(tmp_path)
     for name in ("run.log", "traceback.txt"):
         (folder / name).write_bytes(b"one\r\x1b[1Atwo\x9b\n" + FAKE.encode("utf-8", "replace") + b"\nlast\n")
-    assert sweep.logs(sweep.parser().parse_args(["logs", str(folder)])) == 0
+    assert sweep.logs(sweep.build_parser().parse_args(["logs", str(folder)])) == 0
     terminal_text = capsys.readouterr().out
     assert not find_sequences(terminal_text) and terminal_text.count("\nlast\n") == 2 and "one\\x0d" in terminal_text
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrl.conf
-from llmrl.config.permissions import check_command_lines, command_lines, with_permissions
+from llmrl.config.permissions import check_command_lines, find_command_line_keys, with_permissions
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.core.trust import NAMED_TARGETS, PART_PACKAGES, Trust
@@ -147,7 +147,7 @@ def test_job_command_lines_need_permission():
     slurm = {"setup": ["module load cuda"], "srun_args": ["--cpu-bind=none"], "python": None, "extra": None}
     slurm["_target_"] = "llmrl.sweeps.backends.slurm_submission.Slurm"
     config = {"trusted_modules": [], "hardware": {"backend": slurm}}
-    assert command_lines(config["hardware"], []) == ["hardware.backend.setup"]
+    assert find_command_line_keys(config["hardware"], []) == ["hardware.backend.setup"]
     with pytest.raises(ConfigError, match="command lines"):
         check_command_lines(config)
     composed = with_permissions(config)
@@ -156,4 +156,4 @@ def test_job_command_lines_need_permission():
     reasons = {"llmrl.llms.retry.Retry": "not a backend", "nobody.Knows": "outside the trusted modules"}
     for target, reason in reasons.items():
         with pytest.raises(ConfigError, match=reason):
-            command_lines({"backend": {"_target_": target, "setup": ["x"]}}, [])
+            find_command_line_keys({"backend": {"_target_": target, "setup": ["x"]}}, [])

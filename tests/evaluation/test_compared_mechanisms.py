@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import compose, only_run_folder, run
-from llmrl.cli.evaluate import evaluate, main, parser
+from llmrl.cli.evaluate import build_parser, evaluate, main
 from llmrl.core.errors import ConfigError
 from llmrl.core.frames import scale_to_width
 from llmrl.core.seeding import Seeds
@@ -72,7 +72,7 @@ def escape(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_evaluation(folder: Path, *arguments: str) -> dict:
-    return evaluate(parser().parse_args([str(folder), *arguments]))
+    return evaluate(build_parser().parse_args([str(folder), *arguments]))
 
 
 def adaptation_equal(first: dict, second: dict) -> bool:

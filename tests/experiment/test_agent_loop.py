@@ -4,7 +4,7 @@ import pytest
 
 from experiments import compose
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import agent_loop, loop_kind
+from llmrl.config.loop_sections import declared_loop, loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
 
@@ -28,7 +28,7 @@ class Misdeclared:
 
 
 def test_agents_declare_supported_loop():
-    loops = {name: agent_loop(option, Builder()) for name, option in load_options("agent").items()}
+    loops = {name: declared_loop(option, Builder()) for name, option in load_options("agent").items()}
     assert all(loops[name] == loop for loop, names in LOOPS.items() for name in names)
     for name, option in load_options("agent").items():
         target = Builder().locate(option["_target_"], "agent")

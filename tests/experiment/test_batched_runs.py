@@ -22,10 +22,10 @@ from experiments import comparable_metrics, compose
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.privacy import restrict_file_permissions
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.experiment.batched_runs import compute_rows, process_key
+from llmrl.experiment.batched_runs import compute_batch, process_key
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.run_job import compute
-from llmrl.experiment.sweep_jobs import job_of
+from llmrl.experiment.run_job import compute_job
+from llmrl.experiment.sweep_jobs import build_job
 from llmrl.principals import scripted_mechanism
 from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run import signals
@@ -56,9 +56,9 @@ def build_payloads(root: Path, rows: Sequence[Sequence[str]] = THREE, *overrides
     outcomes = []
     for row in rows:
         row_overrides = [*TINY, *row, *overrides]
-        job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
+        job = build_job(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
         record_launch(job, root)
-        outcomes.append(RunPayload(compute, job.config, row_overrides, job.folder, {}, "one shape"))
+        outcomes.append(RunPayload(compute_job, job.config, row_overrides, job.folder, {}, "one shape"))
     return outcomes
 
 
@@ -115,16 +115,16 @@ def test_independent_runs_match_single_runs(tmp_path, runs):
         outcomes = []
         for row in runs:
             row_overrides = [*row, "hardware.threads=1"]
-            job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
+            job = build_job(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
             record_launch(job, root)
-            outcomes.append(RunPayload(compute, job.config, row_overrides, job.folder, {}, job.batch_key))
+            outcomes.append(RunPayload(compute_job, job.config, row_overrides, job.folder, {}, job.batch_key))
         return outcomes
 
     single, rows = start_rows(tmp_path / "alone"), start_rows(tmp_path / "rows")
     assert len({payload.batch_key for payload in rows}) == 1 and rows[0].batch_key is not None
-    assert ProcessPayload(rows, compute_rows)() == [RunExit(payload.folder, 0) for payload in rows]
+    assert ProcessPayload(rows, compute_batch)() == [RunExit(payload.folder, 0) for payload in rows]
     assert_resources_released(rows)
-    assert [ProcessPayload([payload], compute_rows)() for payload in single] == [
+    assert [ProcessPayload([payload], compute_batch)() for payload in single] == [
         [RunExit(payload.folder, 0)] for payload in single
     ]
     for row, single_row in zip(rows, single, strict=True):
@@ -139,11 +139,11 @@ def test_batched_runs_match_single_runs(tmp_path, capsys):
         build_payloads(tmp_path / "alone", THREE, *options),
         build_payloads(tmp_path / "rows", THREE, *options),
     )
-    assert ProcessPayload(rows, compute_rows)() == [RunExit(payload.folder, 0) for payload in rows]
+    assert ProcessPayload(rows, compute_batch)() == [RunExit(payload.folder, 0) for payload in rows]
     assert_resources_released(rows)
     references = tmp_path / "rows" / "escape_room_references"
     shutil.copytree(references, tmp_path / "alone" / references.name)
-    assert [ProcessPayload([payload], compute_rows)() for payload in single] == [
+    assert [ProcessPayload([payload], compute_batch)() for payload in single] == [
         [RunExit(payload.folder, 0)] for payload in single
     ]
     assert_runs_equal(rows, single)
@@ -192,8 +192,8 @@ def test_late_replies_keep_metrics(tmp_path):
             )
             for name in ("rows", "alone")
         )
-        assert [end.exit_code for end in compute_rows(rows)] == [0] * 4
-        assert [ProcessPayload([payload], compute_rows)()[0].exit_code for payload in single] == [0] * 4
+        assert [end.exit_code for end in compute_batch(rows)] == [0] * 4
+        assert [ProcessPayload([payload], compute_batch)()[0].exit_code for payload in single] == [0] * 4
     assert_runs_equal(rows, single)
 
 
@@ -208,7 +208,7 @@ def test_failed_run_keeps_batch_running(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(RandomPrincipal, "tell", failing)
     poor = ("principal=llm", "llm=scripted", "llm.budget.calls=1", f"llm.cache_dir={tmp_path}/cache")
     rows = build_payloads(tmp_path, [THREE[1], THREE[2], poor], "design.evaluations=1", "design.steps=3")
-    completed, failed, usage = compute_rows(rows)
+    completed, failed, usage = compute_batch(rows)
     assert (completed.exit_code, failed.exit_code, usage.exit_code) == (0, 1, 3)
     assert failed.error == "RuntimeError: told too much" and "llm.budget.calls=1" in usage.error
     states = [read_status(payload.folder) for payload in rows]
@@ -233,15 +233,15 @@ def test_signal_stops_all_resumable_runs(tmp_path, monkeypatch):
         build_payloads(tmp_path / "alone", THREE, *options),
     )
     monkeypatch.setattr(RandomPrincipal, "tell", send_signal)
-    ends = compute_rows(rows)
+    ends = compute_batch(rows)
     assert signaled and [end.exit_code for end in ends] == [128 + signal.SIGTERM] * 3
     for payload in rows:
         status = read_status(payload.folder)
         assert (status.state, status.error) == ("preempted", "stopped by SIGTERM; everything is saved")
     assert_resources_released(rows)
-    assert [end.exit_code for end in compute_rows(rows)] == [0, 0, 0]
+    assert [end.exit_code for end in compute_batch(rows)] == [0, 0, 0]
     assert [read_status(payload.folder).attempt for payload in rows] == [2, 2, 2]
-    assert [end.exit_code for payload in single for end in compute_rows([payload])] == [0, 0, 0]
+    assert [end.exit_code for payload in single for end in compute_batch([payload])] == [0, 0, 0]
     assert_runs_equal(rows, single)
 
 
@@ -262,7 +262,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
                 threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
 
         monkeypatch.setattr(StopFlag, "_handle", twice)
-    ends = compute_rows(rows)
+    ends = compute_batch(rows)
     assert time.monotonic() - stall.signaled < STALLED_S / 2
     assert [end.exit_code for end in ends] == [128 + number] * 3
     for payload in rows:

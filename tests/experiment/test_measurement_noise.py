@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import compose, run
-from llmrl.experiment.plan import MAX_ERROR, noise_rows, relative_error, repeated
+from llmrl.experiment.plan import MAX_RELATIVE_ERROR, increase_replicates, noise_rows, relative_error
 from llmrl.loops.reference_measurements import References
 
 
@@ -37,10 +37,10 @@ def test_error_needs_repetitions_and_response():
     [(0.2, 8, 1, (2, 4)), (0.11, 8, 1, (4, 2)), (0.9, 8, 1, (1, 8)), (0.05, 8, 1, (8, 1)), (0.14, 6, 2, (3, 4))],
 )
 def test_repetitions_keep_cost(error, candidates, replicates, expected):
-    assert repeated(error, candidates, replicates) == expected
+    assert increase_replicates(error, candidates, replicates) == expected
     assert expected[0] * expected[1] == candidates * replicates
     remaining = error * (replicates / expected[1]) ** 0.5
-    assert remaining <= MAX_ERROR or expected[0] == 1
+    assert remaining <= MAX_RELATIVE_ERROR or expected[0] == 1
 
 
 def plan(capsys, *overrides):

@@ -45,8 +45,8 @@ class Waiting:
 
 @pytest.fixture
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Waiting:
-    monkeypatch.setattr(prerequisites, "_POLL_S", 0.01)
-    monkeypatch.setattr(prerequisites, "_failure", lambda *args: None)
+    monkeypatch.setattr(prerequisites, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(prerequisites, "_describe_failure", lambda *args: None)
     monkeypatch.setattr(prerequisites, "_launch_time_and_folder", lambda run: (0.0, ""))
     return Waiting(tmp_path)
 
@@ -59,7 +59,7 @@ def run(signal: int | None = None, folder: Path = Path("run")) -> Any:
 def test_waiting_run_is_suspended_once(waiting: Waiting) -> None:
     held = Ownership(waiting.folder)
     threading.Timer(0.3, held.release).start()
-    prerequisites.ensure([waiting], run(), waiting.compute, waiting.away)  # type: ignore[list-item]
+    prerequisites.ensure_finished([waiting], run(), waiting.compute, waiting.away)  # type: ignore[list-item]
     assert not is_in_use(waiting.folder)
     assert (waiting.n_suspensions, waiting.tries, waiting.finished) == (1, 2, True)
 
@@ -77,7 +77,7 @@ def test_stage_is_reported_while_waiting(waiting: Waiting, tmp_path: Path) -> No
         statuses.append(status.stage)
         waiting.finished = True
 
-    assert prerequisites.ensure([waiting], waiting_run, compute, n_stages_before=1, n_stages_after=2) == 2  # type: ignore[list-item]
+    assert prerequisites.ensure_finished([waiting], waiting_run, compute, n_stages_before=1, n_stages_after=2) == 2  # type: ignore[list-item]
     [stage] = statuses
     assert (stage.name, stage.run, stage.index, stage.of) == ("reference lines", "coarse scan", 2, 4)
     assert (stage.fraction, stage.eta_s) == (0.75, 5.0)
@@ -87,7 +87,7 @@ def test_stage_is_reported_while_waiting(waiting: Waiting, tmp_path: Path) -> No
 
 def test_completed_run_is_not_stage(waiting: Waiting) -> None:
     waiting.finished, waiting_run = True, run()
-    assert prerequisites.ensure([waiting], waiting_run, waiting.compute) == 0  # type: ignore[list-item]
+    assert prerequisites.ensure_finished([waiting], waiting_run, waiting.compute) == 0  # type: ignore[list-item]
     assert waiting.tries == 0 and len(waiting_run.status.prerequisites) == 1
 
 
@@ -97,7 +97,7 @@ def test_failed_stage_ends_run(waiting: Waiting) -> None:
 
     waiting_run = run()
     with pytest.raises(PrerequisiteFailed):
-        prerequisites.ensure([waiting], waiting_run, fail)  # type: ignore[list-item]
+        prerequisites.ensure_finished([waiting], waiting_run, fail)  # type: ignore[list-item]
     assert waiting_run.status.stage is None
 
 
@@ -107,6 +107,6 @@ def test_signal_ends_waiting(waiting: Waiting) -> None:
     held, waiting_run = Ownership(waiting.folder), run()
     threading.Timer(0.1, lambda: setattr(waiting_run.stop, "signal", 15)).start()
     with pytest.raises(Stopped):
-        prerequisites.ensure([waiting], waiting_run, waiting.compute, waiting.away)  # type: ignore[list-item]
+        prerequisites.ensure_finished([waiting], waiting_run, waiting.compute, waiting.away)  # type: ignore[list-item]
     held.release()
     assert waiting.n_suspensions == 1

@@ -12,7 +12,7 @@ import torch
 from experiments import compose, run, run_experiment
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.parts import build_parts, without_missing_weights
-from llmrl.experiment.prerequisites import ensure
+from llmrl.experiment.prerequisites import ensure_finished
 from llmrl.experiment.run_references import prerequisite_runs, with_digests
 from llmrl.run.artifacts import load_saved_state
 from llmrl.run.run import Run
@@ -94,7 +94,7 @@ def test_waiting_run_is_interruptible(tmp_path, monkeypatch):
     ):
         waits.stop.signal = 15
         with pytest.raises(Stopped):
-            ensure(prerequisite_runs(config), waits, run_experiment)
+            ensure_finished(prerequisite_runs(config), waits, run_experiment)
         waits.stop.signal = None
 
 

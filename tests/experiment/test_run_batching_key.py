@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.experiment.batched_runs import LEARNING_NUMBERS, UnsharedReason, reason_to_run_alone, row_gb, row_key
+from llmrl.experiment.batched_runs import (
+    PER_RUN_SETTINGS,
+    UnsharedReason,
+    estimate_row_gb,
+    find_batch_key,
+    unshared_reason,
+)
 from llmrl.experiment.experiment import Experiment
 
 ROOM = ("env=escape_room", "principal=ucb", "design.references=0")
@@ -18,7 +24,7 @@ def config(*overrides):
 
 
 def key(*overrides):
-    return row_key(config(*ROOM, *overrides))
+    return find_batch_key(config(*ROOM, *overrides))
 
 
 @pytest.mark.parametrize(
@@ -65,15 +71,24 @@ def test_shape_and_process_differences(overrides):
 
 def test_process_variables_must_agree():
     reference = config(*ROOM)
-    assert row_key(reference, {"A": "1"}) == row_key(reference, {"A": "1"})
-    assert len({row_key(reference), row_key(reference, {"A": "1"}), row_key(reference, {"A": "2"})}) == 3
+    assert find_batch_key(reference, {"A": "1"}) == find_batch_key(reference, {"A": "1"})
+    assert (
+        len(
+            {
+                find_batch_key(reference),
+                find_batch_key(reference, {"A": "1"}),
+                find_batch_key(reference, {"A": "2"}),
+            }
+        )
+        == 3
+    )
 
 
 def test_learning_numbers_are_options():
-    assert set(LEARNING_NUMBERS) <= set(config(*ROOM)["agent"]["ppo"])
+    assert set(PER_RUN_SETTINGS) <= set(config(*ROOM)["agent"]["ppo"])
 
 
-NUMBERS = st.dictionaries(st.sampled_from(LEARNING_NUMBERS), st.floats(1e-6, 1.0), max_size=6)
+NUMBERS = st.dictionaries(st.sampled_from(PER_RUN_SETTINGS), st.floats(1e-6, 1.0), max_size=6)
 
 
 @settings(max_examples=30)
@@ -90,7 +105,7 @@ def test_learning_numbers_are_shared(first, second):
         {name for name, x in with_numbers(config_variant)["agent"]["ppo"].items() if x is None}
         for config_variant in (first, second)
     ]
-    assert (row_key(with_numbers(first)) == row_key(with_numbers(second))) == (nulls[0] == nulls[1])
+    assert (find_batch_key(with_numbers(first)) == find_batch_key(with_numbers(second))) == (nulls[0] == nulls[1])
 
 
 @pytest.mark.parametrize(
@@ -98,11 +113,11 @@ def test_learning_numbers_are_shared(first, second):
     [
         (("principal=none", "agent=random"), UnsharedReason.LOOP),
         (("principal=none", "agent.ppo.target_kl=0.1", "hardware.threads=2"), UnsharedReason.THREADS),
-        (("principal=metagrad",), UnsharedReason.METAGRAD),
+        (("principal=metagrad",), UnsharedReason.META_GRADIENT),
         (("agent=random",), UnsharedReason.AGENT),
         (("agent.memory=8",), UnsharedReason.MEMORY),
         (("agent.ppo.target_kl=0.1",), UnsharedReason.KL),
-        (("agent.ppo.scale_rewards=true",), UnsharedReason.SCALED),
+        (("agent.ppo.scale_rewards=true",), UnsharedReason.SCALED_REWARDS),
         (("env=cleanup", "env.engine=meltingpot"), UnsharedReason.GAMES),
         (("principal=llm", "llm=local_chat"), UnsharedReason.MODEL),
         (("hardware.device=cuda",), UnsharedReason.GPU),
@@ -111,7 +126,7 @@ def test_learning_numbers_are_shared(first, second):
 )
 def test_reasons_for_separate_run(overrides, reason):
     candidate = config(*ROOM, *overrides)
-    assert reason_to_run_alone(candidate) is reason and row_key(candidate) is None
+    assert unshared_reason(candidate) is reason and find_batch_key(candidate) is None
 
 
 LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuous", "agent=linear", "principal=random")
@@ -128,33 +143,33 @@ LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuo
 def test_independent_runs_share_batch_on_request(overrides, batch_options):
     """Use any agents: nothing is computed as one batch."""
     candidate = config(*overrides)
-    assert reason_to_run_alone(candidate) is UnsharedReason.OWN and row_gb(candidate) is None
-    assert row_key(candidate) == row_key(config(*batch_options)) is not None
+    assert unshared_reason(candidate) is UnsharedReason.NO_GAIN and estimate_row_gb(candidate) is None
+    assert find_batch_key(candidate) == find_batch_key(config(*batch_options)) is not None
 
 
 def test_language_model_searches_wait_jointly():
     candidate = config("env=cartpole", "agent=linear", "principal=llm", "llm=scripted")
-    assert reason_to_run_alone(candidate) is None and row_key(candidate) is not None
+    assert unshared_reason(candidate) is None and find_batch_key(candidate) is not None
 
 
 def test_available_gpu_is_used(monkeypatch):
     candidate = config(*ROOM, "hardware=local")
     for visible, reason in (("", None), ("0", UnsharedReason.GPU)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert reason_to_run_alone(candidate) is reason
+        assert unshared_reason(candidate) is reason
 
 
 def test_pretrained_society_seeds_share_batch():
     """Start each seed with different weights of the same shape."""
     society = [config("env=cleanup", "principal=ucb", "design.references=0", f"seed={seed}") for seed in (0, 1)]
     assert society[0]["agent"]["init_from"] != society[1]["agent"]["init_from"]
-    assert row_key(society[0]) == row_key(society[1]) is not None
+    assert find_batch_key(society[0]) == find_batch_key(society[1]) is not None
     anew = config("env=cleanup", "principal=ucb", "design.references=0", "agent.init_from=null")
-    assert row_key(anew) not in (None, row_key(society[0]))
+    assert find_batch_key(anew) not in (None, find_batch_key(society[0]))
 
 
 def test_row_memory_grows_with_games():
     """Estimate three times the rollout, in gigabytes."""
-    small, large = (row_gb(config(*ROOM, f"env.n_envs={n}")) for n in (10, 1010))
+    small, large = (estimate_row_gb(config(*ROOM, f"env.n_envs={n}")) for n in (10, 1010))
     channels = 4 * (5 * 5 + 3)
     assert large - small == pytest.approx(3 * 1000 * 5 * 5 * (channels + 32) / 1e9)

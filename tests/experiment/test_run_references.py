@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from experiments import compose
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.experiment.parts import without_missing_weights
-from llmrl.experiment.run_lookup import folder_of, parse_reference, run_folder_of
+from llmrl.experiment.run_lookup import parse_reference, resolve_folder, resolve_run_folder
 from llmrl.experiment.run_references import prerequisite_runs, resolve_references, with_digests, without_digests
 from llmrl.run.config_hash import RESOLVED, config_hash
 from run_folders import write_run
@@ -66,37 +66,37 @@ def test_rejects_invalid_references(text):
 def test_hash_prefix_is_experiment(outputs):
     root, folders = outputs
     short, long = digest(folders["short", 0]), digest(folders["long", 0])
-    assert run_folder_of(f"run:{long[:6]}", root) == folders["long", 0]
-    assert run_folder_of(f"run:{short}/s1", root) == folders["short", 1]
-    assert folder_of(f"run:{short}", root) == folders["short", 0].parent
+    assert resolve_run_folder(f"run:{long[:6]}", root) == folders["long", 0]
+    assert resolve_run_folder(f"run:{short}/s1", root) == folders["short", 1]
+    assert resolve_folder(f"run:{short}", root) == folders["short", 0].parent
     with pytest.raises(RunFolderError, match="2 runs") as error:
-        run_folder_of(f"run:{short}", root)
+        resolve_run_folder(f"run:{short}", root)
     for seed in (0, 1):
         assert f"run:{short}/s{seed}" in str(error.value) and str(folders["short", seed]) in str(error.value)
     with pytest.raises(RunFolderError, match="0000"):
-        run_folder_of("run:0000", root)
+        resolve_run_folder("run:0000", root)
     similar_folder = root / "other" / f"x-{long[:4]}0000"
     shutil.copytree(folders["long", 0], similar_folder / "s0")
     with pytest.raises(RunFolderError, match=f"run:{long[:4]} may be any of 2 runs"):
-        run_folder_of(f"run:{long[:4]}", root)
+        resolve_run_folder(f"run:{long[:4]}", root)
     with pytest.raises(ConfigError, match=r"run:.*latest:"):
-        run_folder_of("preset:a/b", root)
+        resolve_run_folder("preset:a/b", root)
 
 
 def test_experiment_has_alternative_names(outputs):
     root, folders = outputs
     shutil.copytree(folders["long", 0], root / "copy" / folders["long", 0].parent.name / "s0")
-    assert run_folder_of(f"run:{digest(folders['long', 0])}", root).name == "s0"
+    assert resolve_run_folder(f"run:{digest(folders['long', 0])}", root).name == "s0"
 
 
 def test_latest_is_newest_completed_run(outputs):
     root, folders = outputs
-    assert run_folder_of("latest:pre", root) == folders["long", 0]
+    assert resolve_run_folder("latest:pre", root) == folders["long", 0]
     with pytest.raises(RunFolderError, match=r"broken.*1 runs") as error:
-        run_folder_of("latest:broken", root)
+        resolve_run_folder("latest:broken", root)
     assert "failed" in str(error.value)
     with pytest.raises(RunFolderError, match=r"nothing.*finished"):
-        run_folder_of("latest:nothing", root)
+        resolve_run_folder("latest:nothing", root)
 
 
 def test_spelling_keeps_hash(outputs, monkeypatch):
@@ -161,7 +161,7 @@ def test_latest_is_resolved_once(outputs):
     root, _ = outputs
     first = start_run(root, "latest:pre")
     newer = write_run(root, "pre", ["learn.env_steps=3000"], 0)
-    assert run_folder_of("latest:pre", root) == newer
+    assert resolve_run_folder("latest:pre", root) == newer
     second_start = start_run(root, "latest:pre")
     assert second_start == first and config_hash(second_start) == config_hash(first)
     # Of another seed, too: a sweep that is extended goes on with what it has begun with.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_plan import makespan, sweep_plan
+from llmrl.experiment.sweep_plan import makespan, plan_sweep
 from sweeping import refused
 
 SMALL = ("env=escape_room", "env.n_envs=4", "design.steps=2", "design.adapt_rounds=3", "design.validate_episodes=4")
@@ -47,12 +47,12 @@ def test_lists_cluster_requests(tmp_path):
     runs = [
         Experiment.compose(*SMALL, *words, f"seed={s}", f"output_root={tmp_path}", "hardware.rows=1") for s in (0, 1, 2)
     ]
-    [request] = sweep_plan(runs).requests
+    [request] = plan_sweep(runs)[2]
     assert request.startswith("sbatch: an array of 3 jobs")
     for option in ("--partition=short", "--cpus-per-task=1", "--time=1440", "module load cuda"):
         assert option in request
     planned_runs = [Experiment.compose(*SMALL, f"seed={s}", f"output_root={tmp_path}") for s in (0, 1)]
-    assert sweep_plan(planned_runs).requests == []
+    assert plan_sweep(planned_runs)[2] == []
 
 
 def test_lists_cluster_request_of_one_run(tmp_path):
@@ -67,7 +67,7 @@ def test_prerequisites_are_counted_once(tmp_path):
         for p in ("ucb", "random")
         for s in (0, 1)
     ]
-    title, rows, _ = sweep_plan(runs)
+    title, rows, _ = plan_sweep(runs)
     assert "4 runs in 1 process: 1 of 4 runs" in title
     prerequisite_rows = [row for row in rows if row[0].startswith("before them")]
     assert len(prerequisite_rows) == 2 and rows[-1][:2] == ["in all", "6"]
@@ -77,7 +77,7 @@ def test_prerequisites_are_counted_once(tmp_path):
 
 def test_language_model_agents_are_not_timed(tmp_path):
     runs = [Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}") for s in (0, 1)]
-    title, rows, _ = sweep_plan(runs)
+    title, rows, _ = plan_sweep(runs)
     assert "time: unknown" in title and rows[0][-1].startswith("only the loops")
 
 

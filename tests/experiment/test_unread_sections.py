@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from experiments import only_run_folder
-from llmrl.config.loop_sections import LOOPS, agent_learns, loop_kind, section
+from llmrl.config.loop_sections import LOOP_CLASSES, agent_learns, config_section, loop_kind
 from llmrl.experiment.config_completion import OBJECTIVE_KEYS, without_unread_sections
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_parts
 
-SECTIONS = {section(kind) for kind in LOOPS}
+SECTIONS = {config_section(kind) for kind in LOOP_CLASSES}
 SHORT = {
     "design": ("env=escape_room", "principal=random", "design.steps=1", "design.adapt_rounds=1", "design.references=0"),
     "search": ("env=cartpole", "agent=linear", "principal=random", "search.iterations=1", "search.episodes=1"),
@@ -71,7 +71,7 @@ def test_unused_loop_option_keeps_hash():
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["design", "search", "learn", "play", "frozen", "asking"])
 def test_run_lifecycle_with_unused_option(loop, tmp_path, capsys):
-    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.cli.evaluate import build_parser, evaluate
     from llmrl.run.artifacts import read_config
 
     overrides = (*SHORT[loop], f"output_root={tmp_path}")
@@ -83,7 +83,7 @@ def test_run_lifecycle_with_unused_option(loop, tmp_path, capsys):
     restored = Experiment(read_config(folder, ()), overrides)
     assert restored.folder == folder and restored.run().finished and restored.run().result == run.result
     restored.check()
-    results = evaluate(parser().parse_args([str(folder), "--episodes=1"]))
+    results = evaluate(build_parser().parse_args([str(folder), "--episodes=1"]))
     assert results["episodes"] >= 1 and json.loads((folder / "status.json").read_text())["state"] == "finished"
 
 

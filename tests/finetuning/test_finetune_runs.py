@@ -93,10 +93,10 @@ def test_run_folder_documents_run(grpo, proposer):
 
 
 def test_commands_report_result_location(sft):
-    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.cli.evaluate import build_parser, evaluate
 
     with pytest.raises(ConfigError, match=r"evaluation\.json"):
-        evaluate(parser().parse_args([str(sft)]))
+        evaluate(build_parser().parse_args([str(sft)]))
 
 
 @pytest.mark.parametrize("method", some(["sft"], ["grpo", "sft"]))

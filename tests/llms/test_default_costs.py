@@ -4,7 +4,7 @@ import pytest
 
 from llmrl.core.option_files import read_file, root
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_plan import sweep_plan
+from llmrl.experiment.sweep_plan import plan_sweep
 from some import some
 
 ENVS = sorted(read_file(root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
@@ -31,7 +31,7 @@ SHORT_CASES = [
 def estimate_cost(tmp_path, *overrides):
     """Return expected US dollars of a run with GPT-4o at its listed price."""
     run = Experiment.compose(*overrides, "llm=gpt4o", f"output_root={tmp_path}")
-    cost = sweep_plan([run]).rows[-1][-2]
+    cost = plan_sweep([run])[1][-1][-2]
     assert cost.startswith("$"), cost
     return float(cost[1:].partition(",")[0])
 

@@ -20,7 +20,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.option_files import load_options
 from llmrl.core.records import ChatRequest
-from llmrl.experiment.resources import POLICIES
+from llmrl.experiment.resources import CALL_POLICY_KEYS
 from llmrl.llms import litellm_chat
 from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import BLOCK, mark_cache_prefix, split_blocks
@@ -247,7 +247,7 @@ def test_prices_match_litellm(option):
     """Read from its file, as importing litellm takes seconds. A new litellm may list new ones: then look them up."""
     package = Path(importlib.util.find_spec("litellm").origin).parent
     prices_ = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
-    fields = {key: value for key, value in load_options("llm")[option].items() if key not in POLICIES}
+    fields = {key: value for key, value in load_options("llm")[option].items() if key not in CALL_POLICY_KEYS}
     model = prices_.get(fields["model"]) or prices_[fields["model"].partition("/")[2]]
     prices = ("input_price", "input"), ("output_price", "output"), ("cached_input_price", "cache_read_input_token")
     for configured, published_price in prices:
@@ -275,7 +275,7 @@ def test_schema_format_per_provider(option, monkeypatch):
 
     from llmrl.config.builder import Builder
 
-    fields = {key: value for key, value in load_options("llm")[option].items() if key not in POLICIES}
+    fields = {key: value for key, value in load_options("llm")[option].items() if key not in CALL_POLICY_KEYS}
     monkeypatch.setenv(fields["api_key_env"], KEY)
     model = Builder().build(fields, "llm")
     model.check()

@@ -228,13 +228,13 @@ def test_verdicts_are_distinguishable(tmp_path):
 
 
 def test_an_evaluation_only_counts(tmp_path, capsys):
-    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.cli.evaluate import build_parser, evaluate
     from llmrl.display.results import print_evaluation
 
     game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
     with pytest.raises(TooManyInvalidReplies):
         run(*game, f"output_root={tmp_path}", "checkpoint_seconds=0")
-    evaluation = evaluate(parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
+    evaluation = evaluate(build_parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
     assert evaluation["llm_invalid_share"] == 1.0 and evaluation["llm_judged_replies"] >= 18  # some moves are forced
     print_evaluation(evaluation)
     assert "NO REPLY OF THE MODEL WAS VALID" in capsys.readouterr().out

@@ -123,17 +123,17 @@ def test_diverging_societies_raise(tmp_path):
 
 @pytest.mark.slow
 def test_evaluate_plays_best_society_from_last_step(tmp_path):
-    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.cli.evaluate import build_parser, evaluate
 
     folder, summary = design(
         tmp_path, "principal=random", "design.evaluations=1", "design.steps=3", "design.candidates=4", "env.n_envs=16"
     )
     last = [row for row in summary["history"] if row["step"] == 3]
     best = max(last, key=lambda row: row["objective"])
-    evaluation = evaluate(parser().parse_args([str(folder), "--episodes", "16"]))
+    evaluation = evaluate(build_parser().parse_args([str(folder), "--episodes", "16"]))
     assert (evaluation["society"], evaluation["context"]) == (best["candidate"], best["context"])
     assert evaluation["mechanism"] == pytest.approx(best["mechanism"])
-    ever = evaluate(parser().parse_args([str(folder), "--episodes", "16", "--mechanism", "best"]))
+    ever = evaluate(build_parser().parse_args([str(folder), "--episodes", "16", "--mechanism", "best"]))
     assert ever["mechanism"] == pytest.approx(summary["recommendations"][0]["mechanism"])
     assert ever["context"] == summary["recommendations"][0]["context"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.cli.evaluate import evaluate, parser
+from llmrl.cli.evaluate import build_parser, evaluate
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
 from llmrl.experiment.models import build_llm
@@ -171,7 +171,7 @@ def test_interruption_keeps_results(tmp_path, monkeypatch, confirmed_run, moment
 
 def test_evaluate_plays_the_recommendation(confirmed_run):
     folder, summary = confirmed_run
-    evaluation = evaluate(parser().parse_args([str(folder), "--episodes", "8", "--mechanism", "best"]))
+    evaluation = evaluate(build_parser().parse_args([str(folder), "--episodes", "8", "--mechanism", "best"]))
     assert evaluation["mechanism"] == pytest.approx(summary["recommendations"][0]["mechanism"])
     assert evaluation["context"] == summary["recommendations"][0]["context"]
 

@@ -101,13 +101,13 @@ def test_proposals_share_societies(tmp_path):
 
 @pytest.mark.slow
 def test_evaluate_plays_first_society_with_best_proposal(tmp_path):
-    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.cli.evaluate import build_parser, evaluate
 
     folder, summary = design(
         tmp_path, "principal=random", "design.candidates=3", "design.replicates=2", "env.n_envs=12"
     )  # fmt: skip
     best = max((row for row in summary["history"] if row["step"] == 2), key=lambda row: row["objective"])
-    evaluation = evaluate(parser().parse_args([str(folder), "--episodes", "12"]))
+    evaluation = evaluate(build_parser().parse_args([str(folder), "--episodes", "12"]))
     assert evaluation["society"] == 2 * best["candidate"]
     assert evaluation["mechanism"] == pytest.approx(best["mechanism"])
 

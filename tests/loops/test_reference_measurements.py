@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from experiments import comparable_metrics, compose, run
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.display.results import describe_references
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.reference_line_runs import (
-    affordable_plan,
     measured_references,
+    plan_within_steps,
     prerequisite_runs,
     reason_without_references,
 )
+from llmrl.experiment.resources import RunResources
 from llmrl.loops.reference_measurements import References
 from llmrl.principals.nonadaptive import ListedPrincipal
 from llmrl.run.config_hash import config_hash
@@ -44,7 +45,7 @@ BANDIT_COMMAND = (*BANDIT, "env.fixed_context=0")
 def planned_runs(*overrides):
     """Return the runs that a run needs for its reference lines."""
     config = compose(*overrides)
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         return prerequisite_runs(config, parts, build_loop(config, parts))
     finally:
@@ -163,20 +164,20 @@ def test_lone_agents_have_no_references():
 
 @given(budget=st.integers(0, 10_000), vector=st.integers(1, 300), n_random=st.integers(1, 300), scan=st.integers(1, 12))
 def test_references_fit_budget(budget, vector, n_random, scan):
-    plan = affordable_plan(budget, vector, n_random, scan)
-    n = plan.repetitions
-    cost = n * (plan.vectors * vector + plan.untrained * n_random)
-    assert cost <= budget and n <= 2 and plan.vectors <= scan
+    plan = plan_within_steps(budget, vector, n_random, scan)
+    n = plan.n_repetitions
+    cost = n * (plan.n_vectors * vector + plan.measures_untrained * n_random)
+    assert cost <= budget and n <= 2 and plan.n_vectors <= scan
     # No mechanism comes first, then untrained agents, then at least three vectors of the scan.
-    assert bool(n) == (budget >= vector) and bool(plan.vectors) == bool(n)
-    assert plan.untrained == (budget >= vector + n_random)
-    assert plan.vectors in (0, 1) or plan.vectors >= min(3, scan)
-    if plan.vectors == 1 < scan:
+    assert bool(n) == (budget >= vector) and bool(plan.n_vectors) == bool(n)
+    assert plan.measures_untrained == (budget >= vector + n_random)
+    assert plan.n_vectors in (0, 1) or plan.n_vectors >= min(3, scan)
+    if plan.n_vectors == 1 < scan:
         assert budget < 3 * vector + n_random or scan == 2
-    elif 1 < plan.vectors < scan:
+    elif 1 < plan.n_vectors < scan:
         assert cost + n * vector > budget
     if budget >= 2 * (scan * vector + n_random):
-        assert (n, plan.vectors, plan.untrained) == (2, scan, True)
+        assert (n, plan.n_vectors, plan.measures_untrained) == (2, scan, True)
 
 
 def test_default_reference_budget_is_run_length(tmp_path, capsys):

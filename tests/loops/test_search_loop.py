@@ -10,12 +10,13 @@ import pytest
 
 import commands
 from experiments import comparable_metrics, compose, only_run_folder, run, search_in, silent_run
-from llmrl.cli.evaluate import evaluate, parser
+from llmrl.cli.evaluate import build_parser, evaluate
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
+from llmrl.experiment.resources import RunResources
 from llmrl.llms.call_log import FILE_NAME as LEDGER
 from llmrl.llms.call_log import read_calls
 from llmrl.loops.loop_parts import LoopParts
@@ -113,7 +114,7 @@ class TestRun:
 
     def test_policy_can_be_evaluated(self, small):
         _, folder, _, _ = small
-        results = evaluate(parser().parse_args([str(folder), "--episodes", "40", "--seed", "5"]))
+        results = evaluate(build_parser().parse_args([str(folder), "--episodes", "40", "--seed", "5"]))
         mean_return = np.mean(results["per_episode"]["return per agent"])
         summary_ = summary(folder)
         assert mean_return == pytest.approx(
@@ -132,7 +133,7 @@ def compose_spec():
 
 def build_search(*overrides):
     config = compose(*SMALL, *overrides)
-    return build_parts(config, build_llm(config, None, check=False))
+    return build_parts(config, RunResources(config, build_used_model).model)
 
 
 class TestSeeds:
@@ -178,7 +179,7 @@ class TestWarmup:
         """20 random policies of one episode: 8,020; 21 judged like all others, and one wasted an iteration: 8,820."""
         for treatment, episodes in (("props", 8020), ("props_main", 8820)):
             config = compose(*search_in("cartpole", treatment), "llm=scripted")
-            parts = build_parts(config, build_llm(config, None, check=False))
+            parts = build_parts(config, RunResources(config, build_used_model).model)
             try:
                 assert build_loop(config, parts).total_episodes == episodes
             finally:
@@ -270,7 +271,7 @@ def test_invalid_settings_raise_early(overrides, message):
     if message == "horizon":
         del config["env"]["horizon"]
     with pytest.raises(ConfigError, match=message):
-        parts = build_parts(config, build_llm(config, None, check=False))
+        parts = build_parts(config, RunResources(config, build_used_model).model)
         try:
             build_loop(config, parts)
         finally:
@@ -305,7 +306,7 @@ def test_non_numeric_policy_raises(agent):
 
 def test_plan_states_episodes():
     config = compose(*search_in("cartpole", "props"), "llm=scripted")
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         rows = dict(plan(config, parts, build_loop(config, parts)))
     finally:

@@ -9,8 +9,9 @@ import pytest
 from experiments import compose, only_run_folder, run, search_in
 from llmrl.core.option_files import read_file, root
 from llmrl.envs.gym import tasks
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.resources import RunResources
 from llmrl.loops.search import SearchLoop
 from llmrl.run.proposals import read_proposals
 from some import one_in
@@ -95,7 +96,7 @@ def test_treatments_build(name, treatment):
     task(name)
     config = compose(*search_in(name, treatment), "llm=scripted", "env.n_envs=1")
     check_values(config)
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         loop = build_loop(config, parts)
         assert isinstance(loop, SearchLoop) and loop.space.dim == NUMBERS[name]

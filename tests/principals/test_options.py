@@ -8,7 +8,7 @@ from llmrl.core.model_protocols import Scorer
 from llmrl.core.option_files import load_options
 from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.resources import POLICIES
+from llmrl.experiment.resources import CALL_POLICY_KEYS
 from llmrl.experiment.small_models import SmallModels
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
@@ -51,7 +51,7 @@ def test_principals(name, spec):
 def test_llms(name, tmp_path):
     ChatClient(Echo(), call_log=CallLog(tmp_path / FILE_NAME)).chat([ask()])
     arguments = {"calls": str(tmp_path)} if name == "replay" else {}
-    node = {key: value for key, value in {**LLMS[name], **arguments}.items() if key not in POLICIES}
+    node = {key: value for key, value in {**LLMS[name], **arguments}.items() if key not in CALL_POLICY_KEYS}
     model = builder(CLEANUP).build(node, "llm")
     assert isinstance(model, Scorer if name.endswith("scorer") or "_scorer_" in name else Provider)
 
@@ -65,4 +65,4 @@ def test_options_cover_arguments(group, name):
     fields = load_options(group)[name]
     if fields["_target_"] is not None:
         target = builder(CLEANUP).locate(fields["_target_"], group)
-        assert set(fields) - {"_target_", *POLICIES} == set(get_signature(target).parameters) - INJECTED
+        assert set(fields) - {"_target_", *CALL_POLICY_KEYS} == set(get_signature(target).parameters) - INJECTED

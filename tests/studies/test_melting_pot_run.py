@@ -8,13 +8,13 @@ import torch
 
 from experiments import compose, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
-from llmrl.config.treatments import studies
+from llmrl.config.treatments import list_studies
 from llmrl.experiment.parts import build_parts
 from llmrl.llms.call_log import read_calls
 from llmrl.run.artifacts import load_saved_state
 from some import one_in, some
 
-LEGISLATIVE = [study for study in studies() if study.startswith("legislative/")]
+LEGISLATIVE = [study for study in list_studies() if study.startswith("legislative/")]
 GAMES_WITH_MECHANISM = (
     "cleanup",
     "harvest",

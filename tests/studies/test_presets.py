@@ -5,10 +5,11 @@ import itertools
 import pytest
 
 from experiments import compose
-from llmrl.config.treatments import studies, treatments
+from llmrl.config.treatments import list_studies, studies_by_treatment
 from llmrl.core.option_files import load_options
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.resources import RunResources
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 from some import one_in
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 GAMES = ("harvest", "cleanup", "escape_room")
 # `listed` proposes what it is given: it is no method that is compared.
 PRINCIPALS = sorted(set(load_options("principal")) - {"none", "listed", "saez"})  # saez: only in the tax economy
-TREATMENTS = [name for name, studies in treatments().items() if "legislative/harvest" in studies]
+TREATMENTS = [name for name, names in studies_by_treatment().items() if "legislative/harvest" in names]
 STUDIES_LACKING_PRINCIPAL = (
     "legislative/cleanup_pretrain",
     "legislative/harvest_pretrain",
@@ -26,7 +27,7 @@ STUDIES_LACKING_PRINCIPAL = (
 )
 REMAINING_STUDIES = [
     study
-    for study in studies()
+    for study in list_studies()
     if study.startswith("legislative/") and study.partition("/")[2] not in GAMES and not study.endswith("_small")
 ]
 ARMS = {
@@ -41,7 +42,7 @@ SCHEDULE_KEYS = {"metagrad": {"adapt_rounds", "validate_episodes"}, "fixed": {"s
 def build_study(config):
     """Return the loop of a config, and its principal."""
     check_values(config)
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         return build_loop(config, parts), parts
     finally:

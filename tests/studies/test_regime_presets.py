@@ -3,22 +3,23 @@
 import pytest
 
 from experiments import compose
-from llmrl.config.treatments import studies
+from llmrl.config.treatments import list_studies
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values, n_envs_per_society
+from llmrl.experiment.resources import RunResources
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 from some import one_in
 
-STUDIES = [study.removeprefix("regimes/") for study in studies() if study.startswith("regimes/")]
+STUDIES = [study.removeprefix("regimes/") for study in list_studies() if study.startswith("regimes/")]
 
 
 def build_study(*overrides):
     """Return the config of a run, and the loop of its parts."""
     config = compose(*overrides)
     check_values(config)
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         return config, build_loop(config, parts)
     finally:

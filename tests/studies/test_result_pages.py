@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.config.treatments import studies
+from llmrl.config.treatments import list_studies
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from some import one_in
@@ -49,6 +49,6 @@ def test_figures_are_shown():
 
 def test_single_command_studies_have_pages():
     text = " ".join(page.read_text() for page in PAGES)
-    for study in studies():
+    for study in list_studies():
         if study.startswith(("studies/", "first/")):
             assert f"experiment={study}" in text or study.partition("/")[2] in text, study

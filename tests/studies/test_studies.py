@@ -15,8 +15,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from llmrl.config.option_docs import header
-from llmrl.config.treatments import check_treatment, studies, treatments
+from llmrl.config.option_docs import read_description
+from llmrl.config.treatments import check_treatment, list_studies, studies_by_treatment
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import get_file, is_choosable, list_paths, read_comment, read_file, root, sets_global_keys
 from llmrl.experiment.experiment import Experiment
@@ -36,14 +36,14 @@ def table(group, name, key):
     return read_file(root() / group / f"{name}.yaml").get(key, {})
 
 
-PAIRS = [(study, treatment) for treatment, studies in treatments().items() for study in studies]
+PAIRS = [(study, treatment) for treatment, names in studies_by_treatment().items() for study in names]
 FIRST_PAIRS = list({treatment: (study, treatment) for study, treatment in PAIRS[::-1]}.values())
 """Each treatment with the first of its studies."""
-ROWS = [(name, env, row) for name in treatments() for env, row in table("treatment", name, "per_env").items()]
+ROWS = [(name, env, row) for name in studies_by_treatment() for env, row in table("treatment", name, "per_env").items()]
 """Treatment, environment, and what the one sets in the other."""
 PRINCIPAL_OPTIONS = [
     (study, principal, row)
-    for study in studies()
+    for study in list_studies()
     for principal, row in table("experiment", study, "per_principal").items()
 ]
 """Study, principal, and what the one sets for the other."""
@@ -53,7 +53,7 @@ ENVIRONMENT_TREATMENTS = {
     ("teacher/teams", "team"),
     *((study, "alone") for study in ("teacher/rooms", "first/teacher", "studies/rooms")),
 }
-ENVIRONMENT_TREATMENTS |= {(study, "cmaes") for study in studies() if "search" in study}
+ENVIRONMENT_TREATMENTS |= {(study, "cmaes") for study in list_studies() if "search" in study}
 ENVIRONMENT_TREATMENTS |= {("studies/tax_planners", "tax_random")}
 """Treatments that are what the study is without one."""
 
@@ -89,7 +89,7 @@ def compose_config():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", one_in(3, studies()))
+@pytest.mark.parametrize("study", one_in(3, list_studies()))
 def test_studies_compose(study, compose_config):
     config, choices = compose_config(f"experiment={study}")
     check_values(config)
@@ -116,7 +116,7 @@ def test_treatments_compose_with_studies(pair, compose_config):
 @pytest.mark.slow
 @pytest.mark.parametrize(("treatment", "env", "row"), one_in(5, ROWS), ids=str)
 def test_treatment_overrides_environment(treatment, env, row, compose_config):
-    study = next(s for s in treatments()[treatment] if s not in ("search/cliff_walking", "search/table"))
+    study = next(s for s in studies_by_treatment()[treatment] if s not in ("search/cliff_walking", "search/table"))
     words = [f"experiment={study}", f"treatment={treatment}", f"env={env}", *DATA.get(treatment, [])]
     assert is_subset(row, compose_config(*words)[0])
 
@@ -138,20 +138,20 @@ def is_subset(part, full):
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_study_has_description(path):
-    assert sets_global_keys(path) and header(path)
+    assert sets_global_keys(path) and read_description(path)
     name = path.relative_to(root() / "experiment").with_suffix("").as_posix()
-    if name in studies():
+    if name in list_studies():
         assert any(f"experiment={name}" in line for line in read_comment(path)), "no command"
 
 
-@pytest.mark.parametrize("treatment", treatments())
+@pytest.mark.parametrize("treatment", studies_by_treatment())
 def test_treatment_declares_studies(treatment):
     path = root() / "treatment" / f"{treatment}.yaml"
     lines = [*read_comment(path), *read_comment(get_file(path))]
-    assert sets_global_keys(path) and header(path)
-    assert treatments()[treatment], "its studies are misspelled"
+    assert sets_global_keys(path) and read_description(path)
+    assert studies_by_treatment()[treatment], "its studies are misspelled"
     patterns = next(line for line in lines if line.startswith("# @studies ")).removeprefix("# @studies ").split(",")
-    assert all("*" in pattern or pattern in studies() for pattern in patterns)
+    assert all("*" in pattern or pattern in list_studies() for pattern in patterns)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ class TestThePage:
 
     def test_page_lists_studies(self):
         names = set(re.findall(r"`([a-z0-9_/]+)`", self.page))
-        assert {study for study in studies() if not {study, study.partition("/")[2]} & names} == set()
-        assert set(treatments()) - names == set()
+        assert {study for study in list_studies() if not {study, study.partition("/")[2]} & names} == set()
+        assert set(studies_by_treatment()) - names == set()
 
     @pytest.mark.slow
     def test_command_references_exist(self):
@@ -274,7 +274,10 @@ class TestThePage:
         files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *root().rglob("*.yaml")]
         folders = [ROOT / name for name in ("benchmarks", "scripts", "examples")]
         files += [file for folder in folders for kind in ("*.py", "*.yaml") for file in folder.rglob(kind)]
-        known = {"experiment": {*studies(), "none", "mine"}, "treatment": {*treatments(), "none", "mine"}}
+        known = {
+            "experiment": {*list_studies(), "none", "mine"},
+            "treatment": {*studies_by_treatment(), "none", "mine"},
+        }
         for file in files:
             text = file.read_text()
             for group, names in known.items():
@@ -285,5 +288,5 @@ class TestThePage:
 
 
 def test_fragments_are_not_selectable():
-    assert all(map(is_choosable, [*studies(), *treatments()]))
-    assert json.dumps(sorted(treatments())) == json.dumps(list(treatments()))
+    assert all(map(is_choosable, [*list_studies(), *studies_by_treatment()]))
+    assert json.dumps(sorted(studies_by_treatment())) == json.dumps(list(studies_by_treatment()))

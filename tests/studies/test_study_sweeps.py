@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.config.treatments import studies
+from llmrl.config.treatments import list_studies
 from llmrl.core.option_files import read_file, root
-from llmrl.experiment.composition import plain
+from llmrl.experiment.composition import compose_plain
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from some import one_in
 from sweeping import sweep, table
 
-COMPLETE_STUDIES = [study for study in studies() if study.startswith(("studies/", "first/"))]
+COMPLETE_STUDIES = [study for study in list_studies() if study.startswith(("studies/", "first/"))]
 
 
 def swept(study: str) -> dict[str, list[str]]:
@@ -37,7 +37,7 @@ def _files(path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("study", one_in(3, COMPLETE_STUDIES))
 def test_sweep_has_question(study):
-    report, values = plain("train", f"experiment={study}")["report"], swept(study)
+    report, values = compose_plain("train", f"experiment={study}")["report"], swept(study)
     assert report["question"].endswith("?") and report["unit"]
     assert len(values["seed"]) > 1 or len(values["agent.init_from_seed"]) > 1
     used = {value for options in values.values() for value in options}
@@ -59,7 +59,7 @@ def test_sweep_values_compose(study):
 
 @pytest.mark.parametrize("study", [study for study in COMPLETE_STUDIES if "landscape" in study])
 def test_landscape_is_single_step(study):
-    config = plain("train", f"experiment={study}")
+    config = compose_plain("train", f"experiment={study}")
     settings = 1
     for values in config["principal"]["grid"]:
         settings *= len(values)

@@ -10,10 +10,11 @@ import pytest
 from experiments import compose, only_run_folder, run
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent
-from llmrl.config.treatments import treatments
+from llmrl.config.treatments import studies_by_treatment
 from llmrl.core.option_files import read_file, root
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.resources import RunResources
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.teachers.debate import Debate
@@ -55,7 +56,7 @@ RUNS = [
 
 def words(treatment, *extra):
     """`("team", "env=simple_tag")` -> overrides of a run."""
-    study = "rooms" if "teacher/rooms" in treatments()[treatment] else "teams"
+    study = "rooms" if "teacher/rooms" in studies_by_treatment()[treatment] else "teams"
     return (f"experiment=teacher/{study}", f"treatment={treatment}", *extra)
 
 
@@ -65,7 +66,7 @@ def test_treatment_builds(case):
     treatment, *extra = case
     config = compose(*words(*case))
     check_values(config)
-    parts = build_parts(config, build_llm(config, None, check=False))
+    parts = build_parts(config, RunResources(config, build_used_model).model)
     try:
         loop = build_loop(config, parts)
         assert config["name"] == parts.env.spec.name

@@ -43,12 +43,12 @@ def run(*overrides: str) -> float | None:
     return run_experiment(compose(*overrides), list(overrides))
 
 
-def run_experiment(config: dict, overrides: Sequence[str], quiet: bool = False) -> float | None:
+def run_experiment(config: dict, overrides: Sequence[str]) -> float | None:
     """Run the experiment of a resolved config here and now."""
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.run_job import run_and_print
 
-    return run_and_print(Experiment(config, overrides), quiet)
+    return run_and_print(Experiment(config, overrides))
 
 
 def only_run_folder(root: Path) -> Path:

@@ -48,7 +48,7 @@ def contents(folder):
 
 
 def clean(folder, *words):
-    return sweep.clean(sweep.parser().parse_args(["clean", str(folder), *words]))
+    return sweep.clean(sweep.build_parser().parse_args(["clean", str(folder), *words]))
 
 
 def test_clean_removes_files(outputs, capsys):

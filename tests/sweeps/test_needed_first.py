@@ -11,7 +11,7 @@ import llmrl
 from llmrl.core.errors import PrerequisiteFailed
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_references import prerequisite_runs
-from llmrl.experiment.sweep_jobs import RUN_FUNCTION, job_of, with_prerequisites
+from llmrl.experiment.sweep_jobs import RUN_FUNCTION, build_job, with_prerequisites
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import group_into_waves
 from llmrl.sweeps.launch import launch
@@ -50,7 +50,7 @@ def test_waves_follow_dependencies():
 
 def make_jobs(root: Path, *runs: tuple[str, ...]) -> list:
     return [
-        job_of(Experiment.compose(*NEEDS, f"output_root={root}", *overrides), overrides) for overrides in runs
+        build_job(Experiment.compose(*NEEDS, f"output_root={root}", *overrides), overrides) for overrides in runs
     ]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_shared_dependency_is_single_job(tmp_path):
 def test_run_in_sweep_is_dependency(tmp_path):
     [wanting] = make_jobs(tmp_path, ())
     [run] = prerequisite_runs(wanting.config)
-    job = job_of(Experiment(run.config, run.overrides), run.overrides)
+    job = build_job(Experiment(run.config, run.overrides), run.overrides)
     jobs = with_prerequisites([wanting, job])
     assert [job.folder for job in jobs] == [wanting.folder, job.folder] and jobs[0].prerequisites == (job,)
     assert group_into_waves(jobs) == [[job], [jobs[0]]]

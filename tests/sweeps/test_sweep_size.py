@@ -20,9 +20,9 @@ from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.core.hydra_composition import cache_compositions
-from llmrl.experiment.composition import composed, plain_config
+from llmrl.experiment.composition import compose_config, to_plain
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_jobs import jobs_of, with_prerequisites
+from llmrl.experiment.sweep_jobs import build_jobs, with_prerequisites
 from llmrl.results.run_records import read_runs
 from llmrl.run.run import Run
 from llmrl.run.status import SUMMARY_NAME, RunProgress, Status
@@ -81,8 +81,8 @@ def test_seeds_share_composition(monkeypatch):
             single.hash,
             single.folder,
         )
-    for run, job in zip(runs, jobs_of(runs, {"design.steps"}), strict=True):
-        [single_job] = jobs_of([run], {"design.steps"})
+    for run, job in zip(runs, build_jobs(runs, {"design.steps"}), strict=True):
+        [single_job] = build_jobs([run], {"design.steps"})
         assert job == single_job and (job.digest, job.folder) == (single_job.digest, single_job.folder)
 
 
@@ -101,8 +101,8 @@ def test_option_files_have_single_read(monkeypatch, tmp_path, private):
     def compose_all() -> list[dict]:
         configs = []
         for case in cases:
-            with composed("train", case, folders) as config:
-                configs.append(plain_config(config))
+            with compose_config("train", case, folders) as config:
+                configs.append(to_plain(config))
         return configs
 
     expected = compose_all()
@@ -127,7 +127,7 @@ def test_finished_runs_are_found_with_constant_operations(tmp_path):
 
     def find(n: int) -> Counter[str]:
         runs = [first.with_seed(seed) for seed in range(n)]
-        return operations(lambda: found.append(find_missing_jobs(with_prerequisites(jobs_of(runs)), ())[1]))
+        return operations(lambda: found.append(find_missing_jobs(with_prerequisites(build_jobs(runs)), ())[1]))
 
     for seed in range(30):
         folder = first.with_seed(seed).folder

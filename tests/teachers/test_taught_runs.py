@@ -29,7 +29,7 @@ def model(server):
 
 
 def evaluate_folder(folder, *arguments):
-    return evaluate.evaluate(evaluate.parser().parse_args([str(folder), *arguments]))
+    return evaluate.evaluate(evaluate.build_parser().parse_args([str(folder), *arguments]))
 
 
 class Dying:

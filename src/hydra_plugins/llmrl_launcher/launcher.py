@@ -108,17 +108,16 @@ class LlmrlLauncher(Launcher):
         """
         from llmrl.display.console import print_line, print_table
         from llmrl.experiment.run_job import run_and_print
-        from llmrl.experiment.sweep_jobs import jobs_of
-        from llmrl.experiment.sweep_plan import COLUMNS, job_requests, sweep_plan
+        from llmrl.experiment.sweep_jobs import build_jobs
+        from llmrl.experiment.sweep_plan import COLUMNS, describe_requests, plan_sweep
 
         if len(runs) == 1 or any("method" in run.config for run in runs):
             for run in runs:
                 run_and_print(run)
-            _, requests = job_requests(jobs_of(runs, self.swept))
+            _, requests = describe_requests(build_jobs(runs, self.swept))
         else:
-            plan = sweep_plan(runs, self.swept)
-            print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
-            requests = plan.requests
+            title, rows, requests = plan_sweep(runs, self.swept)
+            print_table(title, COLUMNS, rows, "lrrrrl")
         for request in requests:
             print_line(request)
 

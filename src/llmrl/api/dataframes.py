@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 Schema = Mapping[str, str]
 """Name -> dtype of pandas, in order."""
-Names = Mapping[str, Any]
+RunColumns = Mapping[str, Any]
 """Columns that identify a run: `run`, a unique name; `label`, the label of its group; `seed`."""
-NamedRuns = Sequence[tuple[RunRecord, Names]]
+LabeledRuns = Sequence[tuple[RunRecord, RunColumns]]
 
 _RUN_COLUMNS: Schema = {"run": "category", "label": "category", "seed": "int64"}
-"""First columns of every table but `RUNS`, which has them, too."""
+"""First columns of every table but `RUNS_SCHEMA`, which has them, too."""
 
-RUNS: Schema = {
+RUNS_SCHEMA: Schema = {
     "run": "str",
     "name": "str",
     "label": "str",
@@ -65,7 +65,7 @@ RUNS: Schema = {
     "error": "str",
     "folder": "str",
 }
-METRICS_LONG: Schema = {
+METRICS_SCHEMA: Schema = {
     **_RUN_COLUMNS,
     "kind": "category",
     "axis": "category",
@@ -75,7 +75,7 @@ METRICS_LONG: Schema = {
     "metric": "category",
     "value": "float64",
 }
-PROPOSALS: Schema = {
+PROPOSALS_SCHEMA: Schema = {
     **_RUN_COLUMNS,
     "step": "int64",
     "candidate": "int64",
@@ -86,7 +86,7 @@ PROPOSALS: Schema = {
     "fallback": "boolean",
     "reasoning": "str",
 }
-EPISODES_WIDE: Schema = {
+EPISODES_SCHEMA: Schema = {
     **_RUN_COLUMNS,
     "source": "category",
     "policy": "category",
@@ -99,7 +99,7 @@ EPISODES_WIDE: Schema = {
     "length": "float64",
     "objective": "float64",
 }
-LLM_CALLS: Schema = {
+CALLS_SCHEMA: Schema = {
     **_RUN_COLUMNS,
     "time": "datetime64[us, UTC]",
     "model": "category",
@@ -122,11 +122,11 @@ LLM_CALLS: Schema = {
     "thoughts": "str",
     "error": "str",
 }
-_OBJECTIVE = re.compile(r"objective \(.*\)")
-_METRIC_NAMES = {"return per agent": "return", "base return per agent": "base_return"}
+_OBJECTIVE_PATTERN = re.compile(r"objective \(.*\)")
+_COLUMN_NAMES = {"return per agent": "return", "base return per agent": "base_return"}
 
 
-def pandas() -> Any:
+def import_pandas() -> Any:
     """Return the module `pandas`.
 
     Raises:
@@ -159,12 +159,12 @@ def write_frame(frame: pd.DataFrame, path: Path, format: str) -> None:
         ) from error
 
 
-def runs_frame(runs: NamedRuns) -> pd.DataFrame:
+def build_runs_frame(runs: LabeledRuns) -> pd.DataFrame:
     """Return a frame with one row for each run.
 
     Overrides that differ between runs have their own columns, numeric if all their values are numbers.
     """
-    pd = pandas()
+    pd = import_pandas()
     prerequisites = {folder for run, _ in runs for folder in run.prerequisites}
     rows = [
         {
@@ -174,8 +174,8 @@ def runs_frame(runs: NamedRuns) -> pd.DataFrame:
             "state": run.state,
             "is_prerequisite": run.folder in prerequisites,
             "result": run.result,
-            RECOMMENDATION: _score(run, RECOMMENDATION),
-            ONLINE_PERFORMANCE: _score(run, ONLINE_PERFORMANCE),
+            RECOMMENDATION: _principal_score(run, RECOMMENDATION),
+            ONLINE_PERFORMANCE: _principal_score(run, ONLINE_PERFORMANCE),
             "environment": run.env,
             "model": run.llm,
             "attempts": run.attempt,
@@ -189,30 +189,30 @@ def runs_frame(runs: NamedRuns) -> pd.DataFrame:
         }
         for run, names in runs
     ]
-    frame = _typed(pd.DataFrame(rows), RUNS)
+    frame = _with_dtypes(pd.DataFrame(rows), RUNS_SCHEMA)
     for key in dict.fromkeys(key for run, _ in runs for key in run.overrides):
         texts = pd.Series([run.overrides.get(key) for run, _ in runs], dtype="str")
         if texts.nunique(dropna=False) > 1:
             numbers = pd.to_numeric(texts, errors="coerce").astype("float64")
             is_numeric = numbers.notna().equals(texts.notna())
-            frame[key if key not in RUNS else f"{key}="] = numbers if is_numeric else texts
+            frame[key if key not in RUNS_SCHEMA else f"{key}="] = numbers if is_numeric else texts
     return frame
 
 
-def _score(run: RunRecord, key: str) -> float:
+def _principal_score(run: RunRecord, key: str) -> float:
     scores = read_principal_scores([run], key) if run.state == "finished" else None
     return math.nan if scores is None else float(scores[0])
 
 
-def read_table(name: str, runs: NamedRuns) -> pd.DataFrame:
+def read_table(name: str, runs: LabeledRuns) -> pd.DataFrame:
     """Return the table `name` of all runs (`_TABLES`): the columns of its schema first, then other, numeric ones."""
     schema, readers = _TABLES[name]
-    pd = pandas()
-    frames = [_typed(pd.DataFrame(), schema)]
+    pd = import_pandas()
+    frames = [_with_dtypes(pd.DataFrame(), schema)]
     for run, names in runs:
         for source, reader in readers.items():
             try:
-                frames += [_typed(frame.assign(**names), schema) for frame in reader(run.folder) if len(frame)]
+                frames += [_with_dtypes(frame.assign(**names), schema) for frame in reader(run.folder) if len(frame)]
             except (RunFolderError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 log.warning("%s: %s cannot be read and is left out: %s", run.folder, source, error)
     frame = pd.concat(frames, ignore_index=True)
@@ -222,17 +222,17 @@ def read_table(name: str, runs: NamedRuns) -> pd.DataFrame:
     return frame
 
 
-def _typed(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+def _with_dtypes(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """Return a frame with the columns of `schema` first, all with their dtypes but text instead of categories."""
-    others = dict.fromkeys((name for name in frame if name not in schema), "float64")
-    dtypes = {**schema, **others}
+    other_dtypes = dict.fromkeys((name for name in frame if name not in schema), "float64")
+    dtypes = {**schema, **other_dtypes}
     frame = frame.reindex(columns=list(dtypes))
-    return pandas().DataFrame({name: _convert(frame[name], dtype) for name, dtype in dtypes.items()})
+    return import_pandas().DataFrame({name: _convert_column(frame[name], dtype) for name, dtype in dtypes.items()})
 
 
-def _convert(column: pd.Series, dtype: str) -> pd.Series:
+def _convert_column(column: pd.Series, dtype: str) -> pd.Series:
     """Return a column with a dtype; values that do not fit it are missing, and missing texts are empty."""
-    pd = pandas()
+    pd = import_pandas()
     if dtype in ("str", "category"):
         texts = column.astype(object).map(str, na_action="ignore").astype("str")
         return texts if dtype == "category" else texts.fillna("")
@@ -245,13 +245,13 @@ def _convert(column: pd.Series, dtype: str) -> pd.Series:
 
 
 def _read_metrics(folder: Path) -> list[pd.DataFrame]:
-    path, places = folder / METRICS, ["kind", "axis", "place", "env_steps", "elapsed_s"]
+    path, id_columns = folder / METRICS, ["kind", "axis", "place", "env_steps", "elapsed_s"]
     frames = []
     for table in read_metric_tables(path).values() if path.is_file() else ():
-        wide = pandas().DataFrame(table.columns).rename(columns={f"{TIME_PREFIX}elapsed_s": "elapsed_s"})
+        wide = import_pandas().DataFrame(table.columns).rename(columns={f"{TIME_PREFIX}elapsed_s": "elapsed_s"})
         metrics = [name for name in table.columns if name not in COUNTERS and not name.startswith(TIME_PREFIX)]
-        wide = wide.assign(kind=table.kind, axis=table.x, place=wide[table.x]).reindex(columns=[*places, *metrics])
-        long = wide.melt(places, metrics, var_name="metric", value_name="value")
+        wide = wide.assign(kind=table.kind, axis=table.x, place=wide[table.x]).reindex(columns=[*id_columns, *metrics])
+        long = wide.melt(id_columns, metrics, var_name="metric", value_name="value")
         frames.append(long[np.isfinite(long["value"])])
     return frames
 
@@ -271,29 +271,30 @@ def _read_proposals(folder: Path) -> list[pd.DataFrame]:
         }
         for proposal in read_measured_proposals(folder)
     ]
-    return [pandas().DataFrame(rows)]
+    return [import_pandas().DataFrame(rows)]
 
 
-def _read_training(folder: Path) -> list[pd.DataFrame]:
+def _read_training_episodes(folder: Path) -> list[pd.DataFrame]:
     episodes = read_training_episodes(folder)
     if episodes is None:
         return []
-    places = {name: episodes.indices[name] for name in ("start", "game")}
-    frame = pandas().DataFrame({**places, **episodes.metrics}).assign(source="training", policy="student")
+    id_values = {name: episodes.indices[name] for name in ("start", "game")}
+    frame = import_pandas().DataFrame({**id_values, **episodes.metrics}).assign(source="training", policy="student")
     return [frame.assign(episode=frame.index)]
 
 
-def _read_final(folder: Path) -> list[pd.DataFrame]:
+def _read_final_episodes(folder: Path) -> list[pd.DataFrame]:
     if rows := read_json_lines(folder / EPISODES):
-        names = dict.fromkeys(
+        numeric_names = dict.fromkeys(
             name for row in rows for name, x in row.items() if isinstance(x, int | float) and not isinstance(x, bool)
         )
-        return [pandas().DataFrame([{name: row.get(name) for name in names} for row in rows]).assign(source="final")]
+        numeric_rows = [{name: row.get(name) for name in numeric_names} for row in rows]
+        return [import_pandas().DataFrame(numeric_rows).assign(source="final")]
     try:
         content = read_json_object(folder / RESULTS_NAME)
     except FileNotFoundError:
         return []
-    return [_measurements(content["per_episode"]).assign(source="final")]
+    return [_episodes_frame(content["per_episode"]).assign(source="final")]
 
 
 def _read_evaluations(folder: Path) -> list[pd.DataFrame]:
@@ -303,14 +304,14 @@ def _read_evaluations(folder: Path) -> list[pd.DataFrame]:
         for mechanism in content.get("mechanisms", [content]):
             for player in mechanism["players"]:
                 labels = {"source": path.parent.name, "policy": player["policy"], "mode": player["mode"]}
-                frames.append(_measurements(player["per_episode"]).assign(**labels, mechanism=mechanism["name"]))
+                frames.append(_episodes_frame(player["per_episode"]).assign(**labels, mechanism=mechanism["name"]))
     return frames
 
 
-def _measurements(per_episode: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
+def _episodes_frame(per_episode: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
     """Return a frame of measurements, under the names that all sources share."""
-    columns = {_METRIC_NAMES.get(name, _OBJECTIVE.sub("objective", name)): x for name, x in per_episode.items()}
-    frame = pandas().DataFrame(columns)
+    columns = {_COLUMN_NAMES.get(name, _OBJECTIVE_PATTERN.sub("objective", name)): x for name, x in per_episode.items()}
+    frame = import_pandas().DataFrame(columns)
     return frame.assign(episode=frame.index)
 
 
@@ -328,21 +329,21 @@ def _read_calls(folder: Path) -> list[pd.DataFrame]:
             "possible_cost": (call.get("reserved") or {}).get("cost"),
             "error": call["lost"] if is_lost else call.get("error"),
         }
-        rows.append({name: call.get(name) for name in LLM_CALLS if name not in _RUN_COLUMNS} | derived)
-    return [pandas().DataFrame(rows)]
+        rows.append({name: call.get(name) for name in CALLS_SCHEMA if name not in _RUN_COLUMNS} | derived)
+    return [import_pandas().DataFrame(rows)]
 
 
 _TABLES: Mapping[str, tuple[Schema, Mapping[str, Callable[[Path], list[pd.DataFrame]]]]] = {
-    "metrics": (METRICS_LONG, {METRICS: _read_metrics}),
-    "proposals": (PROPOSALS, {"its proposals": _read_proposals}),
+    "metrics": (METRICS_SCHEMA, {METRICS: _read_metrics}),
+    "proposals": (PROPOSALS_SCHEMA, {"its proposals": _read_proposals}),
     "episodes": (
-        EPISODES_WIDE,
+        EPISODES_SCHEMA,
         {
-            "its training episodes": _read_training,
-            "its final episodes": _read_final,
+            "its training episodes": _read_training_episodes,
+            "its final episodes": _read_final_episodes,
             "an evaluation": _read_evaluations,
         },
     ),
-    "llm_calls": (LLM_CALLS, {CALLS: _read_calls}),
+    "llm_calls": (CALLS_SCHEMA, {CALLS: _read_calls}),
 }
 """Schema and readers of each table but `runs`. A reader returns the rows of a run folder; its key is for warnings."""

@@ -28,40 +28,13 @@ Interface = Literal["vec", "gymnasium", "pettingzoo"]
 
 
 @overload
-def make_env(
-    env: str,
-    /,
-    *,
-    n_envs: int | None = None,
-    api: Literal["vec"] = "vec",
-    seed: int = 0,
-    device: str = "cpu",
-    **options: Any,
-) -> VecEnv: ...
+def make_env(env: str, /, *, api: Literal["vec"] = "vec", **options: Any) -> VecEnv: ...
 @overload
 def make_env(
-    env: str,
-    /,
-    *,
-    n_envs: int | None = None,
-    api: Literal["gymnasium"],
-    render_mode: Literal["rgb_array"] | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    **options: Any,
+    env: str, /, *, api: Literal["gymnasium"], **options: Any
 ) -> GymnasiumAdapter | GymnasiumVectorAdapter: ...
 @overload
-def make_env(
-    env: str,
-    /,
-    *,
-    n_envs: Literal[1] | None = None,
-    api: Literal["pettingzoo"],
-    render_mode: Literal["rgb_array"] | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    **options: Any,
-) -> ParallelAdapter: ...
+def make_env(env: str, /, *, api: Literal["pettingzoo"], **options: Any) -> ParallelAdapter: ...
 def make_env(
     env: str,
     /,
@@ -96,13 +69,13 @@ def make_env(
         >>> env.reset(seed=1)["grid"].shape  # doctest: +SKIP
         torch.Size([4, 7, 11, 11, 4])
     """
-    games = 1 if n_envs is None and api != "vec" else n_envs
-    env_options = options if games is None else {**options, "n_envs": games}
-    node, modules = compose_env(env, env_options)
-    return build(node, api, render_mode, seed, device, modules)
+    n_games = 1 if n_envs is None and api != "vec" else n_envs
+    env_options = options if n_games is None else {**options, "n_envs": n_games}
+    node, modules = compose_env_options(env, env_options)
+    return build_from_node(node, api, render_mode, seed, device, modules)
 
 
-def build(
+def build_from_node(
     node: Mapping[str, Any], api: Interface, render_mode: str | None, seed: int, device: str, modules: Sequence[str]
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
     """Build an environment from section `env` of a config, which may name code of `modules`.
@@ -134,17 +107,17 @@ def build(
     return env
 
 
-def with_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def merge_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `node` with some fields set; nested sections are merged."""
-    changed = dict(node)
+    merged = dict(node)
     for name, value in options.items():
-        section = changed.get(name)
-        is_section = isinstance(value, Mapping) and isinstance(section, Mapping) and "_target_" not in value
-        changed[name] = with_options(section, value) if is_section and section is not None else value
-    return changed
+        nested = merged.get(name)
+        is_nested = isinstance(value, Mapping) and isinstance(nested, Mapping) and "_target_" not in value
+        merged[name] = merge_options(nested, value) if is_nested and nested is not None else value
+    return merged
 
 
-def compose_env(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def compose_env_options(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the resolved option `env` of the group with some fields set, and the permissions that it needs."""
     from llmrl.experiment.experiment import Experiment
 
@@ -163,7 +136,7 @@ class TextEnvironment:
     a subclass other than `reset` and `get_reward` are tools.
     """
 
-    _node: ClassVar[Mapping[str, Any]]
+    _options: ClassVar[Mapping[str, Any]]
     _seed: ClassVar[int]
     _modules: ClassVar[Sequence[str]]
     _instances: ClassVar[Iterator[int]]
@@ -172,7 +145,7 @@ class TextEnvironment:
         from llmrl.agents.llm_player.answer_format import make_answer_format
         from llmrl.core.option_files import load_option
 
-        env: Any = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._modules)
+        env: Any = build_from_node(self._options, "vec", None, self._seed + next(self._instances), "cpu", self._modules)
         self._env = env
         self._answers: AnswerFormat = make_answer_format(
             env.spec, "name", load_option("agent", "llm_player")["decimals"]
@@ -189,7 +162,7 @@ class TextEnvironment:
         """
         self._observation = self._env.reset(seed=seed)
         self._return, self._is_over = 0.0, False
-        return f"{_rules(self._env.spec, self._answers)}\n\n{self._observation_text()}"
+        return f"{_describe_rules(self._env.spec, self._answers)}\n\n{self._observation_text()}"
 
     def get_reward(self) -> float:
         """Return the sum of the rewards of the episode so far."""
@@ -246,10 +219,10 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
         ...     environment_factory=llmrl.trl_environment("taxi"),
         ... )
     """
-    node, modules = compose_env(env, {**options, "n_envs": 1})
-    template: Any = build(node, "vec", None, seed, "cpu", modules)
-    spec: EnvSpec = template.spec
-    template.close()
+    node, modules = compose_env_options(env, {**options, "n_envs": 1})
+    example_env: Any = build_from_node(node, "vec", None, seed, "cpu", modules)
+    spec: EnvSpec = example_env.spec
+    example_env.close()
     if spec.text is None or "text" not in spec.observation or spec.n_agents != 1:
         raise Incompatible(
             IncompatibilityReason.INTERFACE,
@@ -258,7 +231,7 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
         )
 
     class Environment(TextEnvironment):
-        _node, _seed, _modules, _instances = node, seed, modules, itertools.count()
+        _options, _seed, _modules, _instances = node, seed, modules, itertools.count()
 
         def act(self, action: str) -> str:
             return self._step(action)
@@ -272,7 +245,7 @@ def trl_environment(env: str, /, *, seed: int = 0, **options: Any) -> type[TextE
     return Environment
 
 
-def _rules(spec: EnvSpec, answers: AnswerFormat) -> str:
+def _describe_rules(spec: EnvSpec, answers: AnswerFormat) -> str:
     assert spec.text is not None
     lines = [spec.text.goal, "", "Each observation is a JSON object:"]
     lines += [f"- {name}: {description}" for name, description in spec.text.observation]

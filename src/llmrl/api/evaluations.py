@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Place = str | os.PathLike[str]
+StrPath = str | os.PathLike[str]
 Mechanism = str | Sequence[float]
 """`none`, `last` or `best`, or the numbers of a vector."""
 
 
 def evaluate(
-    run: Place | Sequence[Place],
+    run: StrPath | Sequence[StrPath],
     episodes: int | None = None,
     policy: str | Sequence[str] = "student",
     mode: Mode = "stochastic",
@@ -38,7 +38,7 @@ def evaluate(
     fps: int = 20,
     calls: int | None = None,
     trusted: Sequence[str] = (),
-    out: Place | None = None,
+    out: StrPath | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run: its newest checkpoint plays seeded episodes, and the measurements are written.
 
@@ -85,10 +85,10 @@ def evaluate(
         policies=policy.split(",") if isinstance(policy, str) else list(policy),
         mode=mode,
         seed=seed,
-        mechanisms=_mechanisms(mechanism),
+        mechanisms=_format_mechanisms(mechanism),
         adapt=adapt,
         context=context,
-        env=_changes(env or {}),
+        env=_format_options(env or {}),
         trajectories=trajectories,
         video=video,
         video_steps=video_steps,
@@ -100,7 +100,7 @@ def evaluate(
     if suite is not None:
         from llmrl.evaluation.evaluate_suite import evaluate_suite
 
-        return evaluate_suite(runs, suite, settings, _log_message, _changes(suite_options or {}))[-1]
+        return evaluate_suite(runs, suite, settings, _log_message, _format_options(suite_options or {}))[-1]
     if len(runs) != 1 or suite_options:
         raise ConfigError("several runs and suite_options need a suite; set one, such as suite='babyai_text'")
     from llmrl.evaluation.evaluate_run import evaluate_run
@@ -112,21 +112,21 @@ def _log_message(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
     log.info("%s", "; ".join([text, *(f"{name}: {value}" for name, value in rows)]))
 
 
-def _mechanisms(mechanisms: Mechanism | Sequence[Mechanism]) -> list[str]:
+def _format_mechanisms(mechanisms: Mechanism | Sequence[Mechanism]) -> list[str]:
     """Return mechanisms as texts: words unchanged, vectors as numbers with commas."""
     if isinstance(mechanisms, str):
         return [mechanisms]
     mechanism_list = list(mechanisms)
     if all(isinstance(mechanism, int | float) for mechanism in mechanism_list):
-        return [_vector(mechanism_list)]
-    return [mechanism if isinstance(mechanism, str) else _vector(mechanism) for mechanism in mechanism_list]  # type: ignore[arg-type]
+        return [_format_vector(mechanism_list)]
+    return [mechanism if isinstance(mechanism, str) else _format_vector(mechanism) for mechanism in mechanism_list]  # type: ignore[arg-type]
 
 
-def _vector(numbers: Sequence[Any]) -> str:
+def _format_vector(numbers: Sequence[Any]) -> str:
     return ",".join(repr(float(x)) for x in numbers)
 
 
-def _changes(options: Mapping[str, Any]) -> list[str]:
+def _format_options(options: Mapping[str, Any]) -> list[str]:
     """Return options as `key=value`, with values as YAML and plain texts unquoted."""
     import yaml
 

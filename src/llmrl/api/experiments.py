@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Place = str | os.PathLike[str]
+StrPath = str | os.PathLike[str]
 Command = Literal["train", "finetune"]
 
 
@@ -105,7 +105,7 @@ class Plan(tuple[tuple[str, str], ...]):
 
 
 def train(
-    *overrides: str, command: Command = "train", config_dirs: Place | Sequence[Place] = (), **options: Any
+    *overrides: str, command: Command = "train", config_dirs: StrPath | Sequence[StrPath] = (), **options: Any
 ) -> RunResult:
     """Run an experiment in the folder that the same command line would use, or continue it; skip a finished one.
 
@@ -143,7 +143,7 @@ def train(
 
 
 def plan(
-    *overrides: str, command: Command = "train", config_dirs: Place | Sequence[Place] = (), **options: Any
+    *overrides: str, command: Command = "train", config_dirs: StrPath | Sequence[StrPath] = (), **options: Any
 ) -> Plan:
     """Build every part of an experiment, and return what a run would do and cost, without running it.
 
@@ -170,7 +170,7 @@ def sweep(
     parallel: int | None = None,
     wait: bool = True,
     command: Command = "train",
-    config_dirs: Place | Sequence[Place] = (),
+    config_dirs: StrPath | Sequence[StrPath] = (),
     **options: Any,
 ) -> SweepResult:
     """Run every combination of the given values, as `--multirun` does; finished runs are skipped.
@@ -205,7 +205,7 @@ def sweep(
     if parallel is not None:
         sweep_overrides.append(f"hardware.parallel={parallel}")
     with _show_warnings():
-        runs = [_compose(combination, {}, command, config_dirs) for combination in _combinations(sweep_overrides)]
+        runs = [_compose(combination, {}, command, config_dirs) for combination in _expand_sweep(sweep_overrides)]
         for run in runs:
             _check_no_dry_run(run)
         folder = Path()
@@ -234,12 +234,12 @@ def _check_no_dry_run(experiment: Experiment) -> None:
         raise ConfigError("dry_run=true cannot be used here; llmrl.plan returns what a run would do")
 
 
-def _combinations(overrides: Sequence[str]) -> list[list[str]]:
+def _expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each run."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from llmrl.config.overrides import combinations
+    from llmrl.config.overrides import expand_sweep
 
     for override in overrides:
         if override.lstrip("+~").startswith(("hydra/sweeper", "hydra/launcher")):
@@ -247,23 +247,20 @@ def _combinations(overrides: Sequence[str]) -> list[list[str]]:
                 f"{override}: other sweepers and launchers need the command line with --multirun; remove this override"
             )
     try:
-        return combinations(OverridesParser.create().parse_overrides(list(overrides)))
+        return expand_sweep(OverridesParser.create().parse_overrides(list(overrides)))
     except HydraException as error:
         raise ConfigError(str(error)) from error
 
 
 def _compose(
-    overrides: Sequence[str], options: Mapping[str, Any], command: Command, config_dirs: Place | Sequence[Place]
+    overrides: Sequence[str], options: Mapping[str, Any], command: Command, config_dirs: StrPath | Sequence[StrPath]
 ) -> Experiment:
     """Compose the experiment of a run."""
     from llmrl.experiment.experiment import Experiment
 
     typed_options = [format_override(key, value) for key, value in options.items()]
-    return Experiment.compose(*overrides, *typed_options, primary=command, config_dirs=_paths(config_dirs))
-
-
-def _paths(folders: Place | Sequence[Place]) -> list[Path]:
-    return [Path(folder) for folder in ([folders] if isinstance(folders, str | os.PathLike) else folders)]
+    folders = [config_dirs] if isinstance(config_dirs, str | os.PathLike) else config_dirs
+    return Experiment.compose(*overrides, *typed_options, primary=command, config_dirs=list(map(Path, folders)))
 
 
 @contextmanager

@@ -77,8 +77,8 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
 
     def __init__(self, env: VecEnv, mechanism: np.ndarray | None = None) -> None:
         super().__init__()
-        self._world, self._spec = ParallelAdapter(env), env.spec
-        self._agents = self._world.possible_agents
+        self._env, self._spec = ParallelAdapter(env), env.spec
+        self._agents = self._env.possible_agents
         self._mechanism: dict[str, float] = {}
         if mechanism is not None:
             env.set_mechanism(mechanism)
@@ -100,10 +100,10 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         """
         if unknown := set(options) - {"context"}:
             raise ValueError(f"reset has no option {', '.join(sorted(unknown))}; it has seed, episode_id and context")
-        observations, _ = self._world.reset(seed, options)
+        observations, _ = self._env.reset(seed, options)
         self._state.episode_id = episode_id or uuid.uuid4().hex
         self._state.step_count = 0
-        return AgentObservations(observations=_plain(observations), mechanism=self._mechanism)
+        return AgentObservations(observations=_to_plain(observations), mechanism=self._mechanism)
 
     def step(self, action: AgentActions, timeout_s: float | None = None, **_: Any) -> AgentObservations:
         """Take one action for each agent.
@@ -111,17 +111,17 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         Raises:
             ValueError: no episode is in progress, agents are missing or unknown, or there is no such action.
         """
-        if not self._world.agents:
+        if not self._env.agents:
             raise ValueError("no episode is in progress; call reset first")
         if set(action.actions) != set(self._agents):
             raise ValueError(f"actions must name each of {', '.join(self._agents)} once, got {sorted(action.actions)}")
         actions = {agent: _parse_action(value, self._spec) for agent, value in action.actions.items()}
-        observations, rewards, terminated, truncated, infos = self._world.step(actions)
+        observations, rewards, terminated, truncated, infos = self._env.step(actions)
         self._state.step_count += 1
         base_rewards = {agent: info.pop("base_reward") for agent, info in infos.items()}
         first = self._agents[0]
         return AgentObservations(
-            observations=_plain(observations),
+            observations=_to_plain(observations),
             rewards=rewards,
             base_rewards=base_rewards,
             metrics=infos[first],
@@ -145,7 +145,7 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         return EnvironmentMetadata(name=self._spec.name, description=description.strip(), version=__version__)
 
     def close(self) -> None:
-        self._world.close()
+        self._env.close()
 
 
 def make_app(
@@ -176,10 +176,10 @@ def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
     Raises:
         ValueError: there is no such action.
     """
-    numbers = spec.continuous_actions
-    if numbers is not None:
-        if not isinstance(action, list) or len(action) != numbers.dim:
-            raise ValueError(f"an action must be a list of {numbers.description}, got {action!r}")
+    continuous = spec.continuous_actions
+    if continuous is not None:
+        if not isinstance(action, list) or len(action) != continuous.dim:
+            raise ValueError(f"an action must be a list of {continuous.description}, got {action!r}")
         return action
     if isinstance(action, str) and action in spec.action_names:
         return spec.action_names.index(action)
@@ -191,7 +191,7 @@ def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
     return action
 
 
-def _plain(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _to_plain(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return observations by agent as JSON-compatible data; float32 keeps its exact value."""
     return {
         agent: {

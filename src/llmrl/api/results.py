@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.api import dataframes
-from llmrl.api.dataframes import NamedRuns
+from llmrl.api.dataframes import LabeledRuns
 from llmrl.core.errors import ConfigError
 from llmrl.results.groups import group_into_tasks
 from llmrl.results.run_records import RunRecord, find_runs, read_run
@@ -19,12 +19,12 @@ from llmrl.run.shared_factors import get_run_name
 if TYPE_CHECKING:
     import pandas as pd
 
-    Place = str | os.PathLike[str]
+    StrPath = str | os.PathLike[str]
 
 TABLES = ("runs", "metrics", "proposals", "episodes", "llm_calls")
 
 
-def load(runs: Place | Iterable[Place] = "outputs") -> Results:
+def load(runs: StrPath | Iterable[StrPath] = "outputs") -> Results:
     """Load the runs in one or several folders as tables.
 
     Args:
@@ -42,7 +42,7 @@ def load(runs: Place | Iterable[Place] = "outputs") -> Results:
         >>> results = llmrl.load("outputs/cleanup")  # doctest: +SKIP
         >>> results.runs.groupby("label").result.describe()  # doctest: +SKIP
     """
-    dataframes.pandas()
+    dataframes.import_pandas()
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     folders = [Path(place).expanduser().absolute() for place in places]
     run_folders = dict.fromkeys(run for folder in folders for run in find_runs(folder))
@@ -80,7 +80,7 @@ class Results:
         `attempts`, `done` of `total` `unit`, `started` and `updated` (UTC), `error`, `folder`; and every override that
         differs between the runs, such as `principal` or `design.steps`, missing for runs without this override.
         """
-        return dataframes.runs_frame(self._named)
+        return dataframes.build_runs_frame(self._labeled_runs)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -89,7 +89,7 @@ class Results:
         Columns: `kind` of the logged row (update, evaluation, proposal, ...), `axis` and `place` (the counter of the x
         axis of this kind, and its value), `env_steps`, `elapsed_s`, `metric` (its name) and `value`.
         """
-        return dataframes.read_table("metrics", self._named)
+        return dataframes.read_table("metrics", self._labeled_runs)
 
     @cached_property
     def proposals(self) -> pd.DataFrame:
@@ -98,7 +98,7 @@ class Results:
         Columns: `step`, `candidate`, `context`, `objective` with its `standard_error` and number of `episodes`,
         `fallback`, `reasoning`, and the proposed numbers, `parameter.<name>`.
         """
-        return dataframes.read_table("proposals", self._named)
+        return dataframes.read_table("proposals", self._labeled_runs)
 
     @cached_property
     def episodes(self) -> pd.DataFrame:
@@ -109,7 +109,7 @@ class Results:
         known; `episode`, its number in the source; `start`, the step of its game at which it started, in training;
         `return` and `base_return` (mean over agents), `length`, `objective`, and the metrics of the environment.
         """
-        return dataframes.read_table("episodes", self._named)
+        return dataframes.read_table("episodes", self._labeled_runs)
 
     @cached_property
     def llm_calls(self) -> pd.DataFrame:
@@ -120,7 +120,7 @@ class Results:
         tokens; `cost` in US dollars, 0 from the cache and NaN if it is unknown; `possible_cost`, the maximum cost of a
         lost call; `latency` in seconds; `finish`, `repeat`, `stream`, `hash`, `reply`, `error`.
         """
-        return dataframes.read_table("llm_calls", self._named)
+        return dataframes.read_table("llm_calls", self._labeled_runs)
 
     def where(self, **column_values: Any) -> Results:
         """Return the runs with given values in columns of `runs`.
@@ -141,7 +141,7 @@ class Results:
             mask = [selected and bool(x) for selected, x in zip(mask, table[column].isin(values), strict=True)]
         return Results([record for record, selected in zip(self.records, mask, strict=True) if selected], self.root)
 
-    def save(self, folder: Place) -> list[Path]:
+    def save(self, folder: StrPath) -> list[Path]:
         """Write every table to `folder` as a Parquet file with Apache Arrow's types: `runs.parquet`, ...
 
         Returns:
@@ -156,7 +156,7 @@ class Results:
         return list(files.values())
 
     @cached_property
-    def _named(self) -> NamedRuns:
+    def _labeled_runs(self) -> LabeledRuns:
         """The runs with the columns that identify them in tables."""
         labels = {
             run.folder: group.display_name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmrl.api.environments import Interface, build, with_options
+from llmrl.api.environments import Interface, build_from_node, merge_options
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError, Incompatible
 from llmrl.core.observers import StepObserver
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
 
 
-Place = str | os.PathLike[str]
-_Form = Literal["vec", "games", "game", "agents"]
+StrPath = str | os.PathLike[str]
+_Layout = Literal["vec", "games", "game", "agents"]
 
 
 def load_agent(
-    run: Place, *, n_envs: int = 1, seed: int = 0, calls: int | None = None, trusted: Sequence[str] = ()
+    run: StrPath, *, n_envs: int = 1, seed: int = 0, calls: int | None = None, trusted: Sequence[str] = ()
 ) -> TrainedAgent:
     """Load the trained agent of a run from its newest checkpoint.
 
@@ -54,7 +54,7 @@ def load_agent(
     """
     saved = read_saved_run(Path(run).expanduser(), trusted)
     config = remove_teacher(saved.config)
-    config["env"] = with_options(config["env"], {"n_envs": n_envs})
+    config["env"] = merge_options(config["env"], {"n_envs": n_envs})
     llm = build_llm(with_budget(remove_principal(config), calls), folder=None)
     parts = build_parts(config, llm, render=False, play_only=True)
     parts.env.close()  # only its specification is needed
@@ -137,18 +137,18 @@ class TrainedAgent:
         """
         import torch
 
-        form, arrays = self._arrays(observation)
+        layout, arrays = self._to_arrays(observation)
         inputs: dict[str, Any] = {
             name: x if x.dtype == object else torch.as_tensor(x).to(self._parts.device) for name, x in arrays.items()
         }
         act = self.policy.act(inputs, self._state, self._generator, deterministic)
         self._state = act.state
         action = act.action.detach().cpu().numpy()
-        if form == "vec":
+        if layout == "vec":
             return action
-        if form == "agents":
+        if layout == "agents":
             return {name: self._single_action(action[0, i]) for i, name in enumerate(observation)}
-        return action[:, 0] if form == "games" else self._single_action(action[0, 0])
+        return action[:, 0] if layout == "games" else self._single_action(action[0, 0])
 
     def make_env(self, *, api: Interface = "vec", seed: int = 0, **options: Any) -> Any:
         """Make the environment in which the agent was trained, with the number of games that it plays.
@@ -159,8 +159,8 @@ class TrainedAgent:
             options: options that differ from those of the run, as in `llmrl.make_env`.
         """
         render_mode = options.pop("render_mode", None)
-        node = with_options(self._saved.config["env"], {**options, "n_envs": self.spec.n_envs})
-        return build(node, api, render_mode, seed, self._parts.device, self._saved.config["trusted_modules"])
+        node = merge_options(self._saved.config["env"], {**options, "n_envs": self.spec.n_envs})
+        return build_from_node(node, api, render_mode, seed, self._parts.device, self._saved.config["trusted_modules"])
 
     def close(self) -> None:
         """Close the client of the language model, if there is one."""
@@ -170,26 +170,26 @@ class TrainedAgent:
     def _single_action(self, action: np.ndarray) -> Any:
         return int(action) if action.ndim == 0 else action
 
-    def _arrays(self, observation: Mapping[str, Any]) -> tuple[_Form, dict[str, np.ndarray]]:
+    def _to_arrays(self, observation: Mapping[str, Any]) -> tuple[_Layout, dict[str, np.ndarray]]:
         """Return the interface of an observation, and the channels that are read, [n_envs, n_agents, ...] each."""
         if observation and all(isinstance(agent_observation, Mapping) for agent_observation in observation.values()):
             if list(observation) != self.names:
                 raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self.names}")
-            self._check(next(iter(observation.values())))
+            self._check_channels(next(iter(observation.values())))
             return "agents", {
                 name: self._stack([agent_observation[name] for agent_observation in observation.values()], name)[None]
                 for name in self.channels
             }
-        self._check(observation)
-        forms = {name: self._form(name, observation[name]) for name in self.channels}
-        form: _Form = next(iter(forms.values()), "vec")
+        self._check_channels(observation)
+        layouts = {name: self._find_layout(name, observation[name]) for name in self.channels}
+        layout: _Layout = next(iter(layouts.values()), "vec")
         arrays = {}
-        for name, channel_form in forms.items():
+        for name, channel_layout in layouts.items():
             value = observation[name]
-            if channel_form == "vec":
+            if channel_layout == "vec":
                 arrays[name] = value if isinstance(value, np.ndarray) else to_numpy(value)
             else:
-                games = [value] if channel_form == "game" else list(value)
+                games = [value] if channel_layout == "game" else list(value)
                 arrays[name] = self._stack(games, name)[:, None]
         shape = (self.spec.n_envs, self.spec.n_agents)
         for name, array in arrays.items():
@@ -198,28 +198,28 @@ class TrainedAgent:
                     f"{name} has {array.shape[0]} games of {array.shape[1]} agents, and the loaded agent plays "
                     f"{shape[0]} of {shape[1]}; use load_agent(..., n_envs={array.shape[0]})"
                 )
-        return form, arrays
+        return layout, arrays
 
-    def _check(self, observation: Mapping[str, Any]) -> None:
+    def _check_channels(self, observation: Mapping[str, Any]) -> None:
         if missing := [name for name in self.channels if name not in observation]:
             raise ConfigError(
                 f"the observation has no channel {missing[0]}, only {', '.join(observation)}; the agent reads "
                 f"{', '.join(self.channels)}"
             )
 
-    def _form(self, name: str, value: Any) -> _Form:
+    def _find_layout(self, name: str, value: Any) -> _Layout:
         """Return the interface of an observation, from the number of leading axes of a channel."""
         if isinstance(value, str | tuple):
             return "game" if isinstance(value, str) else "games"
         n_leading_axes = len(np.shape(value) if isinstance(value, np.ndarray) else value.shape)
         n_leading_axes -= len(self.spec.observation[name].shape)
-        forms: dict[int, _Form] = {0: "game", 1: "games", 2: "vec"}
-        if n_leading_axes not in forms:
+        layout_by_axes: dict[int, _Layout] = {0: "game", 1: "games", 2: "vec"}
+        if n_leading_axes not in layout_by_axes:
             raise ConfigError(
                 f"{name} has shape {tuple(value.shape)}; for one agent it must be {self.spec.observation[name].shape}, "
                 "with up to two axes for games and agents before"
             )
-        return forms[n_leading_axes]
+        return layout_by_axes[n_leading_axes]
 
     def _stack(self, values: Sequence[Any], name: str) -> np.ndarray:
         """Return a channel of several games or agents, [n, ...], with its original dtype."""
@@ -231,16 +231,16 @@ class TrainedAgent:
         return np.stack([np.asarray(value) for value in values]).astype(channel.dtype)
 
 
-FORMAT = 1
+FORMAT_VERSION = 1
 """Version of the description."""
-DESCRIPTION, WEIGHTS = "agent.json", "agent.safetensors"
-_ACCEPTED = (
+DESCRIPTION_NAME, WEIGHTS_NAME = "agent.json", "agent.safetensors"
+_ACCEPTED_AGENTS = (
     "llmrl-export agent accepts the networks of PPO (agent=ppo, pg, ippo, mappo, gaussian_ppo, student_mlp, "
     "student_lstm, cleanup_society, harvest_society) with discrete actions or real numbers"
 )
 
 
-def export_agent(run: Place, out: Path | None = None, trusted: Sequence[str] = ()) -> list[Path]:
+def export_agent(run: StrPath, out: Path | None = None, trusted: Sequence[str] = ()) -> list[Path]:
     """Write the trained agent of a run: `agent.json` and `agent.safetensors`.
 
     Args:
@@ -271,17 +271,17 @@ def export_agent(run: Place, out: Path | None = None, trusted: Sequence[str] = (
     target = config["agent"]["_target_"]
     agent_class = Builder(trusted=config["trusted_modules"]).locate(target, "agent")
     if not (isinstance(agent_class, type) and issubclass(agent_class, PPOAgent)):
-        raise ConfigError(f"{folder} has an agent of the class {target}; {_ACCEPTED}")
+        raise ConfigError(f"{folder} has an agent of the class {target}; {_ACCEPTED_AGENTS}")
     agent = load_agent(folder, trusted=trusted)
     policy, spec = agent.policy, agent.spec
     try:
         networks = [ActorLayers(network) for network in policy.members]
     except Incompatible as error:
-        raise ConfigError(f"{folder}: {error}; {_ACCEPTED}") from error
+        raise ConfigError(f"{folder}: {error}; {_ACCEPTED_AGENTS}") from error
     identities = policy.identity.tolist() if spec.n_players > 1 else [[]] * spec.n_agents
-    numbers = spec.continuous_actions
+    continuous = spec.continuous_actions
     description = {
-        "format": FORMAT,
+        "format": FORMAT_VERSION,
         "environment": spec.name,
         "agents": {
             name: {"prefix": f"{i % len(networks)}/", "identity": identity}
@@ -294,10 +294,10 @@ def export_agent(run: Place, out: Path | None = None, trusted: Sequence[str] = (
         "map": policy.members[0].image,
         "layers": networks[0].layers,
         "actions": list(spec.action_names)
-        if numbers is None
+        if continuous is None
         else [
             {"name": name, "low": low, "high": high}
-            for name, low, high in zip(numbers.names, numbers.low, numbers.high, strict=True)
+            for name, low, high in zip(continuous.names, continuous.low, continuous.high, strict=True)
         ],
     }
     out_folder = folder / "agent" if out is None else out
@@ -307,6 +307,6 @@ def export_agent(run: Place, out: Path | None = None, trusted: Sequence[str] = (
         for i, layers in enumerate(networks)
         for name, tensor in layers.tensors.items()
     }
-    write_json(out_folder / DESCRIPTION, description)
-    save_file(tensors, out_folder / WEIGHTS)
-    return [out_folder / DESCRIPTION, out_folder / WEIGHTS]
+    write_json(out_folder / DESCRIPTION_NAME, description)
+    save_file(tensors, out_folder / WEIGHTS_NAME)
+    return [out_folder / DESCRIPTION_NAME, out_folder / WEIGHTS_NAME]

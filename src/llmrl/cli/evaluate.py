@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from llmrl.evaluation.settings import EvaluationSettings
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.config.permissions import add_trust
+    from llmrl.config.permissions import add_trust_option
     from llmrl.evaluation.settings import EvaluationSettings
-    from llmrl.experiment.run_lookup import add_root
+    from llmrl.experiment.run_lookup import add_output_root_option
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
     p.add_argument(
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "others", type=Path, nargs="*", default=[], help="further runs, with a suite: other seeds, other agents"
     )
-    add_root(p)
+    add_output_root_option(p)
     p.epilog = (
         "suite=<name or .yaml file> evaluates runs by tests of generalization; suite.<key>=<value> changes its "
         "settings (docs/generalization.md)"
@@ -41,21 +41,21 @@ def parser() -> argparse.ArgumentParser:
     descriptions = argument_descriptions(EvaluationSettings)
     for setting in fields(EvaluationSettings):
         if setting.name != "trusted":
-            flag = f"--{_FLAGS.get(setting.name, setting.name).replace('_', '-')}"
-            default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
-            suffix = "" if default in (None, False, "") else f" (default {default})"
+            flag = f"--{_FLAG_NAMES.get(setting.name, setting.name).replace('_', '-')}"
+            default_text = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+            default_note = "" if default_text in (None, False, "") else f" (default {default_text})"
             p.add_argument(
                 flag,
                 dest=setting.name,
                 default=argparse.SUPPRESS,  # settings that are not typed have the defaults of `EvaluationSettings`
-                help=f"{descriptions[setting.name].rstrip('.')}{suffix}".replace("None", "the default"),
+                help=f"{descriptions[setting.name].rstrip('.')}{default_note}".replace("None", "the default"),
                 **_type_arguments(setting.name, str(setting.type)),
             )
-    add_trust(p)
+    add_trust_option(p)
     return p
 
 
-_FLAGS = {"policies": "policy", "mechanisms": "mechanism"}
+_FLAG_NAMES = {"policies": "policy", "mechanisms": "mechanism"}
 """Settings whose flag has another name, because it takes one value, or several with commas."""
 
 
@@ -78,12 +78,12 @@ def _type_arguments(name: str, hint: str) -> dict[str, Any]:
 
 def argument_descriptions(documented: type) -> dict[str, str]:
     """Return the descriptions in the section `Args` of a class's docstring, by argument."""
-    section = (inspect.getdoc(documented) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
-    entries = re.split(r"^    (?=\w)", section, flags=re.MULTILINE)[1:]
+    args_section = (inspect.getdoc(documented) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    entries = re.split(r"^    (?=\w)", args_section, flags=re.MULTILINE)[1:]
     return {name: " ".join(text.split()) for name, _, text in (entry.partition(":") for entry in entries)}
 
 
-def settings_of(args: argparse.Namespace) -> EvaluationSettings:
+def parse_settings(args: argparse.Namespace) -> EvaluationSettings:
     """Return the settings of a parsed command line.
 
     Raises:
@@ -106,10 +106,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.others:
         raise ConfigError("several runs can only be evaluated by a suite; add e.g. suite=babyai_text")
-    return evaluate_run(args.run, settings_of(args), show)
+    return evaluate_run(args.run, parse_settings(args), print_message)
 
 
-def show(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
+def print_message(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
     """Print a message of a running evaluation: tables to standard output, lines to standard error."""
     from llmrl.display.console import print_fields
 
@@ -130,7 +130,7 @@ def split_suite_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-evaluate`, with `argv` or else the process's arguments."""
     suite_options, arguments = split_suite_options(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(arguments)
+    args = build_parser().parse_args(arguments)
     from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import restrict_permissions_like
     from llmrl.display.results import print_evaluation, print_suite
@@ -138,23 +138,23 @@ def main(argv: list[str] | None = None) -> None:
 
     note = "the tests of the suite that had ended are written" if suite_options else "no results are written"
     with exit_on_signal("llmrl-evaluate", note):
-        from llmrl.experiment.run_lookup import folder_of, run_folder_of
+        from llmrl.experiment.run_lookup import resolve_folder, resolve_run_folder
         from llmrl.results.run_records import find_runs
 
         if not suite_options:
-            args.run = run_folder_of(args.run, args.output_root)
+            args.run = resolve_run_folder(args.run, args.output_root)
             restrict_permissions_like(args.run)
             print_evaluation(evaluate(args))
             return
         from llmrl.evaluation.evaluate_suite import evaluate_suite
         from llmrl.evaluation.suite_results import build_suite_table
 
-        folders = [folder_of(argument, args.output_root) for argument in (args.run, *args.others)]
+        folders = [resolve_folder(argument, args.output_root) for argument in (args.run, *args.others)]
         runs = [run for folder in folders for run in find_runs(folder) or [folder]]
         restrict_permissions_like(runs[0])
         suites = [option.removeprefix("suite=") for option in suite_options if option.startswith("suite=")]
         if not suites:
             raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
         changes = [option for option in suite_options if not option.startswith("suite=")]
-        for results in evaluate_suite(runs, suites[-1], settings_of(args), show, changes):
+        for results in evaluate_suite(runs, suites[-1], parse_settings(args), print_message, changes):
             print_suite(build_suite_table(results), results["out"])

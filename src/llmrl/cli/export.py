@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmrl.run.command_exit import console_command
 
-TABLES = {
+TABLE_BY_ARGUMENT = {
     "runs": "runs",
     "metrics": "metrics",
     "proposals": "proposals",
@@ -18,10 +18,10 @@ TABLES = {
 """Value of `--what` -> table of `llmrl.load`."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.config.permissions import add_trust
-    from llmrl.experiment.run_lookup import add_root
+    from llmrl.config.permissions import add_trust_option
+    from llmrl.experiment.run_lookup import add_output_root_option
 
     p = argparse.ArgumentParser(prog="llmrl-export", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
@@ -31,46 +31,47 @@ def parser() -> argparse.ArgumentParser:
     adapter.add_argument(
         "--merge", action="store_true", help="write a complete model with tokenizer, with the adapter merged into it"
     )
-    add_root(adapter)
+    add_trust_option(adapter)
+    add_output_root_option(adapter)
     agent = commands.add_parser("agent", help="the trained agent of a run as safetensors and a description in JSON")
     agent.add_argument("run", type=Path, help="a run folder; run:<hash>, latest:<name>")
     agent.add_argument("--out", type=Path, default=None, help="the folder (default: <run>/agent)")
-    add_trust(agent)
-    add_root(agent)
+    add_trust_option(agent)
+    add_output_root_option(agent)
     table = commands.add_parser("table", help="a table of runs as CSV or Parquet")
     table.add_argument("folder", type=Path, help="a folder of runs at any level, or a run; run:<hash>, latest:<name>")
-    table.add_argument("--what", choices=TABLES, default="runs", help="rows of the table (default runs)")
+    table.add_argument("--what", choices=TABLE_BY_ARGUMENT, default="runs", help="rows of the table (default runs)")
     table.add_argument("--format", choices=("csv", "parquet"), default="csv", help="format of the file (default csv)")
     table.add_argument("--out", type=Path, default=None, help="the file (default: <folder>/tables/<what>.<format>)")
-    add_root(table)
+    add_output_root_option(table)
     return p
 
 
 @console_command("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-export`, with `argv` or else the process's arguments."""
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     from llmrl.core.privacy import restrict_permissions_like
     from llmrl.display.console import print_line
-    from llmrl.experiment.run_lookup import folder_of, run_folder_of
+    from llmrl.experiment.run_lookup import resolve_folder, resolve_run_folder
 
     if args.command == "table":
         from llmrl.api.dataframes import write_frame
         from llmrl.api.results import load
 
-        folder = folder_of(args.folder, args.output_root)
+        folder = resolve_folder(args.folder, args.output_root)
         restrict_permissions_like(folder)
-        frame = getattr(load(folder), TABLES[args.what])
+        frame = getattr(load(folder), TABLE_BY_ARGUMENT[args.what])
         out = args.out or folder / "tables" / f"{args.what}.{args.format}"
         write_frame(frame, out, args.format)
         print_line(f"{len(frame):,} rows: {out}")
         return
-    run = run_folder_of(args.run, args.output_root)
+    run = resolve_run_folder(args.run, args.output_root)
     restrict_permissions_like(run)
     if args.command == "adapter":
         from llmrl.experiment.model_export import export_model
 
-        print_line(f"model: {export_model(run, args.out, args.merge)}")
+        print_line(f"model: {export_model(run, args.out, args.merge, args.trust)}")
     else:
         from llmrl.api.trained_agents import export_agent
 

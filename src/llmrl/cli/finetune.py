@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrl.cli.train import console, task
+from llmrl.cli.train import run_console_script, run_task
 from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def finetune(config: DictConfig) -> float | None:
     """Run one job for Hydra; return the scalar that a sweeper optimizes."""
-    return task("llmrl-finetune", config)
+    return run_task("llmrl-finetune", config)
 
 
 @handle_interrupt("llmrl-finetune", composes_config=True)
 def main() -> None:
     """Run the console script `llmrl-finetune`."""
-    console("llmrl-finetune", finetune, "finetune")
+    run_console_script("llmrl-finetune", finetune, "finetune")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError
 if TYPE_CHECKING:
     from llmrl.config.option_docs import DocumentedKey
 
-GROUPS = {
+GROUP_DESCRIPTIONS = {
     "env": "environment",
     "agent": "agents, and how they learn",
     "regime": "pre-training of agents, schedule and objective; its default depends on env=; none removes it",
@@ -33,10 +33,10 @@ GROUPS = {
 }
 """Groups of options with descriptions, in the order in which they are listed."""
 
-LISTED_GROUPS = (*GROUPS, "experiment", "treatment")
+LISTED_GROUPS = (*GROUP_DESCRIPTIONS, "experiment", "treatment")
 """Groups that `--list` accepts."""
 
-EXAMPLES = {
+EXAMPLES_BY_COMMAND = {
     "train": (
         ("env=cleanup principal=llm", "a principal governs a society; llm=scripted, the default, needs no key"),
         ("env=cleanup principal=llm llm=gpt4o dry_run=true", "the plan, with calls and price; runs nothing"),
@@ -55,7 +55,7 @@ EXAMPLES = {
 }
 """Config of a command -> examples of arguments, with descriptions."""
 
-FLAGS = (
+FLAG_DESCRIPTIONS = (
     ("--list GROUP", "what each option of a group is; experiment and treatment are groups, too"),
     ("--explain GROUP=OPTION", "meaning, default, range and file of each option of a chosen config"),
     ("--cfg job", "the composed config"),
@@ -65,14 +65,14 @@ FLAGS = (
 )
 EXPLAIN_COLUMNS = ("key", "value", "type", "meaning", "file")
 """Columns of `--explain`."""
-GROUPS_OF_COMMAND: dict[str, tuple[str, ...]] = {
+GROUPS_BY_COMMAND: dict[str, tuple[str, ...]] = {
     "train": ("env", "agent", "regime", "principal", "teacher", "llm", "hardware", "loggers", "debug"),
     "finetune": ("env", "agent", "method", "dataset", "llm", "hardware", "loggers", "debug"),
 }
 """Config of a command -> groups of options that it accepts."""
 
 
-def print_information(command: str, primary: str, arguments: Sequence[str]) -> bool:
+def print_if_requested(command: str, primary: str, arguments: Sequence[str]) -> bool:
     """Print help, a list or the version if `arguments` request it; return whether they do.
 
     Args:
@@ -88,12 +88,12 @@ def print_information(command: str, primary: str, arguments: Sequence[str]) -> b
 
         _print(f"llmrl {__version__}")
     elif "--help" in arguments or "-h" in arguments:
-        _print(help_page(command, primary, _width()))
+        _print(help_page(command, primary, _output_width()))
     elif "--list" in arguments:
         rest = arguments[list(arguments).index("--list") + 1 :]
         if len(rest) != 1:
             raise ConfigError(f"--list takes one group: {', '.join(LISTED_GROUPS)}")
-        _print(list_options(rest[0], _width()))
+        _print(list_options(rest[0], _output_width()))
     else:
         return False
     return True
@@ -102,20 +102,21 @@ def print_information(command: str, primary: str, arguments: Sequence[str]) -> b
 def help_page(command: str, primary: str, width: int) -> str:
     """Return the help of a command, in lines of at most `width` columns."""
     lines = [f"{command} composes an experiment from one option of each group and runs it.", "", "Examples"]
-    for arguments, description in EXAMPLES[primary]:
-        lines += [f"  {command} {arguments}", *_wrapped(description, "      ", width)]
+    for arguments, description in EXAMPLES_BY_COMMAND[primary]:
+        lines += [f"  {command} {arguments}", *_wrap(description, "      ", width)]
     lines += ["", f"Groups, as group=option ({command} --list env says what each option is); debug as +debug=option"]
-    for group in GROUPS_OF_COMMAND[primary]:
-        lines += [f"  {group:<10} {GROUPS[group]}", *_wrapped(", ".join(options(group)), "             ", width)]
+    for group in GROUPS_BY_COMMAND[primary]:
+        names = ", ".join(list_names(group))
+        lines += [f"  {group:<10} {GROUP_DESCRIPTIONS[group]}", *_wrap(names, "             ", width)]
     lines += ["", "Studies, as experiment=family/name: settings of a published or measured comparison"]
-    for family, studies in families().items():
-        lines += _wrapped(", ".join(studies), f"  {family + '/':<14} ", width)
+    for family, studies in studies_by_family().items():
+        lines += _wrap(", ".join(studies), f"  {family + '/':<14} ", width)
     note = (
         "docs/studies.md lists the treatments that each study accepts; docs/results/index.md shows the results of the "
         "five-minute runs."
     )
-    lines += [*_wrapped(note, "  ", width), "", "Flags"]
-    lines += [line for flag, description in FLAGS for line in _wrapped(description, f"  {flag:<24} ", width)]
+    lines += [*_wrap(note, "  ", width), "", "Flags"]
+    lines += [line for flag, description in FLAG_DESCRIPTIONS for line in _wrap(description, f"  {flag:<24} ", width)]
     lines += [
         "",
         "Every option is listed with its meaning and range in docs/options.md; key=value overrides any of them.",
@@ -129,29 +130,29 @@ def list_options(group: str, width: int) -> str:
     Raises:
         ConfigError: there is no such group.
     """
-    from llmrl.config.option_docs import header
-    from llmrl.core.option_files import find_file, list_subgroups, root
+    from llmrl.config.option_docs import read_description
+    from llmrl.core.option_files import find_file, list_nested_options, list_subgroups, root
 
     family = group.removeprefix("experiment/")
     if group == "experiment":
-        option_names = [f"{family}/{name}" for family, studies in families().items() for name in studies]
-    elif group in LISTED_GROUPS or any(group in list_subgroups(name) for name in GROUPS):
-        option_names = options(group)
-    elif group.startswith("experiment/") and family in families():
-        group, option_names = "experiment", [f"{family}/{name}" for name in families()[family]]
+        option_names = list_nested_options("experiment")
+    elif group in LISTED_GROUPS or any(group in list_subgroups(name) for name in GROUP_DESCRIPTIONS):
+        option_names = list_names(group)
+    elif group.startswith("experiment/") and family in studies_by_family():
+        group, option_names = "experiment", [f"{family}/{name}" for name in studies_by_family()[family]]
     else:
         raise ConfigError(f"there is no group {group!r}; available groups: {', '.join(LISTED_GROUPS)}")
     name_width = max(map(len, option_names))
     lines = []
     for name in option_names:
         path = root() / group / f"{name}.yaml"
-        header_text = header(path) if find_file(path) is not None else "From an installed package."
+        header_text = read_description(path) if find_file(path) is not None else "From an installed package."
         first, stop, _ = header_text.partition(". ")
-        lines += _wrapped(first + stop.strip(), f"{name:<{name_width}}  ", width)
+        lines += _wrap(first + stop.strip(), f"{name:<{name_width}}  ", width)
     return "\n".join(lines)
 
 
-def options(group: str) -> list[str]:
+def list_names(group: str) -> list[str]:
     """Return the names of the options of a group, including those of installed packages."""
     from llmrl.config.installed_options import installed_options
     from llmrl.core.option_files import list_option_names
@@ -159,18 +160,14 @@ def options(group: str) -> list[str]:
     return sorted({*list_option_names(group), *installed_options(group)})
 
 
-def families() -> dict[str, list[str]]:
+def studies_by_family() -> dict[str, list[str]]:
     """Return the families of studies, each with the names of its studies."""
-    from llmrl.core.option_files import is_choosable, list_option_names, root
+    from llmrl.core.option_files import list_option_names, list_subgroups
 
-    folders = sorted(
-        path.name for path in (root() / "experiment").iterdir() if path.is_dir() and is_choosable(path.name)
-    )
-    family_studies = {family: list_option_names(f"experiment/{family}") for family in folders}
-    return {family: studies for family, studies in family_studies.items() if studies}
+    return {group.partition("/")[2]: list_option_names(group) for group in list_subgroups("experiment")}
 
 
-def _wrapped(text: str, prefix: str, width: int) -> list[str]:
+def _wrap(text: str, prefix: str, width: int) -> list[str]:
     """Return the wrapped lines of a text after `prefix`, with further lines indented."""
     return textwrap.wrap(
         text,
@@ -182,7 +179,7 @@ def _wrapped(text: str, prefix: str, width: int) -> list[str]:
     )
 
 
-def _width() -> int:
+def _output_width() -> int:
     """Return the number of columns of the terminal, at most 140; 100 without a terminal."""
     return min(shutil.get_terminal_size((100, 24)).columns, 140) if sys.stdout.isatty() else 100
 
@@ -210,29 +207,30 @@ def explain(primary: str, arguments: Sequence[str]) -> None:
     from hydra.errors import HydraException
 
     from llmrl.config.option_docs import document_config
-    from llmrl.config.overrides import config_dirs
+    from llmrl.config.overrides import parse_config_dirs
 
-    overrides = [word for word in arguments if "=" in word and not word.startswith("-")]
-    keys = [word for word in arguments if "=" not in word and not word.startswith("-") and not Path(word).is_dir()]
+    no_flags = [argument for argument in arguments if not argument.startswith("-")]
+    overrides = [argument for argument in no_flags if "=" in argument]
+    keys = [argument for argument in no_flags if "=" not in argument and not Path(argument).is_dir()]
     try:
-        documents = document_config(primary, overrides, config_dirs(arguments))
+        documents = document_config(primary, overrides, parse_config_dirs(arguments))
     except HydraException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if not keys:
-        option_keys = [word.partition("=")[0].lstrip("+").partition("@")[0] for word in overrides]
+        option_keys = [argument.partition("=")[0].lstrip("+").partition("@")[0] for argument in overrides]
         keys = [key for key in option_keys if key != "experiment"]
-    selection = [
-        document for document in documents.values() if not keys or any(_has_prefix(document.key, key) for key in keys)
+    selected = [
+        document for document in documents.values() if not keys or any(_matches_key(document.key, key) for key in keys)
     ]
-    if missing := [key for key in keys if not any(_has_prefix(document.key, key) for document in selection)]:
+    if missing := [key for key in keys if not any(_matches_key(document.key, key) for document in selected)]:
         raise ConfigError(unknown_key_message(missing[0], documents))
     targets = {
         key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
     }
-    _print_documents([document for document in selection if document.leaf or document.meaning], targets)
+    _print_documents([document for document in selected if document.is_leaf or document.meaning], targets)
 
 
-def _has_prefix(key: str, prefix: str) -> bool:
+def _matches_key(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(f"{prefix}.")
 
 
@@ -241,15 +239,15 @@ def unknown_key_message(key: str, keys: Iterable[str]) -> str:
     import difflib
 
     names = list(keys)
-    same_last_part = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = same_last_part or difflib.get_close_matches(key, names, n=3)
-    return f"there is no option {key!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    same_name = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    similar_keys = same_name or difflib.get_close_matches(key, names, n=3)
+    return f"there is no option {key!r}" + (f"; did you mean {' or '.join(similar_keys)}?" if similar_keys else "")
 
 
 def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
-    from llmrl.config.option_docs import option_type
+    from llmrl.config.option_docs import format_option_type
 
-    rows = [_explain_cells(document, option_type(document.key, targets)) for document in documents]
+    rows = [_explain_cells(document, format_option_type(document.key, targets)) for document in documents]
     if not sys.stdout.isatty():
         _print("\n".join("\t".join(row) for row in rows))
         return
@@ -258,13 +256,14 @@ def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, s
     print_table("Options", EXPLAIN_COLUMNS, rows, "lllll")
 
 
-def _explain_cells(document: DocumentedKey, type_name: str) -> tuple[str, ...]:
+def _explain_cells(document: DocumentedKey, type_text: str) -> tuple[str, ...]:
     """Return the cells of an option under `EXPLAIN_COLUMNS`."""
-    from llmrl.config.option_docs import value_text
+    from llmrl.config.option_docs import format_value
 
-    value = value_text(document.value) if document.leaf else ""
+    value = format_value(document.value) if document.is_leaf else ""
     if document.key.endswith("_target_"):
-        return document.key, value, "", "class or function that is called with the other options", document.set_in
+        meaning = "class or function that is called with the other options"
+        return document.key, value, "", meaning, document.value_location
     meaning = "; ".join([document.meaning, *(f"in this config: {note}" for note, _ in document.notes)])
-    files = dict.fromkeys([document.place, *([] if document.set_in == "typed" else [document.set_in])])
-    return document.key, value, type_name if document.leaf else "", meaning, ", ".join(files)
+    locations = dict.fromkeys(x for x in (document.meaning_location, document.value_location) if x != "typed")
+    return document.key, value, type_text if document.is_leaf else "", meaning, ", ".join(locations)

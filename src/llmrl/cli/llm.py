@@ -1,4 +1,4 @@
-"""`llmrl-llm`: check or try out a language model, or total the calls of runs."""
+"""`llmrl-llm`: check or try a language model, or sum up the calls of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llmrl.core.model_protocols import Scorer
     from llmrl.llms.client import ChatClient
 
-PROBE_PURPOSE = "check"
+TEST_PURPOSE = "check"
 """Purpose of the test request, as logged."""
 REQUESTED_NUMBER = 7
 """The number that the prompt of `check` asks for."""
@@ -27,33 +27,35 @@ SCHEMA_IGNORED = (
 """Text that is printed for a server that accepts a schema but does not follow it."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.experiment.run_lookup import add_root
+    from llmrl.experiment.run_lookup import add_output_root_option
 
     p = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
         "check",
-        help="send one tiny request (well under a cent) and print what came back; exits with 1 if it is unusable",
-        description="Send one tiny request: llmrl-llm check llm=gpt4o",
+        help="send one short request (well under a cent) and print the reply; exits with 1 if it is unusable",
+        description="Send one short request: llmrl-llm check llm=gpt4o",
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
     check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
     trial = commands.add_parser(
         "trial",
-        help="try a model in all families, small and within some dollars, and write a page of what came of it",
-        description="Try a model in all families, within some dollars: llmrl-llm trial llm=gpt4o_mini budget=1",
+        help="run a small experiment of each family with a model, within a budget, and write a page of results",
+        description="Try a model in all families, within a budget: llmrl-llm trial llm=gpt4o_mini budget=1",
     )
     trial.add_argument(
         "overrides",
         nargs="+",
         help="llm=<option>, its fields, budget=<US dollars>, families=principal,search,teacher,player (all)",
     )
-    trial.add_argument("--out", type=Path, default=None, help="folder of the page (outputs/trials/<what was typed>)")
-    totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
+    trial.add_argument(
+        "--out", type=Path, default=None, help="folder of the page (default: outputs/trials/<overrides>)"
+    )
+    totals = commands.add_parser("totals", help="calls, tokens and costs of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
-    add_root(totals)
+    add_output_root_option(totals)
     return p
 
 
@@ -65,15 +67,15 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     """
     from llmrl.config.permissions import with_permissions
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.composition import composed, plain_config
+    from llmrl.experiment.composition import compose_config, to_plain
     from llmrl.experiment.models import build_model
     from llmrl.experiment.resources import RunResources
     from llmrl.llms.client import ChatClient
 
-    with composed("train", overrides, [] if config_dir is None else [config_dir]) as composition:
-        plain = plain_config(composition)
+    with compose_config("train", overrides, [] if config_dir is None else [config_dir]) as composition:
+        full_config = to_plain(composition)
     keys = ("llm", "hardware", "seed", "trusted_modules", "dry_run")
-    config = with_permissions({key: plain[key] for key in keys})
+    config = with_permissions({key: full_config[key] for key in keys})
     resources = RunResources(config, build_model)
     if (model := resources.checked_model) is None:
         raise ConfigError("llm=none is not a model; choose one with llm=<option>")
@@ -103,7 +105,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     client.disable_cache()  # a cached answer would not test the model
     prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
     message = {"role": "user", "content": prompt.text}
-    request = ChatRequest((message,), json_schema(Probe), PROBE_PURPOSE, prompt.name, prompt.hash)
+    request = ChatRequest((message,), json_schema(Probe), TEST_PURPOSE, prompt.name, prompt.hash)
     uses_schema = isinstance(client.provider, HostedProvider) and client.provider.settings.structured
     refusal = ""
     start = time.perf_counter()
@@ -115,16 +117,16 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
             raise
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
-    seconds = time.perf_counter() - start
-    form, schema_support = VALID_FORM, "accepted and kept"
+    latency_seconds = time.perf_counter() - start
+    form_text, schema_support = VALID_FORM, "accepted and kept"
     try:
-        answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated))
-        if answer.number != REQUESTED_NUMBER:
-            form = f"{VALID_FORM}, but with the number {answer.number} instead of {REQUESTED_NUMBER}"
-    except InvalidReply as fault:
+        parsed_reply = read(reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated))
+        if parsed_reply.number != REQUESTED_NUMBER:
+            form_text = f"{VALID_FORM}, but with the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
+    except InvalidReply as error:
         truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.is_truncated else ""
-        form = (
-            f"{truncation}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
+        form_text = (
+            f"{truncation}{error}; such replies are shown to the model once to be repaired, then replaced and counted"
         )
     if refusal:
         schema_support = f"refused, set llm.structured=false: {refusal}"
@@ -139,9 +141,9 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     return [
         ("model", client.label),
         ("reply", repr(reply.text[:200]) + (f" (finish: {reply.finish})" if reply.finish else "")),
-        ("form", form),
+        ("form", form_text),
         ("structured output", schema_support),
-        ("latency", f"{seconds:.2f} s"),
+        ("latency", f"{latency_seconds:.2f} s"),
         ("tokens", f"{_format_count(reply.prompt_tokens)} in, {_format_count(reply.completion_tokens)} out"),
         ("cost", "unknown: no prices or no token counts" if reply.cost is None else f"${reply.cost:.6f}"),
         ("context window", "unknown" if provider.context_window is None else f"{provider.context_window:,} tokens"),
@@ -171,23 +173,23 @@ def run_trial(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, 
         ConfigError: an unknown model or family, an invalid budget, or a model that costs money without a budget.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.model_trial import PAGE, result_table, run_families
+    from llmrl.experiment.model_trial import PAGE_NAME, format_result_table, run_model_trial
 
-    words = [word for word in overrides if not word.startswith(("budget=", "families="))]
-    options = dict(word.split("=", 1) for word in overrides if word not in words)
+    model_overrides = [word for word in overrides if not word.startswith(("budget=", "families="))]
+    options = dict(word.split("=", 1) for word in overrides if word not in model_overrides)
     try:
-        usd = float(options["budget"]) if "budget" in options else None
+        budget = float(options["budget"]) if "budget" in options else None
     except ValueError:
         raise ConfigError(f"budget={options['budget']} must be a number of US dollars") from None
-    if usd is not None and not 0 <= usd < float("inf"):
+    if budget is not None and not 0 <= budget < float("inf"):
         raise ConfigError(f"budget={options['budget']} must be 0 or more")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))[:80]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(model_overrides))[:80]
     folder = Path("outputs/trials") / name if out is None else out
-    trial_result = run_families(
-        words, usd, folder, [family for family in options.get("families", "").split(",") if family]
+    trial_result = run_model_trial(
+        model_overrides, budget, folder, [family for family in options.get("families", "").split(",") if family]
     )
-    columns, rows = result_table(trial_result)
-    return folder / PAGE, columns, rows
+    columns, rows = format_result_table(trial_result)
+    return folder / PAGE_NAME, columns, rows
 
 
 def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
@@ -226,7 +228,7 @@ def _format_count(number: int | None) -> str:
 @console_command("llmrl-llm")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     from llmrl.display.console import print_fields, print_table
 
     if args.command == "check":
@@ -239,9 +241,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_table("Trial", columns, rows)
         print(f"The page: {page}")
     else:
-        from llmrl.experiment.run_lookup import folder_of
+        from llmrl.experiment.run_lookup import resolve_folder
 
-        folder = folder_of(args.folder, args.output_root)
+        folder = resolve_folder(args.folder, args.output_root)
         print_table(str(folder), *totals(folder))
 
 

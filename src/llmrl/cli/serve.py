@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from llmrl.core.spaces import EnvSpec
 
-_SHUTDOWN_S = 5
+_SHUTDOWN_SECONDS = 5
 """Seconds that open requests have to finish after a signal."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.experiment.run_lookup import add_root
+    from llmrl.experiment.run_lookup import add_output_root_option
 
     p = argparse.ArgumentParser(prog="llmrl-serve", description=__doc__)
     p.add_argument(
@@ -36,15 +36,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="idle sessions end after it, > 0 (default 600)"
     )
-    add_root(p)
+    add_output_root_option(p)
     return p
 
 
 @console_command("llmrl-serve")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-serve`, with `argv` or else the process's arguments, until a signal."""
-    args = parser().parse_args(argv)
-    from llmrl.api.environments import build
+    args = build_parser().parse_args(argv)
+    from llmrl.api.environments import build_from_node
     from llmrl.api.openenv_server import make_app
     from llmrl.core.errors import ConfigError
     from llmrl.core.protocols import VecEnv
@@ -58,23 +58,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"--timeout={args.timeout:g} must be a number of seconds > 0")
     principals = [text.partition("=")[2] for text in args.overrides if text.startswith("principal=")]
     overrides = [text for text in args.overrides if not text.startswith("principal=")]
-    if foreign := [text for text in overrides if not text.lstrip("+~").startswith(("env=", "env."))]:
-        raise ConfigError(f"llmrl-serve takes env=, env.* and principal=, not {foreign[0]}")
+    if other_overrides := [text for text in overrides if not text.lstrip("+~").startswith(("env=", "env."))]:
+        raise ConfigError(f"llmrl-serve takes env=, env.* and principal=, not {other_overrides[0]}")
     config = Experiment.compose(*overrides).config
     node = {**config["env"], "n_envs": 1}
 
     import uvicorn
 
     def build_env() -> VecEnv:
-        env = build(node, "vec", None, config["seed"], "cpu", config["trusted_modules"])
+        env = build_from_node(node, "vec", None, config["seed"], "cpu", config["trusted_modules"])
         assert isinstance(env, VecEnv)
         return env
 
-    template = build_env()
-    mechanism = _recommended_mechanism(principals[-1], args.output_root, template.spec) if principals else None
-    template.close()
+    example_env = build_env()
+    mechanism = _recommended_mechanism(principals[-1], args.output_root, example_env.spec) if principals else None
+    example_env.close()
     app = make_app(build_env, mechanism, args.sessions, args.timeout)
-    uvicorn.run(app, host=args.host, port=args.port, log_level="info", timeout_graceful_shutdown=_SHUTDOWN_S)
+    uvicorn.run(app, host=args.host, port=args.port, log_level="info", timeout_graceful_shutdown=_SHUTDOWN_SECONDS)
 
 
 def _recommended_mechanism(reference: str, root: Path, spec: EnvSpec) -> np.ndarray:
@@ -84,10 +84,10 @@ def _recommended_mechanism(reference: str, root: Path, spec: EnvSpec) -> np.ndar
         ConfigError: the run recommends nothing, or a mechanism of another environment.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.run_lookup import run_folder_of
+    from llmrl.experiment.run_lookup import resolve_run_folder
     from llmrl.results.run_records import read_run
 
-    run = read_run(run_folder_of(reference, root))
+    run = read_run(resolve_run_folder(reference, root))
     rows = run.summary().get("recommendations", [])
     if not rows or spec.mechanism is None or list(rows[0]["mechanism"]) != list(spec.mechanism.names):
         names = "no mechanism" if spec.mechanism is None else ", ".join(spec.mechanism.names)

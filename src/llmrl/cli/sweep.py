@@ -33,50 +33,50 @@ COLUMNS = (
     "where",
     "",
 )
-_NUMERIC = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
-STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
+_RIGHT_ALIGNED = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
+STATE_STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
 RETRIED_STATES = "failed,stopped,preempted,cancelled,lost"
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.config.permissions import add_trust
-    from llmrl.experiment.run_lookup import add_root
+    from llmrl.config.permissions import add_trust_option
+    from llmrl.experiment.run_lookup import add_output_root_option
     from llmrl.sweeps.run_control import REMOVABLE_KINDS
 
     p = argparse.ArgumentParser(prog="llmrl-sweep", description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
 
     def command(name: str, text: str, folder: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("folder", type=Path, help=f"{folder}; or run:<hash>, latest:<name>")
-        add_root(sub)
-        return sub
+        subparser = commands.add_parser(name, help=text, description=text)
+        subparser.add_argument("folder", type=Path, help=f"{folder}; or run:<hash>, latest:<name>")
+        add_output_root_option(subparser)
+        return subparser
 
     any_folder = "outputs, outputs/<name>, or any folder of runs"
     status = command(
         "status", "a table of all runs; exit code 1 if one has failed or is lost (0 with --json)", any_folder
     )
     status.add_argument("--json", action="store_true", help="one JSON list, for programs")
-    retry = command("retry", "go on with what is not finished, as each run's config says", any_folder)
+    retry = command("retry", "resume unfinished runs, each with the config of its folder", any_folder)
     retry.add_argument("--states", default=RETRIED_STATES, help=f"which runs, by state (default {RETRIED_STATES})")
-    add_trust(retry)
-    retry.add_argument(
-        "--no-wait", action="store_true", help="return when they are submitted (backends with a scheduler)"
-    )
-    command("cancel", "stop runs that run or wait; those that run save first", any_folder)
+    add_trust_option(retry)
+    retry.add_argument("--no-wait", action="store_true", help="return after submission (backends with a scheduler)")
+    command("cancel", "stop running and waiting runs; running ones save their state first", any_folder)
     logs = command(
         "logs",
-        "what a run and its job said last",
+        "the last lines of the log files of a run and its job",
         "a run folder, outputs/<name>/<run>/s<seed>, or one around a single run",
     )
     logs.add_argument("--lines", type=int, default=20, help="lines of each file (default 20)")
     clean = command(
-        "clean", "remove what is no longer needed: say which kinds; shows it only, without --yes", any_folder
+        "clean",
+        "remove files that are no longer needed, of the chosen kinds; without --yes they are only listed",
+        any_folder,
     )
     for kind, text in REMOVABLE_KINDS.items():
         clean.add_argument(f"--{kind}", action="store_true", help=text)
-    clean.add_argument("--yes", action="store_true", help="remove it")
+    clean.add_argument("--yes", action="store_true", help="remove the listed files")
     return p
 
 
@@ -92,36 +92,36 @@ def status(args: argparse.Namespace) -> int:
     return 1 if any(record.state in ("failed", "lost", "unreadable") for record in run_records) else 0
 
 
-def print_status(found: Sequence[RunRecord], folder: Path) -> None:
+def print_status(records: Sequence[RunRecord], folder: Path) -> None:
     """Print a table with a row for every run, and the overrides that all have in common below it."""
     from llmrl.display.console import print_line, print_table
     from llmrl.sweeps.watch import format_stage_counts
 
-    counts = Counter(record.state for record in found)
-    common = dict(set.intersection(*(set(record.overrides.items()) for record in found))) if found else {}
-    shared = ", ".join(f"{key}={value}" for key, value in sorted(common.items()))
+    counts = Counter(record.state for record in records)
+    common = dict(set.intersection(*(set(record.overrides.items()) for record in records))) if records else {}
+    common_text = ", ".join(f"{key}={value}" for key, value in sorted(common.items()))
     title = f"{folder.name}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}"
-    if stages := format_stage_counts(found):
+    if stages := format_stage_counts(records):
         title += f"\n{stages}"
-    places = {record.folder.parent.parent for record in found}
-    prefix = {place: f"{_format_place(place, folder)}: " if len(places) > 1 else "" for place in places}
-    rows = [_row(record, common, prefix[record.folder.parent.parent]) for record in found]
+    parents = {record.folder.parent.parent for record in records}
+    prefixes = {parent: f"{_format_parent(parent, folder)}: " if len(parents) > 1 else "" for parent in parents}
+    rows = [_status_cells(record, common, prefixes[record.folder.parent.parent]) for record in records]
     # Empty columns are omitted.
-    used = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
-    alignments = "".join("r" if COLUMNS[i] in _NUMERIC else "l" for i in used)
-    cells = [[row[i] for i in used] for row in rows]
-    print_table(title, [COLUMNS[i] for i in used], cells, alignments, [STYLES.get(record.state) for record in found])
-    if shared:
-        print_line(shared)
+    used_columns = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
+    alignments = "".join("r" if COLUMNS[i] in _RIGHT_ALIGNED else "l" for i in used_columns)
+    columns, *cells = ([row[i] for i in used_columns] for row in (COLUMNS, *rows))
+    print_table(title, columns, cells, alignments, [STATE_STYLES.get(record.state) for record in records])
+    if common_text:
+        print_line(common_text)
 
 
-def _format_place(place: Path, folder: Path) -> str:
+def _format_parent(parent: Path, folder: Path) -> str:
     """Return the path of a folder of runs relative to `folder`."""
     folder = folder.absolute()
-    return str(place.relative_to(folder)) if place.is_relative_to(folder) and place != folder else place.name
+    return str(parent.relative_to(folder)) if parent.is_relative_to(folder) and parent != folder else parent.name
 
 
-def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
+def _status_cells(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     """Return the cells of a run's row; `prefix` names its experiment if there are several."""
     overrides = {key: value for key, value in record.overrides.items() if key not in common}
     from llmrl.llms.validity import validity_warning
@@ -131,24 +131,24 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
 
     stage = find_stage(record)
     name = format_overrides(overrides) or record.config_hash
-    p, active = record.progress, record.state == "running"
+    progress, is_running = record.progress, record.state == "running"
     metrics = record.last_metrics()
     cost, pending_cost = metrics.get("usage/llm_cost"), metrics.get("usage/llm_unsettled_cost")
-    maybe = f" (+ {pending_cost:.2f}?)" if pending_cost else ""
+    pending_text = f" (+ {pending_cost:.2f}?)" if pending_cost else ""
     return [
         prefix + name,
         str(record.seed),
         record.state,
         str(record.attempt),
         "-" if stage is None else format_stage(stage),
-        "100%" if record.state == "finished" else f"{p.done / p.total:.0%}" if p.total else "-",
-        f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
+        "100%" if record.state == "finished" else f"{progress.done / progress.total:.0%}" if progress.total else "-",
+        f"{progress.steps_per_second:,.3g}" if is_running and progress.steps_per_second else "-",
         "-"
-        if (eta_s := stage.eta_s if stage is not None else p.eta_s if active else None) is None
+        if (eta_s := stage.eta_s if stage is not None else progress.eta_s if is_running else None) is None
         else format_clock(eta_s),
         "-" if (value := find_latest_value(record, metrics)) is None else f"{value:.4g}",
-        p.proposed or "-",
-        "-" if "usage/llm_calls" not in metrics else ("unknown" if cost is None else f"{cost:.2f}") + maybe,
+        progress.proposed or "-",
+        "-" if "usage/llm_calls" not in metrics else ("unknown" if cost is None else f"{cost:.2f}") + pending_text,
         f"job {record.job_id}" if record.job_id else record.host,
         record.error
         or record.pending_reason
@@ -179,7 +179,7 @@ def retry(args: argparse.Namespace) -> int:
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.prerequisites import saved_experiment
-    from llmrl.experiment.sweep_jobs import RUN_FUNCTION, job_of, with_prerequisites
+    from llmrl.experiment.sweep_jobs import RUN_FUNCTION, build_job, with_prerequisites
     from llmrl.results.run_records import RESUMABLE_STATES
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.run_control import query_run_records
@@ -197,7 +197,7 @@ def retry(args: argparse.Namespace) -> int:
     jobs = []
     for run in runs:
         config, overrides = saved_experiment(run.folder, args.trust)
-        jobs.append(job_of(Experiment(config, overrides), overrides))
+        jobs.append(build_job(Experiment(config, overrides), overrides))
         if jobs[-1].folder != run.folder:
             raise ConfigError(
                 f"{run.folder} was made by another version of llmrl, in which its config has another hash; start this "
@@ -280,12 +280,12 @@ def clean(args: argparse.Namespace) -> int:
 @console_command("llmrl-sweep")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-sweep`, with `argv` or else the process's arguments."""
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     from llmrl.core.privacy import restrict_permissions_like
 
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
-    from llmrl.experiment.run_lookup import folder_of
+    from llmrl.experiment.run_lookup import resolve_folder
 
-    args.folder = folder_of(args.folder, args.output_root)
+    args.folder = resolve_folder(args.folder, args.output_root)
     restrict_permissions_like(args.folder)
     raise SystemExit(commands[args.command](args))

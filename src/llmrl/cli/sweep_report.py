@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from llmrl.analysis.report import Report
 
 
-_IN_TERMINAL = ("group", "runs", "mean", "IQM", "remark")
+_TERMINAL_COLUMNS = ("group", "runs", "mean", "IQM", "remark")
 """Columns of the tables of scores that fit on a terminal."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from llmrl.experiment.run_lookup import add_root
+    from llmrl.experiment.run_lookup import add_output_root_option
 
     p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
     p.add_argument(
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         "several folders are compared with each other, whatever their names",
     )
     p.add_argument("--diff", action="store_true", help="print the options in which the compared runs differ")
-    add_root(p)
+    add_output_root_option(p)
     p.add_argument("--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)")
     p.add_argument(
         "--tail-fraction",
@@ -55,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
         "--x-axis",
         choices=("env_steps", "proposals", "updates", "samples", "seconds"),
         default="env_steps",
-        help="what curves are drawn over: environment steps, proposals a principal tried, updates, samples that an "
-        "imitator was shown, or wall time",
+        help="x axis of curves: environment steps, proposals of a principal, updates, samples of behavior cloning, or "
+        "seconds",
     )
     p.add_argument(
         "--bin",
@@ -70,26 +70,26 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=None,
         metavar="FRAMES",
-        help="frames from the beginning of training that sample efficiency is the mean over (default: as many as all "
-        "runs of a task tell of)",
+        help="frames from the beginning of training over which sample efficiency is averaged (default: as many as all "
+        "runs of a task have recorded)",
     )
     p.add_argument("--no-figures", action="store_true", help="tables and texts only; needs no matplotlib")
     p.add_argument(
         "--explore",
         action="store_true",
-        help="write a folder to look around in instead: episodes step by step, proposals and the talks behind them",
+        help="write an explorer instead of a report: episodes step by step, proposals and conversations about them",
     )
     p.add_argument(
         "--out",
         type=Path,
         default=None,
-        help="where the report goes (default: <folder>/report; with --explore <folder>/explorer; of several folders: "
-        "comparison in the innermost folder that has them all)",
+        help="folder of the report (default: <folder>/report; with --explore <folder>/explorer; of several folders: "
+        "comparison in their innermost common folder)",
     )
     return p
 
 
-def report(args: argparse.Namespace) -> tuple[Report, Path]:
+def write_report(args: argparse.Namespace) -> tuple[Report, Path]:
     """Read the runs and write the report; return the report and its page.
 
     Raises:
@@ -110,7 +110,7 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     return create_report(common, settings, out, not args.no_figures, _ProgressWriter(), args.folders)
 
 
-def print_differences(numbers: Report) -> None:
+def print_differences(report: Report) -> None:
     """Print the options in which the groups of each task differ.
 
     Raises:
@@ -120,7 +120,7 @@ def print_differences(numbers: Report) -> None:
     from llmrl.display.console import print_line, print_report_table
     from llmrl.results.groups import group_into_tasks
 
-    for task in group_into_tasks([run for _, _, run, _ in numbers.runs], numbers.folder, numbers.settings.by_name):
+    for task in group_into_tasks([run for _, _, run, _ in report.runs], report.folder, report.settings.by_name):
         table = build_config_differences(task)
         if table.rows:
             print_report_table(table)
@@ -131,18 +131,18 @@ def print_differences(numbers: Report) -> None:
 class _ProgressWriter:
     """A writer of progress messages to standard error, after 2 s and then at most every 10 s."""
 
-    _FIRST_S, _EVERY_S = 2.0, 10.0
+    _FIRST_SECONDS, _INTERVAL_SECONDS = 2.0, 10.0
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + self._FIRST_S
+        self._next_time = time.monotonic() + self._FIRST_SECONDS
 
     def __call__(self, text: str) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._EVERY_S
+        if time.monotonic() >= self._next_time:
+            self._next_time = time.monotonic() + self._INTERVAL_SECONDS
             sys.stderr.write(f"llmrl-report: {printable(text, lines=False)}\n")
 
 
-def print_numbers(numbers: Report, page: Path) -> None:
+def print_report(report: Report, page: Path) -> None:
     """Print the tables of scores, the runs that are left out, and the place of the report."""
     from llmrl.analysis.final_episodes import build_players_table
     from llmrl.analysis.report_files import describe_run_counts
@@ -155,37 +155,37 @@ def print_numbers(numbers: Report, page: Path) -> None:
     from llmrl.display.console import print_line, print_report_table
     from llmrl.display.sweeps import print_study
 
-    if numbers.players:
-        print_report_table(build_players_table(numbers.players))
-    if (comparison := compare_tasks(numbers)) is not None:
+    if report.players:
+        print_report_table(build_players_table(report.players))
+    if (comparison := compare_tasks(report)) is not None:
         print_study(comparison)
-    for section in numbers.sections:
+    for section in report.sections:
         if section.study is not None:
             print_study(section.study)
         for warning in section.warnings:
             print_line(warning)
-        tables = [build_scores_table(section, numbers.settings)]
+        tables = [build_scores_table(section, report.settings)]
         for table in [*tables, build_efficiency_table(section)] if section.efficiency else tables:
-            columns = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
+            columns = [i for i, column in enumerate(table.columns) if column in _TERMINAL_COLUMNS]
             rows = [[row[i] for i in columns] for row in table.rows]
             print_report_table(replace(table, columns=[table.columns[i] for i in columns], rows=rows, n_text_columns=1))
-    if numbers.excluded:
-        print_report_table(build_excluded_runs_table(numbers))
-    print_line(describe_run_counts(numbers))
+    if report.excluded:
+        print_report_table(build_excluded_runs_table(report))
+    print_line(describe_run_counts(report))
     print_line(f"Report: {page}")
 
 
 @console_command("llmrl-report")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-report`, with `argv` or else the process's arguments."""
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import restrict_permissions_like
     from llmrl.display.console import print_line
-    from llmrl.experiment.run_lookup import folder_of
+    from llmrl.experiment.run_lookup import resolve_folder
     from llmrl.run.command_exit import EXIT_FAILED, print_message
 
-    args.folders = list(dict.fromkeys(folder_of(folder, args.output_root) for folder in args.folders))
+    args.folders = list(dict.fromkeys(resolve_folder(folder, args.output_root) for folder in args.folders))
     for folder in args.folders:
         restrict_permissions_like(folder)
     if args.explore:
@@ -196,11 +196,11 @@ def main(argv: list[str] | None = None) -> None:
         page = write_explorer(args.folders[0], args.out, _ProgressWriter())
         print_line(f"Explorer: {page}\nOpen it in a browser: {page.absolute().as_uri()}")
         return
-    numbers, page = report(args)
-    print_numbers(numbers, page)
+    report, page = write_report(args)
+    print_report(report, page)
     if args.diff:
-        print_differences(numbers)
-    if not numbers.n_scored:
+        print_differences(report)
+    if not report.n_scored:
         print_message("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)
 

@@ -9,16 +9,16 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llmrl.cli.help import explain, print_information
+from llmrl.cli.help import explain, print_if_requested
 from llmrl.run.command_exit import end_composition, exit_on_error, handle_interrupt, print_message
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-EXPLAIN = "--explain"
+EXPLAIN_FLAG = "--explain"
 
 
-def task(name: str, config: DictConfig) -> float | None:
+def run_task(name: str, config: DictConfig) -> float | None:
     """Compute one job of the command `name`, as the task that Hydra calls; return the scalar that a sweeper optimizes.
 
     A run that is refused before it starts leaves no run folder.
@@ -29,7 +29,7 @@ def task(name: str, config: DictConfig) -> float | None:
     from llmrl.core.privacy import restrict_file_permissions
     from llmrl.core.processes import rank_and_world_size
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.run_job import reporting, run_and_print
+    from llmrl.experiment.run_job import report_errors, run_and_print
 
     with exit_on_error(name):
         experiment = Experiment.from_hydra(config)
@@ -41,11 +41,11 @@ def task(name: str, config: DictConfig) -> float | None:
     if world_size == 1 and backend.scheduler is not None:
         note = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
         sys.stderr.write(f"{name}: {note}\n")
-    with reporting(name):
+    with report_errors(name):
         return run_and_print(experiment)
 
 
-def console(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
+def run_console_script(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
     """Run a console script: make Hydra compose `config_name` and call `job` with the result.
 
     Hydra prints why a composition failed. Files that are created before the config is known are private, and typed
@@ -53,8 +53,8 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     """
     import hydra
 
-    from llmrl.config.hydra_hooks import BASE, adapt_hydra
-    from llmrl.config.overrides import overrides_first, translate_arguments
+    from llmrl.config.hydra_hooks import VERSION_BASE, patch_hydra
+    from llmrl.config.overrides import move_overrides_first, translate_arguments
     from llmrl.core.privacy import restrict_file_permissions
     from llmrl.core.secrets import check_no_secrets_in_arguments
     from llmrl.core.terminal import guard_output
@@ -63,28 +63,28 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     restrict_file_permissions()
     with exit_on_error(name):
         check_no_secrets_in_arguments(sys.argv[1:])
-        if print_information(name, config_name, sys.argv[1:]):
+        if print_if_requested(name, config_name, sys.argv[1:]):
             return
         sys.argv[1:] = translate_arguments(sys.argv[1:])
-    sys.argv[1:] = overrides_first(sys.argv[1:])
-    for problem in adapt_hydra():
+    sys.argv[1:] = move_overrides_first(sys.argv[1:])
+    for problem in patch_hydra():
         print_message(name, problem)
-    if EXPLAIN in sys.argv:
+    if EXPLAIN_FLAG in sys.argv:
         with exit_on_error(name):
-            explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN])
+            explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN_FLAG])
         return
-    hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, **BASE)(job)()
+    hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, version_base=VERSION_BASE)(job)()
 
 
 def train(config: DictConfig) -> float | None:
     """Run one job for Hydra; return the scalar that a sweeper optimizes."""
-    return task("llmrl-train", config)
+    return run_task("llmrl-train", config)
 
 
 @handle_interrupt("llmrl-train", composes_config=True)
 def main() -> None:
     """Run the console script `llmrl-train`."""
-    console("llmrl-train", train, "train")
+    run_console_script("llmrl-train", train, "train")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.services import SERVICE_NAMES, PartFactory, Services
 from llmrl.core.trust import Trust
 
+Config = Mapping[str, Any]
+"""A config, or a node of one, as plain data."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -28,92 +31,92 @@ class Part:
         target: the class or function.
         signature: parameters of the target.
         options: values by option. Parts inside are `Part`s, also in lists and mappings.
-        unchecked: options with parts inside, whose type can only be checked when these are built.
-        where: place of the part in the config, for messages.
+        options_with_parts: options with parts inside, whose type can only be checked when these are built.
+        path: dotted path of the part in the config, for messages.
     """
 
     target: Any
     signature: PartSignature
     options: Mapping[str, Any]
-    unchecked: frozenset[str]
-    where: str
+    options_with_parts: frozenset[str]
+    path: str
 
 
 class Builder:
     """A builder of objects from config nodes. Each node is validated once, even if several objects are built from it.
 
     Args:
-        services: objects by the name of the parameter that takes them, which is then no option; `trust` is always
+        services: objects to inject, by parameter name; these parameters cannot be set as options. `trust` is always
             added.
         trusted: modules that `_target_` may point into, in addition to those of `llmrl.core.trust`.
     """
 
     def __init__(self, services: Services | Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
         self.trust = Trust(tuple(trusted))
-        # Shared by builders with other services (`replace_services`).
+        # Shared with the builders that `replace_services` returns.
         self._targets: dict[str, Any] = {}
-        # By the identity of the node, which must not be changed afterwards.
-        self._parts: dict[int, tuple[Mapping[str, Any], Part]] = {}
-        self._inject(services)
+        # By the `id` of the node, which must not be changed afterwards.
+        self._validated_parts: dict[int, tuple[Mapping[str, Any], Part]] = {}
+        self._set_services(services)
 
-    def _inject(self, services: Services | Mapping[str, Any] | None) -> None:
-        self.injected = {**(vars(services) if isinstance(services, Services) else services or {}), "trust": self.trust}
+    def _set_services(self, services: Services | Mapping[str, Any] | None) -> None:
+        self.services = {**(vars(services) if isinstance(services, Services) else services or {}), "trust": self.trust}
 
     def replace_services(self, services: Services | Mapping[str, Any]) -> Builder:
         """Return a builder with other services that shares the trust and the validated nodes of this one."""
         builder = copy.copy(self)
-        builder._inject(services)
+        builder._set_services(services)
         return builder
 
-    def build(self, node: Mapping[str, Any], where: str, target: str | None = None) -> Any:
+    def build(self, node: Mapping[str, Any], path: str, target: str | None = None) -> Any:
         """Build the object that `node` describes; return None if `_target_` is null or missing.
 
         Args:
             node: options of the object.
-            where: place of the node in the config, for error messages.
+            path: dotted path of the node in the config, for error messages.
             target: dotted name of the class for a node without `_target_`.
 
         Raises:
             ConfigError: as `validate`; an abstract target, or a missing argument.
         """
-        part = self.validate(node, where, target)
+        part = self.validate(node, path, target)
         return None if part is None else self._construct(part)
 
     def _construct(self, part: Part) -> Any:
-        target, signature, path = part.target, part.signature, part.where
+        target, signature, path = part.target, part.signature, part.path
         if inspect.isabstract(target):
-            lacks = ", ".join(sorted(target.__abstractmethods__))
+            abstract_methods = ", ".join(sorted(target.__abstractmethods__))
             name = f"{target.__module__}.{target.__qualname__}"
-            raise ConfigError(f"{path}._target_={name} is abstract: it must define {lacks}")
+            raise ConfigError(f"{path}._target_={name} is abstract: it must define {abstract_methods}")
         for name in part.options:
-            if name in self.injected:
-                raise self._unknown(name, part.options, signature, path)
+            if name in self.services:
+                raise self._unknown_option(name, part.options, signature, path)
         arguments: dict[str, Any] = {}
         for name, parameter in signature.parameters.items():
             if name in part.options:
                 value = part.options[name]
-                if name in part.unchecked:
+                if name in part.options_with_parts:
                     value = validate_argument(
                         self._build_parts(value), signature.hints.get(name, Any), f"{path}.{name}"
                     )
                 elif isinstance(value, Part):
-                    value = self._factory(value)
+                    value = self._make_factory(value)
                 arguments[name] = value
-            elif name in self.injected:
-                arguments[name] = self.injected[name]
+            elif name in self.services:
+                arguments[name] = self.services[name]
             elif parameter.default is inspect.Parameter.empty:
                 raise ConfigError(f"{path} needs the option '{name}'")
         return target(**signature.arguments(arguments))
 
-    def value(self, value: Any, hint: Any, where: str) -> Any:
+    def build_value(self, value: Any, hint: Any, path: str) -> Any:
         """Return one argument, checked against the type `hint`; nodes with a `_target_` in it are built.
 
         Raises:
             ConfigError: the value does not fit `hint`, or as `build`.
         """
-        return validate_argument(self._build_parts(self._validated(value, where)[0]), hint, where)
+        return validate_argument(self._build_parts(self._validate_value(value, path)[0]), hint, path)
 
-    def validate(self, node: Mapping[str, Any], where: str, target: str | None = None) -> Part | None:
+    def validate(self, node: Mapping[str, Any], path: str, target: str | None = None) -> Part | None:
         """Check the arguments of `node` and of the parts in it; return None if `_target_` is null or missing.
 
         Nothing is built, so checks inside constructors are not run. Arguments are those of `build`.
@@ -122,96 +125,99 @@ class Builder:
             ConfigError: an untrusted or missing target, or arguments that are unknown, mistyped or out of range, all of
                 them.
         """
+        if not isinstance(node, Mapping):
+            raise ConfigError(f"{path}={node!r} must name the class of a part: {path}._target_=my_package.MyClass")
         target = node.get("_target_", target)
         if target is None:
             return None
-        if (validated := self._parts.get(id(node))) is not None:
+        if (validated := self._validated_parts.get(id(node))) is not None:
             return validated[1]
-        part_class = self.locate(target, where)
-        signature = get_signature(part_class)
-        part = Part(part_class, signature, *self._options(part_class, signature, node, where), where)
-        self._parts[id(node)] = node, part
+        target_class = self.locate(target, path)
+        signature = get_signature(target_class)
+        part = Part(target_class, signature, *self._options(target_class, signature, node, path), path)
+        self._validated_parts[id(node)] = node, part
         return part
 
     def _options(
         self, target: Any, signature: PartSignature, node: Mapping[str, Any], path: str
     ) -> tuple[dict[str, Any], frozenset[str]]:
-        """Return the validated options of a node, and those with parts inside (`Part.unchecked`)."""
+        """Return the validated options of a node, and those with parts inside (`Part.options_with_parts`)."""
         options: dict[str, Any] = {}
-        part_names = set()
+        options_with_parts = set()
         errors = ErrorCollector()
         for name, value in node.items():
             if name == "_target_":
                 continue
             with errors.collect():
                 parameter = signature.parameters.get(name)
-                if parameter is None or name in self.injected:
-                    raise self._unknown(name, node, signature, path)
+                if parameter is None or name in self.services:
+                    raise self._unknown_option(name, node, signature, path)
                 if parameter.annotation is not inspect.Parameter.empty and name not in signature.hints:
                     raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
-                hint, place = signature.hints.get(name, Any), f"{path}.{name}"
-                options[name], has_parts = self._validated(value, place)
+                hint, option_path = signature.hints.get(name, Any), f"{path}.{name}"
+                options[name], has_parts = self._validate_value(value, option_path)
                 if hint is PartFactory:
                     if not isinstance(options[name], Part):
-                        raise ConfigError(f"{place}={value!r} must be the options of a part, with its _target_")
+                        raise ConfigError(f"{option_path}={value!r} must be the options of a part, with its _target_")
                 elif has_parts:
-                    part_names.add(name)
+                    options_with_parts.add(name)
                 else:
-                    options[name] = validate_argument(options[name], hint, place)
+                    options[name] = validate_argument(options[name], hint, option_path)
         errors.raise_all()
-        return options, frozenset(part_names)
+        return options, frozenset(options_with_parts)
 
-    def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
+    def needs(self, node: Mapping[str, Any], name: str, path: str) -> bool:
         """Return whether the part, or a nested part, declares the injected parameter `name`."""
         if node.get("_target_") is None:
             return False
-        if name in get_signature(self.locate(node["_target_"], where)).parameters:
+        if name in get_signature(self.locate(node["_target_"], path)).parameters:
             return True
-        values = [
-            (key, x) for key, value in node.items() for x in (value if isinstance(value, list | tuple) else [value])
-        ]
-        return any(isinstance(x, Mapping) and self.needs(x, name, f"{where}.{key}") for key, x in values)
+        return any(
+            isinstance(child, Mapping) and self.needs(child, name, f"{path}.{key}")
+            for key, value in node.items()
+            for child in (value if isinstance(value, list | tuple) else [value])
+        )
 
-    def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
+    def requires(self, node: Mapping[str, Any], name: str, path: str) -> bool:
         """Return whether the part declares the injected parameter `name` without a default."""
-        parameter = get_signature(self.locate(node["_target_"], where)).parameters[name]
+        parameter = get_signature(self.locate(node["_target_"], path)).parameters[name]
         return parameter.default is inspect.Parameter.empty
 
-    def locate(self, target: str, where: str) -> Any:
-        """Return the class or function that `target` names; `where` is the place of its node in the config.
+    def locate(self, target: str, path: str) -> Any:
+        """Return the class or function that `target` names; `path` is the dotted path of its node.
 
         Raises:
             ConfigError: as `Trust.locate`.
         """
         if not isinstance(target, str) or target not in self._targets:  # `Trust.locate` refuses other types than str
-            self._targets[target] = self.trust.locate(target, f"{where}._target_")
+            self._targets[target] = self.trust.locate(target, f"{path}._target_")
         return self._targets[target]
 
-    def _unknown(self, name: str, node: Mapping[str, Any], signature: PartSignature, path: str) -> ConfigError:
+    def _unknown_option(self, name: str, node: Mapping[str, Any], signature: PartSignature, path: str) -> ConfigError:
         """Return the error of an option that a part does not have."""
-        service_names = {*SERVICE_NAMES, *self.injected}
-        settable = [x for x in signature.parameters if x not in service_names or (x in node and x not in self.injected)]
-        return ConfigError(f"{path} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
+        services = self.services
+        option_names = [x for x in signature.parameters if x not in services and (x not in SERVICE_NAMES or x in node)]
+        return ConfigError(f"{path} has no option '{name}'; it has: {', '.join(option_names) or 'none'}")
 
-    def _factory(self, part: Part) -> PartFactory:
+    def _make_factory(self, part: Part) -> PartFactory:
         def build(overrides: Mapping[str, Any], services: Mapping[str, Any]) -> Any:
-            builder = self.replace_services({**self.injected, **services})
-            values, part_names = builder._options(part.target, part.signature, overrides, part.where)
-            part_names |= part.unchecked - overrides.keys()
-            return builder._construct(replace(part, options={**part.options, **values}, unchecked=part_names))
+            builder = self.replace_services({**self.services, **services})
+            options, with_parts = builder._options(part.target, part.signature, overrides, part.path)
+            with_parts |= part.options_with_parts - overrides.keys()
+            return builder._construct(replace(part, options={**part.options, **options}, options_with_parts=with_parts))
 
-        return PartFactory(build, part.target, part.where)
+        return PartFactory(build, part.target, part.path)
 
-    def _validated(self, value: Any, path: str) -> tuple[Any, bool]:
+    def _validate_value(self, value: Any, path: str) -> tuple[Any, bool]:
         """Return a value with a `Part` in place of each node, and whether there are any."""
         if isinstance(value, Mapping):
             if "_target_" in value:
                 part = self.validate(value, path)
                 return part, part is not None
-            pairs = {key: self._validated(x, f"{path}.{key}") for key, x in value.items()}
+            pairs = {key: self._validate_value(x, f"{path}.{key}") for key, x in value.items()}
             return {key: x for key, (x, _) in pairs.items()}, any(has_parts for _, has_parts in pairs.values())
         if isinstance(value, list | tuple):
-            items = [self._validated(x, f"{path}[{i}]") for i, x in enumerate(value)]
+            items = [self._validate_value(x, f"{path}[{i}]") for i, x in enumerate(value)]
             return [x for x, _ in items], any(has_parts for _, has_parts in items)
         return value, False
 

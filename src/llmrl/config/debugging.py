@@ -25,15 +25,15 @@ class Debugging:
     replacements: Mapping[str, Any] = field(default_factory=dict)
 
 
-def apply_debug_sizes(config: dict[str, Any], explicit_keys: Collection[str] = ()) -> dict[str, Any]:
+def apply_debug_sizes(config: dict[str, Any], override_keys: Collection[str] = ()) -> dict[str, Any]:
     """Return a config with the sizes and values of its debugging options.
 
-    Keys that the config does not have are not added, so one preset serves all experiments. Keys in `explicit_keys` are
+    Keys that the config does not have are not added, so one preset serves all experiments. Keys in `override_keys` are
     not changed.
 
     Args:
         config: plain data; it is not changed.
-        explicit_keys: dotted keys that were typed on the command line.
+        override_keys: dotted keys that were typed on the command line.
 
     Raises:
         ConfigError: a debugging option is unknown or has the wrong type.
@@ -41,26 +41,26 @@ def apply_debug_sizes(config: dict[str, Any], explicit_keys: Collection[str] = (
     if not config.get(KEY):
         return config
     debug: Debugging = Builder().build(config[KEY], KEY, "llmrl.config.debugging.Debugging")
-    config = _apply_changes(config, debug.upper_limits, explicit_keys, is_limit=True)
-    return _apply_changes(config, debug.replacements, explicit_keys, is_limit=False)
+    config = _apply_changes(config, debug.upper_limits, override_keys, is_upper_limit=True)
+    return _apply_changes(config, debug.replacements, override_keys, is_upper_limit=False)
 
 
 def _apply_changes(
     node: Mapping[str, Any],
     changes: Mapping[str, Any],
-    explicit_keys: Collection[str],
-    is_limit: bool,
-    prefix: str = "",
+    override_keys: Collection[str],
+    is_upper_limit: bool,
+    path_prefix: str = "",
 ) -> dict[str, Any]:
     new_node = dict(node)
-    for key, new in changes.items():
-        path, old = f"{prefix}{key}", new_node.get(key)
-        if isinstance(new, Mapping) and isinstance(old, Mapping):
-            new_node[key] = _apply_changes(old, new, explicit_keys, is_limit, f"{path}.")
-        elif isinstance(new, Mapping) or key not in new_node or path in explicit_keys:
+    for key, new_value in changes.items():
+        path, old_value = f"{path_prefix}{key}", new_node.get(key)
+        if isinstance(new_value, Mapping) and isinstance(old_value, Mapping):
+            new_node[key] = _apply_changes(old_value, new_value, override_keys, is_upper_limit, f"{path}.")
+        elif isinstance(new_value, Mapping) or key not in new_node or path in override_keys:
             continue
-        elif not is_limit or old is None:  # null: no limit
-            new_node[key] = new
-        elif isinstance(old, int | float) and not isinstance(old, bool):
-            new_node[key] = min(old, new)
+        elif not is_upper_limit or old_value is None:  # null: no limit
+            new_node[key] = new_value
+        elif isinstance(old_value, int | float) and not isinstance(old_value, bool):
+            new_node[key] = min(old_value, new_value)
     return new_node

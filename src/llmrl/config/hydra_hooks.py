@@ -1,30 +1,28 @@
-"""Adaptation of Hydra to llmrl: its version, messages about errors, and redaction of the environment."""
+"""Adaptation of Hydra to llmrl: options of installed packages, messages about errors, redaction of the environment."""
 
 from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import hydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from llmrl.config.installed_options import offer_installed
+from llmrl.config.installed_options import register_installed_options
 from llmrl.core import option_files
 from llmrl.core.errors import ConfigError
 from llmrl.core.hydra_composition import patch_option_listing, patch_step_caching
 from llmrl.core.secrets import register_resolved_variable
 
-VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
-BASE: dict[str, Any] = {"version_base": "1.3"} if VERSION < (1, 4) else {}
-"""Arguments of `hydra.main` and `initialize` that select the defaults of 1.3; Hydra 1.4 has no such choice."""
-_FOLDERS = {
+VERSION_BASE = "1.3"
+"""Version of Hydra whose defaults are used."""
+_FOLDER_OPTIONS = {
     "output_subdir": None,
     "run": {"dir": "."},
     "sweep": {"dir": "${output_root}/.sweeps/${now:%Y-%m-%d_%H-%M-%S-%f}", "subdir": "."},
@@ -32,7 +30,7 @@ _FOLDERS = {
 """Hydra's options for folders, as in `conf/_run.yaml`, before interpolation."""
 
 
-def adapt_hydra() -> list[str]:
+def patch_hydra() -> list[str]:
     """Adapt the composition of configs in this process; further calls change nothing.
 
     Hydra then offers the options of installed packages, hides the bases of options, describes errors of compositions as
@@ -45,26 +43,28 @@ def adapt_hydra() -> list[str]:
 
     from llmrl.conf import register_resolver
 
-    problems = offer_installed()
+    problems = register_installed_options()
     patch_option_listing()
     patch_step_caching()
-    # Every composition calls this method, whose name has changed in Hydra 1.4.
-    name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
-    load = getattr(ConfigLoaderImpl, name)
+    load = ConfigLoaderImpl.load_configuration  # every composition calls it
     if hasattr(load, "__wrapped__"):
         return problems
-    register_resolver("oc.env", _read_environment, replace=True)
+    register_resolver("oc.env", _resolve_environment_variable, replace=True)
 
     @functools.wraps(load)
-    def describing_load(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
+    def load_or_describe_error(
+        self: ConfigLoaderImpl,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
         from yaml import YAMLError
 
-        call = inspect.signature(load).bind(self, *args, **kwargs)
-        call.apply_defaults()
-        overrides = call.arguments["overrides"]
         try:
             check_removals(overrides)
-            config: DictConfig = load(self, *args, **kwargs)
+            config = load(self, config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
             _check_folders(config)
         except (HydraException, OmegaConfBaseException, ConfigError, ValueError, YAMLError) as error:
             # Hydra's ValueError: the option of a group is a number or null, or a file is not UTF-8.
@@ -72,28 +72,28 @@ def adapt_hydra() -> list[str]:
             if isinstance(error, HydraException | OmegaConfBaseException):
                 message = describe_composition_error(error, overrides)
             # Hydra prints errors of its command line itself.
-            command = "llmrl-finetune" if call.arguments["config_name"] == "finetune" else "llmrl-train"
-            prefix = f"{command}: " if call.arguments["from_shell"] else ""
+            command = "llmrl-finetune" if config_name == "finetune" else "llmrl-train"
+            prefix = f"{command}: " if from_shell else ""
             cause = None if isinstance(error, OmegaConfBaseException) else error  # which Hydra would print, too
             raise ConfigCompositionException(f"{prefix}{message}") from cause
         return config
 
-    setattr(ConfigLoaderImpl, name, describing_load)
+    ConfigLoaderImpl.load_configuration = load_or_describe_error  # type: ignore[method-assign]
     return problems
 
 
 def _check_folders(config: DictConfig) -> None:
     """Raise ConfigError if one of Hydra's options for folders has another value than llmrl's."""
-    hydra_node: Any = OmegaConf.to_container(config.hydra, resolve=False)
-    for name, expected in _FOLDERS.items():
-        if (value := hydra_node[name]) != expected:
+    hydra_options: Any = OmegaConf.to_container(config.hydra, resolve=False)
+    for name, expected in _FOLDER_OPTIONS.items():
+        if (value := hydra_options[name]) != expected:
             raise ConfigError(
                 f"hydra.{name}={value} must be {expected}, because folders of runs are named after their options; "
                 "choose them by output_root and name"
             )
 
 
-def _read_environment(variable: str, *default: Any) -> str | None:
+def _resolve_environment_variable(variable: str, *default: Any) -> str | None:
     """Return what OmegaConf's own resolver `oc.env` returns, and redact it from now on."""
     from omegaconf.resolvers import oc
 
@@ -102,9 +102,9 @@ def _read_environment(variable: str, *default: Any) -> str | None:
     return oc.env(variable, *default)
 
 
-_NESTED_GROUPS = ("experiment", "treatment")
+_GROUPS_WITH_FAMILIES = ("experiment", "treatment")
 """Groups whose options are in subfolders, `experiment=<family>/<study>`."""
-_FREE_FORM_KEY = re.compile(rf"\.({'|'.join(option_files.FREE_FORM_KEYS)})(\.|$)")
+_FREE_FORM_KEY_PATTERN = re.compile(rf"\.({'|'.join(option_files.FREE_FORM_KEYS)})(\.|$)")
 
 
 def check_removals(overrides: Iterable[str]) -> None:
@@ -117,7 +117,7 @@ def check_removals(overrides: Iterable[str]) -> None:
     """
     for override in overrides:
         key = override.partition("=")[0].removeprefix("~").partition("@")[0]
-        if not override.startswith("~") or key.startswith("hydra") or _FREE_FORM_KEY.search(key):
+        if not override.startswith("~") or key.startswith("hydra") or _FREE_FORM_KEY_PATTERN.search(key):
             continue
         if "none" in option_files.list_option_names(key):
             raise ConfigError(f"~{key}: options cannot be removed; use {key}=none for an experiment without {key}")
@@ -134,53 +134,53 @@ def describe_composition_error(error: HydraException | OmegaConfBaseException, o
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return _describe_missing_option(error)
     if isinstance(error, OmegaConfBaseException):
-        return _describe_value(error, overrides)
+        return _describe_omegaconf_error(error, overrides)
     if isinstance(error.__cause__, OmegaConfBaseException):
-        return _describe_value(error.__cause__, overrides)
-    misplaced = _misplaced_subgroup(overrides) if "No match in the defaults list" in str(error) else None
-    return misplaced or str(error)
+        return _describe_omegaconf_error(error.__cause__, overrides)
+    subgroup_message = _describe_subgroup(overrides) if "No match in the defaults list" in str(error) else None
+    return subgroup_message or str(error)
 
 
 def _describe_missing_option(error: MissingConfigException) -> str:
     path = str(error.missing_cfg_file)
-    group = path.split("/")[0] if path.startswith(_NESTED_GROUPS) else path.rpartition("/")[0]
+    group = path.split("/")[0] if path.startswith(_GROUPS_WITH_FAMILIES) else path.rpartition("/")[0]
     names = set(error.options or ())
-    if group in _NESTED_GROUPS:
+    if group in _GROUPS_WITH_FAMILIES:
         names |= {*option_files.list_option_names(group), *option_files.list_nested_options(group)}
     option = path.removeprefix(f"{group}/")
-    matches = difflib.get_close_matches(option, sorted(names))
-    known = f"{group} has: {', '.join(sorted(names))}. Options of your own need --config-dir <folder>"
-    hint = f"Did you mean {' or '.join(matches)}?" if matches else known
+    close_matches = difflib.get_close_matches(option, sorted(names))
+    names_hint = f"{group} has: {', '.join(sorted(names))}. Options of your own need --config-dir <folder>"
+    hint = f"Did you mean {' or '.join(close_matches)}?" if close_matches else names_hint
     return f"{str(error).splitlines()[0]}. {hint}"
 
 
-def _describe_value(error: OmegaConfBaseException, overrides: Sequence[str]) -> str:
+def _describe_omegaconf_error(error: OmegaConfBaseException, overrides: Sequence[str]) -> str:
     """Return one line about a key that does not exist, or about an interpolation that cannot be resolved."""
     reason = next(iter((error.msg or str(error)).splitlines()), type(error).__name__)
     if not (key := str(error.full_key or "")):
         return reason
     if isinstance(error, ConfigAttributeError | ConfigKeyError) and isinstance(error.parent_node, DictConfig):
         names = [str(name) for name in error.parent_node if name not in ("_target_", "hydra")]
-        close = difflib.get_close_matches(str(error.key), names, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        owner = key.rpartition(".")[0] or "the config"
-        return f"{owner} has no option '{error.key}'; it has: {', '.join(names)}.{hint}"
-    task = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
-    for i, override in enumerate(task):  # Hydra also resolves its own copy of the overrides
+        close_matches = difflib.get_close_matches(str(error.key), names, n=1)
+        hint = f" Did you mean {close_matches[0]}?" if close_matches else ""
+        parent_key = key.rpartition(".")[0] or "the config"
+        return f"{parent_key} has no option '{error.key}'; it has: {', '.join(names)}.{hint}"
+    task_overrides = [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
+    for i, override in enumerate(task_overrides):  # Hydra also resolves its own copy of the overrides
         override_key, _, value = override.lstrip("+").partition("=")
-        places = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
-        if "${" in value and (override_key == key or key.startswith(places)):
+        key_prefixes = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
+        if "${" in value and (override_key == key or key.startswith(key_prefixes)):
             return f"{override}: {reason}"
     return f"{key}: {reason}"
 
 
-def _misplaced_subgroup(overrides: Sequence[str]) -> str | None:
+def _describe_subgroup(overrides: Sequence[str]) -> str | None:
     """Return a message about the first `group/subgroup=option` whose subgroup the selected option of `group` lacks."""
-    chosen = dict(override.partition("=")[::2] for override in overrides if "=" in override)
-    for key in chosen:
-        group, slash, subgroup = key.partition("/")
-        if slash and group != "hydra" and key in option_files.list_subgroups(group):
+    value_by_key = dict(override.partition("=")[::2] for override in overrides if "=" in override)
+    for key in value_by_key:
+        group, separator, subgroup = key.partition("/")
+        if separator and group != "hydra" and key in option_files.list_subgroups(group):
             compatible_options = [name for name, node in option_files.load_options(group).items() if subgroup in node]
-            if chosen.get(group) not in compatible_options:
-                return f"{key}={chosen[key]} requires {group} to be one of: {', '.join(compatible_options)}"
+            if value_by_key.get(group) not in compatible_options:
+                return f"{key}={value_by_key[key]} requires {group} to be one of: {', '.join(compatible_options)}"
     return None

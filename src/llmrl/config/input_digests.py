@@ -15,21 +15,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.permissions import code_names
+from llmrl.config.permissions import find_code_names
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.run.config_hash import drop_excluded_keys
 
-SOURCES = "sources_digest"
+SOURCES_DIGEST_KEY = "sources_digest"
 """Key of a config: digest of the modules outside llmrl that its parts come from; absent without such modules."""
-_NOT_USER_CODE = frozenset({"llmrl", "hydra_plugins", *sys.stdlib_module_names})
+_EXCLUDED_PACKAGES = frozenset({"llmrl", "hydra_plugins", *sys.stdlib_module_names})
 """Top-level packages whose code has no digest."""
-_SUBSTRATE = "llmrl.envs.substrate.factory.substrate_env"
-_WITH_TABLE = "llmrl.teachers.teacher_factory.offline_teacher"
+_SUBSTRATE_TARGET = "llmrl.envs.substrate.factory.substrate_env"
+_OFFLINE_TEACHER_TARGET = "llmrl.teachers.teacher_factory.offline_teacher"
 
 
 def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the resolved config with a digest for each kind of file that it refers to, or for those in `only`.
+    """Return the resolved config with a digest for each kind of file that it refers to.
+
+    Args:
+        config: resolved config.
+        only: keys of the digests to add; None: all.
 
     The digests are `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model),
     `table_digest` (plan table from a file), `text_digest` (game texts from files), `personas_digest` (personas of
@@ -40,67 +44,67 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
         ConfigError: a file is missing, or has changed since the run was submitted.
     """
     digests: dict[str, str] = {}
-    for key, places in _file_places(config).items():
-        if not places or (only is not None and key not in only):
+    for key, paths in _files_by_digest_key(config).items():
+        if not paths or (only is not None and key not in only):
             continue
-        first, *others = file_digests = [_digest(key, Path(place).expanduser()) for place in places]
+        first, *others = file_digests = [_file_digest(key, Path(path).expanduser()) for path in paths]
         digests[key] = hashlib.sha256(" ".join(file_digests).encode()).hexdigest()[:12] if others else first
         if config.get(key, digests[key]) != digests[key]:
-            subject = _FILES[key][0].format(", ".join(places))
+            subject = _DIGEST_DESCRIPTIONS[key][0].format(", ".join(paths))
             raise ConfigError(
                 f"{subject} changed since this run was submitted; repeat its command, which starts a new run"
             )
-    names = sorted(set(code_names(drop_excluded_keys(config)))) if only is None else []
+    names = sorted(set(find_code_names(drop_excluded_keys(config)))) if only is None else []
     if digest := module_digest(names):
-        if config.get(SOURCES, digest) != digest:
+        if config.get(SOURCES_DIGEST_KEY, digest) != digest:
             raise ConfigError(
                 f"the modules of {', '.join(names)} have changed since this run was submitted; repeat its command, "
                 "which starts a new run"
             )
-        digests[SOURCES] = digest
+        digests[SOURCES_DIGEST_KEY] = digest
     return {**config, **digests}
 
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config as it was before `with_digests`."""
-    return {key: value for key, value in config.items() if key not in (*_FILES, SOURCES)}
+    return {key: value for key, value in config.items() if key not in (*_DIGEST_DESCRIPTIONS, SOURCES_DIGEST_KEY)}
 
 
-def _file_places(config: dict[str, Any]) -> dict[str, list[str]]:
+def _files_by_digest_key(config: dict[str, Any]) -> dict[str, list[str]]:
     """Return the files that a config refers to, by the key of their digest."""
     agent, teacher = config.get("agent") or {}, config.get("teacher", {})
     # Texts of the game, and of the games on which a fine-tuned model is evaluated.
     env_nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
     texts = [node.get("env", node).get("text") for node in env_nodes]
-    table = teacher.get("table") if teacher.get("_target_") == _WITH_TABLE else None
-    if isinstance(table, str):
+    table_path = teacher.get("table") if teacher.get("_target_") == _OFFLINE_TEACHER_TARGET else None
+    if isinstance(table_path, str):
         from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED
 
-        table = None if table in (PUBLISHED, CORRECTED) else table
+        table_path = None if table_path in (PUBLISHED, CORRECTED) else table_path
     players = [agent, *(member.get("agent") or {} for member in agent.get("members") or () if isinstance(member, dict))]
-    places = {
+    values_by_key = {
         "prompts_digest": [config.get("prompts")],
         "adapter_digest": [config.get("llm", {}).get("adapter")],
-        "table_digest": [table if isinstance(table, str) else None],
-        "map_digest": _maps(config["env"]),
+        "table_digest": [table_path if isinstance(table_path, str) else None],
+        "map_digest": _map_files(config["env"]),
         "text_digest": [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))],
         "personas_digest": [player.get("personas") or None for player in players if isinstance(player, dict)],
     }
-    return {key: [str(place) for place in found if place is not None] for key, found in places.items()}
+    return {key: [str(value) for value in values if value is not None] for key, values in values_by_key.items()}
 
 
-def _maps(env: Mapping[str, Any]) -> list[str]:
+def _map_files(env: Mapping[str, Any]) -> list[str]:
     """Return the map file, and `auto` if its meaning on the native engine depends on installed packages."""
-    if env.get("_target_") != _SUBSTRATE:
+    if env.get("_target_") != _SUBSTRATE_TARGET:
         return []
-    map_name = str(env["map"])
-    files = [] if map_name in ("auto", "melting_pot", "own") or "\n" in map_name else [map_name]
-    auto = [map_name] if map_name == "auto" else [env["tiles"]] if "pixels" in env["observe"] else []
-    return files + (auto if env["engine"] == "native" and auto == ["auto"] else [])
+    map_option = str(env["map"])
+    files = [] if map_option in ("auto", "melting_pot", "own") or "\n" in map_option else [map_option]
+    auto_options = [map_option] if map_option == "auto" else [env["tiles"]] if "pixels" in env["observe"] else []
+    return files + (auto_options if env["engine"] == "native" and auto_options == ["auto"] else [])
 
 
-def _digest(key: str, path: Path) -> str:
-    """Return the digest of a file or folder for a key of `_FILES`, 12 hexadecimal digits.
+def _file_digest(key: str, path: Path) -> str:
+    """Return the digest of a file or folder for a key of `_DIGEST_DESCRIPTIONS`, 12 hexadecimal digits.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -124,10 +128,10 @@ def _digest(key: str, path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError as error:
-        raise ConfigError(f"{_FILES[key][1]}={path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{_DIGEST_DESCRIPTIONS[key][1]}={path} cannot be read: {error.strerror or error}") from error
 
 
-_FILES = {
+_DIGEST_DESCRIPTIONS = {
     "prompts_digest": ("the prompts in {} have", "prompts"),
     "adapter_digest": ("the adapter in {} has", "llm.adapter"),
     "table_digest": ("the plan table {} has", "teacher.table"),
@@ -139,26 +143,26 @@ _FILES = {
 
 
 def module_digest(names: Iterable[str]) -> str:
-    """Return 12 hexadecimal digits for the packages, and the modules without a package, that hold named code.
+    """Return a digest, 12 hexadecimal digits, of the packages and single modules that define the named code.
 
-    They depend on all Python files of a package but not on comments and layout, and on the version of an installed
-    package. Empty without such code. Nothing is imported.
+    It depends on all Python files of a package without comments and layout, or on the version of an installed package.
+    Empty without such code. Nothing is imported.
 
     Args:
         names: dotted names of modules, classes or functions; unknown names, the standard library and llmrl are left
             out.
     """
-    packages = sorted({name.partition(".")[0] for name in names} - _NOT_USER_CODE - {""})
-    entries = [entry for package in packages for entry in _entries(package)]
-    return hashlib.sha256(repr(entries).encode()).hexdigest()[:12] if entries else ""
+    packages = sorted({name.partition(".")[0] for name in names} - _EXCLUDED_PACKAGES - {""})
+    sources = [source for package in packages for source in _package_sources(package)]
+    return hashlib.sha256(repr(sources).encode()).hexdigest()[:12] if sources else ""
 
 
 @functools.cache  # as imported: later edits of a file do not change the code of this process
-def _entries(package: str) -> tuple[str, ...]:
+def _package_sources(package: str) -> tuple[str, ...]:
     """Return the code of the files of a package, or the version if it is installed."""
     try:
         spec = find_spec(package)
-    except ValueError:  # a module that was made without a file
+    except ValueError:  # a module created without a file
         spec = None
     if spec is None:
         return ()
@@ -166,23 +170,23 @@ def _entries(package: str) -> tuple[str, ...]:
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     if not folders and spec.origin is not None and spec.has_location:
         files = [Path(spec.origin)]
-    sites = [folder.parent for folder in folders] or [file.parent for file in files]
-    if any(next(site.glob("*.dist-info"), None) for site in sites):
-        return _versions(package)
-    return tuple(f"{file.name} {_code(file.read_bytes())}" for file in files)
+    parent_folders = [folder.parent for folder in folders] or [file.parent for file in files]
+    if any(next(folder.glob("*.dist-info"), None) for folder in parent_folders):
+        return _distribution_versions(package)
+    return tuple(f"{file.name} {_normalize_source(file.read_bytes())}" for file in files)
 
 
-def _code(content: bytes) -> str:
+def _normalize_source(content: bytes) -> str:
     """Return the content of a Python file without comments and layout; unchanged if it is not valid."""
     with suppress(SyntaxError, ValueError):  # the import reports them
         return ast.unparse(ast.parse(content))
     return repr(content)
 
 
-def _versions(package: str) -> tuple[str, ...]:
+def _distribution_versions(package: str) -> tuple[str, ...]:
     """Return name and version of the distributions of an installed top-level package."""
     from importlib.metadata import packages_distributions, version  # reads the metadata of all packages
 
-    if declared := {entry.package for entry in entry_points() if entry.module.partition(".")[0] == package}:
-        return tuple(sorted(declared))
+    if declaring_packages := {entry.package for entry in entry_points() if entry.module.partition(".")[0] == package}:
+        return tuple(sorted(declaring_packages))
     return tuple(sorted({f"{name} {version(name)}" for name in packages_distributions().get(package, ())}))

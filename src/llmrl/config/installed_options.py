@@ -1,4 +1,4 @@
-"""Options of installed packages, e.g. `principal=mine` of a package that declares it, besides the shipped options.
+"""Options that installed packages add to the shipped ones, e.g. `principal=mine`.
 
 An entry point names a class; its option holds `_target_` and the arguments of the class with defaults, so that values
 can be overridden and `--cfg job` shows them. Its package is imported when the option is chosen, not before.
@@ -26,31 +26,31 @@ CONFIG_GROUPS = ("env", "agent", "principal", "teacher", "llm", "dataset", "meth
 
 def _declared_options() -> tuple[dict[tuple[str, str], list[EntryPoint]], list[str]]:
     """Return the entry points by group and name of their options, and a sentence about each invalid one."""
-    place_entries: dict[tuple[str, str], list[EntryPoint]] = defaultdict(list)
+    entry_points_by_option: dict[tuple[str, str], list[EntryPoint]] = defaultdict(list)
     problems = []
-    for entry in entry_points():
+    for entry_point in entry_points():
         try:
-            if (place := _place(entry)) is not None:
-                place_entries[place].append(entry)
+            if (group_and_name := _option_group_and_name(entry_point)) is not None:
+                entry_points_by_option[group_and_name].append(entry_point)
         except ConfigError as error:
             problems.append(str(error))
-    return place_entries, problems
+    return entry_points_by_option, problems
 
 
-def offer_installed() -> list[str]:
+def register_installed_options() -> list[str]:
     """Add the options of installed packages to those from which Hydra composes; further calls change nothing.
 
     Returns:
         A sentence about each entry point that cannot be an option.
     """
-    place_entries, problems = _declared_options()
-    if not place_entries:
+    entry_points_by_option, problems = _declared_options()
+    if not entry_points_by_option:
         return problems
     repo = ConfigStore.instance().repo
-    for (group, name), entries in place_entries.items():
+    for (group, name), entries in entry_points_by_option.items():
         if name in list_option_names(group):
-            owners = " and ".join(entry.package for entry in entries)
-            problems.append(f"{group}={name} is an option of llmrl, so that of {owners} is ignored")
+            packages = " and ".join(entry.package for entry in entries)
+            problems.append(f"{group}={name} is an option of llmrl, so that of {packages} is ignored")
             continue
         folder = repo
         for part in group.split("/"):
@@ -64,7 +64,7 @@ def installed_options(group: str) -> list[str]:
     return sorted(name for option_group, name in _declared_options()[0] if option_group == group)
 
 
-def _place(entry: EntryPoint) -> tuple[str, str] | None:
+def _option_group_and_name(entry: EntryPoint) -> tuple[str, str] | None:
     """Return config group and name of the option of an entry point; None if it only makes a module trusted.
 
     Raises:
@@ -72,8 +72,8 @@ def _place(entry: EntryPoint) -> tuple[str, str] | None:
     """
     declaration = f"{entry.package} declares {entry.name} = {entry.target} as one of {entry.group}"
     if entry.group == PARTS_GROUP:
-        group, dot, name = entry.name.partition(".")
-        if not entry.attribute or not dot:
+        group, separator, name = entry.name.partition(".")
+        if not entry.attribute or not separator:
             return None
         if group not in CONFIG_GROUPS:
             raise ConfigError(f"{declaration}, but '{group}' must be one of {', '.join(CONFIG_GROUPS)}")
@@ -101,34 +101,34 @@ class _InstalledOption(ConfigNode):
         from hydra.errors import ConfigCompositionException
         from omegaconf import OmegaConf
 
-        first = self._entries[0]
+        entry = self._entries[0]
         if len(self._entries) > 1:
-            owners = " and ".join(entry.package for entry in self._entries)
-            raise ConfigCompositionException(f"{self._choice} is declared by {owners}: uninstall all but one")
+            packages = " and ".join(entry.package for entry in self._entries)
+            raise ConfigCompositionException(f"{self._choice} is declared by {packages}: uninstall all but one")
         try:
-            content = content_of(first.target, self._choice)
+            content = option_content(entry.target, self._choice)
         except Exception as error:
             raise ConfigCompositionException(
-                f"{self._choice} comes from the installed package {first.package}, and {first.target} cannot be used: "
+                f"{self._choice} comes from the installed package {entry.package}, and {entry.target} cannot be used: "
                 f"{summarize_error(error)}"
             ) from error
         return OmegaConf.create(content)
 
 
-def content_of(target: str, where: str) -> dict[str, Any]:
+def option_content(target: str, choice: str) -> dict[str, Any]:
     """Return an option's content from its class: `_target_`, defaults, and `???` for arguments without a default.
 
     Services (`llmrl.core.services`) and defaults that are not plain data are left out.
 
     Args:
         target: dotted name of a class or function.
-        where: option that names the target, for messages.
+        choice: option that names the target, for messages.
 
     Raises:
         ConfigError: the target is not trusted, or cannot be imported.
     """
     content: dict[str, Any] = {"_target_": target}
-    for name, parameter in get_signature(NO_FURTHER_TRUST.locate(target, where)).parameters.items():
+    for name, parameter in get_signature(NO_FURTHER_TRUST.locate(target, choice)).parameters.items():
         if name in SERVICE_NAMES or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.default is parameter.empty:

@@ -12,7 +12,7 @@ from llmrl.core.protocols import AgentLoop
 
 LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
 
-LOOPS: Mapping[LoopKind, str] = {
+LOOP_CLASSES: Mapping[LoopKind, str] = {
     "design": "llmrl.loops.design.DesignLoop",
     "search": "llmrl.loops.search.SearchLoop",
     "baseline": "llmrl.loops.baseline.BaselineLoop",
@@ -22,7 +22,7 @@ LOOPS: Mapping[LoopKind, str] = {
 }
 """The class of each kind of loop."""
 
-SETTINGS: Mapping[LoopKind, str] = {
+LOOP_SETTINGS: Mapping[LoopKind, str] = {
     "design": "llmrl.loops.design_settings.DesignSettings",
     "search": "llmrl.loops.search_settings.SearchSettings",
     "baseline": "llmrl.loops.search_settings.SearchSettings",
@@ -30,19 +30,19 @@ SETTINGS: Mapping[LoopKind, str] = {
     "learn": "llmrl.loops.learn.LearnSettings",
     "play": "llmrl.loops.play.PlaySettings",
 }
-"""The class that the config section of each kind of loop (`section`) is built as."""
+"""The class that the config section of each kind of loop (`config_section`) is built as."""
 
 
-WATCHED: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
+OBSERVED_LOOPS: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
 """Loops whose steps observers can receive."""
 
 
-def section(kind: LoopKind) -> str:
+def config_section(kind: LoopKind) -> str:
     """Return the config section with the settings of a loop; a baseline uses that of the policy search."""
     return "search" if kind == "baseline" else kind
 
 
-def agent_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
+def declared_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
     """Return the loop that the class of an agent declares.
 
     Raises:
@@ -72,10 +72,10 @@ def agent_learns(config: Mapping[str, Any], builder: Builder | None = None) -> b
     if (no_learning_setting := getattr(agent, "no_learning_setting", None)) is not None:
         option, value = no_learning_setting
         group, _, name = option.rpartition(".")
-        chosen = (config.get(group or "agent") or {}).get(name)
-        if isinstance(chosen, Mapping):
-            chosen = chosen.get("_target_")
-        return bool(chosen != value)
+        option_value = (config.get(group or "agent") or {}).get(name)
+        if isinstance(option_value, Mapping):
+            option_value = option_value.get("_target_")
+        return bool(option_value != value)
     learns = getattr(agent, "learns", None)
     return learns if isinstance(learns, bool) else None
 
@@ -83,8 +83,8 @@ def agent_learns(config: Mapping[str, Any], builder: Builder | None = None) -> b
 def loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> LoopKind:
     """Return the kind of loop that the parts determine, before any part is built.
 
-    A principal governs the mechanism of a game (`design`), or proposes the parameters of an agent that is a function of
-    them (`search`). Without a principal, the agent's class declares the loop (`Agent.loop`); an agent that needs
+    A principal sets the mechanism of a game (`design`), or proposes the parameters of an agent with a parametric policy
+    (`search`). Without a principal, the agent's class declares the loop (`Agent.loop`); an agent that needs
     proposed parameters only plays (`play`). `parts.build_loop` changes `learn` to `play` if the
     built agent does not learn.
 
@@ -92,7 +92,7 @@ def loop_kind(config: Mapping[str, Any], builder: Builder | None = None) -> Loop
         ConfigError: a principal with an agent that learns in its own loop, or an agent that declares no loop.
     """
     builder = builder or Builder(trusted=config["trusted_modules"])
-    loop = agent_loop(config["agent"], builder)
+    loop = declared_loop(config["agent"], builder)
     if loop == "play" and agent_learns(config, builder):
         loop = "learn"
     if config["principal"].get("_target_") is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.config.run_options import HINTS
+from llmrl.config.run_options import TYPE_HINTS
 from llmrl.core.arguments import get_signature
 from llmrl.core.hydra_composition import read_chosen_options, resolve_table_key
 from llmrl.core.option_files import (
@@ -32,28 +32,28 @@ from llmrl.core.option_files import (
 if TYPE_CHECKING:
     import yaml
 
-Key = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
-_LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-PART: dict[str, Any] = {"type": "object"}
+_LIMIT_SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+PART_SCHEMA: dict[str, Any] = {"type": "object"}
 """JSON schema of a part."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class OptionFileKey:
     """A key of an option file.
 
     Attributes:
         key: path of the key in the file.
         line: number of its line, from 1.
         comment: comment in one line; empty without one.
-        leaf: whether it holds a value instead of further keys.
+        is_leaf: whether it holds a value instead of further keys.
     """
 
-    key: Key
+    key: KeyPath
     line: int
     comment: str
-    leaf: bool
+    is_leaf: bool
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,23 @@ class DocumentedKey:
         key: path of the key, with dots.
         value: composed value; None if only files were read.
         meaning: comment of the first file that documents it.
-        notes: comments of files that set it later, each with its place.
-        place: `file:line` of the meaning.
-        set_in: `file:line` of its value, or `typed`.
-        leaf: whether it holds a value instead of further keys.
+        notes: comments of files that set it later, each with its location.
+        meaning_location: `file:line` of the meaning.
+        value_location: `file:line` of its value, or `typed`.
+        is_leaf: whether it holds a value instead of further keys.
     """
 
     key: str
     value: Any
     meaning: str
     notes: tuple[tuple[str, str], ...]
-    place: str
-    set_in: str
-    leaf: bool
+    meaning_location: str
+    value_location: str
+    is_leaf: bool
 
 
 @functools.cache
-def entries(path: Path) -> tuple[Entry, ...]:
+def read_keys(path: Path) -> tuple[OptionFileKey, ...]:
     """Return the keys of an option file, or of a variant, with their comments, without `defaults`."""
     import yaml
 
@@ -94,16 +94,16 @@ def entries(path: Path) -> tuple[Entry, ...]:
     if not isinstance(node, yaml.MappingNode):
         return ()
     lines = text.splitlines()
-    return tuple(_entries(node, (), lines))
+    return tuple(_iterate_keys(node, (), lines))
 
 
-def header(path: Path) -> str:
+def read_description(path: Path) -> str:
     """Return the comment at the top of an option file in one line: the description of the option."""
     lines = [line for line in read_comment(path) if not line.startswith(("# @", "# yaml-language-server", "#   "))]
     return " ".join(line.lstrip("# ").rstrip() for line in lines)
 
 
-def _entries(node: yaml.MappingNode, parent: Key, lines: Sequence[str]) -> Iterable[Entry]:
+def _iterate_keys(node: yaml.MappingNode, parent: KeyPath, lines: Sequence[str]) -> Iterable[OptionFileKey]:
     import yaml
 
     for name, value in node.value:
@@ -114,39 +114,42 @@ def _entries(node: yaml.MappingNode, parent: Key, lines: Sequence[str]) -> Itera
         if has_children and value.flow_style:  # in one line, a part and keys of the user's choice are a single value
             has_children = name.value not in FREE_FORM_KEYS and all(key.value != "_target_" for key, _ in value.value)
         last = name.end_mark if has_children and not value.flow_style else value.end_mark
-        comment = _comment(lines, name.start_mark.line, name.start_mark.column, last.line, last.column)
-        yield Entry(key, name.start_mark.line + 1, comment, not has_children)
+        comment = _find_comment(lines, name.start_mark.line, name.start_mark.column, last.line, last.column)
+        yield OptionFileKey(key, name.start_mark.line + 1, comment, not has_children)
         if has_children:
-            yield from _entries(value, key, lines)
+            yield from _iterate_keys(value, key, lines)
 
 
-def _comment(lines: Sequence[str], first: int, column: int, last: int, end: int) -> str:
-    """Return the comment of the key at `column` of line `first`; its value ends at `end` of line `last`, all from 0."""
-    texts: list[str] = []
-    if last >= len(lines) or (last > first and end == 0):
-        last, end = last - 1, len(lines[last - 1])
-    number = first - 1
-    while number >= 0 and lines[number].strip().startswith("#") and _indent(lines[number]) == column:
-        texts.insert(0, lines[number])
-        number -= 1
-    if number < 0:
-        texts = []  # the comment describes the file
-    trailing = lines[last][end:].lstrip(" :")
+def _find_comment(lines: Sequence[str], first_line: int, column: int, last_line: int, end_column: int) -> str:
+    """Return the comment of the key at `column` of `first_line`; its value ends at `end_column` of `last_line`.
+
+    Lines and columns count from 0.
+    """
+    comments: list[str] = []
+    if last_line >= len(lines) or (last_line > first_line and end_column == 0):
+        last_line, end_column = last_line - 1, len(lines[last_line - 1])
+    line_index = first_line - 1
+    while line_index >= 0 and lines[line_index].strip().startswith("#") and _indentation(lines[line_index]) == column:
+        comments.insert(0, lines[line_index])
+        line_index -= 1
+    if line_index < 0:
+        comments = []  # the comment describes the file
+    trailing = lines[last_line][end_column:].lstrip(" :")
     if trailing.startswith("#"):
-        texts.append(trailing)
-        for line in lines[last + 1 :]:
-            if not line.strip().startswith("#") or _indent(line) <= column:
+        comments.append(trailing)
+        for line in lines[last_line + 1 :]:
+            if not line.strip().startswith("#") or _indentation(line) <= column:
                 break
-            texts.append(line)
-    return " ".join(" ".join(text.strip().lstrip("#").split()) for text in texts)
+            comments.append(line)
+    return " ".join(" ".join(text.strip().lstrip("#").split()) for text in comments)
 
 
-def _indent(line: str) -> int:
+def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
 def document_keys(
-    files: Sequence[tuple[Path, Key]],
+    files: Sequence[tuple[Path, KeyPath]],
     values: Mapping[str, Any] | None = None,
     choices: Mapping[str, str] | None = None,
 ) -> dict[str, DocumentedKey]:
@@ -158,25 +161,24 @@ def document_keys(
         choices: chosen options of the groups of tables (`llmrl.core.hydra_composition`), whose rows count;
             None: no rows.
     """
-    sources: dict[str, list[tuple[Entry, str]]] = {}
+    sources: dict[str, list[tuple[OptionFileKey, str]]] = {}
     for path, package in files:
-        for entry in entries(path):
+        for entry in read_keys(path):
             if (relative_key := resolve_table_key(entry.key, choices or {})) is None:
                 continue
             key = ".".join((*package, *relative_key))
             sources.setdefault(key, []).append((entry, f"{display_path(path)}:{entry.line}"))
     documents = {}
-    for key, descriptions in sources.items():
-        commented = [(entry.comment, place) for entry, place in descriptions if entry.comment] or [
-            ("", descriptions[0][1])
+    for key, located_keys in sources.items():
+        comments = [(entry.comment, location) for entry, location in located_keys if entry.comment] or [
+            ("", located_keys[0][1])
         ]
-        (meaning, place), notes = commented[0], tuple(commented[1:])
+        (meaning, location), notes = comments[0], tuple(comments[1:])
         value = functools.reduce(
             lambda x, name: x.get(name) if isinstance(x, Mapping) else None, key.split("."), values
         )
-        documents[key] = DocumentedKey(
-            key, value, meaning, notes, place, descriptions[-1][1], all(e.leaf for e, _ in descriptions)
-        )
+        is_leaf = all(entry.is_leaf for entry, _ in located_keys)
+        documents[key] = DocumentedKey(key, value, meaning, notes, location, located_keys[-1][1], is_leaf)
     return documents
 
 
@@ -204,10 +206,10 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from llmrl.config.hydra_hooks import adapt_hydra
+    from llmrl.config.hydra_hooks import patch_hydra
     from llmrl.config.overrides import override_key
 
-    adapt_hydra()
+    patch_hydra()
     Plugins.instance()  # registers the sources of configs
     loader = ConfigLoaderImpl(create_config_search_path("pkg://llmrl.conf"))
     search_path = ",".join(f"file://{folder.absolute()}" for folder in folders)
@@ -216,37 +218,37 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     defaults = loader.compute_defaults_list(primary, all_overrides, RunMode.RUN).defaults
     values: Any = OmegaConf.to_container(config, resolve=False)
     files = []
-    for default in defaults:
-        package, name = default.package or "", f"{str(default.config_path).removesuffix('.yaml')}.yaml"
+    for default_element in defaults:
+        package, name = default_element.package or "", f"{str(default_element.config_path).removesuffix('.yaml')}.yaml"
         # Hydra's order, with shipped files first.
-        path = next((path for folder in (root(), *folders) if find_file(path := folder / name) is not None), None)
-        if path is not None and not package.startswith("hydra"):
-            files.append((path, tuple(filter(None, package.split(".")))))
+        file = next((file for folder in (root(), *folders) if find_file(file := folder / name) is not None), None)
+        if file is not None and not package.startswith("hydra"):
+            files.append((file, tuple(filter(None, package.split(".")))))
     documents = document_keys(files, values, read_chosen_options(defaults))
     override_keys = set(map(override_key, overrides))
     return {
-        key: replace(document, set_in="typed") if key in override_keys else document
+        key: replace(document, value_location="typed") if key in override_keys else document
         for key, document in documents.items()
         if key.partition(".")[0] != "hydra"
     }
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as the text of an override.
 
-    >>> value_text(None), value_text([1, "a"]), value_text(1e-05), value_text(True)
+    >>> format_value(None), format_value([1, "a"]), format_value(1e-05), format_value(True)
     ('null', '[1, a]', '1e-05', 'true')
     """
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(value_text(element) for element in value)}]"
+        return f"[{', '.join(format_value(element) for element in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {value_text(element)}" for key, element in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {format_value(element)}" for key, element in value.items()) + "}"
     return str(value)
 
 
-def option_type(key: str, targets: Mapping[str, str]) -> str:
+def format_option_type(key: str, targets: Mapping[str, str]) -> str:
     """Return type and range of an option, e.g. `integer >= 1 | null`; empty if unknown.
 
     Args:
@@ -254,42 +256,42 @@ def option_type(key: str, targets: Mapping[str, str]) -> str:
         targets: `_target_` of each place of the config that has one. At other places, all classes that the shipped
             options have there are considered.
     """
-    texts = (_schema_text(schema) for hint in _hints(key, targets) for schema in hint_schemas(hint))
+    texts = (_format_schema(schema) for hint in _option_type_hints(key, targets) for schema in type_hint_schemas(hint))
     return " | ".join(dict.fromkeys(text for text in texts if text))
 
 
-def _hints(key: str, targets: Mapping[str, str]) -> list[Any]:
+def _option_type_hints(key: str, targets: Mapping[str, str]) -> list[Any]:
     """Return the type hints of an option in the classes that may have it."""
     from llmrl.config.builder import Builder
 
-    place, _, name = key.rpartition(".")
-    if not place:
-        return [HINTS[name]] if name in HINTS else []
-    names = [targets[place]] if place in targets else _possible_targets(place)
-    if place == "llm":
-        names = [*names, "llmrl.llms.client.connect"]
-    signatures = [get_signature(Builder().locate(target, place)) for target in dict.fromkeys(names)]
+    parent_key, _, name = key.rpartition(".")
+    if not parent_key:
+        return [TYPE_HINTS[name]] if name in TYPE_HINTS else []
+    target_names = [targets[parent_key]] if parent_key in targets else _possible_targets(parent_key)
+    if parent_key == "llm":
+        target_names = [*target_names, "llmrl.llms.client.connect"]
+    signatures = [get_signature(Builder().locate(target, parent_key)) for target in dict.fromkeys(target_names)]
     return [signature.hints[name] for signature in signatures if name in signature.hints]
 
 
-def _possible_targets(place: str) -> Iterable[str]:
+def _possible_targets(parent_key: str) -> Iterable[str]:
     """Yield the classes of the shipped options at a place; a section of a loop has one class without `_target_`."""
-    from llmrl.config.loop_sections import SETTINGS, section
+    from llmrl.config.loop_sections import LOOP_SETTINGS, config_section
 
-    yield from (target for kind, target in SETTINGS.items() if section(kind) == place)
-    group, *path = place.split(".")
+    yield from (target for kind, target in LOOP_SETTINGS.items() if config_section(kind) == parent_key)
+    group, *subkeys = parent_key.split(".")
     commands = [read_file(root() / f"{name}.yaml") for name in ("_run", "train", "finetune")]
     for node in (*(command.get(group) for command in commands), *load_options(group).values()):
-        for part in path:
+        for part in subkeys:
             node = node.get(part) if isinstance(node, Mapping) else None
         if isinstance(node, Mapping) and node.get("_target_"):
             yield node["_target_"]
 
 
-def hint_schemas(hint: Any) -> list[dict[str, Any]]:
+def type_hint_schemas(hint: Any) -> list[dict[str, Any]]:
     """Return the JSON schemas of the alternatives of a type hint; empty for a hint that accepts anything.
 
-    The schema of a part, or of another class that no schema can describe, is `PART`.
+    The schema of a part, or of another class that no schema can describe, is `PART_SCHEMA`.
     """
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
@@ -297,28 +299,28 @@ def hint_schemas(hint: Any) -> list[dict[str, Any]]:
     if hint is Any:
         return []
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        alternatives = [hint_schemas(alternative) for alternative in typing.get_args(hint)]
+        alternatives = [type_hint_schemas(alternative) for alternative in typing.get_args(hint)]
         return [schema for schemas in alternatives for schema in schemas] if all(alternatives) else []
     if inspect.isclass(hint) and hint.__module__.startswith("llmrl"):
         # A class with its own validator (`objective: sum`) may accept anything.
-        return [] if hasattr(hint, "__get_pydantic_core_schema__") else [PART]
+        return [] if hasattr(hint, "__get_pydantic_core_schema__") else [PART_SCHEMA]
     try:
         schema = TypeAdapter(hint).json_schema()
     except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError):
-        return [PART]
+        return [PART_SCHEMA]
     if "$defs" in schema:  # of values of llmrl's classes only the outer type is given
         return [{"type": schema["type"]}] if "type" in schema else []
     alternatives = schema.get("anyOf", [schema])
     return alternatives if all(alternatives) else []
 
 
-def _schema_text(schema: Mapping[str, Any]) -> str:
+def _format_schema(schema: Mapping[str, Any]) -> str:
     """Return the text of the JSON schema of one type."""
     if "const" in schema or "enum" in schema:
         return " | ".join(str(element) for element in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
         items = schema.get("items", {})
-        inner = " | ".join(filter(None, (_schema_text(element) for element in items.get("anyOf", [items]))))
-        return f"list of {inner}" if inner else "list"
-    limits = " and ".join(f"{sign} {schema[name]:g}" for name, sign in _LIMITS.items() if name in schema)
+        element_types = " | ".join(filter(None, (_format_schema(element) for element in items.get("anyOf", [items]))))
+        return f"list of {element_types}" if element_types else "list"
+    limits = " and ".join(f"{sign} {schema[name]:g}" for name, sign in _LIMIT_SIGNS.items() if name in schema)
     return " ".join(filter(None, [schema.get("type", ""), limits]))

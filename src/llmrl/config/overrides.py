@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-_OPEN = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM_KEYS)})(\.\w+)*=")
+_FREE_FORM_OVERRIDE = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM_KEYS)})(\.\w+)*=")
 """Overrides of nodes whose keys are not in the option's file."""
 _FLAGS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"),
@@ -36,20 +36,20 @@ def override_key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].strip()
 
 
-def with_new_key(argument: str) -> str:
+def allow_new_key(argument: str) -> str:
     """Return a command-line argument such that Hydra accepts new keys in nodes that take any key.
 
-    >>> with_new_key("env.kwargs.g=9.81"), with_new_key("env.horizon=9")
+    >>> allow_new_key("env.kwargs.g=9.81"), allow_new_key("env.horizon=9")
     ('++env.kwargs.g=9.81', 'env.horizon=9')
     """
-    return f"++{argument}" if _OPEN.match(argument) else argument
+    return f"++{argument}" if _FREE_FORM_OVERRIDE.match(argument) else argument
 
 
 def translate_arguments(arguments: Sequence[str]) -> list[str]:
     """Return command-line arguments in the forms that this package uses.
 
-    `+experiment=<option>` chooses as `experiment=<option>` does, `treatment=null` as `treatment=none`, in every group
-    that has such an option, which Hydra cannot choose by `null`.
+    `+<group>=<option>` becomes `<group>=<option>`. `<group>=null` becomes `<group>=none` if the group has an option
+    `none`, because Hydra cannot choose an option by `null`.
 
     >>> translate_arguments(["+experiment=search/table", "seed=1"])
     ['experiment=search/table', 'seed=1']
@@ -67,31 +67,31 @@ def translate_arguments(arguments: Sequence[str]) -> list[str]:
         # Every experiment already has the option that `+<group>=` would add.
         added_group = re.match(r"\+([A-Za-z_]\w*)(?:=|$)", argument)
         is_choice = added_group is not None and (root() / added_group[1]).is_dir()
-        translated.append(with_new_key(_none_for_null(argument[1:] if is_choice else argument)))
+        translated.append(allow_new_key(_replace_null(argument[1:] if is_choice else argument)))
     return translated
 
 
-def overrides_first(arguments: Sequence[str]) -> list[str]:
+def move_overrides_first(arguments: Sequence[str]) -> list[str]:
     """Return command-line arguments with all overrides before the flags, in order.
 
     Hydra's parser does not accept overrides both before and after a flag with a value.
 
-    >>> overrides_first(["env=nim", "--config-dir", "conf", "seed=1", "--multirun"])
+    >>> move_overrides_first(["env=nim", "--config-dir", "conf", "seed=1", "--multirun"])
     ['env=nim', 'seed=1', '--config-dir', 'conf', '--multirun']
     """
     overrides, flags = [], []
-    rest = iter(arguments)
-    for argument in rest:
+    remaining = iter(arguments)
+    for argument in remaining:
         if not argument.startswith("-"):
             overrides.append(argument)
             continue
         flags.append(argument)
         if argument in _FLAGS_WITH_VALUE:
-            flags += itertools.islice(rest, 1)
+            flags += itertools.islice(remaining, 1)
     return [*overrides, *flags]
 
 
-def config_dirs(arguments: Sequence[str]) -> list[Path]:
+def parse_config_dirs(arguments: Sequence[str]) -> list[Path]:
     """Return the folders of the user's own options (`--config-dir`) that a command line names."""
     folders: list[str] = []
     for i, argument in enumerate(arguments):
@@ -101,7 +101,7 @@ def config_dirs(arguments: Sequence[str]) -> list[Path]:
     return [Path(folder) for folder in folders]
 
 
-def _none_for_null(argument: str) -> str:
+def _replace_null(argument: str) -> str:
     """Return an argument in which the option `none` of a group replaces `null`.
 
     Raises:
@@ -117,35 +117,35 @@ def _none_for_null(argument: str) -> str:
     return f"{group}={','.join('none' if choice == 'null' else choice for choice in value.split(','))}"
 
 
-MAX_RUNS = 100_000
+MAX_SWEEP_RUNS = 100_000
 """Maximum number of runs of a sweep. All are composed before the first one starts, about 8 per second; those that
 differ only in the seed are composed together."""
 
 
-def combinations(overrides: Sequence[Override]) -> list[list[str]]:
+def expand_sweep(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of every run of a sweep; of several overrides of one key the last counts.
 
     Raises:
-        ConfigError: a key is swept over an interval, which has no values to count, or there are more than `MAX_RUNS`
-            runs.
+        ConfigError: a key is swept over an interval, which has no values to count, or there are more than
+            `MAX_SWEEP_RUNS` runs.
     """
-    values: dict[str, list[str]] = {}
+    overrides_by_key: dict[str, list[str]] = {}
     for override in overrides:
         key = override.get_key_element()
         if not override.is_sweep_override():
-            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+            overrides_by_key[key] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            swept = itertools.islice(override.sweep_string_iterator(), MAX_RUNS + 1)
-            values[key] = [f"{key}={value}" for value in swept]
+            value_texts = itertools.islice(override.sweep_string_iterator(), MAX_SWEEP_RUNS + 1)
+            overrides_by_key[key] = [f"{key}={value}" for value in value_texts]
         else:
             raise ConfigError(
                 f"{key} is swept over an interval, which has infinitely many values; list values ({key}=a,b,c), or "
                 "search the interval with hydra/sweeper=optuna"
             )
-    if math.prod(len(choices) for choices in values.values()) > MAX_RUNS:
-        swept_keys = ", ".join(key for key, choices in values.items() if len(choices) > 1)
-        raise ConfigError(f"a sweep over {swept_keys} has more than {MAX_RUNS:,} runs; launch it in parts")
-    return [list(run) for run in itertools.product(*values.values())]
+    if math.prod(len(alternatives) for alternatives in overrides_by_key.values()) > MAX_SWEEP_RUNS:
+        swept_keys = ", ".join(key for key, alternatives in overrides_by_key.items() if len(alternatives) > 1)
+        raise ConfigError(f"a sweep over {swept_keys} has more than {MAX_SWEEP_RUNS:,} runs; launch it in parts")
+    return [list(run) for run in itertools.product(*overrides_by_key.values())]
 
 
 def parse_env_changes(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def parse_env_changes(changes: Sequence[str], options: Mapping[str, Any]) -> dic
 
     new_options = dict(options)
     for change in changes:
-        key, sign, value = change.partition("=")
-        if not sign:
+        key, separator, value = change.partition("=")
+        if not separator:
             raise ConfigError(f"--env {change} must be KEY=VALUE, e.g. --env engine=meltingpot")
         if key not in options or key == "_target_":
             option_names = ", ".join(name for name in options if name != "_target_")
@@ -181,20 +181,20 @@ def evaluation_folder_name(changes: Sequence[str]) -> str:
     >>> evaluation_folder_name(["engine=meltingpot", "mechanism=none,best"])
     'evaluation_engine_meltingpot_mechanism_none-best'
     """
-    plain = "_".join(["evaluation", *changes])
-    name = plain.replace("=", "_").replace(",", "-")
-    if name == sanitize(name) and "-" not in plain and len(name) <= 80:
+    joined = "_".join(["evaluation", *changes])
+    name = joined.replace("=", "_").replace(",", "-")
+    if name == sanitize(name) and "-" not in joined and len(name) <= 80:
         return name
     return f"{sanitize(name)[:72]}-{zlib.crc32(' '.join(changes).encode()):08x}"
 
 
-def check_same_shapes(changes: Sequence[str], saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `saved` weights do not have the shapes of agents in the changed environment."""
-    for name in sorted(set(saved) | set(current)):
-        old, new = (getattr(weights.get(name), "shape", None) for weights in (saved, current))
-        if old != new:
+def check_same_shapes(changes: Sequence[str], saved_weights: Mapping[str, Any], new_weights: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `saved_weights` do not have the shapes of agents in the changed environment."""
+    for name in sorted(set(saved_weights) | set(new_weights)):
+        shapes = [getattr(weights.get(name), "shape", None) for weights in (saved_weights, new_weights)]
+        if shapes[0] != shapes[1]:
+            old, new = (None if shape is None else list(shape) for shape in shapes)
             raise ConfigError(
                 f"--env {' '.join(changes)}: the agents of this run do not fit the changed environment ({name} has the "
-                f"shape {None if old is None else list(old)} instead of {None if new is None else list(new)}). Change "
-                "only options that keep the shapes of observations and actions"
+                f"shape {old} instead of {new}). Change only options that keep the shapes of observations and actions"
             )

@@ -17,8 +17,8 @@ from llmrl.core.addresses import is_loopback, parse_origin
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import SHELL_PERMISSION, Trust, format_trust_options, is_never_trusted
 
-KEY = "trusted_modules"
-ORIGINS = {
+TRUSTED_KEY = "trusted_modules"
+PROVIDER_ORIGINS = {
     "anthropic": "https://api.anthropic.com",
     "deepseek": "https://api.deepseek.com",
     "gemini": "https://generativelanguage.googleapis.com",
@@ -29,14 +29,14 @@ ORIGINS = {
     "xai": "https://api.x.ai",
 }
 """Provider, as litellm names it -> origin of its API. The provider's key is `<PROVIDER>_API_KEY`."""
-_ADDRESSES = ("base_url", "api_base", "tracking_uri")
+_ADDRESS_OPTIONS = ("base_url", "api_base", "tracking_uri")
 """Fields of options of `llm=` and `loggers=` that hold an address."""
-_LITELLM = "llmrl.llms.litellm_chat.LiteLLMChat"
-_UNPREFIXED = {"openai": r"gpt-|chatgpt-|o\d", "anthropic": r"claude-"}
+_LITELLM_TARGET = "llmrl.llms.litellm_chat.LiteLLMChat"
+_UNPREFIXED_MODEL_PATTERNS = {"openai": r"gpt-|chatgpt-|o\d", "anthropic": r"claude-"}
 """Provider -> pattern of the names of models that litellm accepts without `<provider>/`."""
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--trust` to a command that reads the configs of runs."""
     parser.add_argument(
         "--trust",
@@ -56,13 +56,13 @@ def with_permissions(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an address is invalid, or `trusted_modules` is not a list of names.
     """
-    granted = config[KEY]
+    granted = config[TRUSTED_KEY]
     if not isinstance(granted, list) or not all(isinstance(name, str) for name in granted):
-        raise ConfigError(f"{KEY}={granted} must be a list of modules, such as {KEY}=[my_package]")
-    code = (name.partition(".")[0] for name in Trust(tuple(granted)).find_untrusted(code_names(config)))
-    modules = [name for name in code if not is_never_trusted(name)]
-    shell = [SHELL_PERMISSION] * bool(command_lines(config.get("hardware") or {}, [*granted, *modules]))
-    return {**config, KEY: list(dict.fromkeys([*granted, *modules, *destinations(config), *shell]))}
+        raise ConfigError(f"{TRUSTED_KEY}={granted} must be a list of modules, such as {TRUSTED_KEY}=[my_package]")
+    packages = (name.partition(".")[0] for name in Trust(tuple(granted)).find_untrusted(find_code_names(config)))
+    modules = [name for name in packages if not is_never_trusted(name)]
+    shell = [SHELL_PERMISSION] * bool(find_command_line_keys(config.get("hardware") or {}, [*granted, *modules]))
+    return {**config, TRUSTED_KEY: list(dict.fromkeys([*granted, *modules, *find_destinations(config), *shell]))}
 
 
 def check_permissions(config: Mapping[str, Any], source: str = "the config") -> None:
@@ -75,8 +75,8 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
     Raises:
         ConfigError: it names others; the message says how to grant them.
     """
-    trust = Trust(tuple(config[KEY]))
-    untrusted_names = trust.find_untrusted(code_names(config))
+    trust = Trust(tuple(config[TRUSTED_KEY]))
+    untrusted_names = trust.find_untrusted(find_code_names(config))
     for name in untrusted_names:
         if is_never_trusted(name):
             raise ConfigError(f"{source}: {name} {trust.explain_refusal(name)}")
@@ -87,9 +87,9 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
             f"If you trust it, repeat the command with {format_trust_options(modules)}"
         )
     # Requests without a key may be sent to a host that gets a key.
-    granted = {*config[KEY], *(entry.rpartition("@")[2] for entry in config[KEY])}
-    for destination in destinations(config):
-        if destination not in granted:
+    granted_names = {*config[TRUSTED_KEY], *(entry.rpartition("@")[2] for entry in config[TRUSTED_KEY])}
+    for destination in find_destinations(config):
+        if destination not in granted_names:
             raise ConfigError(
                 f"{source} would send requests to {destination.rpartition('@')[2]}, with the key in "
                 f"{destination.rpartition('@')[0] or 'no variable'}; this is not the key's provider. If you trust that "
@@ -99,15 +99,15 @@ def check_permissions(config: Mapping[str, Any], source: str = "the config") -> 
 
 def check_command_lines(config: Mapping[str, Any]) -> None:
     """Raise ConfigError if jobs of a config would run command lines that are not granted (`SHELL_PERMISSION`)."""
-    keys = command_lines(config["hardware"], config[KEY])
-    if keys and SHELL_PERMISSION not in config[KEY]:
+    keys = find_command_line_keys(config["hardware"], config[TRUSTED_KEY])
+    if keys and SHELL_PERMISSION not in config[TRUSTED_KEY]:
         raise ConfigError(
             f"{', '.join(keys)} are command lines of a saved config that jobs would run with your rights; if you trust "
             f"them, repeat the command with {format_trust_options([SHELL_PERMISSION])}"
         )
 
 
-def command_lines(hardware: Mapping[str, Any], trusted: list[str]) -> list[str]:
+def find_command_line_keys(hardware: Mapping[str, Any], trusted: list[str]) -> list[str]:
     """Return the keys of a `hardware` node that hold command lines, as its backend declares (`Backend.command_lines`).
 
     Raises:
@@ -117,17 +117,17 @@ def command_lines(hardware: Mapping[str, Any], trusted: list[str]) -> list[str]:
     if not isinstance(node, Mapping) or "_target_" not in node:
         return []  # errors are reported when the backend is built
     backend = Trust(tuple(trusted)).locate(node["_target_"], "hardware.backend._target_")
-    lines: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
-    if lines is None:
+    harmless_values: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
+    if harmless_values is None:
         raise ConfigError(
             f"hardware.backend._target_={node['_target_']} is not a backend: derive it from "
             "llmrl.sweeps.backends.protocol.Backend (docs/extending.md)"
         )
-    names = [name for name, harmless in lines.items() if node.get(name) and node[name] != harmless]
-    return [f"hardware.backend.{name}" for name in names]
+    option_names = [name for name, harmless in harmless_values.items() if node.get(name) and node[name] != harmless]
+    return [f"hardware.backend.{name}" for name in option_names]
 
 
-def code_names(node: Any) -> Iterator[str]:
+def find_code_names(node: Any) -> Iterator[str]:
     """Yield the dotted names of the code that a config names."""
     if isinstance(node, Mapping):
         target, name, text = node.get("_target_"), node.get("id", node.get("level")), node.get("text")
@@ -138,13 +138,13 @@ def code_names(node: Any) -> Iterator[str]:
         if target is not None and isinstance(text, str) and "." in text and not text.endswith((".yaml", ".yml")):
             yield text
         for value in node.values():
-            yield from code_names(value)
+            yield from find_code_names(value)
     elif isinstance(node, list | tuple):
         for value in node:
-            yield from code_names(value)
+            yield from find_code_names(value)
 
 
-def destinations(config: Mapping[str, Any]) -> list[str]:
+def find_destinations(config: Mapping[str, Any]) -> list[str]:
     """Return the destinations of language models and loggers of a config that need a permission.
 
     These are `VARIABLE@origin`, unless the key belongs to the host, and `origin` for requests without a key to a host
@@ -160,27 +160,27 @@ def destinations(config: Mapping[str, Any]) -> list[str]:
         nodes[f"llm.variants.{name}"] = {**base_options, **changes} if isinstance(changes, Mapping) else base_options
     loggers = config.get("loggers")
     nodes |= {f"loggers.{name}": node for name, node in loggers.items()} if isinstance(loggers, Mapping) else {}
-    found = (_destination(path, node) for path, node in nodes.items() if isinstance(node, Mapping))
-    return [destination for destination in found if destination is not None]
+    destinations = (_find_destination(path, node) for path, node in nodes.items() if isinstance(node, Mapping))
+    return [destination for destination in destinations if destination is not None]
 
 
-def _destination(path: str, node: Mapping[str, Any]) -> str | None:
+def _find_destination(path: str, node: Mapping[str, Any]) -> str | None:
     """Return where the part with the options `node` sends a key or requests; None if that needs no permission."""
     variable = node.get("api_key_env")
-    provider = _find_provider(str(node.get("model"))) if node.get("_target_") == _LITELLM else None
+    provider = _find_provider(str(node.get("model"))) if node.get("_target_") == _LITELLM_TARGET else None
     origin = None
-    for field in _ADDRESSES:
+    for field in _ADDRESS_OPTIONS:
         address = node.get(field)
         if isinstance(address, str) and (field != "tracking_uri" or re.match(r"(?i)https?:", address)):
             origin = parse_origin(address, f"{path}.{field}")
             if variable is None and provider is not None:
-                variable = _key_variable(provider)  # litellm reads this variable by default
+                variable = _api_key_variable(provider)  # litellm reads this variable by default
             break
     if variable is None:
-        return None if origin is None or origin in ORIGINS.values() or is_loopback(origin) else origin
-    origin = origin or (str(node.get("_target_")) if provider is None else ORIGINS.get(provider, provider))
-    providers = {url: name for name, url in ORIGINS.items()}
-    return None if variable == _key_variable(providers.get(origin, origin)) else f"{variable}@{origin}"
+        return None if origin is None or origin in PROVIDER_ORIGINS.values() or is_loopback(origin) else origin
+    origin = origin or (str(node.get("_target_")) if provider is None else PROVIDER_ORIGINS.get(provider, provider))
+    providers = {url: name for name, url in PROVIDER_ORIGINS.items()}
+    return None if variable == _api_key_variable(providers.get(origin, origin)) else f"{variable}@{origin}"
 
 
 def _find_provider(model: str) -> str:
@@ -191,8 +191,8 @@ def _find_provider(model: str) -> str:
     provider, slash, _ = model.partition("/")
     if slash and "://" not in model:
         return provider
-    return next((name for name, pattern in _UNPREFIXED.items() if re.match(pattern, model)), model)
+    return next((name for name, pattern in _UNPREFIXED_MODEL_PATTERNS.items() if re.match(pattern, model)), model)
 
 
-def _key_variable(provider: str) -> str:
+def _api_key_variable(provider: str) -> str:
     return f"{re.sub('[^A-Za-z0-9]', '_', provider).upper()}_API_KEY"

@@ -35,9 +35,9 @@ class RunOptions:
     transfer: Section
 
 
-HINTS: Mapping[str, Any] = evaluate_type_hints(RunOptions)
+TYPE_HINTS: Mapping[str, Any] = evaluate_type_hints(RunOptions)
 """The type hint of each option of a run."""
-_SECTIONS = (
+_PART_SECTIONS = (
     *("agent", "env", "hardware", "llm", "principal", "teacher", "dataset", "method"),
     *("clone", "design", "learn", "play", "report", "search", "evaluation", "rewards"),
 )
@@ -51,7 +51,7 @@ def check_run_options(config: Mapping[str, Any]) -> None:
         ConfigError: values of the wrong type or out of range, all of them.
     """
     errors = ErrorCollector()
-    for key, hint in [*HINTS.items(), *((key, Section) for key in _SECTIONS)]:
+    for key, hint in [*TYPE_HINTS.items(), *((key, Section) for key in _PART_SECTIONS)]:
         if key in config:
             with errors.collect():
                 validate_argument(config[key], hint, key)

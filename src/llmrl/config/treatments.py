@@ -24,7 +24,7 @@ from llmrl.core.option_files import (
     root,
 )
 
-_STUDIES = re.compile(r"# @studies (\S+)$")
+_STUDIES_PATTERN = re.compile(r"# @studies (\S+)$")
 
 
 def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] = ()) -> None:
@@ -52,12 +52,13 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
         return
     study_names = _read_studies(path)
     if study_names is not None and study in (None, "none"):
-        raise ConfigError(f"treatment={treatment} needs a study: add {_join_choices('experiment', study_names)}")
-    if study_names is not None and study in studies() and study not in study_names:
-        alternatives = [name for name, fitting in treatments().items() if study in fitting]
-        takes = _join_choices("treatment", alternatives) if alternatives else "no treatment"
+        raise ConfigError(f"treatment={treatment} needs a study: add {_format_choices('experiment', study_names)}")
+    if study_names is not None and study in list_studies() and study not in study_names:
+        compatible_treatments = [name for name, fitting in studies_by_treatment().items() if study in fitting]
+        accepted = _format_choices("treatment", compatible_treatments) if compatible_treatments else "no treatment"
         raise ConfigError(
-            f"treatment={treatment} is for {_join_choices('experiment', study_names)}; experiment={study} takes {takes}"
+            f"treatment={treatment} is for {_format_choices('experiment', study_names)}; experiment={study} takes "
+            f"{accepted}"
         )
     treatment_principal, principal = _read_principal(path), choices.get("principal")
     if treatment_principal is not None and treatment_principal != principal:
@@ -67,7 +68,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
         )
 
 
-def treatments() -> dict[str, list[str]]:
+def studies_by_treatment() -> dict[str, list[str]]:
     """Return the treatments of the package, each with the studies that it was made for; both are sorted."""
     folder = root() / "treatment"
     return {
@@ -76,7 +77,7 @@ def treatments() -> dict[str, list[str]]:
 
 
 @functools.cache
-def studies() -> tuple[str, ...]:
+def list_studies() -> tuple[str, ...]:
     """Return the studies of the package, `<family>/<name>`, sorted."""
     return tuple(list_nested_options("experiment"))
 
@@ -84,8 +85,8 @@ def studies() -> tuple[str, ...]:
 def _read_studies(path: Path) -> list[str] | None:
     """Return the studies that a treatment was made for; None if neither it nor its file lists them."""
     lines = [*read_comment(path), *read_comment(get_file(path))]
-    match = next((match for line in lines if (match := _STUDIES.match(line))), None)
-    return None if match is None else [s for s in studies() if any(fnmatchcase(s, p) for p in match[1].split(","))]
+    match = next((match for line in lines if (match := _STUDIES_PATTERN.match(line))), None)
+    return None if match is None else [s for s in list_studies() if any(fnmatchcase(s, p) for p in match[1].split(","))]
 
 
 def _read_principal(path: Path) -> str | None:
@@ -96,17 +97,17 @@ def _read_principal(path: Path) -> str | None:
     values = read_file(path)
     principal = None
     for entry in values.get("defaults", []):
-        if isinstance(entry, str) and find_file(sibling := path.parent / f"{entry}.yaml") is not None:
-            principal = _read_principal(sibling)
+        if isinstance(entry, str) and find_file(included_path := path.parent / f"{entry}.yaml") is not None:
+            principal = _read_principal(included_path)
         elif isinstance(entry, dict):
             principal = entry.get("override /principal", principal)
     return principal if "principal" in values else None
 
 
-def _join_choices(group: str, options: Sequence[str]) -> str:
+def _format_choices(group: str, options: Sequence[str]) -> str:
     """Return a text that lists choices of a group.
 
-    >>> _join_choices("env", ["a", "b", "c"])
+    >>> _format_choices("env", ["a", "b", "c"])
     'env=a, b or c'
     """
     return f"{group}={' or '.join([*([', '.join(options[:-1])] if options[1:] else []), options[-1]])}"

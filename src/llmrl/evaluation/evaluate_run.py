@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.config.builder import Config
 from llmrl.config.input_digests import with_digests
 from llmrl.config.overrides import check_same_shapes, evaluation_folder_name, parse_env_changes
 from llmrl.core.errors import BudgetExhausted, ConfigError
@@ -40,7 +41,7 @@ from llmrl.evaluation.planned_evaluation import (
 from llmrl.evaluation.saved_runs import SavedRun, read_saved_run, remove_principal, remove_teacher, with_budget
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.experiment.models import build_llm
-from llmrl.experiment.parts import Config, Parts, build_parts
+from llmrl.experiment.parts import Parts, build_parts
 from llmrl.llms.client import ChatClient
 from llmrl.llms.usage import UNDERSTOOD, llm_summary
 from llmrl.results.mechanism_comparison import (

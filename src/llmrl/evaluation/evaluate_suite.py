@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.config.builder import Builder
+from llmrl.config.builder import Builder, Config
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.printable import printable
 from llmrl.core.protocols import Agent, Policy
@@ -38,7 +38,7 @@ from llmrl.evaluation.suite_results import (
 )
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
-from llmrl.experiment.parts import Config, Parts, build_parts
+from llmrl.experiment.parts import Parts, build_parts
 from llmrl.rollout.collector import evaluate_policy
 from llmrl.run.files import check_no_links, path_inside
 from llmrl.statistics.estimators import proportion

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrl.config.builder import Config
 from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import Scorer
@@ -17,7 +18,7 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.saved_runs import Row, find_best_row_of_last_step
-from llmrl.experiment.parts import Config, build_parts, n_envs_per_society
+from llmrl.experiment.parts import build_parts, n_envs_per_society
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
 from llmrl.loops.societies import AdaptationRounds, Societies
@@ -211,7 +212,7 @@ def adapt_societies(
     """
     n = len(vectors)
     config = {**config, "env": {**config["env"], "n_envs": n * plan.games}}
-    parts = build_parts(config, llm, render=False, play_only=True, proposals=n)
+    parts = build_parts(config, llm, render=False, play_only=True, n_proposals=n)
     env, agents = parts.env, parts.agents
     try:
         if env.spec.horizon is None:

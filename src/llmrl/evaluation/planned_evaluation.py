@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmrl.agents.bot_agent import BotPolicy
 from llmrl.agents.random_agent import RandomPolicy
-from llmrl.config.builder import Builder
+from llmrl.config.builder import Builder, Config
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.option_files import load_option
 from llmrl.core.protocols import EstimatesCalls, Policy, VecEnv
@@ -24,7 +24,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.videos import record_video, save_side_by_side_video, save_single_video
-from llmrl.experiment.parts import Config, Parts
+from llmrl.experiment.parts import Parts
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import make_trajectory_writer

@@ -86,7 +86,7 @@ def remove_principal(config: Mapping[str, Any]) -> dict[str, Any]:
 def remove_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config without its teacher and the teacher's language model, unless the agent needs it."""
     builder = Builder(trusted=config["trusted_modules"])
-    needs_teacher = builder.needs(config["agent"], "teacher", "agent") and builder.insists(
+    needs_teacher = builder.needs(config["agent"], "teacher", "agent") and builder.requires(
         config["agent"], "teacher", "agent"
     )
     return dict(config) if needs_teacher else {**config, "teacher": {"_target_": None}}

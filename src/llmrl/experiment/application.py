@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
-from llmrl.experiment.prerequisites import Compute
+from llmrl.config.builder import Config
+from llmrl.experiment.prerequisites import ComputeRun
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.run.run import Run
 
-Config = Mapping[str, Any]
-Rows = list[tuple[str, str]]
+PlanRows = list[tuple[str, str]]
 """Printed rows of a plan: (subject, description)."""
 
 
@@ -25,7 +24,7 @@ class Application(ABC):
     command: str
 
     @abstractmethod
-    def name_groups(self, config: Config) -> list[str]:
+    def groups_in_name(self, config: Config) -> list[str]:
         """Return the groups whose option is part of the name of a run of the resolved `config`, typed or not."""
 
     @abstractmethod
@@ -33,7 +32,7 @@ class Application(ABC):
         """Return the part of a resolved config that its run reads, with digests of the files that affect results.
 
         Raises:
-                ConfigError: a file is missing, or has changed since the run was submitted.
+            ConfigError: a file is missing, or has changed since the run was submitted.
         """
 
     @abstractmethod
@@ -45,16 +44,16 @@ class Application(ABC):
         """Build the language model that a run uses, unchecked; return None if it uses none."""
 
     @abstractmethod
-    def plan(self, config: Config, resources: RunResources) -> Rows:
+    def plan(self, config: Config, resources: RunResources) -> PlanRows:
         """Build every part, return what the run would do, and close the parts again."""
 
     @abstractmethod
-    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
         """Compute an open run: build every part once, run its loop, and close the parts. Sets `run.result`.
 
         Runs that this one needs are computed first, by `compute_needed`.
         """
 
     @abstractmethod
-    def print_end(self, run: Run) -> None:
+    def print_summary(self, run: Run) -> None:
         """Print a summary of a finished run."""

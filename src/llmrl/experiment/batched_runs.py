@@ -2,8 +2,8 @@
 
 Each run has a thread of its own, while the main thread plays and updates for all of them
 (`llmrl.loops.batched_executor`). Either the games and updates of the runs are computed as one batch, or each run plays
-and learns by itself, which still saves the cost of a process. A key follows from a resolved config and from
-declarations of classes; only plain settings are built.
+and learns by itself, which still saves the cost of a process. Keys are computed from a resolved config and from
+declarations of classes; of the parts only settings are built.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from llmrl.config.builder import Builder
-from llmrl.config.input_digests import SOURCES
+from llmrl.config.builder import Builder, Config
+from llmrl.config.input_digests import SOURCES_DIGEST_KEY
 from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.config_completion import OBJECTIVE_KEYS, groups_using_model
 from llmrl.experiment.experiment import application_of
 from llmrl.experiment.resources import RunResources
-from llmrl.experiment.run_job import compute
+from llmrl.experiment.run_job import compute_job
 from llmrl.loops.batched_executor import BatchedExecutor, RunConnection
 from llmrl.run.command_exit import EXIT_FAILED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
@@ -40,7 +40,7 @@ _PROCESS_KEYS = ("hardware", "loggers", "output_root", "private", "trusted_modul
 of loggers read, modes of files, and permission to import code."""
 
 
-def compute_rows(payloads: Sequence[RunPayload]) -> list[RunExit]:
+def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
     """Compute runs together in this process; return how each ended, in order.
 
     An error of one run (an exception, a used-up budget, weights that are not finite) ends that run only. A signal
@@ -52,7 +52,7 @@ def compute_rows(payloads: Sequence[RunPayload]) -> list[RunExit]:
             per process.
     """
     if len(payloads) == 1:
-        return [payloads[0].execute_and_capture_exit(compute)]
+        return [payloads[0].execute_and_capture_exit(compute_job)]
     with suppress(ConfigError):  # every run reports it itself
         _ = RunResources(payloads[0].config).device  # sets torch's threads, which are settings of this thread
 
@@ -61,40 +61,40 @@ def compute_rows(payloads: Sequence[RunPayload]) -> list[RunExit]:
         return WorkDiscarded(stop.signal)
 
     stop = StopFlag(f"saving and stopping all runs, within {MAX_STOP_S} s; a second Ctrl-C stops at once", build_error)
-    rows = BatchedExecutor()
+    executor = BatchedExecutor()
     exits = [RunExit(payload.folder, EXIT_FAILED, "its thread has ended without a result") for payload in payloads]
 
-    def compute_row(number: int, payload: RunPayload, connection: RunConnection) -> None:
+    def compute_in_thread(index: int, payload: RunPayload, connection: RunConnection) -> None:
         try:
             name = f"{payload.folder.parent.name}/{payload.folder.name}"
             stop.lead()
             display.register_thread(name)
-            exits[number] = payload.execute_and_capture_exit(partial(compute, connection=connection, label=name))
+            exits[index] = payload.execute_and_capture_exit(partial(compute_job, connection=connection, label=name))
         finally:
             connection.close()
 
     with stop, MultiRunDisplay(len(payloads)) as display:
         threads = []
-        for number, payload in enumerate(payloads):
+        for index, payload in enumerate(payloads):
             context = contextvars.copy_context()
-            row = partial(compute_row, number, payload, rows.connect(payload.batch_key))
-            threads.append(threading.Thread(target=context.run, args=(row,), name=payload.folder.name))
-        _run_threads(rows, threads)
+            run_in_thread = partial(compute_in_thread, index, payload, executor.connect(payload.batch_key))
+            threads.append(threading.Thread(target=context.run, args=(run_in_thread,), name=payload.folder.name))
+        _run_threads(executor, threads)
     return exits
 
 
-def _run_threads(rows: BatchedExecutor, threads: Sequence[threading.Thread]) -> None:
+def _run_threads(executor: BatchedExecutor, threads: Sequence[threading.Thread]) -> None:
     """Start the threads, answer their requests, and wait until all have ended, whatever exceptions occur."""
     error: BaseException | None = None
     while True:
         try:
             if error is not None:
-                rows.fail_all(error)
+                executor.fail_all(error)
             for thread in threads:
                 if thread.ident is None:
                     thread.start()
             if error is None:
-                rows.run()
+                executor.run()
             for thread in threads:
                 thread.join()
             return
@@ -110,20 +110,17 @@ def process_key(config: Mapping[str, Any]) -> str:
     return json.dumps([application_of(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)
 
 
-Config = Mapping[str, Any]
-
-
 class UnsharedReason(StrEnum):
     """Reasons why a run shares its process with no other, as texts for a table."""
 
     LOOP = "only the loops design, learn and search can share a process"
-    OWN = "it plays by itself, so sharing saves no time (hardware.rows=<n> or hardware.jobs=<n> share all the same)"
-    METAGRAD = "its principal differentiates the agents' learning (principal=metagrad)"
+    NO_GAIN = "it plays by itself, so sharing saves no time (hardware.rows=<n> or hardware.jobs=<n> share all the same)"
+    META_GRADIENT = "its principal differentiates the agents' learning (principal=metagrad)"
     AGENT = "its agents do not learn by PPO alone"
     MEMORY = "its networks are recurrent (agent.memory)"
     TEACHER = "a teacher advises its agents"
     KL = "its updates stop by KL (agent.ppo.target_kl)"
-    SCALED = "its rewards are scaled (agent.ppo.scale_rewards)"
+    SCALED_REWARDS = "its rewards are scaled (agent.ppo.scale_rewards)"
     GAMES = "games of its environment are not batched"
     MODEL = "its language model is loaded into its process"
     PROCESSES = "several processes compute it together"
@@ -131,34 +128,34 @@ class UnsharedReason(StrEnum):
     THREADS = "it computes with several threads (hardware.threads), so its sums would depend on the other runs"
 
 
-LEARNING_NUMBERS = (
+PER_RUN_SETTINGS = (
     *("learning_rate", "final_learning_rate", "decay_updates", "adam_eps", "gamma", "gae_lambda", "clip", "value_clip"),
     *("entropy_coefficient", "value_coefficient", "max_grad_norm", "advantage_eps"),
 )
 """Settings of PPO that may differ between rows if all of them are numbers."""
 
-_ROW_KEYS = (
+_PER_RUN_KEYS = (
     *(key for key in EXCLUDED if "." not in key and key != "observers"),
-    *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES, RESOLVED),
+    *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES_DIGEST_KEY, RESOLVED),
 )
 """Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds. Keys of
 the whole process are compared separately (`batched_runs.process_key`)."""
-_ROW_DESIGN_KEYS = ("steps", *OBJECTIVE_KEYS)
+_PER_RUN_DESIGN_KEYS = ("steps", *OBJECTIVE_KEYS)
 """Keys of `design` that may differ between rows: the number of steps, and the objective."""
 
-_COPIES = 3
+_OBSERVATION_COPIES = 3
 """Number of copies of a rollout's observations in memory: the rollout, the minibatches, and inputs of networks."""
-_NUMBERS = 8 * 4
+_STEP_BYTES = 8 * 4
 """Bytes of a step of an agent besides its observation: action, reward, value and similar numbers."""
-_RUN_GB = 0.05
+_FIXED_GB = 0.05
 """Further memory of a row, gigabytes: agents and their optimizer, a checkpoint that is being written, logs."""
 
 
-def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
+def find_batch_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
     """Return a text that is equal for two runs if they may be rows of one process; None for a run without such rows.
 
-    `reason_to_run_alone` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment,
-    agent and loop must be equal; principal, seed, language model, `LEARNING_NUMBERS` and initial weights may differ.
+    `unshared_reason` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment,
+    agent and loop must be equal; principal, seed, language model, `PER_RUN_SETTINGS` and initial weights may differ.
     Runs that learn or search by themselves may differ in everything. Hardware and variables of the process must be
     equal in any case.
 
@@ -169,35 +166,35 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     Raises:
         ConfigError: a part cannot be found.
     """
-    if reason_to_run_alone(config) not in (None, UnsharedReason.OWN):
+    if unshared_reason(config) not in (None, UnsharedReason.NO_GAIN):
         return None
     kind = loop_kind(config)
-    loop_shape = _shape(config) if kind == "design" else {"loop": kind}
+    loop_shape = _batch_shape(config) if kind == "design" else {"loop": kind}
     shape = {**loop_shape, "process": process_key(config), "environment": dict(environment or {})}
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _shape(config: Config) -> dict[str, Any]:
+def _batch_shape(config: Config) -> dict[str, Any]:
     """Return everything that is equal in runs whose games and updates are computed as one batch."""
     agent = {name: value for name, value in config["agent"].items() if name != "init_from_seed"}
     agent["init_from"] = agent.get("init_from") is not None
-    [place] = _ppo_places(config)
-    agent[place] = {
-        name: "a number" if name in LEARNING_NUMBERS and value is not None else value
-        for name, value in agent[place].items()
+    [option] = _ppo_options(config)
+    agent[option] = {
+        name: "a number" if name in PER_RUN_SETTINGS and value is not None else value
+        for name, value in agent[option].items()
     }
-    design = {name: value for name, value in config["design"].items() if name not in _ROW_DESIGN_KEYS}
-    common = {name: value for name, value in config.items() if name not in _ROW_KEYS}
+    design = {name: value for name, value in config["design"].items() if name not in _PER_RUN_DESIGN_KEYS}
+    common = {name: value for name, value in config.items() if name not in _PER_RUN_KEYS}
     return {**common, "agent": agent, "design": design}
 
 
-def reason_to_run_alone(config: Config) -> UnsharedReason | None:
+def unshared_reason(config: Config) -> UnsharedReason | None:
     """Return the reason why a run does not share its process; None if it shares it and gains by it.
 
-    `UnsharedReason.OWN`: it may share its process, but gains nothing by it.
+    `UnsharedReason.NO_GAIN`: it may share its process, but gains nothing by it.
 
     Args:
-        config: config as for `row_key`.
+        config: config as for `find_batch_key`.
 
     Raises:
         ConfigError: a part cannot be found.
@@ -208,81 +205,78 @@ def reason_to_run_alone(config: Config) -> UnsharedReason | None:
     builder = Builder(trusted=config["trusted_modules"])
     principal = config["principal"].get("_target_")
     if principal is not None and getattr(builder.locate(principal, "principal"), "needs_gradient", False):
-        return UnsharedReason.METAGRAD
+        return UnsharedReason.META_GRADIENT
     if config["teacher"].get("_target_") is not None:
         return UnsharedReason.TEACHER
-    if kind != "search" and (reason := _agent_reason(config, builder, is_batch=kind == "design")) is not None:
+    reason = None if kind == "search" else _agent_unshared_reason(config, builder, is_batched=kind == "design")
+    if reason is not None:
         return reason
     size = getattr(builder.locate(config["env"]["_target_"], "env"), "observation_bytes", None)
     if (kind == "design" and size is None) or (size is not None and size(config["env"]) is None):
         return UnsharedReason.GAMES
-    asks = groups_using_model(config)
-    if asks and builder.needs(config["llm"], "device", "llm"):
+    uses_model = groups_using_model(config)
+    if uses_model and builder.needs(config["llm"], "device", "llm"):
         return UnsharedReason.MODEL
     hardware: Hardware = builder.build(config["hardware"], "hardware")
     if hardware.backend.processes > 1:
         return UnsharedReason.PROCESSES
     if (hardware.threads or hardware.cores or 0) != 1:
         return UnsharedReason.THREADS
-    if _on_gpu(hardware):
+    # For `hardware.device=auto`, a run has a GPU if this machine has one.
+    if hardware.device not in ("auto", "cpu") or (
+        hardware.device == "auto" and hardware.gpus > 0 and Machine.detect().gpus
+    ):
         return UnsharedReason.GPU
     # Runs that wait for a language model wait at the same time.
-    return None if kind == "design" or asks else UnsharedReason.OWN
+    return None if kind == "design" or uses_model else UnsharedReason.NO_GAIN
 
 
-def row_gb(config: Config) -> float | None:
+def estimate_row_gb(config: Config) -> float | None:
     """Return the approximate memory that one more row takes in a process with rows, gigabytes.
 
-    It is `_COPIES` of a rollout of all games of the run, and the memory that every row has. None if a row takes as much
-    as a process of its own, or if the environment does not report the size of an observation.
+    It is that of `_OBSERVATION_COPIES` of a rollout of all games of the run, and `_FIXED_GB`. None if a row takes as
+    much as a process of its own, or if the environment does not report the size of an observation.
 
     Args:
-        config: config as for `row_key`, of a run that has a key.
+        config: config as for `find_batch_key`, of a run that has a key.
     """
     if loop_kind(config) != "design":
         return None
     env, design = config["env"], config["design"]
     builder = Builder(trusted=config["trusted_modules"])
-    size = getattr(builder.locate(env["_target_"], "env"), "observation_bytes", None)
+    observation_bytes = getattr(builder.locate(env["_target_"], "env"), "observation_bytes", None)
     steps = design["rollout_steps"] or env.get("horizon")
-    if size is None or steps is None or not {"n_envs", "n_agents"} <= env.keys():
+    if observation_bytes is None or steps is None or not {"n_envs", "n_agents"} <= env.keys():
         return None
     agent_steps = env["n_envs"] * steps * env["n_agents"]
-    return float(_RUN_GB + _COPIES * agent_steps * (size(env) + _NUMBERS) / 1e9)
+    return float(_FIXED_GB + _OBSERVATION_COPIES * agent_steps * (observation_bytes(env) + _STEP_BYTES) / 1e9)
 
 
-def _agent_reason(config: Config, builder: Builder, is_batch: bool) -> UnsharedReason | None:
-    """Return why agents cannot learn in a shared process, or, if `is_batch`, in one batch; None if they can."""
+def _agent_unshared_reason(config: Config, builder: Builder, is_batched: bool) -> UnsharedReason | None:
+    """Return why agents cannot learn in a shared process, or, if `is_batched`, in one batch; None if they can."""
     from llmrl.algorithms.ppo import PPOSettings
 
     node = config["agent"]
     agent = builder.locate(node["_target_"], "agent")
-    owner = next((base for base in getattr(agent, "__mro__", ()) if "learner" in vars(base)), None)
-    places = _ppo_places(config)
-    if owner is None or agent.update is not owner.update or len(places) != 1:
+    learner_class = next((base for base in getattr(agent, "__mro__", ()) if "learner" in vars(base)), None)
+    options = _ppo_options(config)
+    if learner_class is None or agent.update is not learner_class.update or len(options) != 1:
         return UnsharedReason.AGENT
-    if not is_batch:
+    if not is_batched:
         return None
     memory_option = getattr(agent, "memory_option", None)
     if memory_option is not None and node.get(memory_option) is not None:
         return UnsharedReason.MEMORY
-    settings: PPOSettings = builder.build(node[places[0]], f"agent.{places[0]}")
+    settings: PPOSettings = builder.build(node[options[0]], f"agent.{options[0]}")
     if settings.target_kl is not None:
         return UnsharedReason.KL
-    return UnsharedReason.SCALED if settings.scale_rewards else None
+    return UnsharedReason.SCALED_REWARDS if settings.scale_rewards else None
 
 
-def _ppo_places(config: Config) -> list[str]:
+def _ppo_options(config: Config) -> list[str]:
     """Return the options of the agent that hold settings of PPO."""
     from llmrl.algorithms.ppo import PPOSettings
 
     builder = Builder(trusted=config["trusted_modules"])
     nodes = {name: x for name, x in config["agent"].items() if isinstance(x, Mapping) and x.get("_target_")}
     return [name for name, x in nodes.items() if builder.locate(x["_target_"], f"agent.{name}") is PPOSettings]
-
-
-def _on_gpu(hardware: Hardware) -> bool:
-    """Return whether a run is computed on a GPU; for `hardware.device=auto`, whether this machine has one."""
-    if hardware.device != "auto":
-        return hardware.device != "cpu"
-    return hardware.gpus > 0 and bool(Machine.detect().gpus)

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from llmrl.config.hydra_hooks import BASE, adapt_hydra, describe_composition_error
+from llmrl.config.hydra_hooks import VERSION_BASE, describe_composition_error, patch_hydra
 from llmrl.config.overrides import translate_arguments
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redact_folder_names
@@ -22,18 +22,20 @@ from llmrl.core.threads import hold_process_lock
 
 log = logging.getLogger(__name__)
 
-_FOLDERS = ("name", "output_root", "trials_dir", "llm.cache_dir")
+_FOLDER_OPTIONS = ("name", "output_root", "trials_dir", "llm.cache_dir")
 """Options that name folders which a run creates. `output_root` precedes the options that refer to it."""
 
-_RUN_REFERENCE = re.compile(r'\$\{(\\.|[^"\\])*(seed|hydra[.:](?!runtime\.choices\.))')
+_JOB_INTERPOLATION = re.compile(r'\$\{(\\.|[^"\\])*(seed|hydra[.:](?!runtime\.choices\.))')
 """Interpolation, in a text of JSON, of the seed or of what Hydra knows of a job."""
 
 
 @contextmanager
-def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> Iterator[DictConfig]:
-    """Return a context with the config that overrides compose; in it, `HydraConfig` is set.
+def compose_config(
+    primary: str, overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()
+) -> Iterator[DictConfig]:
+    """Return a context manager for the config that overrides compose; inside it, `HydraConfig` is set.
 
-    It also works inside a Hydra app.
+    It can also be used inside a Hydra app.
 
     Raises:
         ConfigError: an unknown option, key or value, or a secret.
@@ -44,19 +46,19 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     from hydra.errors import HydraException
 
     check_no_secrets_in_arguments(overrides)
-    for problem in adapt_hydra():
+    for problem in patch_hydra():
         log.debug("%s", problem)  # commands report it once
     hydra_arguments = translate_arguments(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
-    search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+    search_path_overrides = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
     with hold_process_lock():
         hydra_config = HydraConfig.instance()
-        previous = GlobalHydra.instance().hydra, hydra_config.cfg
+        previous_state = GlobalHydra.instance().hydra, hydra_config.cfg
         GlobalHydra.instance().hydra = None
         try:
             try:
-                with initialize_config_module("llmrl.conf", **BASE):
-                    config = compose(primary, [*search, *hydra_arguments], return_hydra_config=True)
+                with initialize_config_module("llmrl.conf", version_base=VERSION_BASE):
+                    config = compose(primary, [*search_path_overrides, *hydra_arguments], return_hydra_config=True)
             except (HydraException, OmegaConfBaseException) as error:
                 raise ConfigError(describe_composition_error(error, hydra_arguments)) from error
             hydra_config.set_config(config)
@@ -65,11 +67,11 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
             yield config
         finally:
             # On exit Hydra replaces the instance by another one.
-            GlobalHydra.instance().hydra, hydra_config.cfg = previous
+            GlobalHydra.instance().hydra, hydra_config.cfg = previous_state
 
 
 @functools.cache
-def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[str, Any]:
+def compose_plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[str, Any]:
     """Return the config that overrides compose, as plain data without digests.
 
     It is cached, because Hydra is slow, so callers must not change it. No module that it names becomes trusted.
@@ -77,14 +79,11 @@ def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[
     Raises:
         ConfigError: the overrides do not compose a config.
     """
-    try:
-        with composed(primary, overrides, [] if config_dir is None else [config_dir]) as config:
-            return plain_config(config)
-    except OmegaConfBaseException as error:
-        raise ConfigError(describe_composition_error(error, overrides)) from error
+    with compose_config(primary, overrides, [] if config_dir is None else [config_dir]) as config:
+        return to_plain(config)
 
 
-def plain_config(config: DictConfig) -> dict[str, Any]:
+def to_plain(config: DictConfig) -> dict[str, Any]:
     """Return a composed config as plain data; `HydraConfig` must be set.
 
     Raises:
@@ -112,18 +111,18 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
 def depends_on_seed(config: DictConfig) -> bool:
     """Return whether values of a config that Hydra has composed may differ between runs that differ in their seed.
 
-    These are interpolations of the seed, and of what Hydra knows of a job, except the choices of options. `HydraConfig`
-    must be set.
+    Such values are interpolations of the seed, or of Hydra's values of a job other than the chosen options.
+    `HydraConfig` must be set.
     """
     from hydra.core.hydra_config import HydraConfig
 
     nodes = [OmegaConf.to_container(node) for node in (config, HydraConfig.get().job.env_set)]
-    return _RUN_REFERENCE.search(json.dumps(nodes, default=str)) is not None
+    return _JOB_INTERPOLATION.search(json.dumps(nodes, default=str)) is not None
 
 
 def _redact_folders(config: DictConfig) -> None:
     """Redact what a config has read from the environment in the options that name the folders of a run."""
-    for path in _FOLDERS:
+    for path in _FOLDER_OPTIONS:
         group, _, key = path.rpartition(".")
         node = OmegaConf.select(config, group) if group else config
         if isinstance(node, DictConfig) and key in node and OmegaConf.is_interpolation(node, key):

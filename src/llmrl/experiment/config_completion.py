@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import LOOPS, agent_learns, loop_kind, section
+from llmrl.config.builder import Builder, Config
+from llmrl.config.loop_sections import LOOP_CLASSES, agent_learns, config_section, loop_kind
 from llmrl.core import option_files
 from llmrl.core.arguments import get_signature, validate_argument
 from llmrl.core.errors import ConfigError
-
-Config = Mapping[str, Any]
 
 MODEL_GROUPS = ("principal", "agent", "teacher")
 """Config groups whose parts may use a model and write prompts."""
@@ -23,15 +21,15 @@ OBJECTIVE_KEYS = ("objective", "spending_cost")
 """Keys of `design` that evaluate the agents of every loop."""
 _MEMBER_KEYS = ("count", "slots", "agent", "llm", "name")
 """Keys of a member other than the options of its agent."""
-_MEMBER = "llmrl.agents.mixed.mixed_agent.Member"
-_MIXED = "llmrl.agents.mixed.mixed_agent.MixedAgent"
-_INIT_KEYS = ("init_from", "init_from_seed")
-_TEXT = "text"
+_MEMBER_TARGET = "llmrl.agents.mixed.mixed_agent.Member"
+_MIXED_TARGET = "llmrl.agents.mixed.mixed_agent.MixedAgent"
+_INITIAL_WEIGHTS_KEYS = ("init_from", "init_from_seed")
+_TEXT_CHANNEL = "text"
 
 
 def agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
     """Yield the options of each agent of a config's `agent`: itself, or those of a mixed society's members."""
-    if agent.get("_target_") != _MIXED:
+    if agent.get("_target_") != _MIXED_TARGET:
         yield agent
         return
     for member in agent.get("members") or ():
@@ -41,7 +39,7 @@ def agent_nodes(agent: Config) -> Iterator[Mapping[str, Any]]:
 
 def map_agents(agent: Config, change: Callable[[Config], Config]) -> dict[str, Any]:
     """Return a config's `agent` with `change` applied to the options of each of its agents."""
-    if agent.get("_target_") != _MIXED:
+    if agent.get("_target_") != _MIXED_TARGET:
         return dict(change(agent))
     members = [{**member, "agent": dict(change(member["agent"]))} for member in agent["members"]]
     return {**agent, "members": members}
@@ -59,7 +57,7 @@ def with_members(config: Config) -> dict[str, Any]:
         ConfigError: a member is not such a mapping, an option is unknown, or members have different `init_from`.
     """
     agent = config.get("agent") or {}
-    if agent.get("_target_") != _MIXED:
+    if agent.get("_target_") != _MIXED_TARGET:
         return dict(config)
     members = agent.get("members")
     if not isinstance(members, list | tuple) or not members:
@@ -68,17 +66,17 @@ def with_members(config: Config) -> dict[str, Any]:
             f"agent: llm_player}}]'; got {members!r}"
         )
     agent_options: dict[str, Any] = dict(agent)
-    full_members = [_member(i, member, agent_options) for i, member in enumerate(members)]
+    full_members = [_complete_member(i, member, agent_options) for i, member in enumerate(members)]
     return {**config, "agent": {**agent_options, "members": full_members}}
 
 
-def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
+def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
     """Return a member with the full options of its agent; the run of its initial weights is moved to `society`."""
     path = f"agent.members[{index}]"
     agent_names = option_files.list_option_names("agent")
     if not isinstance(member, Mapping):
         raise ConfigError(f"{path}={member!r} must be a mapping, e.g. {{count: 2, agent: llm_player}}")
-    if member.get("_target_") == _MEMBER:
+    if member.get("_target_") == _MEMBER_TARGET:
         return dict(member)
     agent_name = member.get("agent")
     if agent_name not in agent_names or agent_name == "mixed":
@@ -94,21 +92,21 @@ def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
             )
         count = member.get("count") or len(member.get("slots") or ())
         node["players"] = {str(member["llm"]): count}
-    has_init_from = node.get("init_from") is not None
-    if has_init_from:
+    has_initial_weights = node.get("init_from") is not None
+    if has_initial_weights:
         if society.get("init_from") not in (None, node["init_from"]):
             raise ConfigError(
                 f"{path}.init_from={node['init_from']} must be {society['init_from']}, because all members take "
                 "initial weights from the same run"
             )
-        society |= {key: node[key] for key in _INIT_KEYS if key in node}
+        society |= {key: node[key] for key in _INITIAL_WEIGHTS_KEYS if key in node}
         node["init_from"] = None
     return {
-        "_target_": _MEMBER,
+        "_target_": _MEMBER_TARGET,
         "name": str(member.get("name") or agent_name),
         "count": member.get("count"),
         "slots": member.get("slots"),
-        "begins": has_init_from,
+        "begins": has_initial_weights,
         "agent": node,
     }
 
@@ -122,14 +120,14 @@ def with_texts(config: Config) -> dict[str, Any]:
     env = config.get("env") or {}
     channels = env.get("observe", ...) or ()
     # Other values than lists are refused when the environment is built.
-    if not isinstance(channels, list | tuple) or _TEXT in channels or not has_text_reader(config):
+    if not isinstance(channels, list | tuple) or _TEXT_CHANNEL in channels or not has_text_reader(config):
         return dict(config)
     hint = get_signature(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).hints.get("observe")
     try:
-        validate_argument([_TEXT], hint, "env.observe")
+        validate_argument([_TEXT_CHANNEL], hint, "env.observe")
     except ConfigError:  # the environment has no texts
         return dict(config)
-    return {**config, "env": {**env, "observe": [*channels, _TEXT]}}
+    return {**config, "env": {**env, "observe": [*channels, _TEXT_CHANNEL]}}
 
 
 def has_text_reader(config: Config) -> bool:
@@ -158,14 +156,14 @@ def without_unread_sections(config: Config) -> dict[str, Any]:
     kind = loop_kind(config, builder)
     learns = agent_learns(config, builder) if kind == "learn" else True
     # Of some agents only the built object knows whether it learns.
-    read = {"learn", "play"} if learns is None else {section(kind) if learns else "play"}
-    excess_keys = {section(loop) for loop in LOOPS} - read - {"design"}
+    read_sections = {"learn", "play"} if learns is None else {config_section(kind) if learns else "play"}
+    unread_sections = {config_section(loop) for loop in LOOP_CLASSES} - read_sections - {"design"}
     if not groups_using_model(config, builder=builder):
-        excess_keys.add("llm")
+        unread_sections.add("llm")
     if not groups_needing(config, "prompt_folder", builder):
-        excess_keys.add("prompts")
-    run_config = {key: value for key, value in config.items() if key not in excess_keys}
-    if "design" not in read:
+        unread_sections.add("prompts")
+    run_config = {key: value for key, value in config.items() if key not in unread_sections}
+    if "design" not in read_sections:
         run_config["design"] = {key: value for key, value in config["design"].items() if key in OBJECTIVE_KEYS}
     return run_config
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from llmrl.config.builder import Config
 from llmrl.config.debugging import apply_debug_sizes
 from llmrl.config.overrides import override_key
 from llmrl.config.permissions import check_permissions, with_permissions
@@ -20,7 +21,7 @@ from llmrl.config.treatments import check_treatment
 from llmrl.core.privacy import create_files_privately
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.secrets import check_no_secrets
-from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.application import Application, PlanRows
 from llmrl.experiment.resources import RunResources
 from llmrl.run.config_hash import config_hash
 from llmrl.run.distributed import open_run
@@ -59,7 +60,7 @@ class Experiment:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: Config,
         overrides: Iterable[str] = (),
         connection: RunConnection | None = None,
         environment: Mapping[str, str] | None = None,
@@ -84,9 +85,9 @@ class Experiment:
         Raises:
             ConfigError: an unknown option, key or value, or a secret in the config.
         """
-        from llmrl.experiment.composition import composed
+        from llmrl.experiment.composition import compose_config
 
-        with composed(primary, overrides, config_dirs) as config:
+        with compose_config(primary, overrides, config_dirs) as config:
             return cls.from_hydra(config)
 
     @classmethod
@@ -99,18 +100,18 @@ class Experiment:
         """
         from hydra.core.hydra_config import HydraConfig
 
-        from llmrl.experiment.composition import plain_config
+        from llmrl.experiment.composition import to_plain
 
         hydra_config = HydraConfig.get()
         choices = hydra_config.runtime.choices
         folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
         check_treatment(choices, folders)
-        plain = with_permissions(plain_config(config))
+        plain = with_permissions(to_plain(config))
         overrides = list(hydra_config.overrides.task)
         override_keys = set(map(override_key, overrides))
         name_options = [
             f"{group}={choices[group]}"
-            for group in application_of(plain).name_groups(plain)
+            for group in application_of(plain).groups_in_name(plain)
             if group not in override_keys
         ]
         environment = {str(name): str(value) for name, value in hydra_config.job.env_set.items()}
@@ -129,10 +130,6 @@ class Experiment:
         other.overrides = [f"seed={seed}" if override_key(typed) == "seed" else typed for typed in self.overrides]
         other.resources = RunResources(other.config, self.application.make_model, self.resources.connection)
         return other
-
-    def differs_in_seed(self, other: Experiment) -> bool:
-        """Return whether the experiments have equal configs and environments, except that the seeds may differ."""
-        return {**self.config, "seed": other.seed} == other.config and self.environment == other.environment
 
     @property
     def seed(self) -> int:
@@ -158,8 +155,8 @@ class Experiment:
     def check(self) -> None:
         """Check the config before a run folder is created.
 
-        All values are checked, and for a new run also its sinks, device and language model. Errors of these three are
-        recorded in the folder of a run that has one, when it runs.
+        All values are checked, and for a new run also its sinks, device and language model. If the run folder exists,
+        errors of these three are recorded in it when the run starts.
 
         Raises:
             ConfigError, LLMError, RunFolderError: a check failed.
@@ -169,7 +166,7 @@ class Experiment:
             # Each raises if it is missing: a library or a key, the device, the language model.
             _ = self.resources.sinks, self.resources.device, self.resources.checked_model
 
-    def plan(self) -> Rows:
+    def plan(self) -> PlanRows:
         """Build every part and return the plan of the run: shapes, steps, language-model calls and their cost.
 
         Raises:
@@ -202,7 +199,7 @@ class Experiment:
             self.resources.close()
         return run
 
-    def _compute_needed(self, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    def _compute_needed(self, config: Config, overrides: Sequence[str]) -> None:
         """Compute a run that this run needs; this run waits until that is done."""
         connection = self.resources.connection
         with nullcontext() if connection is None else connection.suspend_batching():
@@ -211,7 +208,7 @@ class Experiment:
     def _open(self) -> Run:
         """Open the run folder in the first process of the run; in the others, follow the first one."""
         config = self.config
-        open_first = functools.partial(
+        open_in_main_process = functools.partial(
             Run.open,
             Path(config["output_root"]),
             config["name"],
@@ -221,19 +218,14 @@ class Experiment:
             digest=self.hash,
             sinks=lambda: self.resources.sinks,
         )
-        return open_run(ProcessGroup.join(), config, self.seed, open_first)
-
-
-_OPTIONAL_APPLICATIONS = {"method": ("llmrl.finetuning.application", "FinetuneApplication")}
-"""Applications of optional subpackages: key that only their configs have -> module and class."""
+        return open_run(ProcessGroup.join(), config, self.seed, open_in_main_process)
 
 
 def application_of(config: Mapping[Any, Any]) -> Application:
     """Return the application of a composed or resolved config: fine-tuning if it has a key `method`, else training."""
-    for key, (module, name) in _OPTIONAL_APPLICATIONS.items():
-        if key in config:
-            application: Application = getattr(importlib.import_module(module), name)()
-            return application
+    if "method" in config:
+        application: Application = importlib.import_module("llmrl.finetuning.application").FinetuneApplication()
+        return application
     from llmrl.experiment.train_application import TrainApplication
 
     return TrainApplication()

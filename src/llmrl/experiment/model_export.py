@@ -17,7 +17,7 @@ from llmrl.llms.local.lora import merge_adapter
 from llmrl.run.artifacts import ADAPTER, load_saved_state, read_config
 
 
-def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str] = ()) -> Path:
+def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str]) -> Path:
     """Write the trained model of a run, and return its folder.
 
     Args:
@@ -53,8 +53,8 @@ def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str
 
 def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[Any, LocalChat | LocalScorer]:
     """Return the trained language model of a run without layers of peft, and the part that loads its files."""
-    built: Any = Experiment(config).resources.model if config.get("llm") else None
-    model = built.provider if isinstance(built, ChatClient) else built
+    client_or_model: Any = Experiment(config).resources.model if config.get("llm") else None
+    model = client_or_model.provider if isinstance(client_or_model, ChatClient) else client_or_model
     if not isinstance(model, LocalChat | LocalScorer):
         raise ConfigError(f"{run} has trained no language model with local weights")
     kind: Kind = "causal" if isinstance(model, LocalChat) else model.kind

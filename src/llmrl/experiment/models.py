@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.builder import Builder
+from llmrl.config.builder import Builder, Config
 from llmrl.config.permissions import check_permissions
 from llmrl.core import option_files
 from llmrl.core.arguments import validate_argument
@@ -18,30 +18,25 @@ from llmrl.core.records import CHOSEN_MODEL
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import ModelServices
 from llmrl.experiment.config_completion import agent_nodes, groups_needing, map_agents
-from llmrl.experiment.resources import POLICIES, Model, RunResources, model_nodes, model_options
+from llmrl.experiment.resources import CALL_POLICY_KEYS, Model, RunResources, model_nodes, model_options
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 
-Config = Mapping[str, Any]
 
-
-def build_llm(config: Config, folder: Path | None, check: bool = True) -> Model:
-    """Build the language model of a config, with its calls logged into `folder`; return None if no part uses one.
+def build_llm(config: Config, folder: Path | None) -> Model:
+    """Build and check the language model of a config, with its calls logged into `folder`; None if no part uses one.
 
     Args:
         config: resolved config in plain containers.
         folder: run folder; None: calls are not logged.
-        check: whether to check now that the model can answer; always with a run folder.
 
     Raises:
         ConfigError: a part needs a model, and none or one of the wrong kind was chosen.
         LLMError: the model cannot answer (missing key, server down).
     """
     resources = RunResources(config, build_used_model)
-    if folder is not None:
-        return resources.join_run(folder, lambda: False)
-    return resources.checked_model if check else resources.model
+    return resources.checked_model if folder is None else resources.join_run(folder, lambda: False)
 
 
 def build_used_model(resources: RunResources) -> Model:
@@ -53,17 +48,17 @@ def build_used_model(resources: RunResources) -> Model:
         ConfigError: a part needs a model, and none or one of the wrong kind was chosen; or parts need both kinds.
     """
     config, builder = resources.config, resources.builder
-    users = {kind: groups_needing(config, kind, builder) for kind in ("llm", "scorer")}
+    users = {service: groups_needing(config, service, builder) for service in ("llm", "scorer")}
     if users["llm"] and users["scorer"]:
         raise Incompatible(
             IncompatibilityReason.MODEL,
             f"{users['llm'][0]} needs a chat model and {users['scorer'][0]} one that scores texts, but llm= chooses a "
             "single model; change one of the two parts",
         )
-    kind = "llm" if users["llm"] else "scorer"
-    if not users[kind]:
+    service = "llm" if users["llm"] else "scorer"
+    if not users[service]:
         return None
-    _check_kind(config["llm"], kind, users[kind][0], builder)
+    _check_model_kind(config["llm"], service, users[service][0], builder)
     return build_model(resources)
 
 
@@ -78,7 +73,7 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
     builder, llm_config = resources.builder, config["llm"] if llm is None else llm
     check_permissions({"llm": llm_config, "trusted_modules": config["trusted_modules"]})
     node, connect = resources.model_nodes if llm is None else model_nodes(llm)
-    services = _services(resources, node, "llm")
+    services = _model_services(resources, node, "llm")
     if node.get("make") is not None:
         from llmrl.experiment.small_models import SmallModels
 
@@ -88,21 +83,21 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
         client_services = {
             "provider": model,
             "seed": config["seed"],
-            "additional_models": _player_models(resources, llm_config, model),
+            "additional_models": _build_player_models(resources, llm_config, model),
         }
         model = builder.replace_services(client_services).build(connect, "llm")
     assert model is None or isinstance(model, ChatClient | Scorer)
     return model
 
 
-def _services(resources: RunResources, node: Config, path: str, seed_path: str = "llm") -> ModelServices:
+def _model_services(resources: RunResources, node: Config, path: str, seed_path: str = "llm") -> ModelServices:
     """Return the services of the model `node`; only models that compute here get a device."""
     config = resources.config
     needs_device = resources.builder.needs(node, "device", path)
     return ModelServices(Seeds(config["seed"]).child(seed_path), resources.device if needs_device else None)
 
 
-def _player_models(
+def _build_player_models(
     resources: RunResources, llm_config: Config, model: Provider
 ) -> dict[str, tuple[Provider, RateLimit]]:
     """Build the further models of players, by name, each with its rate limit."""
@@ -111,7 +106,7 @@ def _player_models(
     for name, node in (config["llm"].get("variants") or {}).items():
         key = f"llm.variants.{name}"
         provider_options = model_options(node)
-        services = _services(resources, provider_options, key, f"llm/{name}")
+        services = _model_services(resources, provider_options, key, f"llm/{name}")
         make = functools.partial(resources.builder.replace_services(services).build, provider_options, key)
         limits = {**llm_config["limits"], **(node.get("limits") or {})}
         models[name] = (model.additional_provider(name, make), resources.builder.build(limits, f"{key}.limits"))
@@ -143,9 +138,8 @@ def with_player_models(config: Config) -> dict[str, Any]:
             f"llm.variants.{unused[0]} is the model of no player; use one of agent.players: {', '.join(model_names)}"
         )
     builder = Builder(trusted=config["trusted_modules"])
-    nodes = {
-        name: _option(name, player_options.get(name) or {}, builder) for name in model_names if name != CHOSEN_MODEL
-    }
+    other_names = [name for name in model_names if name != CHOSEN_MODEL]
+    nodes = {name: _player_model(name, player_options.get(name) or {}, builder) for name in other_names}
     if CHOSEN_MODEL not in model_names and groups_needing(config, "llm", builder) == ["agent"]:
         duplicate = next((name for name in model_names if model_options(nodes[name]) == model_options(llm)), None)
         if duplicate is None:
@@ -169,35 +163,35 @@ def _rename_player(agent: Config, name: str) -> Config:
     return {**agent, "players": new_names}
 
 
-def _option(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
+def _player_model(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
     """Return the option `name` of llm=, merged with `changes`, without the policies that all models of a run share."""
-    place, names = f"llm.variants.{name}", option_files.list_option_names("llm")
+    option_key, names = f"llm.variants.{name}", option_files.list_option_names("llm")
     if name not in names and "_target_" not in changes:
         raise ConfigError(
             f"agent.players: there is no llm={name}; use {CHOSEN_MODEL} (the chosen model) or one of "
-            f"{', '.join(names)}, or define all options of that model in {place}"
+            f"{', '.join(names)}, or define all options of that model in {option_key}"
         )
-    if common := [key for key in changes if key in POLICIES and key != "limits"]:
-        raise ConfigError(f"{place}.{common[0]} is common to all models of a run; set llm.{common[0]} instead")
+    if common := [key for key in changes if key in CALL_POLICY_KEYS and key != "limits"]:
+        raise ConfigError(f"{option_key}.{common[0]} is common to all models of a run; set llm.{common[0]} instead")
     # A merged option no longer shows which values are missing.
     files = [option_files.read_file(path) for path, _ in option_files.list_files("llm", name)] if name in names else []
     full_options = {key: value for content in (*files, changes) for key, value in content.items()}
     if missing := [key for key, value in full_options.items() if value == "???"]:
-        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{place}.{missing[0]}=<value>")
+        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{option_key}.{missing[0]}=<value>")
     node = option_files.load_option("llm", name) if name in names else {}
     option_files.override_fields(node, changes)
-    _check_kind(node, "llm", f"player ({name})", builder)
-    return {key: value for key, value in node.items() if key == "limits" or key not in POLICIES}
+    _check_model_kind(node, "llm", f"player ({name})", builder)
+    return {key: value for key, value in node.items() if key == "limits" or key not in CALL_POLICY_KEYS}
 
 
-def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
+def _check_model_kind(node: Config, service: str, user: str, builder: Builder) -> None:
     """Raise ConfigError unless the option `node` of llm= is of the kind that `user` needs; nothing is built."""
 
     def fits(option: Config, builder: Builder) -> bool:
         if option.get("_target_") is None:
             return False
         target = builder.locate(option["_target_"], "llm")
-        return issubclass(target, Provider) if kind == "llm" else hasattr(target, "score")
+        return issubclass(target, Provider) if service == "llm" else hasattr(target, "score")
 
     if fits(node, builder):
         return
@@ -207,7 +201,7 @@ def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
         raise Incompatible(
             IncompatibilityReason.MISSING_PART, f"the chosen {user} needs a language model; choose one of llm={works}"
         )
-    requirement = "chats" if kind == "llm" else "scores texts with weights of its own"
+    requirement = "chats" if service == "llm" else "scores texts with weights of its own"
     raise Incompatible(
         IncompatibilityReason.MODEL,
         f"the chosen {user} needs a language model that {requirement}, unlike {target_path}; use llm={works}",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, loop_kind, section
+from llmrl.config.builder import Builder, Config
+from llmrl.config.loop_sections import LOOP_CLASSES, LOOP_SETTINGS, OBSERVED_LOOPS, LoopKind, config_section, loop_kind
 from llmrl.core.errors import ConfigError, ErrorCollector, IncompatibilityReason, Incompatible
 from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
@@ -31,8 +31,6 @@ from llmrl.loops.loop_parts import LoopParts
 from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.config_hash import RESOLVED
 from llmrl.run.status import read_status
-
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ def build_parts(
     render: bool | None = None,
     play_only: bool = False,
     folder: Path | None = None,
-    proposals: int | None = None,
+    n_proposals: int | None = None,
     resources: RunResources | None = None,
 ) -> Parts:
     """Build all parts of a resolved config; raise ConfigError for parts that cannot work together.
@@ -85,7 +83,7 @@ def build_parts(
         render: value for `env.render`, if the environment has that option; None: the value of the config.
         play_only: whether to leave out observers, and the principal, whose language model might cost money.
         folder: run folder, for parts that write readable files there; None: nothing is written.
-        proposals: number of agents, one society each; only used without a principal or with `play_only`. None: one.
+        n_proposals: number of agents, one society each; only used without a principal or with `play_only`. None: one.
         resources: device, cores and model of the run, if the caller has made them; None: they are made here.
 
     Raises:
@@ -106,21 +104,21 @@ def build_parts(
         kind = loop_kind(config, builder)
         has_principal = kind == "design"
         if has_principal and env.spec.mechanism is None:
-            works = ", ".join(name for name, option in load_options("env").items() if option.get("mechanism"))
+            env_names = ", ".join(name for name, option in load_options("env").items() if option.get("mechanism"))
             raise Incompatible(
                 IncompatibilityReason.MISSING_PART,
                 f"a principal needs an environment with a mechanism, and {env.spec.name} has none (env.mechanism may "
-                f"be off); use env={works} with their mechanism, an agent whose parameters it can search, such as "
+                f"be off); use env={env_names} with their mechanism, an agent whose parameters it can search, such as "
                 "agent=linear, or principal=none",
             )
         design = config["design"]
-        shared = has_principal and not play_only
-        candidates, societies = (design["candidates"], design["replicates"]) if shared else (proposals or 1, 1)
-        groups = candidates * societies
+        is_design = has_principal and not play_only
+        candidates, societies = (design["candidates"], design["replicates"]) if is_design else (n_proposals or 1, 1)
+        n_societies = candidates * societies
         # In the order of `loops.societies.Societies`.
         agent_seeds = seeds.replicates(societies) * candidates
         services = AgentServices(
-            spec=replace(env.spec, n_envs=env.spec.games_per_group(groups)) if groups > 1 else env.spec,
+            spec=replace(env.spec, n_envs=env.spec.games_per_group(n_societies)) if n_societies > 1 else env.spec,
             seeds=seeds,
             device=device,
             env_options=config["env"],
@@ -133,14 +131,16 @@ def build_parts(
             processes=current_processes(),
             cores=resources.cores,
         )
-        pairs = [
+        agents_with_teachers = [
             _build_agent(config, replace(services, seeds=society_seeds, society_index=i), builder)
             for i, society_seeds in enumerate(agent_seeds)
         ]
-        agents, teacher = [agent for agent, _ in pairs], pairs[-1][1]
+        agents, teacher = [agent for agent, _ in agents_with_teachers], agents_with_teachers[-1][1]
         if kinds := getattr(agents[0], "kinds", None):
             env.spec = replace(env.spec, kinds=kinds)
-        chosen_objective: Objective | None = builder.value(design["objective"], Objective | None, "design.objective")
+        chosen_objective: Objective | None = builder.build_value(
+            design["objective"], Objective | None, "design.objective"
+        )
         objective, cost = chosen_objective or env.spec.objective, spending_cost(config, builder)
         if kind == "search" and hasattr(env, "clip_actions"):
             env.clip_actions = bool(getattr(agents[0].controller, "clip_actions", True))
@@ -231,16 +231,16 @@ def _build_principal(
             seeds=Seeds(config["seed"]).child("principal"),
             space=spec.proposals if controller is None else controller.space,
             controller=controller,
-            proposals=proposals_of(config, "design" if controller is None else "search"),
+            proposals=count_proposals(config, "design" if controller is None else "search"),
         )
     )
     if controller is not None and not can_search(config["principal"], builder):
         name, nodes = config["principal"]["_target_"].rpartition(".")[2], load_options("principal")
-        works = [option for option, node in nodes.items() if node["_target_"] and can_search(node, Builder())]
+        principal_names = [option for option, node in nodes.items() if node["_target_"] and can_search(node, Builder())]
         raise Incompatible(
             IncompatibilityReason.MISSING_PART,
             f"{name} needs a society under a mechanism and cannot search the parameters of a policy; use "
-            f"principal={', '.join(works)}",
+            f"principal={', '.join(principal_names)}",
         )
     principal: Proposer = builder.build(config["principal"], "principal")
     return principal
@@ -258,15 +258,15 @@ def without_missing_weights(config: Config, play_only: bool = False) -> Config:
         play_only: whether the agent will be given the weights of a checkpoint.
     """
     init_from = (config.get("agent") or {}).get("init_from")
-    entry = (config.get(RESOLVED) or {}).get("agent.init_from")
-    if not isinstance(init_from, str) or (entry is None and not init_from.startswith("preset:")):
+    identity = (config.get(RESOLVED) or {}).get("agent.init_from")
+    if not isinstance(init_from, str) or (identity is None and not init_from.startswith("preset:")):
         return config
-    preset = entry is None or entry["as"].startswith("preset:")
+    is_preset = identity is None or identity["as"].startswith("preset:")
     folder = Path(init_from).expanduser()
-    status = read_status(folder) if preset and entry is not None else None
-    is_available = status is not None and status.state == "finished" if preset else folder.is_dir()
+    status = read_status(folder) if is_preset and identity is not None else None
+    is_available = status is not None and status.state == "finished" if is_preset else folder.is_dir()
     is_self_contained = not Builder(trusted=config["trusted_modules"]).needs(config["agent"], "scorer", "agent")
-    if not is_available and (is_self_contained or not play_only) and (preset or play_only):
+    if not is_available and (is_self_contained or not play_only) and (is_preset or play_only):
         return {**config, "agent": {**config["agent"], "init_from": None}}
     return config
 
@@ -276,24 +276,27 @@ def can_search(principal: Config, builder: Builder) -> bool:
     return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
 
 
-def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
-    """Return how many vectors a principal proposes in a run, over all contexts; a race proposes none."""
+def count_proposals(config: Config, kind: LoopKind) -> int:
+    """Return how many vectors a principal proposes in a run of the loop `design` or `search`, over all contexts.
+
+    A race proposes none.
+    """
     node = config[kind]
     return int(node["steps" if kind == "design" else "iterations"] * node["candidates"])
 
 
-def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = None) -> Loop:
+def build_loop(config: Config, parts: Parts, load_references: Callable[[], Any] | None = None) -> Loop:
     """Build the loop that the parts determine (`loop_kind`); agents that do not learn get the loop `play`.
 
-    `known` returns the results of reference runs (`LoopParts.load_references`).
+    `load_references` returns the results of reference runs (`LoopParts.load_references`).
     """
     kind = parts.kind
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
     builder = parts.resources.builder
-    settings = builder.build(config[section(kind)], section(kind), SETTINGS[kind])
-    loop: Loop = builder.locate(LOOPS[kind], section(kind))(
-        parts if known is None else replace(parts, load_references=known), settings
+    settings = builder.build(config[config_section(kind)], config_section(kind), LOOP_SETTINGS[kind])
+    loop: Loop = builder.locate(LOOP_CLASSES[kind], config_section(kind))(
+        parts if load_references is None else replace(parts, load_references=load_references), settings
     )
     return loop
 
@@ -305,10 +308,10 @@ def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind,
         ConfigError: an object is not an observer, or this kind of run cannot be observed.
     """
     nodes = config.get("observers") or []
-    if nodes and kind not in WATCHED:
+    if nodes and kind not in OBSERVED_LOOPS:
         raise ConfigError(
             f"observers={[node.get('_target_') for node in nodes]}: episodes of the loop {kind} are played in other "
-            f"processes and cannot be observed; remove observers, which work with the loops {', '.join(WATCHED)}"
+            f"processes and cannot be observed; remove observers, which work with the loops {', '.join(OBSERVED_LOOPS)}"
         )
     builder = builder.replace_services(ObserverServices(env.spec, env, folder))
     observers = [builder.build(node, f"observers[{i}]") for i, node in enumerate(nodes)]
@@ -327,7 +330,7 @@ def spending_cost(config: Config, builder: Builder) -> float:
     Raises:
         ConfigError: the value is not a number in [0, 1e6].
     """
-    return float(builder.value(config["design"]["spending_cost"], SpendingCost, "design.spending_cost"))
+    return float(builder.build_value(config["design"]["spending_cost"], SpendingCost, "design.spending_cost"))
 
 
 def _check_init_from(config: Config) -> None:
@@ -370,8 +373,8 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     kind = loop_kind(config, builder)
     # Whether an agent learns may be known only when it is built.
     for loop_name in ("learn", "play") if kind == "learn" else (kind,):
-        if section(loop_name) in config:
-            builder.validate(config[section(loop_name)], section(loop_name), SETTINGS[loop_name])
+        if config_section(loop_name) in config:
+            builder.validate(config[config_section(loop_name)], config_section(loop_name), LOOP_SETTINGS[loop_name])
 
 
 def check_distributed(config: Config, resources: RunResources) -> None:
@@ -390,17 +393,17 @@ def check_distributed(config: Config, resources: RunResources) -> None:
         raise ConfigError(f"llmrl-finetune trains in one process, and there are {n}; {advice}")
     builder = resources.builder
     model = config.get("llm") or {}
-    learns, samples = ((model.get(name) or {}).get("_target_") is not None for name in ("learn", "sampler"))
+    model_learns, has_sampler = ((model.get(name) or {}).get("_target_") is not None for name in ("learn", "sampler"))
     # A model that learns divides the requests of its players, unless a server samples the replies.
-    players_learn = learns and not samples and builder.needs(config["agent"], "llm", "agent")
+    players_learn = model_learns and not has_sampler and builder.needs(config["agent"], "llm", "agent")
     if not (players_learn or builder.needs(config["agent"], "processes", "agent")):
-        works = ", ".join(
+        agent_names = ", ".join(
             name for name, option in load_options("agent").items() if Builder().needs(option, "processes", "agent")
         )
         raise ConfigError(
             f"{config['agent']['_target_'].rpartition('.')[2]} computes alone, so {n} processes would do the same work "
-            f"{n} times. Use an agent whose work can be divided, agent={works}, or agent=llm_player with llm/learn and "
-            f"llm/sampler=none; or {advice}"
+            f"{n} times. Use an agent whose work can be divided, agent={agent_names}, or agent=llm_player with "
+            f"llm/learn and llm/sampler=none; or {advice}"
         )
     for group in ("principal", "teacher") if players_learn else ("principal", "agent", "teacher"):
         if builder.needs(config[group], "llm", group):

@@ -13,7 +13,7 @@ from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.config_completion import groups_using_model
-from llmrl.experiment.parts import Parts, proposals_of
+from llmrl.experiment.parts import Parts, count_proposals
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.reference_line_runs import measured_references
 from llmrl.llms.client import ChatClient
@@ -35,8 +35,8 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     It lists parts, shapes, parameter counts, environment steps and LLM calls.
     """
     spec = parts.env.spec
-    numbers = spec.continuous_actions
-    actions = f"{spec.n_actions} actions" if numbers is None else f"actions of {numbers.description}"
+    continuous = spec.continuous_actions
+    actions = f"{spec.n_actions} actions" if continuous is None else f"actions of {continuous.description}"
     rows = [
         (
             "env",
@@ -52,27 +52,27 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     if spec.mechanism is not None:
         rows.append(("mechanism", spec.mechanism.name))
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
-    rows += _regime(config, parts, loop)
+    rows += _regime_rows(config, parts, loop)
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
     initial_runs = run_references.prerequisite_runs(config)
     rows += [(run.purpose, run.plan_text) for run in initial_runs]
-    rows += _principal(config, parts)
-    rows += _teacher(parts, loop)
-    rows += _llm(parts)
+    rows += _principal_rows(config, parts)
+    rows += _teacher_rows(parts, loop)
+    rows += _model_rows(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
     reference_runs = reference_line_runs.prerequisite_runs(config, parts, loop)
     rows += reference_line_runs.plan_rows(config, parts, loop, reference_runs)
     rows += noise_rows(config, loop, reference_runs)
-    first = [run for run in (*initial_runs, *reference_runs) if not run.finished]
+    unfinished_runs = [run for run in (*initial_runs, *reference_runs) if not run.finished]
     if isinstance(loop, DesignLoop):
-        total = loop.env_steps + sum(run.env_steps for run in first)
-        if first:
-            rows.append(("environment steps in all", f"{total:,}, with those of the runs to be computed first"))
-        rows += _duration(config, parts, loop, total)
+        total_steps = loop.env_steps + sum(run.env_steps for run in unfinished_runs)
+        if unfinished_runs:
+            rows.append(("environment steps in all", f"{total_steps:,}, with those of the runs to be computed first"))
+        rows += _time_rows(config, parts, loop, total_steps)
     else:
-        rows += _duration(config, parts, loop)
+        rows += _time_rows(config, parts, loop)
     estimate = loop.estimate()
     if isinstance(parts.llm, ChatClient) and estimate is not None:
         rows += call_rows(estimate, parts.llm)
@@ -80,7 +80,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     return rows
 
 
-def _regime(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
+def _regime_rows(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     """Return a row on the regime: how the agents were pre-trained, and for how long they learn in this run."""
     name = config.get("regime_name")
     if name is None:
@@ -96,7 +96,7 @@ def _regime(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[s
     return [("regime", f"{name} ({agents}{length})")]
 
 
-def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: int = 0) -> list[tuple[str, str]]:
+def _time_rows(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: int = 0) -> list[tuple[str, str]]:
     """Return the time of a run, and of the runs it needs, on this machine.
 
     Args:
@@ -115,16 +115,16 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     seeds = Seeds(config["seed"]).child("rehearsal")
     if isinstance(loop, DesignLoop):
         rate = measure_steps_per_second(loop.adaptation, seeds)
-        waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
-        text = f"about {format_duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
-        return [("time", text)]
+        wait_note = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
+        duration = format_duration(env_steps / rate)
+        return [("time", f"about {duration} on this machine, at {rate:,.0f} environment steps/s{wait_note}")]
     seconds = estimate_seconds(loop, seeds)
     if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
     condition = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
-    asks = isinstance(parts.llm, ChatClient) and not _is_scripted(parts.llm)
-    waits = ", and the language model's replies" if asks else ""
-    return [("time", f"about {format_duration(seconds)} on this machine{condition}{waits}")]
+    uses_model = isinstance(parts.llm, ChatClient) and not _is_scripted(parts.llm)
+    wait_note = ", and the language model's replies" if uses_model else ""
+    return [("time", f"about {format_duration(seconds)} on this machine{condition}{wait_note}")]
 
 
 def _is_scripted(model: object) -> bool:
@@ -142,53 +142,55 @@ def call_rows(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str
         ("  reply tokens", f"about {estimate.completion_tokens:,}"),
     ]
     providers = [client.endpoints[name].provider for name in estimate.fraction_by_model]
-    expected, maximum = costs(estimate, client)
+    expected, maximum = estimate_costs(estimate, client)
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
     budget = client.budget.usd
     if len(providers) > 1:
         provider_shares = zip(providers, estimate.fraction_by_model.values(), strict=True)
         rows += [
-            (f"  {provider.label}", _dollars(*_costs(estimate, share, provider))) for provider, share in provider_shares
+            (f"  {provider.label}", _format_cost(*_provider_costs(estimate, share, provider)))
+            for provider, share in provider_shares
         ]
-    cost = ("  cost", _dollars(expected, maximum))
+    cost = ("  cost", _format_cost(expected, maximum))
     return [*rows, cost, *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
 
 
-def _dollars(expected: float | None, maximum: float | None) -> str:
+def _format_cost(expected: float | None, maximum: float | None) -> str:
     return f"about ${expected:,.4g}" + ("" if maximum is None else f", at most ${maximum:,.4g}")
 
 
-def costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
+def estimate_costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
     """Return the expected and highest cost of calls, US dollars; None if prices or the longest reply are unknown."""
-    provider_costs = [
-        _costs(estimate, share, client.endpoints[name].provider) for name, share in estimate.fraction_by_model.items()
+    costs = [
+        _provider_costs(estimate, share, client.endpoints[name].provider)
+        for name, share in estimate.fraction_by_model.items()
     ]
-    return _sum([expected for expected, _ in provider_costs]), _sum([maximum for _, maximum in provider_costs])
+    return _sum_costs([expected for expected, _ in costs]), _sum_costs([maximum for _, maximum in costs])
 
 
-def _sum(costs: Sequence[float | None]) -> float | None:
+def _sum_costs(costs: Sequence[float | None]) -> float | None:
     """Return the sum; None if a cost is unknown."""
     available = [cost for cost in costs if cost is not None]
     return sum(available) if len(available) == len(costs) else None
 
 
-def _costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[float | None, float | None]:
-    """Return `costs` of the share of calls that one model answers."""
-    max_reply = provider.max_reply_tokens
+def _provider_costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[float | None, float | None]:
+    """Return `estimate_costs` of the share of calls that one model answers."""
+    max_reply_tokens = provider.max_reply_tokens
     prompts, replies = (round(share * n) for n in (estimate.prompt_tokens, estimate.completion_tokens))
     expected = provider.cost(prompts, replies, 0, 0)
-    if expected is None or max_reply is None:
+    if expected is None or max_reply_tokens is None:
         return expected, None
     # Worst case: every reply has full length and is repaired; each repair quotes the prompt and the reply again.
     n_repairs, max_calls = estimate.max_calls - estimate.calls, estimate.max_calls
-    max_prompt_tokens = (estimate.prompt_tokens + estimate.quoted * max_reply) * max_calls // max(
+    max_prompt_tokens = (estimate.prompt_tokens + estimate.quoted * max_reply_tokens) * max_calls // max(
         estimate.calls, 1
-    ) + n_repairs * max_reply
-    return expected, provider.cost(round(share * max_prompt_tokens), round(share * max_calls * max_reply)) or 0.0
+    ) + n_repairs * max_reply_tokens
+    return expected, provider.cost(round(share * max_prompt_tokens), round(share * max_calls * max_reply_tokens)) or 0.0
 
 
-def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
+def _teacher_rows(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     """Return rows on the teacher and the updates in which it teaches.
 
     The teacher's methods `describe` and `count_taught_updates` are optional.
@@ -196,11 +198,11 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     teacher = parts.teacher
     if teacher is None:
         return [("teacher", "none")]
-    describe, count_lessons = getattr(teacher, "describe", None), getattr(teacher, "count_taught_updates", None)
+    describe, count_taught_updates = getattr(teacher, "describe", None), getattr(teacher, "count_taught_updates", None)
     description = (
         type(teacher).__name__ if describe is None else ", ".join(f"{key}: {x}" for key, x in describe().items())
     )
-    if count_lessons is None or not parts.agents[0].learns:
+    if count_taught_updates is None or not parts.agents[0].learns:
         return [("teacher", description)]
     if isinstance(loop, DesignLoop):
         # The schedule restarts when agents are reset.
@@ -211,29 +213,25 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
         updates, suffix = getattr(loop, "updates", 0), ""
     return [
         ("teacher", description),
-        ("  teaches in", f"{count_lessons(updates):,} of the {updates:,} updates{suffix}"),
+        ("  teaches in", f"{count_taught_updates(updates):,} of the {updates:,} updates{suffix}"),
     ]
 
 
-def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
+def _principal_rows(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
     """Return rows on the principal, the measurements of each of its arms, and whether there are too many arms."""
     principal = parts.principal
     if principal is None:
         return [("principal", "none")]
-    description, kind = type(principal).__name__, parts.kind
-    if isinstance(principal, BanditPrincipal) and kind in ("design", "search"):
-        mean = proposals_of(config, kind) / principal.space.n_context_rows / principal.n_arms
+    description = type(principal).__name__
+    if isinstance(principal, BanditPrincipal):
+        mean = count_proposals(config, parts.kind) / principal.space.n_context_rows / principal.n_arms
         description += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
         description += " in a context" if principal.space.n_context_rows > 1 else ""
-    warnings = [
-        warning
-        for warning in (arm_shortage_warning(config, parts), arm_coverage_warning(config, parts))
-        if warning is not None
-    ]
-    return [("principal", description), *(("  but", warning) for warning in warnings)]
+    warnings = (arm_shortage_warning(config, parts), arm_coverage_warning(config, parts))
+    return [("principal", description), *(("  but", warning) for warning in warnings if warning is not None)]
 
 
-def _llm(parts: Parts) -> list[tuple[str, str]]:
+def _model_rows(parts: Parts) -> list[tuple[str, str]]:
     """Return rows on the model and whether it can answer; a plan can be made without its key."""
     if parts.llm is None:
         return [("llm", "not used")]
@@ -250,22 +248,23 @@ def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     None if there are enough, or the principal has no arms.
     """
     kind, principal = parts.kind, parts.principal
-    if not isinstance(principal, BanditPrincipal) or kind not in ("design", "search"):
+    if not isinstance(principal, BanditPrincipal):
         return None
-    n_proposals, arms, space = proposals_of(config, kind), principal.n_arms, principal.space
+    n_proposals, n_arms, space = count_proposals(config, kind), principal.n_arms, principal.space
     n_plays = n_proposals // space.n_context_rows
-    if n_plays >= arms:
+    if n_plays >= n_arms:
         return None
-    fits = "points" in config["principal"] and len(choose_arms(space, None, FINE_GRID_POINTS, n_proposals)) <= n_plays
-    supply = f"{n_plays:,} proposal{'s' * (n_plays != 1)}"
+    has_points = "points" in config["principal"]
+    fewer_arms_fit = has_points and len(choose_arms(space, None, FINE_GRID_POINTS, n_proposals)) <= n_plays
+    proposals_text = f"{n_plays:,} proposal{'s' * (n_plays != 1)}"
     if space.n_context_rows > 1:
-        supply = f"about {supply} in each of {space.n_context_rows} contexts"
-    times, candidates = ("steps" if kind == "design" else "iterations"), config[kind]["candidates"]
-    longer = f"{kind}.{times}={-(-MIN_PLAYS * arms * space.n_context_rows // candidates)}"
-    fewer = "principal.points=null (arms that fit the run) or " if fits else ""
+        proposals_text = f"about {proposals_text} in each of {space.n_context_rows} contexts"
+    steps_option, candidates = ("steps" if kind == "design" else "iterations"), config[kind]["candidates"]
+    steps_override = f"{kind}.{steps_option}={-(-MIN_PLAYS * n_arms * space.n_context_rows // candidates)}"
+    points_override = "principal.points=null (arms that fit the run) or " if fewer_arms_fit else ""
     return (
-        f"{supply}, {arms:,} arms: close to a random search, as {arms - n_plays:,} arms or more are never played; set "
-        f"{fewer}{longer}, or choose a principal without arms (cem, cmaes, gp, llm)"
+        f"{proposals_text}, {n_arms:,} arms: close to a random search, as {n_arms - n_plays:,} arms or more are never "
+        f"played; set {points_override}{steps_override}, or choose a principal without arms (cem, cmaes, gp, llm)"
     )
 
 
@@ -275,18 +274,18 @@ def arm_coverage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     None if they do not, or the principal has no arms.
     """
     kind, principal = parts.kind, parts.principal
-    if not isinstance(principal, BanditPrincipal) or kind not in ("design", "search"):
+    if not isinstance(principal, BanditPrincipal):
         return None
-    candidates, arms = config[kind]["candidates"], principal.n_arms
-    if candidates < arms:
+    candidates, n_arms = config[kind]["candidates"], principal.n_arms
+    if candidates < n_arms:
         return None
     return (
-        f"the {candidates:,} candidates of a step cover all {arms:,} arms: the first step of a context can measure "
-        f"each of them, and only later steps choose; to choose earlier, set {kind}.candidates to less than {arms:,}"
+        f"the {candidates:,} candidates of a step cover all {n_arms:,} arms: the first step of a context can measure "
+        f"each of them, and only later steps choose; to choose earlier, set {kind}.candidates to less than {n_arms:,}"
     )
 
 
-MAX_ERROR = 0.1
+MAX_RELATIVE_ERROR = 0.1
 """Standard error, as a share of the objective's range, above which fewer vectors with more societies are preferred."""
 
 
@@ -308,8 +307,8 @@ def noise_rows(config: Mapping[str, Any], loop: object, runs: Sequence[Prerequis
     if error is None:
         return []
     rows = [("  standard error", f"about {100 * error:.2g} % of the objective's range a proposal, {source}")]
-    if error > MAX_ERROR and not isinstance(loop.principal, GradientProposer):
-        candidates, replicates = repeated(error, settings.candidates, settings.replicates)
+    if error > MAX_RELATIVE_ERROR and not isinstance(loop.principal, GradientProposer):
+        candidates, replicates = increase_replicates(error, settings.candidates, settings.replicates)
         if candidates < settings.candidates:
             remaining = 100 * error * (settings.replicates / replicates) ** 0.5
             advice = f"design.candidates={candidates} design.replicates={replicates}"
@@ -325,25 +324,25 @@ def relative_error(references: References | None, replicates: int) -> float | No
     error = None if references is None else references.measurement_error(replicates)
     if references is None or error is None:
         return None
-    span = float(np.mean([references.scan_range(context.context) for context in references.contexts]))
-    return error / span if span else None
+    objective_range = float(np.mean([references.scan_range(context.context) for context in references.contexts]))
+    return error / objective_range if objective_range else None
 
 
-def repeated(error: float, candidates: int, replicates: int) -> tuple[int, int]:
+def increase_replicates(error: float, candidates: int, replicates: int) -> tuple[int, int]:
     """Return the numbers of candidates and of societies of each, with the same product, for a small standard error.
 
-    It is the highest number of candidates with a standard error of at most `MAX_ERROR`, or one candidate.
+    It is the highest number of candidates with a standard error of at most `MAX_RELATIVE_ERROR`, or one candidate.
 
     Args:
         error: standard error with `replicates` societies, as a share of the objective's range.
         candidates: number of candidates of a step.
         replicates: number of societies of a candidate.
 
-    >>> repeated(0.2, 8, 1)
+    >>> increase_replicates(0.2, 8, 1)
     (2, 4)
     """
-    societies = candidates * replicates
+    n_societies = candidates * replicates
     for n in range(candidates, 1, -1):
-        if societies % n == 0 and error * (replicates * n / societies) ** 0.5 <= MAX_ERROR:
-            return n, societies // n
-    return 1, societies
+        if n_societies % n == 0 and error * (replicates * n / n_societies) ** 0.5 <= MAX_RELATIVE_ERROR:
+            return n, n_societies // n
+    return 1, n_societies

@@ -29,8 +29,8 @@ from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.5
-REPORT_S = 2.0
+_POLL_SECONDS = 0.5
+STAGE_UPDATE_SECONDS = 2.0
 """Seconds between two updates of a stage in `status.json`."""
 
 
@@ -96,14 +96,14 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
     return config | {"rerun": False, "resume": True}, read_typed_overrides(folder)
 
 
-Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
+ComputeRun = Callable[[Mapping[str, Any], Sequence[str]], object]
 """Function that computes the run of a resolved config, with the overrides that its folder is named after."""
 
 
-def ensure(
+def ensure_finished(
     prerequisites: Sequence[PrerequisiteRun],
     run: Run,
-    compute: Compute,
+    compute: ComputeRun,
     suspend: Callable[[], AbstractContextManager[None]] = nullcontext,
     n_stages_before: int = 0,
     n_stages_after: int = 1,
@@ -141,25 +141,25 @@ def ensure(
 
 
 def _ensure_run(
-    prerequisite: PrerequisiteRun, run: Run, compute: Compute, suspend: Callable[[], AbstractContextManager[None]]
+    prerequisite: PrerequisiteRun, run: Run, compute: ComputeRun, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    """Compute one run, or wait for another process or run that does; arguments and errors are those of `ensure`."""
-    start, launch = _launch_time_and_folder(run)
-    waiting = False
+    """Compute one run, or wait for another process or run that does; arguments and errors as for `ensure_finished`."""
+    launch_time, launch_folder = _launch_time_and_folder(run)
+    is_waiting = False
     while not prerequisite.finished:
-        if (reason := _failure(prerequisite, start, launch)) is not None:
-            raise PrerequisiteFailed(f"{prerequisite.error_label} {reason}")
+        if (failure := _describe_failure(prerequisite, launch_time, launch_folder)) is not None:
+            raise PrerequisiteFailed(f"{prerequisite.error_label} {failure}")
         try:
             compute(prerequisite.config, prerequisite.overrides)
         except RunInUse as error:
-            if not waiting:
+            if not is_waiting:
                 log.info("%s (%s): another run computes it: %s", prerequisite.purpose, prerequisite.name, error)
-                start = min(start, time.time())
-            waiting = True
+                launch_time = min(launch_time, time.time())
+            is_waiting = True
             with suspend():
                 # Suspended until the run is free, because other rows wait while this one is active.
                 while run.stop.signal is None and is_in_use(prerequisite.folder):
-                    time.sleep(_POLL_S)
+                    time.sleep(_POLL_SECONDS)
         except CallNotMade:
             raise
         except LlmrlError as error:
@@ -179,13 +179,13 @@ def _launch_time_and_folder(run: Run) -> tuple[float, str]:
     return launch_record.submitted, launch_record.sweep
 
 
-def _failure(prerequisite: PrerequisiteRun, start: float, launch: str) -> str | None:
-    """Return how the run ended without a result after `start` or in the same launch; None if it did not."""
+def _describe_failure(prerequisite: PrerequisiteRun, launch_time: float, launch_folder: str) -> str | None:
+    """Return how the run ended without a result after `launch_time` or in the same launch; None if it did not."""
     if not prerequisite.folder.is_dir():
         return None
     record, launch_record = read_run(prerequisite.folder), read_launch_record(prerequisite.folder)
-    launches_match = launch_record is not None and launch_record.sweep == launch
-    if record.state not in RESUMABLE_STATES or not (launches_match or record.updated >= start):
+    launches_match = launch_record is not None and launch_record.sweep == launch_folder
+    if record.state not in RESUMABLE_STATES or not (launches_match or record.updated >= launch_time):
         return None
     return f"is {record.state}" + (f": {record.error}" if record.error else "")
 
@@ -204,12 +204,12 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
         env_steps: environment steps of the needed run.
     """
     log.info("%s: started, %s environment steps", stage, f"{env_steps:,}")
-    began, row = time.monotonic(), get_active_row()
-    outer = "" if row is None else row.stage
-    if row is not None:
-        row.stage = stage.name
+    start_time, progress_row = time.monotonic(), get_active_row()
+    previous_stage = "" if progress_row is None else progress_row.stage
+    if progress_row is not None:
+        progress_row.stage = stage.name
     stop_event = threading.Event()
-    reporter = daemon_thread("llmrl-stage", _report, run, stage, folder, stop_event)
+    reporter = daemon_thread("llmrl-stage", _copy_progress, run, stage, folder, stop_event)
     reporter.start()
     try:
         yield
@@ -217,17 +217,17 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
         stop_event.set()
         reporter.join()
         run.status.stage = None
-        if row is not None:
-            row.stage = outer
-    log.info("%s: finished after %s", stage, format_clock(time.monotonic() - began))
+        if progress_row is not None:
+            progress_row.stage = previous_stage
+    log.info("%s: finished after %s", stage, format_clock(time.monotonic() - start_time))
 
 
-def _report(run: Run, stage: RunStage, folder: Path, stop_event: threading.Event) -> None:
+def _copy_progress(run: Run, stage: RunStage, folder: Path, stop_event: threading.Event) -> None:
     """Copy the progress in `folder` to the status of `run` until `stop_event` is set."""
     last_stage: RunStage | None = None
     while True:
-        fraction, eta_s, inner = read_progress(folder)
-        name = stage.name if inner is None else f"{stage.name}: {inner}"
+        fraction, eta_s, inner_stage = read_progress(folder)
+        name = stage.name if inner_stage is None else f"{stage.name}: {inner_stage}"
         current = replace(stage, name=name, fraction=fraction, eta_s=eta_s)
         if current != last_stage:
             run.status.stage = last_stage = current
@@ -236,5 +236,5 @@ def _report(run: Run, stage: RunStage, folder: Path, stop_event: threading.Event
                     run.status.write(run.folder)
             except RunFolderError as error:
                 log.debug("the stage of %s was not written: %s", run.folder, error)
-        if stop_event.wait(REPORT_S):
+        if stop_event.wait(STAGE_UPDATE_SECONDS):
             return

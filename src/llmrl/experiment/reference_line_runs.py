@@ -1,18 +1,18 @@
 """The runs that measure the reference lines of a design run: their names, configs and results.
 
-They follow from the run's config without what differs within a sweep (principal, language model, seed), so a sweep over
-these shares them. By default they take at most the environment steps of the run, so runs of different lengths may have
-coarse scans of different sizes.
+Their configs are derived from the run's config without the parts that differ within a sweep (principal, language model,
+seed), so the runs of such a sweep share them. By default they take at most the environment steps of the run, so runs of
+different lengths may have coarse scans of different sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.builder import Builder
+from llmrl.config.builder import Builder, Config
 from llmrl.config.loop_sections import loop_kind
 from llmrl.core.errors import RunFolderError
 from llmrl.core.option_files import load_option
@@ -26,18 +26,16 @@ from llmrl.loops.reference_measurements import ContextReferences, References
 from llmrl.results.principal_scores import REFERENCE_LEVELS
 from llmrl.run.status import SUMMARY_NAME
 
-_SUFFIX = "_references"
+_NAME_SUFFIX = "_references"
 """Suffix of the name of these runs; the rest is the name of the runs that need them."""
 
 _PLAYER_GROUPS = ("agent", "teacher")
 """Config groups whose language model would also be called in reference measurements."""
 _REPETITIONS = 2
 """Measurements of each vector, if they are affordable."""
-_REMEDY = "they would take more environment steps than the run itself; design.references=1 requests all"
-_FEWEST_VECTORS = 3
+_COST_NOTE = "they would take more environment steps than the run itself; design.references=1 requests all"
+_MIN_VECTORS = 3
 """Minimum number of vectors of a coarse scan: no mechanism, the center, and the maximum."""
-
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,19 +43,19 @@ class ReferencePlan:
     """Reference measurements of a run.
 
     Attributes:
-        repetitions: measurements of each vector in each context; 0: nothing is measured.
-        vectors: number of measured vectors of the coarse scan, the first of which is not a mechanism.
-        untrained: whether untrained agents are measured.
+        n_repetitions: measurements of each vector in each context; 0: nothing is measured.
+        n_vectors: number of measured vectors of the coarse scan, the first of which is not a mechanism.
+        measures_untrained: whether untrained agents are measured.
         scan_size: number of vectors of the complete coarse scan.
     """
 
-    repetitions: int
-    vectors: int
-    untrained: bool
+    n_repetitions: int
+    n_vectors: int
+    measures_untrained: bool
     scan_size: int
 
 
-def affordable_plan(env_steps: int, vector_steps: int, untrained_steps: int, scan_size: int) -> ReferencePlan:
+def plan_within_steps(env_steps: int, vector_steps: int, untrained_steps: int, scan_size: int) -> ReferencePlan:
     """Return the reference measurements that together take at most `env_steps`.
 
     No mechanism comes first, then untrained agents, then the vectors of the coarse scan in their order, unless fewer
@@ -70,11 +68,11 @@ def affordable_plan(env_steps: int, vector_steps: int, untrained_steps: int, sca
             untrained agents.
         scan_size: number of vectors of the coarse scan, >= 1.
     """
-    min_vectors = min(_FEWEST_VECTORS, scan_size)
+    min_vectors = min(_MIN_VECTORS, scan_size)
     repetitions, vectors, untrained = 0, 0, False
     for n, fewest in ((_REPETITIONS, min_vectors), (1, min_vectors), (_REPETITIONS, 1), (1, 1)):
-        if (fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= fewest:
-            repetitions, vectors, untrained = n, min(fitting, scan_size) if fewest == min_vectors else 1, True
+        if (n_fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= fewest:
+            repetitions, vectors, untrained = n, min(n_fitting, scan_size) if fewest == min_vectors else 1, True
             break
     else:
         if vector_steps <= env_steps:
@@ -97,7 +95,7 @@ def reason_without_references(config: Config, parts: Parts) -> str | None:
     return None
 
 
-def expected_stages(config: Config, builder: Builder) -> int:
+def count_expected_stages(config: Config, builder: Builder) -> int:
     """Return the largest number of reference runs of `config`, before its parts are built."""
     has_references = loop_kind(config, builder) == "design" and config["design"]["references"] != 0
     return 2 if has_references and not groups_using_model(config, _PLAYER_GROUPS, builder) else 0
@@ -110,7 +108,7 @@ def reference_plan(config: Config, parts: Parts, loop: DesignLoop) -> ReferenceP
     if requested is not None:
         return ReferencePlan(requested, scan_size, True, scan_size)
     vector, untrained = (_measurement_steps(config, parts, adapts) for adapts in (True, False))
-    return affordable_plan(loop.env_steps, vector, untrained, scan_size)
+    return plan_within_steps(loop.env_steps, vector, untrained, scan_size)
 
 
 def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
@@ -130,22 +128,23 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
     if not isinstance(loop, DesignLoop) or reason_without_references(config, parts) is not None:
         return []
     plan = reference_plan(config, parts, loop)
-    if not plan.repetitions:
+    if not plan.n_repetitions:
         return []
     spec = parts.env.spec
-    vectors = spec.proposals.probe_vectors.tolist()[: plan.vectors]
-    scan = _measurement_config(config, vectors, plan.repetitions, parts)
-    if plan.vectors == 1 < plan.scan_size:
-        runs = [_run("no mechanism", "no_mechanism", "no mechanism", scan, spec.horizon)]
+    vectors = spec.proposals.probe_vectors.tolist()[: plan.n_vectors]
+    scan = _measurement_config(config, vectors, plan.n_repetitions, parts)
+    if plan.n_vectors == 1 < plan.scan_size:
+        runs = [_make_run("no mechanism", "no_mechanism", "no mechanism", scan, spec.horizon)]
     else:
-        first = "" if plan.vectors == plan.scan_size else f", the first {plan.vectors:,}"
-        runs = [_run("coarse scan", "scan", f"coarse scan of {plan.scan_size:,} vectors{first}", scan, spec.horizon)]
-    if plan.untrained:
-        untrained = _measurement_config(config, vectors[:1], plan.repetitions, parts)
+        first = "" if plan.n_vectors == plan.scan_size else f", the first {plan.n_vectors:,}"
+        name = f"coarse scan of {plan.scan_size:,} vectors{first}"
+        runs = [_make_run("coarse scan", "scan", name, scan, spec.horizon)]
+    if plan.measures_untrained:
+        untrained = _measurement_config(config, vectors[:1], plan.n_repetitions, parts)
         untrained["design"]["adapt_rounds"] = 0
         if "init_from" in untrained["agent"]:
             untrained["agent"] = {**untrained["agent"], "init_from": None}
-        runs.append(_run("untrained agents", "untrained", "untrained agents", untrained, spec.horizon))
+        runs.append(_make_run("untrained agents", "untrained", "untrained agents", untrained, spec.horizon))
     return runs
 
 
@@ -157,11 +156,11 @@ def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References
     """
     if not reference_runs or not all(run.finished for run in reference_runs):
         return None
-    scan, *untrained = (_history(run.folder / SUMMARY_NAME) for run in reference_runs)
+    scan, *untrained = (_read_history(run.folder / SUMMARY_NAME) for run in reference_runs)
     return References.from_histories(scan, untrained[0] if untrained else [])
 
 
-def _history(path: Path) -> list[dict[str, Any]]:
+def _read_history(path: Path) -> list[dict[str, Any]]:
     """Return the proposals of a finished run."""
     try:
         return [dict(entry) for entry in read_json_object(path)["history"]]
@@ -180,29 +179,31 @@ def plan_rows(
     if reason is not None:
         return [("reference lines", reason)]
     plan = reference_plan(config, parts, loop)
-    if not plan.repetitions:
-        return [("reference lines", f"none: {_REMEDY}")]
+    if not plan.n_repetitions:
+        return [("reference lines", f"none: {_COST_NOTE}")]
     rows = [("reference lines", _describe_measurements(plan)), *(("", run.plan_text) for run in reference_runs)]
-    if plan.vectors < plan.scan_size or not plan.untrained:
-        rows.append(("", f"others are omitted: {_REMEDY}"))
+    if plan.n_vectors < plan.scan_size or not plan.measures_untrained:
+        rows.append(("", f"others are omitted: {_COST_NOTE}"))
     if (references := measured_references(reference_runs)) is not None:
-        rows += [("", _situation_text(situation)) for situation in references.contexts]
+        rows += [("", _format_context(situation)) for situation in references.contexts]
     return rows
 
 
 def _describe_measurements(plan: ReferencePlan) -> str:
     """Return a description of the measurements."""
-    lines = ["no mechanism"] + ["untrained agents"] * plan.untrained
-    if plan.vectors > 1:
-        partial = (
-            "" if plan.vectors == plan.scan_size else f"the first {plan.vectors:,} of {plan.scan_size:,} vectors of "
+    measured = ["no mechanism"] + ["untrained agents"] * plan.measures_untrained
+    if plan.n_vectors > 1:
+        scan_prefix = (
+            ""
+            if plan.n_vectors == plan.scan_size
+            else f"the first {plan.n_vectors:,} of {plan.scan_size:,} vectors of "
         )
-        lines.append(f"{partial}a coarse scan")
-    times = "once" if plan.repetitions == 1 else f"{plan.repetitions:,} times"
-    return f"{', '.join(lines)}; each vector measured {times}"
+        measured.append(f"{scan_prefix}a coarse scan")
+    times = "once" if plan.n_repetitions == 1 else f"{plan.n_repetitions:,} times"
+    return f"{', '.join(measured)}; each vector measured {times}"
 
 
-def _situation_text(situation: ContextReferences) -> str:
+def _format_context(situation: ContextReferences) -> str:
     """Return the lines of a context as a short text."""
     prefix = "" if situation.context is None else f"{situation.context}: "
     lines = zip(REFERENCE_LEVELS.values(), (situation.untrained, situation.no_mechanism, situation.best), strict=True)
@@ -223,29 +224,25 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
     are therefore listed together, once for each context.
     """
     design = config["design"]
-    candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
-    starts = range(0, len(vectors), candidates)
-    proposals = [
-        vector
-        for i in starts
-        for _ in range(parts.env.spec.proposals.n_context_rows)
-        for vector in vectors[i : i + candidates]
-    ]
+    n_candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
+    starts = range(0, len(vectors), n_candidates)
+    n_contexts = parts.env.spec.proposals.n_context_rows
+    proposals = [vector for i in starts for _ in range(n_contexts) for vector in vectors[i : i + n_candidates]]
     run_config = without_digests(config)
     run_config.pop("llm", None)  # no part uses a model or writes prompts
     run_config.pop("prompts", None)
     run_config |= {
-        "name": config["name"] + _SUFFIX,
+        "name": config["name"] + _NAME_SUFFIX,
         "seed": 0,
         "resume": True,
         "rerun": False,
         "principal": {**load_option("principal", "listed"), "vectors": proposals},
-        "env": {**config["env"], "n_envs": candidates * n_envs_per_society(config)},
+        "env": {**config["env"], "n_envs": n_candidates * n_envs_per_society(config)},
     }
     run_config["design"] = {
         **design,
-        "steps": repetitions * len(proposals) // candidates,
-        "candidates": candidates,
+        "steps": repetitions * len(proposals) // n_candidates,
+        "candidates": n_candidates,
         "replicates": 1,
         "reset_agents": True,
         "contexts": "in_turn",
@@ -258,7 +255,7 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
     return run_config
 
 
-def _run(stage: str, label: str, name: str, config: dict[str, Any], horizon: int | None) -> PrerequisiteRun:
+def _make_run(stage: str, label: str, name: str, config: dict[str, Any], horizon: int | None) -> PrerequisiteRun:
     design, n_envs = config["design"], config["env"]["n_envs"]
     rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
     steps = design["steps"] * rounds * (horizon or 0) * n_envs

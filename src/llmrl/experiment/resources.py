@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.config.builder import Builder
+from llmrl.config.builder import Builder, Config
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import local_device
@@ -22,10 +22,9 @@ from llmrl.sweeps.machine import N_PARALLEL_RUNS_VARIABLE, Machine
 if TYPE_CHECKING:
     from llmrl.loops.batched_executor import RunConnection
 
-Config = Mapping[str, Any]
 Model = ChatClient | Scorer | None
 
-POLICIES = (
+CALL_POLICY_KEYS = (
     "cache",
     "cache_dir",
     "share_cache",
@@ -134,27 +133,18 @@ class RunResources:
         Raises:
             ConfigError: an object is not a sink, has an invalid option, or needs a key or a library that is missing.
         """
-        nodes = self._logger_nodes()
-        built = {name: self.builder.build(node, f"loggers.{name}") for name, node in nodes.items()}
-        sinks = {name: sink for name, sink in built.items() if sink is not None}
+        nodes: Config = self.config.get("loggers") or {}
+        sinks = {name: self.builder.build(node, f"loggers.{name}") for name, node in nodes.items()}
         for name, sink in sinks.items():
-            if not isinstance(sink, Sink):
+            if not isinstance(sink, Sink | None):
                 target = nodes[name]["_target_"]
                 raise ConfigError(f"loggers.{name}._target_={target} is not a sink; derive it from llmrl.run.sink.Sink")
-        return sinks
+        return {name: sink for name, sink in sinks.items() if sink is not None}
 
     def check_sinks(self) -> None:
         """Raise ConfigError for an invalid option of a sink; nothing is built."""
-        for name, node in self._logger_nodes().items():
+        for name, node in (self.config.get("loggers") or {}).items():
             self.builder.validate(node, f"loggers.{name}")
-
-    def _logger_nodes(self) -> Mapping[str, Config]:
-        nodes: Mapping[str, Config] = self.config.get("loggers") or {}
-        for name, node in nodes.items():
-            if not isinstance(node, Mapping):
-                path = f"loggers.{name}"
-                raise ConfigError(f"{path}={node!r} must name the class of a sink, +{path}._target_=my_package.MySink")
-        return nodes
 
     def detached(self) -> AbstractContextManager[None]:
         """Return a context manager for a long wait without requests, in which other runs do not wait for this one."""
@@ -169,7 +159,7 @@ class RunResources:
 
 def model_options(llm: Config) -> dict[str, Any]:
     """Return the keys of an option of llm= that determine the model."""
-    return {name: value for name, value in llm.items() if name not in POLICIES}
+    return {name: value for name, value in llm.items() if name not in CALL_POLICY_KEYS}
 
 
 def model_nodes(llm: Config) -> tuple[Config, Config]:
@@ -177,7 +167,7 @@ def model_nodes(llm: Config) -> tuple[Config, Config]:
 
     A model that is trained has no client: invalid replies are expected until it has learned.
     """
-    policies = {name: value for name, value in llm.items() if name in POLICIES and name != "variants"}
+    policies = {name: value for name, value in llm.items() if name in CALL_POLICY_KEYS and name != "variants"}
     return model_options(llm), {"_target_": "llmrl.llms.client.connect", **policies}
 
 

@@ -22,7 +22,7 @@ _VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets"
 """Libraries that log every request or file; this package reports their failures itself."""
 
 
-def compute(
+def compute_job(
     config: dict[str, Any], overrides: list[str], connection: RunConnection | None = None, label: str = ""
 ) -> float | None:
     """Compute the run of a resolved config as a command does, and return its result; the task of jobs of a sweep.
@@ -35,12 +35,12 @@ def compute(
         SystemExit: the run did not finish.
     """
     command = application_of(config).command
-    with reporting(f"{command} ({label})" if label else command):
+    with report_errors(f"{command} ({label})" if label else command):
         return run_and_print(Experiment(config, overrides, connection))
 
 
-def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
-    """Start, resume or skip the run of an experiment, and print a summary unless `quiet`.
+def run_and_print(experiment: Experiment) -> float | None:
+    """Start, resume or skip the run of an experiment, and print a summary.
 
     Returns:
         The result; None after a dry run, which prints the plan.
@@ -57,17 +57,17 @@ def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
             print_plan(rows)
         return None
     run = experiment.run()
-    if run.processes.is_main and not quiet:
+    if run.processes.is_main:
         with hold_process_lock():
             if run.finished:
                 print_skipped(run)
             else:
-                experiment.application.print_end(run)
+                experiment.application.print_summary(run)
     return run.result
 
 
 @contextmanager
-def reporting(name: str) -> Iterator[None]:
+def report_errors(name: str) -> Iterator[None]:
     """Return a context for the run of the command `name`, which turns errors into a message and an exit code.
 
     Of several processes of a run only the first one prints messages.
@@ -105,8 +105,8 @@ def _expose_errors() -> Iterator[None]:
 
     try:
         yield
-    except SystemExit as stop:
-        cause, hydra_config = stop.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
+    except SystemExit as exit_error:
+        cause, hydra_config = exit_error.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
         is_foreign_sweep = (
             hydra_config is not None
             and hydra_config.mode == RunMode.MULTIRUN

@@ -12,11 +12,11 @@ from typing import Literal
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.folder import format_seed_folder, parse_hash, parse_seed, sanitize_path
 
-Kind = Literal["run", "latest", "preset"]
+ReferenceKind = Literal["run", "latest", "preset"]
 
-_REFERENCE = re.compile(r"(run|latest|preset):(.*?)(?:/s([0-9]{1,18}))?/?")
-_PREFIX = re.compile(r"[0-9a-f]{1,8}")
-_MAX_LISTING = 12
+_REFERENCE_PATTERN = re.compile(r"(run|latest|preset):(.*?)(?:/s([0-9]{1,18}))?/?")
+_HASH_PREFIX_PATTERN = re.compile(r"[0-9a-f]{1,8}")
+_MAX_LISTED = 12
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RunReference:
         seed: seed of the run; None if the reference has none.
     """
 
-    kind: Kind
+    kind: ReferenceKind
     target: str
     seed: int | None
 
@@ -48,11 +48,11 @@ def parse_reference(text: str) -> RunReference | None:
     Raises:
         ConfigError: the text begins like a reference, but its name is empty, or is not a prefix of a hash.
     """
-    match = _REFERENCE.fullmatch(text)
+    match = _REFERENCE_PATTERN.fullmatch(text)
     if match is None:
         return None
     kind, name, seed = match.groups()
-    if not name or (kind == "run" and not _PREFIX.fullmatch(name)):
+    if not name or (kind == "run" and not _HASH_PREFIX_PATTERN.fullmatch(name)):
         raise ConfigError(
             f"{text!r} is not a reference to a run: use run:<hash>, with the first hexadecimal digits at the end of a "
             "folder <label>-<hash>, or latest:<name> or preset:<study>; /s<seed> may follow each"
@@ -60,7 +60,7 @@ def parse_reference(text: str) -> RunReference | None:
     return RunReference(kind, name, None if seed is None else int(seed))  # type: ignore[arg-type]
 
 
-def add_root(parser: argparse.ArgumentParser) -> None:
+def add_output_root_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--output-root` to a command: the folder in which references are looked up."""
     parser.add_argument(
         "--output-root",
@@ -71,7 +71,7 @@ def add_root(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_folder_of(text: str | Path, root: Path) -> Path:
+def resolve_run_folder(text: str | Path, root: Path) -> Path:
     """Return the single run that `text` names: a reference, a run folder, or a folder that contains one run.
 
     `latest:<name>` without a seed is the newest finished run.
@@ -89,25 +89,25 @@ def run_folder_of(text: str | Path, root: Path) -> Path:
     reference = parse_reference(str(text))
     if reference is None:
         return find_only_run(Path(text))
-    runs = experiment_runs(reference, root)
+    runs = find_experiment_runs(reference, root)
     if reference.kind == "latest" and reference.seed is None:
         return max(runs, key=last_updated)
-    return only_of(reference, runs)
+    return select_run(reference, runs)
 
 
-def folder_of(text: str | Path, root: Path) -> Path:
+def resolve_folder(text: str | Path, root: Path) -> Path:
     """Return the folder that `text` names: that of an experiment or, with a seed, of a run; or `text` as a folder.
 
     Raises:
-        ConfigError, RunFolderError: as `run_folder_of`.
+        ConfigError, RunFolderError: as `resolve_run_folder`.
     """
     reference = parse_reference(str(text))
     if reference is None:
         return Path(text)
-    return experiment_runs(reference, root)[0].parent if reference.seed is None else run_folder_of(text, root)
+    return find_experiment_runs(reference, root)[0].parent if reference.seed is None else resolve_run_folder(text, root)
 
 
-def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
+def find_experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     """Return the runs of the experiment that `run:` or `latest:` names, sorted by seed.
 
     If the experiment is under several names, each seed counts once; for `latest:`, only finished runs are returned.
@@ -117,20 +117,20 @@ def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     if reference.kind == "preset":
         raise ConfigError(f"{reference} can only be used in options of a run; use run: or latest: here")
     if reference.kind == "latest":
-        newest = newest_run(reference.target, root)
+        newest = find_newest_run(reference.target, root)
         return [run for run in find_runs(newest.parent) if is_finished(run)]
     runs = [run for run in find_runs(root) if (parse_hash(run) or "").startswith(reference.target)]
     if not runs:
         raise RunFolderError(f"there is no run in {root} whose folder's hash begins with {reference.target}")
     if len({parse_hash(run) for run in runs}) > 1:
-        raise RunFolderError(f"{reference} may be any of {listing(runs)}")
+        raise RunFolderError(f"{reference} may be any of {format_runs(runs)}")
     seeds: dict[int | None, Path] = {}
     for run in sorted(runs, key=is_finished, reverse=True):
         seeds.setdefault(parse_seed(run), run)
     return [seeds[seed] for seed in sorted(seeds, key=lambda seed: seed or 0)]
 
 
-def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
+def select_run(reference: RunReference, runs: Sequence[Path]) -> Path:
     """Return the run with the seed of a reference, or the only run.
 
     Raise RunFolderError if there is not exactly one.
@@ -138,10 +138,10 @@ def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
     matches = [run for run in runs if reference.seed in (None, parse_seed(run))]
     if len(matches) == 1:
         return matches[0]
-    raise RunFolderError(f"{reference} is not one run; available runs: {listing(matches or runs)}")
+    raise RunFolderError(f"{reference} is not one run; available runs: {format_runs(matches or runs)}")
 
 
-def newest_run(name: str, root: Path) -> Path:
+def find_newest_run(name: str, root: Path) -> Path:
     """Return the run under `name` that was finished last; raise RunFolderError if none is finished."""
     from llmrl.results.run_records import find_runs
 
@@ -150,7 +150,8 @@ def newest_run(name: str, root: Path) -> Path:
     candidates = [run for run in runs if is_finished(run)]
     if not candidates:
         raise RunFolderError(
-            f"latest:{name}: no run in {name_folder} is finished" + (f"; unfinished: {listing(runs)}" if runs else "")
+            f"latest:{name}: no run in {name_folder} is finished"
+            + (f"; unfinished: {format_runs(runs)}" if runs else "")
         )
     return max(candidates, key=last_updated)
 
@@ -171,10 +172,10 @@ def last_updated(run: Path) -> float:
     return 0.0 if status is None else status.updated
 
 
-def listing(runs: Sequence[Path]) -> str:
+def format_runs(runs: Sequence[Path]) -> str:
     """Return a list of runs for an error message, each with its reference."""
     from llmrl.results.run_records import read_run
 
-    lines = [f"\n  run:{parse_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTING]]
-    omission = f"\n  and {len(runs) - _MAX_LISTING:,} more" if len(runs) > _MAX_LISTING else ""
-    return f"{len(runs):,} runs:{''.join(lines)}{omission}"
+    lines = [f"\n  run:{parse_hash(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTED]]
+    omission_note = f"\n  and {len(runs) - _MAX_LISTED:,} more" if len(runs) > _MAX_LISTED else ""
+    return f"{len(runs):,} runs:{''.join(lines)}{omission_note}"

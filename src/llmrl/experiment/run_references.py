@@ -11,23 +11,24 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmrl.config import input_digests
+from llmrl.config.builder import Config
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible, RunFolderError
 from llmrl.experiment.config_completion import agent_nodes, has_text_reader, without_unread_sections
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_lookup import (
     RunReference,
-    experiment_runs,
+    find_experiment_runs,
+    find_newest_run,
+    format_runs,
     is_finished,
-    listing,
-    newest_run,
-    only_of,
     parse_reference,
+    select_run,
 )
 from llmrl.run.artifacts import ADAPTER, CONFIG_NAME, read_config
 from llmrl.run.config_hash import RESOLVED, config_hash
@@ -35,15 +36,16 @@ from llmrl.run.folder import format_seed_folder, parse_hash, parse_seed, sanitiz
 
 log = logging.getLogger(__name__)
 
-Config = Mapping[str, Any]
-_PINNED_FOLDER = ".references"
+_PINS_FOLDER = ".references"
 """Subfolder of `<output_root>/<name>` that records which run each `latest:` reference resolved to."""
-_OWN, _SHARED = "own", "shared"
+_OWN_SEED, _SHARED_SEED = "own", "shared"
 """Values of `<key>_seed`: each run's own seed, or seed 0 for all runs."""
-_COMMON_KEYS = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
+_PRESET_SEED_KEY = "agent.init_from"
+"""Key whose `<key>_seed` determines the seed of a preset without one, whatever key refers to the preset."""
+_INHERITED_KEYS = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
 """Keys that the run of a preset takes from the run that needs it; they do not change results."""
 
-_PRESET_ENV_KEYS = ("n_envs", "render")
+_KEPT_ENV_KEYS = ("n_envs", "render")
 """Options of the environment that the preset keeps: the number of games, and options that do not change the game."""
 
 _SHAPE_KEYS = (
@@ -102,16 +104,16 @@ def resolve_references(config: Config) -> dict[str, Any]:
         setting = (config.get(group) or {}).get(key)
         values = list(setting or []) if reference_key.is_list else [setting]
         texts = [text for text in values if isinstance(text, str)]
-        entries = [entry for text in texts if (entry := _resolve(reference_key, text, config)) is not None]
-        if not entries or len(entries) < len(texts):
-            if entries:
+        resolved = [run for text in texts if (run := _resolve_reference(reference_key, text, config)) is not None]
+        if not resolved or len(resolved) < len(texts):
+            if resolved:
                 raise ConfigError(f"{reference_key.key} must name all runs by reference, or all by their folders")
             continue
-        paths = [entry.folder / reference_key.subpath if reference_key.subpath else entry.folder for entry in entries]
-        folders = [str(path) for path in paths] if reference_key.is_list else str(paths[0])
+        run_paths = [run.folder / reference_key.subpath for run in resolved]
+        folders = [str(path) for path in run_paths] if reference_key.is_list else str(run_paths[0])
         new_config[group] = {**new_config[group], key: folders}
-        references = [entry.pinned for entry in entries] if reference_key.is_list else entries[0].pinned
-        identities[reference_key.key] = {"run": ",".join(entry.identity for entry in entries), "as": references}
+        references = [run.pinned for run in resolved] if reference_key.is_list else resolved[0].pinned
+        identities[reference_key.key] = {"run": ",".join(run.identity for run in resolved), "as": references}
     return {**new_config, RESOLVED: identities} if identities else new_config
 
 
@@ -183,37 +185,36 @@ class _ResolvedReference:
     pinned: str
 
 
-def _resolve(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
+def _resolve_reference(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
     """Return the run that `text` names at `reference_key`; None if `text` is an ordinary value of the option."""
     reference = parse_reference(text)
     if reference is None:
-        return _folder_entry(reference_key, text, config) if reference_key.accepts_folder else None
+        return _resolve_folder(reference_key, text, config) if reference_key.accepts_folder else None
     try:
         if reference.kind == "preset":
             if not reference_key.accepts_preset:
                 raise ConfigError("a preset cannot be used here; use run:<hash>, latest:<name>, or the run's folder")
             run = _preset_run(reference_key.key, reference, config)
-            return _ResolvedReference(
-                run.folder, f"{config_hash(run.config)}/{_seed_text(reference.seed, config)}", text
-            )
+            seed_text = _resolve_seed(reference.seed, _PRESET_SEED_KEY, config)[1]
+            return _ResolvedReference(run.folder, f"{config_hash(run.config)}/{seed_text}", text)
         if reference.kind == "latest":
             reference = _pin_reference(reference_key, reference, config)
-        runs = experiment_runs(reference, Path(config["output_root"]))
+        runs = find_experiment_runs(reference, Path(config["output_root"]))
         reference_text = f"run:{parse_hash(runs[0])}"
         if reference_key.is_list:
-            matches = runs if reference.seed is None else [only_of(reference, runs)]
+            matches = runs if reference.seed is None else [select_run(reference, runs)]
             folder = matches[0].parent if reference.seed is None else matches[0]
             return _ResolvedReference(
                 folder, f"{parse_hash(runs[0])}/{'all' if reference.seed is None else folder.name}", reference_text
             )
-        return _select_entry(reference_key, reference, runs, config)
+        return _select_run(reference_key, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
         if not str(error).startswith("seed="):
             error.args = (f"{reference_key.key}={text}: {error}",)
         raise
 
 
-def _folder_entry(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
+def _resolve_folder(reference_key: ReferenceKey, text: str, config: Config) -> _ResolvedReference | None:
     """Return the run in a folder, or in a folder below it.
 
     None if the folder is missing or has no run; the error is then reported by whatever reads the folder.
@@ -226,14 +227,18 @@ def _folder_entry(reference_key: ReferenceKey, text: str, config: Config) -> _Re
         return None
     if len({run.parent for run in runs}) > 1:
         raise RunFolderError(
-            f"{reference_key.key}={text} contains runs of several experiments; name one: {listing(runs)}"
+            f"{reference_key.key}={text} contains runs of several experiments; name one: {format_runs(runs)}"
         )
-    entry = _select_entry(reference_key, None, runs, config)
-    progress = "" if is_finished(entry.folder) else f"@{_checkpoint(entry.folder)}"
-    return _ResolvedReference(entry.folder, entry.identity + progress, text)
+    run = _select_run(reference_key, None, runs, config)
+    if is_finished(run.folder):
+        return _ResolvedReference(run.folder, run.identity, text)
+    # The newest checkpoint is part of the identity: starting from another one gives another run.
+    checkpoints = (run.folder / "checkpoints").glob("checkpoint_*.pt")
+    iteration = max((path.stem.rpartition("_")[2] for path in checkpoints), default="0")
+    return _ResolvedReference(run.folder, f"{run.identity}@{iteration}", text)
 
 
-def _select_entry(
+def _select_run(
     reference_key: ReferenceKey, reference: RunReference | None, runs: Sequence[Path], config: Config
 ) -> _ResolvedReference:
     """Return the run that a reference means among those of one experiment.
@@ -247,26 +252,24 @@ def _select_entry(
     if len(runs) == 1 and explicit_seed is None:
         single_run = runs[0]
         return _ResolvedReference(single_run, f"{digest}/{single_run.name}", f"run:{digest}/{single_run.name}")
-    seed = _seed(explicit_seed, reference_key.key, config)
+    key = reference_key.key
+    seed, seed_text = _resolve_seed(explicit_seed, key, config)
     for run in runs:
         if parse_seed(run) == seed:
-            seed_text = _seed_text(explicit_seed, config, reference_key.key)
-            return _ResolvedReference(
-                run, f"{digest}/{seed_text}", f"run:{digest}" + ("" if seed_text == _OWN else f"/{seed_text}")
-            )
-    key = reference_key.key
-    rule = "" if explicit_seed is not None else f" ({key}_seed={_seed_rule(key, config)})"
-    raise RunFolderError(f"there is no seed {seed}{rule} among {listing(runs)}")
+            suffix = "" if seed_text == _OWN_SEED else f"/{seed_text}"
+            return _ResolvedReference(run, f"{digest}/{seed_text}", f"run:{digest}{suffix}")
+    rule_note = "" if explicit_seed is not None else f" ({key}_seed={_seed_rule(key, config)})"
+    raise RunFolderError(f"there is no seed {seed}{rule_note} among {format_runs(runs)}")
 
 
 def _pin_reference(reference_key: ReferenceKey, reference: RunReference, config: Config) -> RunReference:
     """Return the experiment that `latest:` means in `config`, as recorded when the config was first composed."""
     root = Path(config["output_root"]).expanduser()
-    folder = root / sanitize_path(str(config["name"])) / _PINNED_FOLDER
+    folder = root / sanitize_path(str(config["name"])) / _PINS_FOLDER
     path = folder / f"{config_hash({**config, 'key': reference_key.key})}.json"
     record = _read_record(path)
     if record is None:
-        digest = parse_hash(newest_run(reference.target, root))
+        digest = parse_hash(find_newest_run(reference.target, root))
         record = {
             "key": reference_key.key,
             "reference": str(reference),
@@ -297,17 +300,39 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def _preset_run(key: str, reference: RunReference, config: Config) -> PrerequisiteRun:
-    """Return the run of a preset that the run of `config` names at `key`."""
-    # One rule for the presets of all keys: without a seed in the reference, `agent.init_from_seed` determines it.
-    seed = _seed(reference.seed, "agent.init_from", config)
-    preset_config, overrides = compose_preset(reference.target, seed, config)
-    steps = preset_config["learn"]["env_steps"]
+    """Return the run of a preset that the run of `config` names at `key`.
+
+    It is the run in the environment of `config`, with weights of the same shape.
+
+    Args:
+        key: key of the reference.
+        reference: reference to `<study>` or `<study>+<treatment>`.
+        config: resolved config of the run that needs it, in plain containers.
+
+    Raises:
+        ConfigError: an unknown preset, one for another environment, one with a principal, or one that starts from
+            another preset.
+    """
+    from llmrl.experiment.composition import compose_plain
+
+    seed, _ = _resolve_seed(reference.seed, _PRESET_SEED_KEY, config)
+    study, _, treatment = reference.target.partition("+")
+    overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else [])]
+    preset_config = copy.deepcopy(compose_plain("train", *overrides))
+    preset_config |= {**{key: config[key] for key in _INHERITED_KEYS}, "seed": seed}
+    init_from = preset_config["agent"].get("init_from")
+    if preset_config["principal"].get("_target_") is not None or str(init_from).startswith("preset:"):
+        raise ConfigError(
+            "this preset has a principal, or starts from another preset; use one that trains agents without a "
+            "principal from new weights"
+        )
+    _inherit_env_and_shapes(preset_config, config)
     return PrerequisiteRun(
         _run_purpose(key),
         f"{reference}, seed {seed}",
         with_digests(without_unread_sections(preset_config)),
-        overrides,
-        steps,
+        [*overrides, f"seed={seed}"],
+        preset_config["learn"]["env_steps"],
     )
 
 
@@ -316,35 +341,33 @@ def _run_purpose(key: str) -> str:
     return "pre-training" if key == "agent.init_from" else f"the run of {key}"
 
 
-def _seed(explicit_seed: int | None, key: str, config: Config) -> int:
-    if explicit_seed is not None:
-        return explicit_seed
-    rule = _seed_rule(key, config)
-    seed = config["seed"] if rule == _OWN else 0 if rule == _SHARED else rule
+def _resolve_seed(explicit_seed: int | None, key: str, config: Config) -> tuple[int, str]:
+    """Return the seed of a referenced run, and the seed's part of the identity: `own` if each run uses its own seed.
+
+    Runs that differ only in their seed then share one hash.
+
+    Args:
+        explicit_seed: seed in the reference; None: `<key>_seed` of the config determines it.
+        key: key of the reference.
+        config: config of the run that refers to it.
+
+    Raises:
+        ConfigError: the value of `<key>_seed` or `seed` is invalid.
+    """
+    rule = _seed_rule(key, config) if explicit_seed is None else explicit_seed
+    seed = config["seed"] if rule == _OWN_SEED else 0 if rule == _SHARED_SEED else rule
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed={seed!r} must be a whole number >= 0")
-    return seed
+    return seed, _OWN_SEED if rule == _OWN_SEED else format_seed_folder(seed)
 
 
 def _seed_rule(key: str, config: Config) -> str | int:
     """Return `<key>_seed` of the config; `own` without such a key."""
     group, _, name = key.partition(".")
-    rule = (config.get(group) or {}).get(f"{name}_seed", _OWN)
-    if rule in (_OWN, _SHARED) or (isinstance(rule, int) and not isinstance(rule, bool) and rule >= 0):
+    rule = (config.get(group) or {}).get(f"{name}_seed", _OWN_SEED)
+    if rule in (_OWN_SEED, _SHARED_SEED) or (isinstance(rule, int) and not isinstance(rule, bool) and rule >= 0):
         return rule  # type: ignore[no-any-return]
     raise ConfigError(f"{key}_seed={rule!r} must be own, shared, or a seed (a whole number >= 0)")
-
-
-def _seed_text(explicit_seed: int | None, config: Config, key: str = "agent.init_from") -> str:
-    """Return the seed's part of the identity: `own` if each run uses its own seed.
-
-    Runs that differ only in their seed then share one hash.
-    """
-    return (
-        _OWN
-        if explicit_seed is None and _seed_rule(key, config) == _OWN
-        else format_seed_folder(_seed(explicit_seed, key, config))
-    )
 
 
 def _referenced_runs(key: str, config: Config) -> list[Path]:
@@ -361,46 +384,7 @@ def _to_list(value: str | Iterable[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _checkpoint(run: Path) -> str:
-    """Return the iteration of an unfinished run's newest checkpoint.
-
-    It is part of the identity: starting from another checkpoint gives another run.
-    """
-    return max((path.stem.rpartition("_")[2] for path in (run / "checkpoints").glob("checkpoint_*.pt")), default="0")
-
-
-def compose_preset(preset: str, seed: int, config: Config) -> tuple[dict[str, Any], list[str]]:
-    """Compose the run of a preset in the environment of `config`, with weights of the same shape.
-
-    Return its plain config, and the overrides that its folder is named after.
-
-    Args:
-        preset: `<study>` or `<study>+<treatment>`.
-        seed: seed of the preset's run.
-        config: resolved config of the run that needs it, in plain containers.
-
-    Raises:
-        ConfigError: an unknown preset, one for another environment, one with a principal, or one that starts from
-            another preset.
-    """
-    from llmrl.experiment.composition import plain
-
-    study, _, treatment = preset.partition("+")
-    overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else [])]
-    run_config = {**copy.deepcopy(plain("train", *overrides)), **{key: config[key] for key in _COMMON_KEYS}}
-    run_config["seed"] = seed
-    if run_config["principal"].get("_target_") is not None or str(run_config["agent"].get("init_from")).startswith(
-        "preset:"
-    ):
-        raise ConfigError(
-            "this preset has a principal, or starts from another preset; use one that trains agents without a "
-            "principal from new weights"
-        )
-    _inherit(run_config, config)
-    return run_config, [*overrides, f"seed={seed}"]
-
-
-def _inherit(preset_config: dict[str, Any], config: Config) -> None:
+def _inherit_env_and_shapes(preset_config: dict[str, Any], config: Config) -> None:
     """Copy the environment of `config`, and the options that shape its agents' weights, to the preset's config."""
     env = config["env"]
     for name in ("_target_", "substrate"):
@@ -412,7 +396,7 @@ def _inherit(preset_config: dict[str, Any], config: Config) -> None:
             )
     preset_config["env"] = {
         **copy.deepcopy(dict(env)),
-        **{name: preset_config["env"][name] for name in _PRESET_ENV_KEYS if name in preset_config["env"]},
+        **{name: preset_config["env"][name] for name in _KEPT_ENV_KEYS if name in preset_config["env"]},
     }
     if not has_text_reader(preset_config) and preset_config["env"].get(
         "observe"

@@ -7,14 +7,13 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.config.builder import Builder
+from llmrl.config.builder import Builder, Config
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
@@ -30,11 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Config = Mapping[str, Any]
-
-_GAMES, _STEPS = 16, 100
+_N_GAMES, _N_STEPS = 16, 100
 """Number of games, and steps of each, whose texts the tokenizer is built from."""
-_EXCHANGES = 2000
+_MAX_EXCHANGES = 2000
 """Number of replies from which a chat model learns their format."""
 _LATER_ITERATIONS = 7
 """Number of iterations of a simulated search, besides the first, in which proposals are requested."""
@@ -56,7 +53,7 @@ class SmallModels:
         It is a function of the settings of the model and the environment, and for a chat model also of the part
         that asks it.
         """
-        identity_fields: list[Any] = [kind, asdict(self._seeded(model)), _env(self._config)]
+        identity_fields: list[Any] = [kind, asdict(self._seeded(model)), _env_options(self._config)]
         if kind == "chat":
             identity_fields += [self._config.get("agent"), self._config.get("prompts")]
             if not _is_player(self._config):
@@ -83,21 +80,21 @@ class SmallModels:
         """Make the model in a temporary folder and move it to `folder`."""
         log.info("making %s: %s", model.label, folder)
         # Not by `tempfile`, whose folders have other permissions than folders of runs.
-        scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-        scratch.mkdir(parents=True)
+        temporary_folder = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
+        temporary_folder.mkdir(parents=True)
         try:
-            seeded = self._seeded(model)
-            if isinstance(seeded, SmallChat):
-                make_chat_for_env(scratch, self._config, seeded)
+            seeded_model = self._seeded(model)
+            if isinstance(seeded_model, SmallChat):
+                make_chat_for_env(temporary_folder, self._config, seeded_model)
             else:
-                make_for_env(scratch, self._config, kind, seeded)  # type: ignore[arg-type]
+                make_for_env(temporary_folder, self._config, kind, seeded_model)  # type: ignore[arg-type]
             if not folder.is_dir():
-                scratch.replace(folder)
+                temporary_folder.replace(folder)
         except OSError:
             if not folder.is_dir():  # no other run has made it meanwhile
                 raise
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(temporary_folder, ignore_errors=True)
 
     def _seeded(self, model: SmallModel | SmallChat) -> SmallModel | SmallChat:
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
@@ -126,20 +123,21 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
         )
     # Models of one environment have the same tokenizer whatever their seeds and stories, so weights of one fit another.
     shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
-    env = build_env(_env(config), Builder(EnvServices(shared.child("env")), config["trusted_modules"]))
+    env = build_env(_env_options(config), Builder(EnvServices(shared.child("env")), config["trusted_modules"]))
     try:
-        texts = _texts(env, model.channel, shared)
+        game_texts = _collect_texts(env, model.channel, shared)
     finally:
         env.close()
-    reads = model.reads != "nothing"
-    read = stories(model.stories if reads else 0, seeds.integer("stories"), informative=model.reads == "stories")
+    reads_stories = model.reads != "nothing"
+    n_stories = model.stories if reads_stories else 0
+    story_texts = stories(n_stories, seeds.integer("stories"), informative=model.reads == "stories")
     # The tokenizer is built from texts of the game and of the stories, so a word has the same tokens in both.
-    spelling_texts = [*texts, *stories(len(texts) if reads else 0, shared.integer("stories"))]
-    make_small_model(folder, spelling_texts, kind, model, seeds.integer("weights"))
-    if read:
+    tokenizer_texts = [*game_texts, *stories(len(game_texts) if reads_stories else 0, shared.integer("stories"))]
+    make_small_model(folder, tokenizer_texts, kind, model, seeds.integer("weights"))
+    if story_texts:
         from llmrl.llms.local.small import read_texts
 
-        losses = read_texts(folder, read, model.pretraining_steps, seeds.integer("reading"))
+        losses = read_texts(folder, story_texts, model.pretraining_steps, seeds.integer("reading"))
         log.info("loss on held-out stories: %.3g nats per token before training, %.3g after", *losses)
 
 
@@ -162,7 +160,7 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
 
     shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])
-    env = build_env(_env(config), builder.replace_services(EnvServices(shared.child("env"))))
+    env = build_env(_env_options(config), builder.replace_services(EnvServices(shared.child("env"))))
     try:
         exchanges = (_player_exchanges if _is_player(config) else _proposer_exchanges)(config, env, builder, shared)
     finally:
@@ -192,9 +190,9 @@ def _player_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seed
     collector = Collector(env, agent.policy, "cpu")
     collector.reset(seeds.integer("games"))
     generator = torch.Generator().manual_seed(seeds.integer("actions"))
-    for _ in range(_STEPS):
+    for _ in range(_N_STEPS):
         collector.collect(1, generator, learn=False)
-        if len(chat.exchanges) >= _EXCHANGES:
+        if len(chat.exchanges) >= _MAX_EXCHANGES:
             break
     return chat.exchanges
 
@@ -224,7 +222,7 @@ def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Se
     principal = builder.replace_services(principal_services).build(config["principal"], "principal")
     principal.on_search_start(size["iterations"], size["episodes"])
     initial = principal.state_dict()
-    while len(chat.exchanges) < _EXCHANGES:
+    while len(chat.exchanges) < _MAX_EXCHANGES:
         principal.load_state_dict(initial)
         simulate_search(principal, **size, max_return=env.spec.max_return, rng=rng)
     return chat.exchanges
@@ -292,24 +290,24 @@ def _agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: RandomLegal
     )
 
 
-def _env(config: Config) -> dict[str, Any]:
-    """Return the options of the environment whose texts are read, with `_GAMES` games."""
+def _env_options(config: Config) -> dict[str, Any]:
+    """Return the options of the environment whose texts are read, with `_N_GAMES` games."""
     node = dict(config["env"])
-    return {**node, "n_envs": _GAMES} if "n_envs" in node else node
+    return {**node, "n_envs": _N_GAMES} if "n_envs" in node else node
 
 
-def _texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
+def _collect_texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
     """Return different texts that random play encounters, and the names of the actions."""
     from llmrl.core.protocols import ChannelsOnRequest
 
     channel_space = env.spec.observation.get(channel)
     if channel_space is None or channel_space.dtype != "object":
-        lacks = f"env={env.spec.name} has no text channel {channel!r}"
+        problem = f"env={env.spec.name} has no text channel {channel!r}"
         texts = [name for name, space in env.spec.observation.items() if space.dtype == "object"]
         if texts:
-            raise ConfigError(f"{lacks}, but {', '.join(texts)}: set llm.make.channel={texts[0]}")
+            raise ConfigError(f"{problem}, but {', '.join(texts)}: set llm.make.channel={texts[0]}")
         raise Incompatible(
-            IncompatibilityReason.INTERFACE, f"{lacks}; use an environment of texts, e.g. env=babyai_text"
+            IncompatibilityReason.INTERFACE, f"{problem}; use an environment of texts, e.g. env=babyai_text"
         )
     if isinstance(env, ChannelsOnRequest):
         env.provide((channel,))
@@ -317,12 +315,13 @@ def _texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
     n_actions = env.spec.require_discrete_actions("a small model that scores actions")
     unique_texts: dict[str, None] = {}
     observation = env.reset(seed=seeds.integer("games"))
-    for _ in range(_STEPS):
+    for _ in range(_N_STEPS):
         unique_texts |= dict.fromkeys(str(text) for text in np.asarray(observation[channel], dtype=object).ravel())
         step = env.step(rng.integers(n_actions, size=(env.spec.n_envs, env.spec.n_agents)))
-        is_final = np.asarray(step.terminated) | np.asarray(step.truncated)
-        observation = env.reset(mask=is_final) if is_final.any() else step.observation
+        is_done = np.asarray(step.terminated) | np.asarray(step.truncated)
+        observation = env.reset(mask=is_done) if is_done.any() else step.observation
     # Actions in the form in which a model scores them, alone and at the end of a text.
-    scored = env.spec.continuations(channel)
-    ends = [text.rpartition("\n")[2] for text in unique_texts]
-    return [*unique_texts, *(text for name in scored for end in ends for text in (name.strip(), f"{end}{name}"))]
+    action_texts = env.spec.continuations(channel)
+    last_lines = [text.rpartition("\n")[2] for text in unique_texts]
+    scored_texts = (text for name in action_texts for line in last_lines for text in (name.strip(), f"{line}{name}"))
+    return [*unique_texts, *scored_texts]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
+from llmrl.config.builder import Config
 from llmrl.core.threads import hold_process_lock
 from llmrl.experiment import reference_line_runs
-from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.application import Application, PlanRows
 from llmrl.experiment.config_completion import groups_using_model, with_members, with_texts, without_unread_sections
 from llmrl.experiment.models import build_used_model, with_player_models
 from llmrl.experiment.parts import build_loop, build_parts, check_deterministic, check_values
 from llmrl.experiment.plan import arm_shortage_warning, plan
-from llmrl.experiment.prerequisites import Compute, PrerequisiteRun, ensure
+from llmrl.experiment.prerequisites import ComputeRun, PrerequisiteRun, ensure_finished
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.experiment.run_references import prerequisite_runs, with_digests
 from llmrl.llms.transcript import Transcript
@@ -24,15 +24,13 @@ from llmrl.run.shared_factors import list_shared_factors
 
 log = logging.getLogger(__name__)
 
-Config = Mapping[str, Any]
-
 
 class TrainApplication(Application):
     """Training of agents in an environment, with their teachers and the principals that propose to them."""
 
     command = "llmrl-train"
 
-    def name_groups(self, config: Config) -> list[str]:
+    def groups_in_name(self, config: Config) -> list[str]:
         # The name of a run shows its language model, even if it is the default.
         return ["llm"] if groups_using_model(config) else []
 
@@ -45,21 +43,22 @@ class TrainApplication(Application):
     def make_model(self, resources: RunResources) -> Model:
         return build_used_model(resources)
 
-    def plan(self, config: Config, resources: RunResources) -> Rows:
+    def plan(self, config: Config, resources: RunResources) -> PlanRows:
         parts = build_parts(config, resources.model, resources=resources)
         try:
             return plan(config, parts, build_loop(config, parts))
         finally:
             parts.close()
 
-    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
         with resources.detached():  # a server may be slow to answer
             llm = resources.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = list_shared_factors(config, uses_llm=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        n_stages = 1 + reference_line_runs.expected_stages(config, resources.builder)
-        n_complete = ensure(prerequisite_runs(config), run, compute_needed, resources.detached, n_stages_after=n_stages)
+        n_stages = 1 + reference_line_runs.count_expected_stages(config, resources.builder)
+        runs = prerequisite_runs(config)
+        n_finished_stages = ensure_finished(runs, run, compute_needed, resources.detached, n_stages_after=n_stages)
         with hold_process_lock():  # networks are initialized by torch's global random stream, and games are compiled
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
@@ -71,13 +70,13 @@ class TrainApplication(Application):
             with hold_process_lock():  # built before the reference runs, which may take hours, to find errors early
                 loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
             reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
-            ensure(reference_runs, run, compute_needed, resources.detached, n_stages_before=n_complete)
+            ensure_finished(reference_runs, run, compute_needed, resources.detached, n_stages_before=n_finished_stages)
             run.result = serve(loop.requests(run), run, resources.connection)
             run.summary |= llm_summary(llm)
         finally:
             parts.close()
 
-    def print_end(self, run: Run) -> None:
+    def print_summary(self, run: Run) -> None:
         from llmrl.display.results import print_summary
 
         print_summary(run)

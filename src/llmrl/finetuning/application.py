@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import agent_loop
+from llmrl.config.builder import Builder, Config
+from llmrl.config.loop_sections import declared_loop
 from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.plain_data import read_json_object
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
 from llmrl.core.typed_values import format_override
-from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.application import Application, PlanRows
 from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_distributed
-from llmrl.experiment.prerequisites import Compute
+from llmrl.experiment.prerequisites import ComputeRun
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.experiment.run_references import with_digests as outside_digests
 from llmrl.llms.client import ChatClient
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from llmrl.finetuning.loop import FinetuneLoop
     from llmrl.finetuning.search_task import SearchTask
     from llmrl.run.run import Run
-
-Config = Mapping[str, Any]
 
 PACKAGES = ("transformers", "trl", "peft", "datasets")
 _PROPOSER = "llmrl.principals.llm_factory.llm_principal"
@@ -48,7 +46,7 @@ class FinetuneApplication(Application):
 
     command = "llmrl-finetune"
 
-    def name_groups(self, config: Config) -> list[str]:
+    def groups_in_name(self, config: Config) -> list[str]:
         return ["method"]  # the name of a run shows the method, even if it is the default
 
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -86,12 +84,12 @@ class FinetuneApplication(Application):
     def make_model(self, resources: RunResources) -> Model:
         return build_model(resources)
 
-    def plan(self, config: Config, resources: RunResources) -> Rows:
+    def plan(self, config: Config, resources: RunResources) -> PlanRows:
         hardware = config["hardware"]
         with build_loop(config, resources) as loop:
             return [*loop.plan(), ("hardware", f"{hardware['device']}, threads {hardware['threads'] or 'default'}")]
 
-    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: ComputeRun) -> None:
         from llmrl.loops.executor import serve
 
         self.check_values(config, resources)
@@ -99,7 +97,7 @@ class FinetuneApplication(Application):
             run.status.env, run.status.llm = loop.task.name, loop.client.label
             run.result = serve(loop.requests(run), run)
 
-    def print_end(self, run: Run) -> None:
+    def print_summary(self, run: Run) -> None:
         """Print the results of a fine-tuning run, and the options that use its adapter."""
         from llmrl.display.console import print_fields, print_line, print_table
         from llmrl.display.results import print_validity_warning
@@ -211,7 +209,7 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
             f"{prefix}env={nodes['env']['_target_']} is not a Gymnasium environment, whose episodes evaluate policies; "
             "use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
         )
-    if agent_loop(nodes["agent"], builder) != "search":
+    if declared_loop(nodes["agent"], builder) != "search":
         raise ConfigError(
             f"{prefix}agent={nodes['agent']['_target_']} has no parameters to propose; use agent=linear, tabular, "
             "mlp_policy or projection"

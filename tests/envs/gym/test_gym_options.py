@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_docs import header
+from llmrl.config.option_docs import read_description
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import load_options
 from llmrl.core.seeding import Seeds
@@ -93,5 +93,5 @@ def test_comment_limits_match_gymnasium():
     for name, option in OPTIONS.items():
         if name in ("gymnasium", "minigrid", "babyai"):
             continue
-        limit, comment = gymnasium.spec(option["id"]).max_episode_steps, header(FOLDER / f"{name}.yaml")
+        limit, comment = gymnasium.spec(option["id"]).max_episode_steps, read_description(FOLDER / f"{name}.yaml")
         assert (" steps" not in comment) if limit is None else (f"{limit} steps" in comment)

@@ -14,8 +14,9 @@ from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.maps import SYMBOLS
-from llmrl.experiment.models import build_llm
+from llmrl.experiment.models import build_used_model
 from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.resources import RunResources
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "native_engine.md").read_text()
@@ -54,7 +55,7 @@ def test_training_commands_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         map_options = CUSTOM_MAP if not any(word.startswith("env.map=") for word in overrides) else CUSTOM_MAP[1:]
         config = compose(*overrides, *map_options)
         check_values(config)
-        parts = build_parts(config, build_llm(config, None, check=False))
+        parts = build_parts(config, RunResources(config, build_used_model).model)
         assert isinstance(parts.env, NativeEnv), overrides
         build_loop(config, parts)
         parts.close()
