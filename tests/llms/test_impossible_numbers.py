@@ -153,7 +153,7 @@ def test_unstorable_reply_enters_ledger(tmp_path: Path) -> None:
     client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), CallLog(tmp_path / "calls.jsonl"))
     with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
         client.services.cache.mode = "readwrite"  # type: ignore[union-attr]
-        client.endpoints[CHOSEN_MODEL]._store(client_call(), GOOD, Reservation(0, None))
+        client.endpoints[CHOSEN_MODEL]._cache_and_log(client_call(), GOOD, Reservation(0, None))
     assert "yes" in (tmp_path / "calls.jsonl").read_text()
 
 

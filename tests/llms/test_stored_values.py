@@ -74,11 +74,11 @@ def test_stored_values_round_trip(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("log") / FILE_NAME
     writer, reader = StoredValueWriter(), StoredValueReader(path)
     lines = []
-    references = [writer.reference(value, lines) for value in values]
+    references = [writer.store_value(value, lines) for value in values]
     position, text = 0, b""
     for line in lines:
         encoded = json.dumps(line, ensure_ascii=False).encode() + b"\n"
-        assert reader.add(encoded, position)
+        assert reader.index_line(encoded, position)
         position, text = position + len(encoded), text + encoded
     path.write_bytes(text)
-    assert reader.resolve({"messages": references})["messages"] == values
+    assert reader.resolve_references({"messages": references})["messages"] == values

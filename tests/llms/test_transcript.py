@@ -106,7 +106,7 @@ def test_resume_repeats_no_exchange(tmp_path, monkeypatch):
         "env=escape_room", "env.n_envs=4", "principal=llm", "llm=scripted", "design.steps=4", "design.adapt_rounds=1",
         "design.evaluations=1", "design.validate_episodes=4", "checkpoint_seconds=0", f"output_root={tmp_path}",
     )  # fmt: skip
-    add, steps = AdaptationRecord.add, []
+    add, steps = AdaptationRecord.add_round, []
 
     def dies_in_the_third_step(self, *arguments):
         steps.append(1)
@@ -114,7 +114,7 @@ def test_resume_repeats_no_exchange(tmp_path, monkeypatch):
             raise RuntimeError("the machine is on fire")
         return add(self, *arguments)
 
-    monkeypatch.setattr(AdaptationRecord, "add", dies_in_the_third_step)
+    monkeypatch.setattr(AdaptationRecord, "add_round", dies_in_the_third_step)
     with pytest.raises(RuntimeError, match="fire"):
         run(*overrides)
     monkeypatch.undo()

@@ -278,7 +278,7 @@ def export_agent(run: StrPath, out: Path | None = None, trusted: Sequence[str] =
         networks = [ActorLayers(network) for network in policy.members]
     except Incompatible as error:
         raise ConfigError(f"{folder}: {error}; {_ACCEPTED_AGENTS}") from error
-    identities = policy.identity.tolist() if spec.n_players > 1 else [[]] * spec.n_agents
+    identities = policy.player_one_hots.tolist() if spec.n_players > 1 else [[]] * spec.n_agents
     continuous = spec.continuous_actions
     description = {
         "format": FORMAT_VERSION,
@@ -291,7 +291,7 @@ def export_agent(run: StrPath, out: Path | None = None, trusted: Sequence[str] =
             name: {"shape": list(spec.observation[name].shape), "dtype": spec.observation[name].dtype}
             for name in policy.channels
         },
-        "map": policy.members[0].image,
+        "map": policy.members[0].spatial_channel,
         "layers": networks[0].layers,
         "actions": list(spec.action_names)
         if continuous is None
