@@ -101,7 +101,7 @@ class Recorder:
     def save_on_llm_error(self, *_: Any) -> Any:
         return nullcontext()
 
-    def mark(self) -> dict[str, Any]:
+    def resume_position(self) -> dict[str, Any]:
         return {}
 
 

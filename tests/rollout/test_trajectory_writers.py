@@ -48,7 +48,7 @@ def test_trajectories_match_game(tmp_path):
     check_rows(steps)
     assert set(steps.kind) == set(KINDS) and list(dict.fromkeys(steps.episode)) == list(range(10))
     for number in range(10):
-        rows = steps.rows(steps.episode == number)
+        rows = steps.select(steps.episode == number)
         assert rows.step.tolist() == list(range(len(rows)))
         assert rows.terminated[-1] | rows.truncated[-1]
         assert (rows.success == rows.base_reward.sum()).all() and len(set(rows.game)) == 1

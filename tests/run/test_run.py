@@ -363,7 +363,7 @@ def test_status_round_trip(tmp_path: Path) -> None:
 
 
 def test_progress_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("REPORT_EVERY_S", "LOG_EVERY_S", "FIRST_LOG_S"):
+    for name in ("REPORT_INTERVAL_S", "LOG_INTERVAL_S", "FIRST_LOG_S"):
         monkeypatch.setattr(f"llmrl.run.progress_bar.{name}", 0.0)
     reports: list[float] = []
     with (

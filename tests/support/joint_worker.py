@@ -85,7 +85,7 @@ def train(
 def exchanges(processes: ProcessGroup) -> dict[str, Any]:
     """Return the results of every kind of exchange, as plain data."""
     rank = processes.rank
-    report: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.share, (0, 1, 2, 7))]}
+    report: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.local_slice, (0, 1, 2, 7))]}
     report["everyone"] = processes.all_gather_object({"rank": rank})
     report["main"] = processes.all_gather_object("first" if rank == 0 else "second")[0]
     rows = torch.arange(14.0).reshape(7, 2)
