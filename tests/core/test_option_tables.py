@@ -71,7 +71,7 @@ def test_rejects_invalid_table(experiment, table, message):
 def test_explain_names_row():
     documents = documentation("train", SEARCH)
     assert documents["search.warmup"].value == 100
-    assert documents["search.warmup"].set_in.startswith("conf/treatment/props.yaml:")
+    assert documents["search.warmup"].value_location.startswith("conf/treatment/props.yaml:")
     assert not [key for key in documents if key.startswith("per_")]
 
 

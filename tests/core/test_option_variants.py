@@ -55,7 +55,7 @@ def test_variant_has_documentation():
     assert "replicates: 1" in find_file(path).read_text().splitlines()[replicates.line - 1]
     document = document_config("train", ["env=harvest"])["design.replicates"]
     assert (
-        document.set_in == f"{display_path(path)}:{replicates.line}" == f"conf/regime/_regimes.yaml:{replicates.line}"
+        document.value_location == f"{display_path(path)}:{replicates.line}" == f"conf/regime/_regimes.yaml:{replicates.line}"
     )
 
 

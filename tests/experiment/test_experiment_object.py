@@ -34,7 +34,7 @@ def build_calls(monkeypatch):
     construct = Builder._construct
 
     def count_call(self, part):
-        count[part.where, part.target.__qualname__] += 1
+        count[part.path, part.target.__qualname__] += 1
         return construct(self, part)
 
     monkeypatch.setattr(Builder, "_construct", count_call)

@@ -86,7 +86,7 @@ def test_concurrent_runs_wait_for_single_pretraining(tmp_path):
 def test_waiting_run_is_interruptible(tmp_path, monkeypatch):
     config = compose(*NEEDS, f"output_root={tmp_path}")
     [pretraining_folder] = prerequisite_runs(config)
-    monkeypatch.setattr("llmrl.experiment.prerequisites._POLL_S", 0.01)
+    monkeypatch.setattr("llmrl.experiment.prerequisites._POLL_SECONDS", 0.01)
     name = pretraining_folder.config["name"]
     with (
         Run.open(tmp_path, name, pretraining_folder.config, pretraining_folder.overrides, 0),
