@@ -54,9 +54,8 @@ def test_variant_has_documentation():
     assert replicates.comment.startswith("also read by llmrl-finetune")
     assert "replicates: 1" in find_file(path).read_text().splitlines()[replicates.line - 1]
     document = document_config("train", ["env=harvest"])["design.replicates"]
-    assert (
-        document.value_location == f"{display_path(path)}:{replicates.line}" == f"conf/regime/_regimes.yaml:{replicates.line}"
-    )
+    location = f"{display_path(path)}:{replicates.line}"
+    assert document.value_location == location == f"conf/regime/_regimes.yaml:{replicates.line}"
 
 
 def test_bases_are_no_options():
