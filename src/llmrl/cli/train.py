@@ -73,7 +73,7 @@ def run_console_script(name: str, job: Callable[[DictConfig], float | None], con
         with exit_on_error(name):
             explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN_FLAG])
         return
-    hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, version_base=VERSION_BASE)(job)()
+    hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, **VERSION_BASE)(job)()
 
 
 def train(config: DictConfig) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import hydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -20,8 +21,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.hydra_composition import patch_option_listing, patch_step_caching
 from llmrl.core.secrets import register_resolved_variable
 
-VERSION_BASE = "1.3"
-"""Version of Hydra whose defaults are used."""
+HYDRA_VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
+VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if HYDRA_VERSION < (1, 4) else {}
+"""Arguments of `hydra.main` and `initialize` that select the defaults of 1.3; Hydra 1.4 has no such choice."""
 _FOLDER_OPTIONS = {
     "output_subdir": None,
     "run": {"dir": "."},
@@ -46,25 +48,23 @@ def patch_hydra() -> list[str]:
     problems = register_installed_options()
     patch_option_listing()
     patch_step_caching()
-    load = ConfigLoaderImpl.load_configuration  # every composition calls it
+    # Every composition calls this method, whose name has changed in Hydra 1.4.
+    name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
+    load = getattr(ConfigLoaderImpl, name)
     if hasattr(load, "__wrapped__"):
         return problems
     register_resolver("oc.env", _resolve_environment_variable, replace=True)
 
     @functools.wraps(load)
-    def load_or_describe_error(
-        self: ConfigLoaderImpl,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
-    ) -> DictConfig:
+    def load_or_describe_error(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
         from yaml import YAMLError
 
+        call = inspect.signature(load).bind(self, *args, **kwargs)
+        call.apply_defaults()
+        overrides = call.arguments["overrides"]
         try:
             check_removals(overrides)
-            config = load(self, config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+            config: DictConfig = load(self, *args, **kwargs)
             _check_folders(config)
         except (HydraException, OmegaConfBaseException, ConfigError, ValueError, YAMLError) as error:
             # Hydra's ValueError: the option of a group is a number or null, or a file is not UTF-8.
@@ -72,13 +72,13 @@ def patch_hydra() -> list[str]:
             if isinstance(error, HydraException | OmegaConfBaseException):
                 message = describe_composition_error(error, overrides)
             # Hydra prints errors of its command line itself.
-            command = "llmrl-finetune" if config_name == "finetune" else "llmrl-train"
-            prefix = f"{command}: " if from_shell else ""
+            command = "llmrl-finetune" if call.arguments["config_name"] == "finetune" else "llmrl-train"
+            prefix = f"{command}: " if call.arguments["from_shell"] else ""
             cause = None if isinstance(error, OmegaConfBaseException) else error  # which Hydra would print, too
             raise ConfigCompositionException(f"{prefix}{message}") from cause
         return config
 
-    ConfigLoaderImpl.load_configuration = load_or_describe_error  # type: ignore[method-assign]
+    setattr(ConfigLoaderImpl, name, load_or_describe_error)
     return problems
 
 

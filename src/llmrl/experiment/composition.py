@@ -57,7 +57,7 @@ def compose_config(
         GlobalHydra.instance().hydra = None
         try:
             try:
-                with initialize_config_module("llmrl.conf", version_base=VERSION_BASE):
+                with initialize_config_module("llmrl.conf", **VERSION_BASE):
                     config = compose(primary, [*search_path_overrides, *hydra_arguments], return_hydra_config=True)
             except (HydraException, OmegaConfBaseException) as error:
                 raise ConfigError(describe_composition_error(error, hydra_arguments)) from error
