@@ -1,8 +1,8 @@
 """Processor time of an act of societies of seven agents, compiled and by eager torch, in turns and with one thread.
 
-    python benchmarks/acting.py [--societies 1 2 7 16 50] [--rounds 9] [--calls 100]
+    python benchmarks/acting.py [--societies 1 2 7 16 50] [--games 1] [--rounds 9] [--calls 100]
 
-Societies play one game of Harvest each, with the lean network of its option (facts of the map's cells) or an MLP that
+Societies play `--games` games of Harvest each, with the lean network of its option (facts of the map's cells) or an MLP that
 reads the map. Printed are microseconds of a call, the minimum over rounds, and how many times as fast the compiled one
 is. Both choose the same actions (checked).
 """
@@ -13,13 +13,14 @@ import argparse
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from plain_ppo import PPO_SETTINGS, plain_ppo
 
 import llmrl
+from llmrl.algorithms.societies import partitioned_policy
 from llmrl.algorithms.societies.compiled_acting import CompiledSocieties
-from llmrl.algorithms.societies.partitioned_policy import StackedPolicies
 from llmrl.core.seeding import Seeds
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -29,19 +30,21 @@ NETWORKS: dict[str, dict[str, Any]] = {
 WARM_UP_STEPS = 30
 
 
-def build_acts(network: str, n: int) -> dict[str, Callable[[], torch.Tensor]]:
+def build_acts(network: str, n: int, games: int) -> dict[str, Callable[[], torch.Tensor]]:
     """Return functions that return the actions of n societies, by method; all draw the same random numbers."""
-    env = llmrl.make_env("harvest", n_envs=n)
+    env = llmrl.make_env("harvest", n_envs=n * games)
     env.reset(seed=0)
     generator = torch.Generator().manual_seed(0)
     for _ in range(WARM_UP_STEPS):
-        step = env.step(torch.randint(env.spec.n_actions, (n, env.spec.n_agents), generator=generator))
+        actions = torch.randint(env.spec.n_actions, (n * games, env.spec.n_agents), generator=generator)
+        step = env.step(actions)
     options = {**NETWORKS[network], "head_hidden": [64]}
     policies = [plain_ppo(env.spec, Seeds(i), PPO_SETTINGS, **options).policy for i in range(n)]
     observation = {name: step.observation[name] for name in policies[0].channels}
-    compiled, stacked = CompiledSocieties(policies, 1, observation), StackedPolicies(policies, 1, observation)
-    stacked.compiled = None
-    shape = (1, env.spec.n_agents, env.spec.n_actions)
+    compiled = CompiledSocieties(policies, games, observation)
+    with patch.object(partitioned_policy, "is_compilable", return_value=False):
+        stacked = partitioned_policy.StackedPolicies(policies, games, observation)
+    shape = (games, env.spec.n_agents, env.spec.n_actions)
 
     def make_generators() -> list[torch.Generator]:
         return [torch.Generator().manual_seed(i) for i in range(n)]
@@ -59,13 +62,14 @@ def build_acts(network: str, n: int) -> dict[str, Callable[[], torch.Tensor]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--societies", type=int, nargs="+", default=[1, 2, 7, 16, 50])
+    parser.add_argument("--games", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=100)
     args = parser.parse_args()
     torch.set_num_threads(1)
     for network in NETWORKS:
         for n in args.societies:
-            acts = build_acts(network, n)
+            acts = build_acts(network, n, args.games)
             actions = [act() for act in acts.values()]
             assert torch.equal(*actions)
             seconds = dict.fromkeys(acts, float("inf"))

@@ -80,9 +80,14 @@ def test_outputs_are_independent_of_number_of_societies(kind):
         games = {name: x[: n * GAMES] for name, x in observation.items()}
         return PartitionedPolicy(policies[:n], GAMES).act(games, generator=generators)
 
+    def values(n):
+        return PartitionedPolicy(policies[:n], GAMES).values({name: x[: n * GAMES] for name, x in observation.items()})
+
     reference = act(16)
+    assert torch.equal(values(16), reference.value)
     for n in (1, 2, 7):
         output = act(n)
+        assert torch.equal(values(n), output.value)
         for name in ("action", "log_prob", "value", "logits"):
             assert torch.equal(getattr(output, name), getattr(reference, name)[: n * GAMES])
 

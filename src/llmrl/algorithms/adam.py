@@ -10,9 +10,9 @@ import torch
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam` without the import of TorchDynamo.
 
-    The methods of torch's optimizers import `torch._dynamo` at their first call, to stay out of compiled graphs. The
-    import takes as long as that of torch, over a second of CPU time in each process. Nothing is compiled here, so the
-    functions that torch wraps are called directly.
+    The methods of torch's optimizers import `torch._dynamo` at their first call, to stay out of compiled graphs. This
+    takes about as long as the import of torch. Nothing is compiled here, so the functions that torch wraps are called
+    directly.
     """
 
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)

@@ -28,13 +28,42 @@ Interface = Literal["vec", "gymnasium", "pettingzoo"]
 
 
 @overload
-def make_env(env: str, /, *, api: Literal["vec"] = "vec", **options: Any) -> VecEnv: ...
+def make_env(
+    env: str,
+    /,
+    *,
+    n_envs: int | None = None,
+    api: Literal["vec"] = "vec",
+    seed: int = 0,
+    device: str = "cpu",
+    **options: Any,
+) -> VecEnv: ...
 @overload
 def make_env(
-    env: str, /, *, api: Literal["gymnasium"], **options: Any
+    env: str,
+    /,
+    *,
+    n_envs: int | None = None,
+    api: Literal["gymnasium"],
+    render_mode: Literal["rgb_array"] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    **options: Any,
 ) -> GymnasiumAdapter | GymnasiumVectorAdapter: ...
 @overload
-def make_env(env: str, /, *, api: Literal["pettingzoo"], **options: Any) -> ParallelAdapter: ...
+def make_env(
+    env: str,
+    /,
+    *,
+    n_envs: Literal[1] | None = None,
+    api: Literal["pettingzoo"],
+    render_mode: Literal["rgb_array"] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    **options: Any,
+) -> ParallelAdapter: ...
+
+
 def make_env(
     env: str,
     /,

@@ -26,8 +26,8 @@ from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.networks.spatial_cores import PlanesCore
 
 MAX_SAMPLES = 64
-"""Maximum number of samples of a network in one call; for more, from 50 to 200 on, torch is faster. The number of
-networks must not matter, so that results do not depend on it."""
+"""Maximum number of samples of a network in one call; for more, torch is faster (`benchmarks/acting.py --games 16`). The
+number of networks must not matter, so that results do not depend on it."""
 _PARTS = ("core", "actor", "critic")
 """Names of the modules of an `ActorCritic` whose layers are computed."""
 ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
@@ -231,6 +231,10 @@ class CompiledSocieties:
         n_agents, n_members = self.policy.n_agents, len(self.policy.members)
         agent_members = np.tile(np.arange(n_agents), self.n_games) if n_members > 1 else 0
         self._network_indices = np.repeat(np.arange(len(policies)), games * n_agents) * n_members + agent_members
+        lead = self._members[0]
+        planes = lead.core.planes if isinstance(lead.core, PlanesCore) else ()
+        self._planes = np.array(planes, np.int64).reshape(-1, 3)
+        self._activation = [ACTIVATIONS[type(x)] for x in lead.modules() if type(x) in ACTIVATIONS][-1]
         self.read()
         network = self._networks
         n = len(self._network_indices)
@@ -249,13 +253,9 @@ class CompiledSocieties:
     @torch.no_grad()
     def read(self) -> None:
         """Copy the weights of the policies."""
-        network = self._members[0]
-        planes = network.core.planes if isinstance(network.core, PlanesCore) else ()
         parts = [[_linear_layers(getattr(member, name)) for member in self._members] for name in _PARTS]
         core, actor, critic = (tuple(_stack_layers(layers) for layers in zip(*part, strict=True)) for part in parts)
-        activations = [ACTIVATIONS[type(x)] for x in network.modules() if type(x) in ACTIVATIONS]
-        table = np.array(planes, np.int64).reshape(-1, 3)
-        self._networks = Networks(table, core, actor, critic, activations[-1])
+        self._networks = Networks(self._planes, core, actor, critic, self._activation)
 
     def act(self, observation: dict[str, torch.Tensor], uniform: torch.Tensor | None) -> PolicyOutput:
         """Return the output of all policies.

@@ -176,16 +176,15 @@ class StackedPolicies:
         policies: K `are_policies_stackable`, each with G networks of k agents.
         games: number of games of each policy.
         observation: example observation of all games.
-
-    Attributes:
-        compiled: compiled computation of actions; None: torch computes them.
     """
 
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
         self.policies, self.games = policies, games
         self._n_groups = len(policies[0].members)
-        is_compiled = is_compilable(policies[0], games)
-        self.compiled = CompiledSocieties(policies, games, observation) if is_compiled else None
+        self._compiled: CompiledSocieties | None = None
+        if is_compilable(policies[0], games):
+            self._compiled = CompiledSocieties(policies, games, observation)
+            return
         members = [network for policy in policies for network, _ in policy.list_networks()]
         agents = policies[0].n_agents // self._n_groups
         self._n_samples = games * agents
@@ -194,8 +193,9 @@ class StackedPolicies:
 
     def read(self) -> None:
         """Copy the weights of the policies."""
-        if self.compiled is not None:
-            self.compiled.read()
+        if self._compiled is not None:
+            self._compiled.read()
+            return
         for stack in self._stacks:
             stack.read()
 
@@ -205,11 +205,10 @@ class StackedPolicies:
     ) -> PolicyOutput:
         """Return the actions of all games; groups that share a generator object draw the same numbers."""
         distribution = self.policies[0].distribution
-        if self.compiled is not None:
-            player_one_hots = self.policies[0].player_one_hots
-            return self.compiled.act(
-                observation, None if greedy else self._uniform(player_one_hots, distribution.n_uniforms, generators)
-            )
+        if self._compiled is not None:
+            one_hots = self.policies[0].player_one_hots
+            uniform = None if greedy else self._uniform(one_hots, distribution.n_uniforms, generators)
+            return self._compiled.act(observation, uniform)
         outputs, value, features = self._compute_outputs(observation)
         if greedy:
             action = distribution.mode(outputs)
@@ -225,6 +224,10 @@ class StackedPolicies:
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return state values [n_envs, n_agents]."""
+        if self._compiled is not None:
+            value = self._compiled.act(observation, None).value
+            assert value is not None
+            return value
         return self._compute_outputs(observation)[1]
 
     def _compute_outputs(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

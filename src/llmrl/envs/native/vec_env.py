@@ -129,7 +129,7 @@ class NativeEnv(SocietyEnv):
         base = reward = self._as_tensor(player_stats[0])
         reward_jacobian = None
         if self._mechanism is not None:
-            # On the host in NumPy, whose small operations take a third of the time of torch's.
+            # On the host in NumPy, whose small operations are faster than torch's.
             values = to_numpy(self._values) if self._on_host else self._values
             values = values if running is None else values * running[:, None]
             cleanings = player_stats[1] if self.engine.n_dirt_cells else None
