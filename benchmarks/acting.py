@@ -2,9 +2,9 @@
 
     python benchmarks/acting.py [--societies 1 2 7 16 50] [--games 1] [--rounds 9] [--calls 100]
 
-Societies play `--games` games of Harvest each, with the lean network of its option (facts of the map's cells) or an MLP that
-reads the map. Printed are microseconds of a call, the minimum over rounds, and how many times as fast the compiled one
-is. Both choose the same actions (checked).
+Societies play `--games` games of Harvest each, with the lean network of its option (facts of the map's cells) or an MLP
+that reads the map. Printed are microseconds of a call, the minimum over rounds, and how many times as fast the compiled
+one is. Both choose the same actions (checked).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.networks.spatial_cores import PlanesCore
 
 MAX_SAMPLES = 64
-"""Maximum number of samples of a network in one call; for more, torch is faster (`benchmarks/acting.py --games 16`). The
-number of networks must not matter, so that results do not depend on it."""
+"""Maximum number of samples of a network in one call. For more, torch is faster (`benchmarks/acting.py --games 16`).
+The number of networks must not matter, so that results do not depend on it."""
 _PARTS = ("core", "actor", "critic")
 """Names of the modules of an `ActorCritic` whose layers are computed."""
 ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}
