@@ -116,7 +116,7 @@ def _line(run: RunRecord, task: str, group: str, settings: StudySettings) -> dic
     summary = run.summary()
     kept = {key: json.dumps(summary[key]) for key in SUMMARY_KEYS if key in summary}
     if settings.map is not None:
-        keys = ("mechanism", "objective", "validated")
+        keys = ("mechanism", "objective", "validated", "kinds")
         history = [{key: row[key] for key in keys if key in row} for row in summary["history"]]
         kept["history"] = json.dumps(history)
     return {**dict(zip(_IDENTITY, identity, strict=True)), **kept}

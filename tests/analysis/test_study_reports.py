@@ -13,6 +13,7 @@ import pytest
 from llmrl.analysis.aggregate import compute_report
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape, _compute_unbiased_best
+from llmrl.analysis.regret import TRANSFER_ROWS, GroupValues, compute_regret
 from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.core.errors import RunFolderError
@@ -222,6 +223,54 @@ def test_landscape_per_round_count(tmp_path: Path) -> None:
     assert (page.parent / "figures" / "map_study.svg").exists()
     table = (page.parent / "tables" / "map_study_adaptation.csv").read_text().splitlines()
     assert table[0] == "a,b,c,rounds,mean,low,high" and len(table) == 1 + 2 * len(N_GRID_POINTS)
+
+
+def test_landscape_compares_kinds_of_players(tmp_path: Path) -> None:
+    for k in range(5):
+        kinds = {"0": {"deviator": 1.0 * k, "others": 3.0}, "9": {"deviator": 2.0 + k, "others": 3.0 - k}}
+        rows = [{**row, "kinds": kinds} for row in history(k, N_GRID_POINTS)]
+        write_run(tmp_path, "map", ["principal=listed"], k, report=MAP, history=rows)
+    [section] = compute_report(tmp_path / "map", ReportSettings()).sections
+    assert section.study is not None
+    [table] = [table for table in section.study.tables if table.name == "study_kinds"]
+    header, *lines = table.csv_rows
+    assert header == ["kind", "a", "b", "c", "after_0", "after_9", "change", "low", "high"]
+    assert [line[0] for line in lines] == ["deviator"] * len(N_GRID_POINTS) + ["others"] * len(N_GRID_POINTS)
+    assert lines[0][4:] == pytest.approx([2.0, 4.0, 2.0, 2.0, 2.0])
+    assert lines[-1][4:7] == pytest.approx([3.0, 1.0, -2.0]) and lines[-1][7] < -2.0 < lines[-1][8]
+
+
+REGRET_MAP = {**MAP, "baselines": ["none"], "recommendations": 5}
+
+
+def test_landscape_has_regret_of_each_group(tmp_path: Path) -> None:
+    for treatment, slope in (("none", 1.0), ("players_5", -1.0)):
+        for k in range(5):
+            rows = [{**row, "objective": slope * row["objective"]} for row in history(k, N_GRID_POINTS)]
+            shared = {PRETRAINING: [f"{treatment}/s{k}"]}
+            overrides = ["principal=listed", f"treatment={treatment}"]
+            write_run(tmp_path, "map", overrides, k, shared=shared, report=REGRET_MAP, history=rows)
+    [section] = compute_report(tmp_path / "map", ReportSettings()).sections
+    study = section.study
+    assert isinstance(study, Landscape) and study.regret is not None
+    assert study.band.estimate.max() == pytest.approx(13.0), "the landscape is that of the baseline"
+    assert study.regret.groups == ("none", "players_5") and study.regret.rows[-3:] == TRANSFER_ROWS
+    for band, sign in zip(study.regret.bands, (1.0, -1.0), strict=True):
+        objective = sign * study.band.estimate
+        assert band.estimate[:-3] == pytest.approx(objective.max() - objective)
+    page = write_report(compute_report(tmp_path / "map", ReportSettings()), tmp_path / "report")
+    table = (page.parent / "tables" / "map_study_regret.csv").read_text().splitlines()
+    assert table[0] == "setting,group,regret,low,high" and len(table) == 1 + 2 * (len(N_GRID_POINTS) + 3)
+
+
+def test_regret_is_chosen_by_other_units() -> None:
+    values = np.array([[3.0, 0.0, 3.0], [1.0, 2.0, 1.0]])
+    group = GroupValues(values, units=["a", "b", "c"], seeds=[0, 1, 2])
+    assert group.regret.tolist() == [[0.0, 0.0, 0.0], [2.0, -2.0, 2.0]]
+    matrix = compute_regret({"none": group, "other": group}, ["first", "second"], 2, "apples")
+    assert matrix is not None and matrix.rows == ("first", "second"), "seed 2 has no recommendation"
+    assert np.isnan(matrix.bands[0].low).all(), "three units have no interval"
+    assert compute_regret({"none": group}, ["first", "second"], 2, "apples") is None
 
 
 def test_best_setting_is_evaluated_on_held_out_runs() -> None:

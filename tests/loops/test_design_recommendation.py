@@ -220,6 +220,20 @@ def test_validation_after_earlier_rounds(tmp_path):
     assert summary["env_steps"] == plain["env_steps"] + 2 * 5 * 8
 
 
+def test_validation_rounds_have_returns_of_kinds(tmp_path):
+    members = (
+        "agent.members=[{count: 1, agent: ppo, name: deviator}, {count: 4, agent: ppo, freeze: all, name: others}]"
+    )
+    common = (*ROOM, "env.n_agents=5", "env.fixed_context=0", "principal=fixed", "principal.values=[5,0,0,0,0]")
+    common = (*common, "agent=mixed", members, "design.steps=1", "design.evaluations=0", "design.adapt_rounds=2")
+    folder, summary = design(tmp_path, *common, "design.validation_rounds=[0]")
+    [row] = summary["history"]
+    assert list(row["kinds"]) == ["0", "2"] and set(row["kinds"]["0"]) == {"deviator", "others"}
+    [logged] = [line for line in comparable_metrics(folder) if line["kind"] == "proposal"]
+    for name, value in row["kinds"]["2"].items():
+        assert value == pytest.approx(logged[f"validation/return_{name}"])
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from llmrl.experiment.parts import check_values
 from some import one_in
 from sweeping import sweep, table
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "data"
 COMPLETE_STUDIES = [study for study in list_studies() if study.startswith(("studies/", "first/"))]
 
 
@@ -104,6 +107,53 @@ def test_landscape_ends_with_map(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The best of 6 settings" in done.stdout and "landscape_escape_room_study.png" in done.stdout
+
+
+def test_generalization_evaluates_stored_recommendations():
+    """Those of Bayesian optimization for each society, and the ten best settings of the landscape."""
+    vectors = compose_plain("train", "experiment=studies/generalization_harvest")["principal"]["vectors"]
+    with (RESULTS / "harvest_figure_runs.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["group"] == "gp"]
+    for row in rows:
+        [recommendation] = json.loads(row["recommendations"])
+        assert vectors[int(row["seed"])] == pytest.approx([*recommendation["mechanism"].values()], abs=6e-4)
+    with (RESULTS / "landscape_harvest_landscape.csv").open() as file:
+        settings = sorted(csv.DictReader(file), key=lambda row: -float(row["mean"]))
+    best = [[float(row[name]) for name in ("rate_1", "rate_2", "rate_3")] for row in settings[:10]]
+    assert len(rows) == 10 and vectors[10:] == [*best, [0, 0, 0]]
+
+
+@pytest.mark.parametrize("study", ["generalization_harvest", "deviation_harvest"])
+def test_listed_vectors_are_measured_in_parallel(study):
+    config = compose_plain("train", f"experiment=studies/{study}")
+    assert config["design"]["candidates"] == len(config["principal"]["vectors"]) and config["design"]["steps"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_generalization_ends_with_regret(tmp_path):
+    small = ("env.horizon=20", "design.adapt_rounds=1", "design.validate_episodes=1", "agent.init_from=null")
+    treatments = "treatment=none,players_5,players_14,other_map,policy_gradient"
+    words = (*small, treatments, "seed=0,1", "hardware/backend=here", "output_root=out")
+    done = sweep("experiment=studies/generalization_harvest", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tables = tmp_path / "out" / "generalization_harvest" / "report" / "tables"
+    header, *lines = (tables / "generalization_harvest_study_regret.csv").read_text().splitlines()
+    assert header == "setting,group,regret,low,high" and len(lines) == 5 * (21 + 3)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_deviation_ends_with_changes(tmp_path):
+    rounds = ("design.adapt_rounds=1", "design.validation_rounds=[0,1]", "design.validate_episodes=1")
+    options = "agent: harvest_society, observation_channels: null, init_from: null"
+    members = f"[{{count: 1, {options}, name: deviator}}, {{count: 6, {options}, freeze: all, name: others}}]"
+    words = (*rounds, f"agent.members={members}", "env.horizon=20", "seed=0,1", "hardware/backend=here")
+    done = sweep("experiment=studies/deviation_harvest", *words, "output_root=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tables = tmp_path / "out" / "deviation_harvest" / "report" / "tables"
+    header, *lines = (tables / "deviation_harvest_study_kinds.csv").read_text().splitlines()
+    assert header.startswith("kind,rate_1,rate_2,rate_3,after_0,after_1,change") and len(lines) == 2 * 10
 
 
 @pytest.mark.long

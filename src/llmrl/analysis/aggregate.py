@@ -196,9 +196,10 @@ def _analyze_study(
     settings = settings or read_study_settings(runs)
     if settings is None or not runs:
         return None
+    names = shorten_group_names(task)
     if settings.map is not None:
-        return build_landscape(settings, runs)
-    return compare_groups(settings, shorten_group_names(task), groups, references, bin_width)
+        return build_landscape(settings, {names[group.label]: group_runs for group, group_runs in groups})
+    return compare_groups(settings, names, groups, references, bin_width)
 
 
 def _sum_llm_calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from llmrl.analysis.regret import GroupValues, RegretMatrix, compute_regret
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import count_pretrainings, find_replication_units
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.results.table_format import NumberFormat, ReportTable, format_estimate, interval_to_cells
+from llmrl.statistics.estimators import average_by_unit
 from llmrl.statistics.intervals import Band, mean_interval
 
 _N_BEST, _N_WORST = 10, 5
@@ -30,12 +32,14 @@ class Landscape(StudyResult):
         vectors: the settings, [n, d].
         band: mean objective of each setting with its interval, [n].
         rounds: mean objective after each number of adaptation rounds (`design.validation_rounds`); may be empty.
+        regret: regret of the settings in each group; None for a single group.
     """
 
     names: tuple[str, ...]
     vectors: np.ndarray
     band: Band
     rounds: Mapping[int, Band] = field(default_factory=dict)
+    regret: RegretMatrix | None = None
 
     @property
     def best_index(self) -> int:
@@ -60,16 +64,27 @@ class Landscape(StudyResult):
         return maps
 
 
-def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
+def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRecord]]) -> Landscape:
     """Return the landscape of finished runs of `principal=listed`, which have all measured the same settings.
+
+    It is that of the group of the first baseline, or of all groups if none is a baseline.
+
+    Args:
+        settings: settings of the study.
+        groups: runs by short name of their group, at least one run each.
 
     Raises:
         RunFolderError: a run has other settings than the others, or its summary cannot be read.
     """
-    histories = [_read_history(run) for run in runs]
-    values_by_run = [_mean_by_setting(history) for history in histories]
+    all_runs = [run for group_runs in groups.values() for run in group_runs]
+    runs = next((groups[name] for name in settings.baselines if name in groups), all_runs)
+    history_by_folder = {run.folder: _read_history(run) for run in all_runs}
+    values_by_folder = {folder: _mean_by_setting(history) for folder, history in history_by_folder.items()}
+    histories = [history_by_folder[run.folder] for run in runs]
+    values_by_run = [values_by_folder[run.folder] for run in runs]
     settings_of_first_run = values_by_run[0]
-    for run, run_values in zip(runs, values_by_run, strict=True):
+    for run in all_runs:
+        run_values = values_by_folder[run.folder]
         if run_values.keys() != settings_of_first_run.keys():
             raise RunFolderError(
                 f"{run.folder} has measured other settings than {runs[0].folder}; move one of them to another folder"
@@ -113,10 +128,27 @@ def build_landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Lands
             f". Of the others, {better} are better than no mechanism and {worse} worse, with intervals that do not "
             "overlap"
         )
+    regret = compute_regret(
+        {
+            name: GroupValues(
+                to_array([values_by_folder[run.folder] for run in group_runs]),
+                find_replication_units(group_runs),
+                [run.seed for run in group_runs],
+            )
+            for name, group_runs in groups.items()
+        },
+        [", ".join(f"{x:g}" for x in vector) for vector in vectors],
+        settings.recommendations,
+        unit,
+    )
+    tables += [] if regret is None else [regret.table]
+    kinds_tables, kind_sentences = _compare_kinds(names, vectors, histories, settings_of_first_run, units, basis)
+    tables += kinds_tables
     caption = f"Mean {unit} under each setting, {basis}; intervals are in the table. "
     caption += "The lines connect measurements of one setting." if rounds else "The best is framed."
     caption += " All settings of a run met the same random numbers."
-    return Landscape(settings, (sentence + ".",), tuple(tables), caption, names, vectors, band, rounds)
+    sentences = (sentence + ".", *kind_sentences)
+    return Landscape(settings, sentences, tuple(tables), caption, names, vectors, band, rounds, regret)
 
 
 def _compute_unbiased_best(values: np.ndarray) -> float | None:
@@ -147,16 +179,22 @@ def _read_history(run: RunRecord) -> list[dict[str, Any]]:
         raise RunFolderError(f"{run.folder}: the proposals of its summary cannot be read ({error!r})") from error
 
 
-def _mean_by_setting(history: Sequence[Mapping[str, Any]], rounds: int | None = None) -> dict[_Setting, float]:
-    """Return the mean objective of each setting.
+def _mean_by_setting(
+    history: Sequence[Mapping[str, Any]], rounds: int | None = None, kind: str | None = None
+) -> dict[_Setting, float]:
+    """Return the mean objective of each setting, or the mean return of a kind of players.
 
     Args:
         history: proposals of a run.
         rounds: number of adaptation rounds before the measurement; None: all.
+        kind: kind of players of a mixed society, with `rounds`; None: the objective.
     """
     values_by_setting: dict[_Setting, list[float]] = defaultdict(list)
     for row in history:
-        value = row["objective"] if rounds is None else row["validated"][str(rounds)]
+        if kind is not None:
+            value = row["kinds"][str(rounds)][kind]
+        else:
+            value = row["objective"] if rounds is None else row["validated"][str(rounds)]
         values_by_setting[row["mechanism"]].append(float(value))
     return {setting: float(np.mean(values)) for setting, values in values_by_setting.items()}
 
@@ -212,3 +250,50 @@ def _build_rounds_table(
         rows,
         0,
     )
+
+
+def _compare_kinds(
+    names: tuple[str, ...],
+    vectors: np.ndarray,
+    histories: Sequence[Sequence[Mapping[str, Any]]],
+    settings: Iterable[_Setting],
+    units: Sequence[object],
+    basis: str,
+) -> tuple[list[ReportTable], list[str]]:
+    """Return a table and sentences with the changes of each kind's return; empty unless all societies were mixed.
+
+    A change is the mean return of the kind's players after the last validated round minus that after the first one. It
+    is computed within each run.
+
+    Args:
+        names: names of the parameters of a setting.
+        vectors: the settings, [n, d].
+        histories: proposals of each run.
+        settings: keys of the settings, in the order of `vectors`.
+        units: label of the top-level unit of each run.
+        basis: number of runs in words.
+    """
+    rounds = sorted(set.intersection(*({int(n) for n in row.get("kinds", ())} for rows in histories for row in rows)))
+    if len(rounds) < 2:
+        return [], []
+    first, last = rounds[0], rounds[-1]
+    header: list[object] = ["kind", *names, f"after_{first}", f"after_{last}", "change", "low", "high"]
+    data, rows, sentences, keys = [header], [], [], list(settings)
+    for kind in histories[0][0]["kinds"][str(last)]:
+        means = [[_mean_by_setting(history, n, kind) for history in histories] for n in (first, last)]
+        before, after = (np.array([[by_run[key] for by_run in runs] for key in keys]) for runs in means)
+        change = mean_interval(after - before, units)
+        fmt = NumberFormat(np.concatenate([before, after]))
+        for i, vector in enumerate(vectors):
+            levels = [float(average_by_unit(x[i], units).mean()) for x in (before, after)]
+            rows.append([kind, *(f"{x:g}" for x in vector), *map(fmt, levels), format_estimate(change[i], fmt)])
+            data.append([kind, *vector, *levels, *interval_to_cells(change[i])])
+        gains, losses = int((change.low > 0).sum()), int((change.high < 0).sum())
+        sentences.append(
+            f"From {first} to {last} rounds, the return of {kind} rises under {gains} and falls under {losses} of "
+            f"{len(vectors)} settings (intervals without 0); mean change "
+            f"{fmt.signed(float(change.estimate.mean()))}."
+        )
+    caption = f"Return of a player of each kind, mechanism included: {first} and {last} rounds, {basis}"
+    columns = ["kind", *names, f"{first} rounds", f"{last} rounds", "change"]
+    return [ReportTable("study_kinds", caption, data, columns, rows)], sentences

@@ -28,6 +28,7 @@ from llmrl.analysis.figures import (
 )
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape
+from llmrl.analysis.regret import RegretMatrix
 from llmrl.analysis.report import MAX_GROUPS_IN_FIGURE, Report, Section
 from llmrl.analysis.report_tables import TaskComparison, compute_online_performance, to_slug
 from llmrl.analysis.scores import X_AXES
@@ -55,6 +56,8 @@ def draw_study(study: StudyResult, name: str) -> list[RenderedFigure]:
         ConfigError: matplotlib is not installed.
     """
     if isinstance(study, Landscape):
+        if (regret := study.regret) is not None:
+            return [render_figure(name, regret.table.caption + ".", lambda: _draw_regret(regret))]
         draw = _draw_adaptation if study.rounds else _draw_heat_maps
         return [render_figure(name, study.caption, lambda: draw(study))]
     if isinstance(study, TaskComparison):
@@ -108,6 +111,25 @@ def _draw_heat_maps(study: Landscape) -> Figure:
     figure.colorbar(
         image, ax=axes.ravel().tolist(), label=textwrap.fill(study.settings.unit or "objective", 30), shrink=0.9
     )
+    return figure
+
+
+def _draw_regret(regret: RegretMatrix) -> Figure:
+    """Draw the matrix of regret: settings in rows, groups in columns."""
+    values = np.array([band.estimate for band in regret.bands]).T
+    figure = new_figure(3.0 + 1.1 * values.shape[1], 1.2 + 0.3 * len(values))
+    ax = figure.subplots()
+    maximum = max(float(np.nanmax(np.abs(values))), 1e-9)
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-maximum, vmax=maximum, aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            color = "white" if abs(value) > 0.6 * maximum else "black"
+            ax.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=color)
+    ax.set_xticks(range(len(regret.groups)), [textwrap.fill(group, 12) for group in regret.groups], fontsize=9)
+    ax.set_yticks(range(len(regret.rows)), regret.rows, fontsize=9)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    figure.colorbar(image, ax=ax, label=textwrap.fill(f"regret, {regret.unit}", 30))
     return figure
 
 

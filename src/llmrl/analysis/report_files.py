@@ -36,6 +36,8 @@ _STUDY_KINDS = (
     "study_online",
     "study_landscape",
     "study_adaptation",
+    "study_kinds",
+    "study_regret",
     "study_scores",
     "study_time_to_solution",
     "study_comparisons",

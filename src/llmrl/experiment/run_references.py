@@ -45,8 +45,8 @@ _PRESET_SEED_KEY = "agent.init_from"
 _INHERITED_KEYS = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
 """Keys that the run of a preset takes from the run that needs it; they do not change results."""
 
-_KEPT_ENV_KEYS = ("n_envs", "render")
-"""Options of the environment that the preset keeps: the number of games, and options that do not change the game."""
+_KEPT_ENV_KEYS = ("n_envs", "render", "engine")
+"""Options of the environment that the preset keeps: the number of games, and options that do not change its rules."""
 
 _SHAPE_KEYS = (
     *("share_parameters", "observation_channels", "features", "core", "encoding", "map_channels", "planes"),

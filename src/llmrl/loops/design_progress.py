@@ -149,6 +149,7 @@ class AdaptationRecord:
         training: objective of each vector in the first and in the last round so far, [candidates][2]; empty where an
             episode is longer than a round.
         early_values: objective of each vector after earlier rounds, by number of rounds (`design.validation_rounds`).
+        early_kind_returns: mean return of each kind of players of a mixed society, of each vector after these rounds.
     """
 
     def __init__(self, rounds: int, candidates: int, games: int, objective: Objective, spending_cost: float) -> None:
@@ -161,6 +162,7 @@ class AdaptationRecord:
         self.returns: dict[str, float] = {}
         self.training: list[list[float]] = []
         self.early_values: dict[int, list[float]] = {}
+        self.early_kind_returns: dict[int, list[dict[str, float]]] = {}
 
     def add_round(
         self, index: int, episodes: Sequence[Episode], update_metrics: Sequence[dict[str, float]]
@@ -198,12 +200,14 @@ class AdaptationRecord:
             "returns": dict(self.returns),
             "training": [list(pair) for pair in self.training],
             "validated": [[n, list(values)] for n, values in self.early_values.items()],
+            "kinds": [[n, list(returns)] for n, returns in self.early_kind_returns.items()],
         }
 
     def load_state_dict(self, state: State) -> None:
         self.returns = dict(state["returns"])
         self.training = [list(pair) for pair in state["training"]]
         self.early_values = dict(state["validated"])
+        self.early_kind_returns = dict(state.get("kinds", ()))  # absent in earlier checkpoints
 
 
 ResumePoint = tuple[int, Callable[[], State]]

@@ -30,12 +30,22 @@ class TrialScore:
         society_values: objective of each society.
         value_by_rounds: objective by number of adaptation rounds, the last included; empty without
             `design.validation_rounds`.
+        kind_returns_by_rounds: mean return of the players of each kind, by number of adaptation rounds as above; empty
+            unless the society is mixed.
     """
 
     outcome: Outcome
     episodes: list[Episode]
     society_values: list[float]
     value_by_rounds: dict[int, float] = field(default_factory=dict)
+    kind_returns_by_rounds: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def kind_returns(self, spec: EnvSpec) -> dict[str, float]:
+        """Return the mean return, mechanism included, of the players of each kind of a mixed society; else {}."""
+        return {
+            name: float(np.mean([episode.summaries[f"return_{name}"] for episode in self.episodes]))
+            for name in spec.kinds
+        }
 
 
 def score_vector(
@@ -157,6 +167,11 @@ class DesignHistory:
                 **(
                     {"validated": {str(n): value for n, value in score.value_by_rounds.items()}}
                     if score.value_by_rounds
+                    else {}
+                ),
+                **(
+                    {"kinds": {str(n): returns for n, returns in score.kind_returns_by_rounds.items()}}
+                    if score.kind_returns_by_rounds
                     else {}
                 ),
                 **self.describe(outcome.vector, outcome.context),

@@ -211,6 +211,10 @@ class VectorMeasurer:
                 if self.schedule.early_validation_rounds:
                     earlier = {rounds: values[i] for rounds, values in self.record.early_values.items()}
                     score.value_by_rounds = {**earlier, self.schedule.adapt_rounds: score.outcome.value}
+                if self.schedule.early_validation_rounds and self.spec.kinds:
+                    earlier_returns = {rounds: x[i] for rounds, x in self.record.early_kind_returns.items()}
+                    final_returns = score.kind_returns(self.spec)
+                    score.kind_returns_by_rounds = {**earlier_returns, self.schedule.adapt_rounds: final_returns}
         if learner is not None:
             outcome = scores[0].outcome
             outcome.gradient = learner.gradient(rollouts, self.record.objective, self.record.spending_cost, outcome)
@@ -229,10 +233,9 @@ class VectorMeasurer:
         early_validation_rounds = self.schedule.early_validation_rounds if is_proposal else ()
         while progress.round < self.schedule.adapt_rounds:
             if progress.round in early_validation_rounds and progress.round not in record.early_values:
-                rollouts = yield from self._validate(trial)
-                record.early_values[progress.round] = [
-                    proposal.outcome.value for proposal in self._scores(trial, rollouts)
-                ]
+                scores = self._scores(trial, (yield from self._validate(trial)))
+                record.early_values[progress.round] = [score.outcome.value for score in scores]
+                record.early_kind_returns[progress.round] = [score.kind_returns(self.spec) for score in scores]
             # Games within an episode are not saved: a round that is interrupted between two updates starts again.
             is_pinned = has_several_updates and progress.pinned_resume_point is None
             if is_pinned:

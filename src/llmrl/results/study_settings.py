@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Gt, Le, MaxLen, MinLen
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.ranges import PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.results.groups import ReportTask
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import ReportTable
@@ -36,6 +36,7 @@ class StudySettings:
         pairs: pairs of values of the swept key, `[one, other]`, that are also compared.
         levels: values of the swept key that are drawn as horizontal lines.
         map: names of the parameters on the x and y axes of heat maps, and of one with a map for each value.
+        recommendations: number of first settings of a map that are recommendations, setting i to the society of seed i.
         best_known: highest known objective, for the time to solution; None: no time to solution.
         published: results of the published study, by value of the swept key.
         source: reference for the published results.
@@ -51,6 +52,7 @@ class StudySettings:
     pairs: list[Annotated[list[str], MinLen(2), MaxLen(2)]] = field(default_factory=list)
     levels: list[str] = field(default_factory=list)
     map: Annotated[list[str], MinLen(2), MaxLen(3)] | None = None
+    recommendations: NonNegativeInt = 0
     best_known: float | None = None
     published: Mapping[str, float] = field(default_factory=dict)
     source: str | None = None

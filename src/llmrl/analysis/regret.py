@@ -1,0 +1,109 @@
+"""Regret of the settings of a mechanism in each group of a landscape, and of recommendations in other societies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmrl.results.table_format import NumberFormat, ReportTable, format_estimate, interval_to_cells
+from llmrl.statistics.intervals import Band, mean_interval
+
+TRANSFER_ROWS = ("recommended to the society", "recommended to others", "difference")
+"""Rows below those of settings: mean regret of recommendations, and their difference within societies."""
+
+
+@dataclass(frozen=True)
+class GroupValues:
+    """The measurements of a group.
+
+    Attributes:
+        values: objective of each setting in each run, [n, n_runs].
+        units: label of the top-level unit of each run.
+        seeds: seed of each run.
+    """
+
+    values: np.ndarray
+    units: Sequence[object]
+    seeds: Sequence[int]
+
+    @property
+    def regret(self) -> np.ndarray:
+        """Regret of each setting in each run, [n, n_runs]: objective of the best setting minus that of the setting.
+
+        The best setting of a run is the one with the highest mean over the runs of other units, so the regret has no
+        selection bias and may be negative.
+        """
+        regret = np.empty_like(self.values)
+        for label in dict.fromkeys(self.units):
+            is_inside = np.array([unit == label for unit in self.units])
+            best = int(self.values[:, ~is_inside].mean(axis=1).argmax())
+            regret[:, is_inside] = self.values[best, is_inside] - self.values[:, is_inside]
+        return regret
+
+
+@dataclass(frozen=True)
+class RegretMatrix:
+    """The regret of settings in several groups.
+
+    Attributes:
+        rows: texts of the settings, then `TRANSFER_ROWS` if the society of each run has a recommendation.
+        groups: names of the groups.
+        bands: mean regret with its interval in each group, [n_rows] each.
+        unit: unit of the objective.
+    """
+
+    rows: tuple[str, ...]
+    groups: tuple[str, ...]
+    bands: tuple[Band, ...]
+    unit: str
+
+    @property
+    def table(self) -> ReportTable:
+        """Table with a row for each setting and a column for each group."""
+        fmt = NumberFormat(np.concatenate([band.estimate for band in self.bands]))
+        cells = [[format_estimate(band[i], fmt) for band in self.bands] for i in range(len(self.rows))]
+        data: list[list[object]] = [["setting", "group", "regret", "low", "high"]]
+        data += [
+            [row, group, *interval_to_cells(band[i])]
+            for i, row in enumerate(self.rows)
+            for group, band in zip(self.groups, self.bands, strict=True)
+        ]
+        caption = (
+            f"Regret ({self.unit}): objective of the best setting, chosen by the other societies of the group, minus "
+            "that of the setting; means over societies with 95% intervals"
+        )
+        rows = [[row, *line] for row, line in zip(self.rows, cells, strict=True)]
+        return ReportTable("study_regret", caption, data, ["setting", *self.groups], rows)
+
+
+def compute_regret(
+    groups: Mapping[str, GroupValues], settings: Sequence[str], n_recommendations: int, unit: str
+) -> RegretMatrix | None:
+    """Return the regret of settings in each group; None unless there are several groups of two or more units.
+
+    Args:
+        groups: measurements by name of the group, all of the same settings.
+        settings: texts of the settings, [n].
+        n_recommendations: number of first settings that are recommendations, setting i to the society of seed i.
+        unit: unit of the objective.
+    """
+    if len(groups) < 2 or any(len(set(group.units)) < 2 for group in groups.values()):
+        return None
+    has_transfer = n_recommendations > 1 and all(max(group.seeds) < n_recommendations for group in groups.values())
+    bands = []
+    for group in groups.values():
+        rows = group.regret
+        if has_transfer:
+            rows = np.concatenate([rows, _compare_recommendations(rows, group.seeds, n_recommendations)])
+        bands.append(mean_interval(rows, group.units))
+    names = (*settings, *(TRANSFER_ROWS if has_transfer else ()))
+    return RegretMatrix(names, tuple(groups), tuple(bands), unit)
+
+
+def _compare_recommendations(regret: np.ndarray, seeds: Sequence[int], n: int) -> np.ndarray:
+    """Return the values of `TRANSFER_ROWS` in each run, [3, n_runs]; all seeds are below `n`."""
+    for_society = regret[list(seeds), np.arange(len(seeds))]
+    others = (regret[:n].sum(axis=0) - for_society) / (n - 1)
+    return np.stack([for_society, others, others - for_society])
