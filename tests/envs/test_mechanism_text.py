@@ -67,7 +67,7 @@ def test_text_equals_jacobian_times_values(name, show_mechanism, seed):
         for game in np.flatnonzero(live):
             for player in range(3):
                 facts = report.observation_entries(game, player, values[game])
-                step = SocietyStep(settlement.reward(values), settlement.base_reward, settlement.reward_jacobian)
+                step = SocietyStep(settlement.reward, settlement.base_reward, settlement.reward_jacobian)
                 check(facts, step, values, space, game, player, show_mechanism)
                 if mechanism.player_facts:
                     (fact,) = mechanism.player_facts

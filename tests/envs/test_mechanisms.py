@@ -27,7 +27,7 @@ def events(raw, cleaned=None, present=None):
 def play_tax(rewards, values=RATES, **options):
     """Return the rewards after tax of a sequence of steps of one game, [T, n_agents]."""
     tax = BracketedTax(**options)
-    return np.array([tax.settle(events([raw]), values).reward(values)[0] for raw in rewards])
+    return np.array([tax.settle(events([raw]), values).reward[0] for raw in rewards])
 
 
 def test_mechanisms_satisfy_protocol():
@@ -65,7 +65,7 @@ def test_masked_reset_clears_income():
     for _ in range(4):
         tax.settle(events([[1, 0], [1, 0]]), values)
     tax.reset(np.array([True, False]))
-    reward = tax.settle(events([[1, 0], [1, 0]]), values).reward(values)
+    reward = tax.settle(events([[1, 0], [1, 0]]), values).reward
     np.testing.assert_allclose(reward[:, 1], [4 * 0.1 / 2, 4 * 0.5 / 2], rtol=1e-6)
 
 
@@ -120,7 +120,7 @@ def test_tax_preserves_reward_sum(sequence, values, window, edges):
     tax, values = BracketedTax(edges=edges, window=window), values[:, : len(edges)]
     for raw in sequence:
         settlement = tax.settle(events(raw), values)
-        np.testing.assert_allclose(settlement.reward(values).sum(-1), raw.sum(-1), atol=1e-4)
+        np.testing.assert_allclose(settlement.reward.sum(-1), raw.sum(-1), atol=1e-4)
         np.testing.assert_array_equal(settlement.base_reward, raw)
 
 
@@ -134,7 +134,7 @@ def test_tax_window_matches_sequence_sum(sequence, values):
         due = 4 * np.take_along_axis(values, bracket.reshape(3, -1), axis=1).reshape(raw.shape) * raw
         expected = raw - due + due.mean(-1, keepdims=True)
         settlement = tax.settle(events(raw), values)
-        np.testing.assert_allclose(settlement.reward(values), expected, atol=1e-4)
+        np.testing.assert_allclose(settlement.reward, expected, atol=1e-4)
         np.testing.assert_allclose(settlement.metrics["tax_collected"], due.sum(-1), atol=1e-4)
         for k in range(3):
             np.testing.assert_array_equal(
@@ -169,7 +169,7 @@ def test_incentives(count, raw, cleaned, present, base, payments):
     settlement = Incentives(0.1, clean_count=count).settle(events([[raw]], [[cleaned]], [[present]]), PAY)
     due = 0 if payments is None else PAY[0, payments]
     assert settlement.base_reward[0, 0] == pytest.approx(base)
-    assert settlement.reward(PAY)[0, 0] == pytest.approx(base + due)
+    assert settlement.reward[0, 0] == pytest.approx(base + due)
     assert settlement.metrics["incentives_paid"][0] == pytest.approx(due)
     kind_totals = [settlement.metrics[f"incentives_{kind}"][0] for kind in ("eat", "clean", "other")]
     assert kind_totals == pytest.approx([due * (k == payments) for k in range(3)])
@@ -183,7 +183,7 @@ def test_cleaning_reward_equals_parameter():
 
 def test_removed_players_are_paid_optionally():
     settlement = Incentives(reward_removed=True).settle(events([[0]], [[0]], [[False]]), PAY)
-    assert settlement.reward(PAY)[0, 0] == pytest.approx(3.0)
+    assert settlement.reward[0, 0] == pytest.approx(3.0)
 
 
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])))
@@ -199,11 +199,11 @@ def test_agent_funded_payments_preserve_sum(raw, cleaned):
     values = np.tile(PAY, (3, 1))
     for r, c in zip(raw, cleaned, strict=True):
         left, right = balanced.settle(events(r, c), values), free.settle(events(r, c), values)
-        np.testing.assert_allclose(left.reward(values).sum(1), left.base_reward.sum(1), atol=1e-4)
+        np.testing.assert_allclose(left.reward.sum(1), left.base_reward.sum(1), atol=1e-4)
         # What an agent gains over another one is the same.
         np.testing.assert_allclose(
-            left.reward(values) - left.reward(values).mean(1, keepdims=True),
-            right.reward(values) - right.reward(values).mean(1, keepdims=True),
+            left.reward - left.reward.mean(1, keepdims=True),
+            right.reward - right.reward.mean(1, keepdims=True),
             atol=1e-4,
         )
         assert all((left.metrics[name] == right.metrics[name]).all() for name in free.metrics)
@@ -217,7 +217,7 @@ def test_payers_are_declared():
 
 def test_games_have_separate_values():
     values = np.array([[0, 0, 1], [0, 0, 3]], np.float32)
-    reward = Incentives().settle(events([[0, 0], [0, 0]]), values).reward(values)
+    reward = Incentives().settle(events([[0, 0], [0, 0]]), values).reward
     np.testing.assert_array_equal(reward, [[1, 1], [3, 3]])
 
 
@@ -257,7 +257,7 @@ def test_tensors_match_arrays(make, raw, cleaned, is_present, values, begins):
             (tensor_settlement.base_reward, expected.base_reward),
             (tensor_settlement.reward_jacobian, expected.reward_jacobian),
         ]
-        pairs.append((tensor_settlement.reward(torch.tensor(values)), expected.reward(values)))
+        pairs.append((tensor_settlement.reward, expected.reward))
         pairs += [(tensor_settlement.metrics[name], x) for name, x in expected.metrics.items()]
         assert len(pairs) == 3 + len(on_arrays.metrics)
         for x, y in pairs:
@@ -277,7 +277,7 @@ def test_mechanisms_avoid_device_sync(make):
     for _ in range(3):
         settlement = mechanism.settle(SocietyEvents(x, x, x.bool()), values)
         mechanism.reset(np.array([True, False, True]))
-    assert settlement.reward(values).is_meta and all(m.is_meta for m in settlement.metrics.values())
+    assert settlement.reward.is_meta and all(m.is_meta for m in settlement.metrics.values())
 
 
 class TestWords:

@@ -50,7 +50,7 @@ class Society:
         base = reward = raw
         if self.mechanism is not None:
             incentives = self.mechanism.settle(SocietyEvents(raw, cleaned, np.ones(raw.shape, bool)), self.values)
-            base, reward = incentives.base_reward, incentives.reward(self.values)
+            base, reward = incentives.base_reward, incentives.reward
         self.t += 1
         return Step({}, reward, base, np.zeros(1, bool), np.array([self.t == len(self.raw)]))
 

@@ -9,9 +9,12 @@ from llmrl.core.records import Step
 
 
 class OnDevice:
-    """A game of arrays that gives tensors. On `meta`, where tensors have no numbers, action 0 is played."""
+    """A game of arrays that gives tensors. On `meta`, where tensors have no numbers, action 0 is played.
 
-    def __init__(self, env, device="cpu"):
+    `cpu:0` is treated as a device; on `cpu`, rewards and metrics would be arrays.
+    """
+
+    def __init__(self, env, device="cpu:0"):
         self.env, self.spec = env, replace(env.spec, device=device)
         self.actions = []  # as they were given
 

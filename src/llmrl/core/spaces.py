@@ -306,7 +306,7 @@ class EnvSpec:
         device: torch device of observations, rewards, metrics and reward Jacobian, e.g. `cuda`. A step or reset may
             overwrite the observation of three steps or resets before, and nothing else. `terminated`, `truncated` and
             the masks of `reset` are NumPy arrays even then, so that nothing waits for the device to know which games
-            have ended. None: everything is a NumPy array.
+            have ended. `cpu`: observations are tensors, all else NumPy arrays. None: everything is a NumPy array.
     """
 
     name: str

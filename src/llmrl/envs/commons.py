@@ -20,7 +20,7 @@ from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.commons_text import SCENARIOS, CommonsSettings, build_tax_space, describe_game, describe_observation
 from llmrl.envs.env_errors import name_env_in_errors
 from llmrl.envs.mechanism_text import MechanismReport
-from llmrl.envs.mechanisms import Settlement
+from llmrl.envs.mechanisms import Settlement, apply_payments
 
 _METRICS: Mapping[str, Aggregate] = {
     "harvested": "sum",
@@ -205,8 +205,8 @@ class Commons(ArrayGames):
             "efficiency": np.minimum(1.0, self._total.sum(axis=1) / self._max_sustainable_harvest),
             **settlement.metrics,
         }
-        base_reward, jacobian = settlement.base_reward, settlement.reward_jacobian
-        reward, truncated = settlement.reward(self._taxes_set), self._ended & ~self._collapsed
+        base_reward, reward, jacobian, *_ = settlement
+        truncated = self._ended & ~self._collapsed
         return self._build_step(reward, base_reward, self._collapsed, truncated, info, jacobian)
 
     def pair_games(self, groups: int) -> None:
@@ -274,7 +274,8 @@ class Commons(ArrayGames):
         taxable_units = np.stack([harvests, np.maximum(harvests - sustainable_shares[:, None], 0)], axis=-1)
         jacobian = (taxable_units.mean(axis=1, keepdims=True) - taxable_units).astype(np.float32)
         tax_collected = (taxable_units.sum(axis=1) * self._taxes_set).sum(axis=-1)
-        return Settlement(base_reward, jacobian, {"tax_collected": tax_collected})
+        reward = apply_payments(base_reward, jacobian, self._taxes_set)
+        return Settlement(base_reward, reward, jacobian, {"tax_collected": tax_collected})
 
     def _observe(self) -> Observation:
         shape = self._taken.shape

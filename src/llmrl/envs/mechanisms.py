@@ -14,10 +14,10 @@ waits for that device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import Array, State, to_numpy
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 from llmrl.core.state_fields import StateFields
+from llmrl.envs.compiled_mechanisms import compile_incentives, compile_tax
 
 
 def _get_array_module(like: Array) -> Any:
@@ -48,14 +49,14 @@ def _to_array_like(x: NDArray[Any], like: Array) -> Array:
     return torch.from_numpy(x).to(like.device, non_blocking=like.is_cuda)
 
 
-@dataclass(frozen=True)
-class SocietyEvents:
+class SocietyEvents(NamedTuple):
     """Events of one step of all games.
 
     Attributes:
         raw_reward: the environment's own reward, [n_envs, n_agents] float32.
         n_cleaned: number of dirt cells that each player cleaned, [n_envs, n_agents]; None: there is no dirt.
-        is_present: whether each player could act, i.e. was not removed from the world, [n_envs, n_agents] bool.
+        is_present: whether each player could act, i.e. was not removed from the world, [n_envs, n_agents] bool, or
+            float32 with 1 for true.
     """
 
     raw_reward: Array
@@ -63,25 +64,27 @@ class SocietyEvents:
     is_present: Array
 
 
-@dataclass(frozen=True)
-class Settlement:
+class Settlement(NamedTuple):
     """Rewards and metrics of one step under a mechanism.
 
     Attributes:
         base_reward: reward before the mechanism, on which welfare is measured, [n_envs, n_agents].
+        reward: reward after the mechanism, [n_envs, n_agents].
         reward_jacobian: derivative of each player's reward by each of the d values, [n_envs, n_agents, d].
         metrics: the mechanism's `metrics`, each [n_envs].
         player_facts: the mechanism's `player_facts`, each [n_envs, n_agents].
     """
 
     base_reward: Array
+    reward: Array
     reward_jacobian: Array
-    metrics: Mapping[str, Array] = field(default_factory=dict)
-    player_facts: Mapping[str, Array] = field(default_factory=dict)
+    metrics: Mapping[str, Array] = MappingProxyType({})
+    player_facts: Mapping[str, Array] = MappingProxyType({})
 
-    def reward(self, values: Array) -> Array:
-        """Return the rewards after the mechanism under `values` [n_envs, d], [n_envs, n_agents]."""
-        return self.base_reward + (self.reward_jacobian * values[:, None, :]).sum(-1)
+
+def apply_payments(base_reward: Array, reward_jacobian: Array, values: Array) -> Array:
+    """Return the rewards after a mechanism, [n_envs, n_agents]; arguments as in `Settlement` and `Mechanism.settle`."""
+    return base_reward + (reward_jacobian * values[:, None, :]).sum(-1)
 
 
 RAW_REWARD_TEXT = "an apple 1"
@@ -176,8 +179,10 @@ class BracketedTax(Mechanism):
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
         self._past_rewards: Array | None = None  # [window, n_envs, n_agents], newest first
-        # Lower and upper edges of the brackets, as arrays of the type of the events.
-        self._bracket_bounds: tuple[Array, Array] | None = None
+        self._metric_names = tuple(self.metrics)
+        self._edge_array = np.array([*self.edges, np.inf], dtype=np.float32)
+        self._multiplier_array = np.array([multiplier], dtype=np.float32)
+        self._device_edges: Array | None = None
 
     def _parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
@@ -196,32 +201,62 @@ class BracketedTax(Mechanism):
 
     def settle(self, events: SocietyEvents, values: Array) -> Settlement:
         raw_reward = events.raw_reward
-        xp = _get_array_module(raw_reward)
+        if isinstance(raw_reward, np.ndarray):
+            return self._settle_arrays(raw_reward, values)
+        import torch
+
         income = raw_reward
         if self.window:
             past = self._past_rewards
             if past is None:
-                past = xp.stack([xp.zeros_like(raw_reward)] * self.window)
-            elif xp is not np and isinstance(past, np.ndarray):  # loaded from a checkpoint
-                past = xp.as_tensor(past).to(raw_reward.device)
+                past = torch.stack([torch.zeros_like(raw_reward)] * self.window)
+            elif isinstance(past, np.ndarray):  # loaded from a checkpoint
+                past = torch.as_tensor(past).to(raw_reward.device)
             income = raw_reward + past.sum(0)
-            self._past_rewards = xp.concatenate([raw_reward[None], past[:-1]])
-        if self._bracket_bounds is None:
-            edges = np.array([*self.edges, np.inf], dtype=np.float32)
-            self._bracket_bounds = _to_array_like(edges[:-1], raw_reward), _to_array_like(edges[1:], raw_reward)
-        low, high = self._bracket_bounds
+            self._past_rewards = torch.concatenate([raw_reward[None], past[:-1]])
+        if self._device_edges is None:
+            self._device_edges = _to_array_like(self._edge_array, raw_reward)
+        low, high = self._device_edges[:-1], self._device_edges[1:]
         # Raw reward of each player in its own bracket, [n_envs, n_agents, K], and of all players in each, [n_envs, K].
         bracket_reward = raw_reward[..., None] * ((income[..., None] >= low) & (income[..., None] < high))
         bracket_apples = bracket_reward.sum(1)
         mean_apples = (bracket_apples / raw_reward.shape[1])[:, None]
         reward_jacobian = self.multiplier * mean_apples - self.multiplier * bracket_reward
         tax_collected = self.multiplier * (values * bracket_apples).sum(-1)
-        metrics = {
-            "tax_collected": tax_collected,
-            **{name: bracket_apples[:, k] for k, name in enumerate(self.details)},
-        }
-        player_facts = {} if self._past_rewards is None else {self._income_fact_name: self._past_rewards.sum(0)}
-        return Settlement(raw_reward, reward_jacobian, metrics, player_facts)
+        reward = apply_payments(raw_reward, reward_jacobian, values)
+        recent_income = None if self._past_rewards is None else self._past_rewards.sum(0)
+        metrics = [tax_collected, *bracket_apples.T]
+        return self._build_settlement(raw_reward, reward, reward_jacobian, metrics, recent_income)
+
+    def _settle_arrays(self, raw_reward: NDArray[np.float32], values: Array) -> Settlement:
+        """Return the same settlement for NumPy arrays, from a compiled function."""
+        if self._past_rewards is None:
+            self._past_rewards = np.zeros((self.window, *raw_reward.shape), np.float32)
+        raw_reward = np.ascontiguousarray(raw_reward)
+        reward, recent_income = np.empty_like(raw_reward), np.empty_like(raw_reward)
+        reward_jacobian = np.empty((*raw_reward.shape, len(self.edges)), np.float32)
+        metrics = np.empty((len(self._metric_names), len(raw_reward)), np.float32)
+        compile_tax()(
+            raw_reward,
+            np.ascontiguousarray(values),
+            self._edge_array,
+            self._multiplier_array,
+            self._past_rewards,
+            reward,
+            reward_jacobian,
+            metrics,
+            recent_income,
+        )
+        return self._build_settlement(raw_reward, reward, reward_jacobian, metrics, recent_income)
+
+    def _build_settlement(
+        self, raw_reward: Array, reward: Array, reward_jacobian: Array, metrics: Iterable[Array], recent_income: Array
+    ) -> Settlement:
+        """Return a settlement; `metrics` are in the order of `self.metrics`, each [n_envs]."""
+        player_facts = {self._income_fact_name: recent_income} if self.window else {}
+        return Settlement(
+            raw_reward, reward, reward_jacobian, dict(zip(self._metric_names, metrics, strict=True)), player_facts
+        )
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past_rewards is not None:
@@ -232,7 +267,8 @@ class BracketedTax(Mechanism):
         return {"past": None if self._past_rewards is None else to_numpy(self._past_rewards).copy()}
 
     def load_state_dict(self, state: State) -> None:
-        self._past_rewards = state["past"]
+        past = state["past"]
+        self._past_rewards = None if past is None else np.array(past, dtype=np.float32)  # a copy, changed in place
 
 
 class RewardTax(Mechanism):
@@ -268,7 +304,8 @@ class RewardTax(Mechanism):
         total_income, n_present = income.sum(-1), is_present.sum(-1)
         equal_share = total_income / xp.where(n_present > 0, n_present, xp.ones_like(n_present))
         jacobian = (equal_share[:, None] * is_present - income)[..., None]
-        return Settlement(raw_reward, jacobian, {"tax_collected": values[:, 0] * total_income})
+        reward = apply_payments(raw_reward, jacobian, values)
+        return Settlement(raw_reward, reward, jacobian, {"tax_collected": values[:, 0] * total_income})
 
 
 EQUAL_CHARGE_SENTENCE = "What is paid in a step is charged equally to all players, those who are paid included."
@@ -320,6 +357,8 @@ class Incentives(Mechanism):
         self.rule_text = EQUAL_CHARGE_SENTENCE if budget_balanced else "No player pays for these payments."
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
         self.exactly_one, self.reward_removed = clean_count == "exactly_one", reward_removed
+        self._base_amounts = np.array([eat_reward, clean_reward], dtype=np.float32)
+        self._settings = np.array([self.exactly_one, reward_removed, budget_balanced])
         self.base_reward_text = f"an apple {eat_reward:g}, a step of cleaning {clean_reward:g}"
         self.facts = {
             "pays_cleaning": True,
@@ -355,24 +394,35 @@ class Incentives(Mechanism):
     def settle(self, events: SocietyEvents, values: Array) -> Settlement:
         assert events.n_cleaned is not None  # see `needs_dirt`
         raw_reward, n_cleaned = events.raw_reward, events.n_cleaned
+        if isinstance(raw_reward, np.ndarray):
+            return self._settle_arrays(events, values)
+        import torch
+
         has_eaten = (raw_reward == 1) if self.exactly_one else (raw_reward > 0)
         has_cleaned = ~has_eaten & (raw_reward == 0) & ((n_cleaned == 1) if self.exactly_one else (n_cleaned >= 1))
         is_other = ~has_eaten & ~has_cleaned
         base_reward = has_eaten * raw_reward * self.eat_reward + has_cleaned * self.clean_reward + is_other * raw_reward
         if not self.reward_removed:
-            is_other = is_other & events.is_present
-        xp = _get_array_module(raw_reward)
-        reward_jacobian = xp.asarray(xp.stack([has_eaten, has_cleaned, is_other], -1), dtype=xp.float32)
+            is_other = is_other & (events.is_present != 0)
+        reward_jacobian = torch.stack([has_eaten, has_cleaned, is_other], -1).to(torch.float32)
         counts = reward_jacobian.sum(1)
         payments = counts * values
-        metrics = {
-            "incentives_paid": payments.sum(-1),
-            "paid_cleans": counts[:, 1],
-            **{name: payments[:, k] for k, name in enumerate(self.details)},
-        }
         if self.budget_balanced:
             reward_jacobian = charge_equally(reward_jacobian)
-        return Settlement(xp.asarray(base_reward, dtype=xp.float32), reward_jacobian, metrics)
+        reward = apply_payments(base_reward, reward_jacobian, values)
+        metrics = payments.sum(-1), counts[:, 1], *payments.T
+        return Settlement(base_reward, reward, reward_jacobian, dict(zip(self.metrics, metrics, strict=True)))
+
+    def _settle_arrays(self, events: SocietyEvents, values: Array) -> Settlement:
+        """Return the same settlement for NumPy arrays, from a compiled function."""
+        raw_reward, n_cleaned = np.ascontiguousarray(events.raw_reward), np.ascontiguousarray(events.n_cleaned)
+        is_present = np.ascontiguousarray(events.is_present, dtype=np.float32)
+        base_reward, reward = np.empty_like(raw_reward), np.empty_like(raw_reward)
+        reward_jacobian = np.empty((*raw_reward.shape, self.spec.dim), np.float32)
+        metrics = np.empty((len(self.metrics), len(raw_reward)), np.float32)
+        inputs = raw_reward, n_cleaned, is_present, np.ascontiguousarray(values), self._base_amounts, self._settings
+        compile_incentives()(*inputs, base_reward, reward, reward_jacobian, metrics)
+        return Settlement(base_reward, reward, reward_jacobian, dict(zip(self.metrics, metrics, strict=True)))
 
 
 def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:

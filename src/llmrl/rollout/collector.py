@@ -65,7 +65,8 @@ class Collector:
         self.spec = env.spec
         if isinstance(policy, NeedsCamera):
             policy.camera = make_camera(env)
-        self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
+        # Device of the environment's actions and observations; None: the host.
+        self._env_device = None if self.spec.device in (None, "cpu") else torch.device(self.spec.device)
         self._request((*policy.channels, *keep, *(name for observer in observers for name in observer.channels)))
         self._observers = list(observers)
         self._buffer = RolloutBuffer(self.spec, self.device, policy.channels, keep)

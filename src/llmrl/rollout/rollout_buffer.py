@@ -192,7 +192,8 @@ class RolloutBuffer:
 
     def __init__(self, spec: EnvSpec, device: torch.device, channels: Sequence[str], keep: Sequence[str]) -> None:
         self.spec, self.device = spec, device
-        self._env_device = None if spec.device is None else torch.device(spec.device)
+        # Device on which rewards and metrics remain until the end of the rollout; None: they are NumPy arrays.
+        self._env_device = None if spec.device in (None, "cpu") else torch.device(spec.device)
         self._keep = tuple(keep)
         self._unread_channels = tuple(name for name in keep if name not in channels)
         self._is_text = {name: channel.dtype == "object" for name, channel in spec.observation.items()}
@@ -311,12 +312,7 @@ class RolloutBuffer:
         n, info = self.played, self._info
         for i, name in enumerate(self._per_step):
             if self._device_step_infos:
-                step_values = [step_info[name] for step_info in self._device_step_infos]
-                info[i, :n] = (
-                    torch.from_numpy(np.stack(step_values))
-                    if isinstance(step_values[0], np.ndarray)
-                    else torch.stack(step_values)
-                )
+                info[i, :n] = torch.stack([step_info[name] for step_info in self._device_step_infos])
         self._device_step_infos = []
         reward, base_reward, info = self._reward[:n], self._base_reward[:n], info[:, :n]
         episodes = running.add(reward, base_reward, info, self._ends[:n], waiting)

@@ -180,4 +180,4 @@ def test_steps_inside_inference_mode() -> None:
         env.step(np.zeros((2, 7), np.int64))
     for _ in range(4):
         step = env.step(np.zeros((2, 7), np.int64))
-    assert not step.reward.is_inference()
+    assert not step.observation["grid"].is_inference()

@@ -68,7 +68,7 @@ def test_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     for program in programs:
         exec(compile(program, "docs/native_engine.md", "exec"), {})
     assert len(programs) == 2
-    assert "torch.Size([1024, 7]) torch.Size([1024, 7, 11, 11, 4])" in capsys.readouterr().out
+    assert "(1024, 7) torch.Size([1024, 7, 11, 11, 4])" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("substrate", "title"), [("cleanup", "Clean Up"), ("harvest", "Harvest")])

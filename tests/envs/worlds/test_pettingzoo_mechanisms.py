@@ -86,7 +86,7 @@ class TestTax:
         raw *= present
         rate = data.draw(arrays(np.float32, (games, 1), elements=st.floats(0, 1, width=32)))
         settlement = RewardTax().settle(SocietyEvents(raw, None, present), rate)
-        after = settlement.reward(rate)
+        after = settlement.reward
         np.testing.assert_allclose(after.sum(1), raw.sum(1), atol=1e-2)
         tax = rate * np.maximum(raw, 0)
         heads = np.maximum(present.sum(1, keepdims=True), 1)

@@ -259,7 +259,7 @@ class MeltingPotEnv(SocietyEnv):
         if self._mechanism is not None:
             events = SocietyEvents(raw_reward, n_cleaned if self._definition.has_dirt else None, self._present)
             settlement = self._settle(events, values, active, info)
-            base_reward, reward = settlement.base_reward, settlement.reward(values)
+            base_reward, reward = settlement.base_reward, settlement.reward
             reward_jacobian = settlement.reward_jacobian
         self._present, self._n_apples = is_present > 0, counts["apples_live"]
         return Step(

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.numba_cache import cache_folder, numba_cache
+from llmrl.core.numba_cache import cache_folder, numba_cache, numba_type
 from llmrl.envs.native import batch_loop, hashed_random, rules
 from llmrl.envs.native.game_arrays import Games, LoopInputs, LoopOutputs, RuleTables, ViewTables
 
@@ -100,8 +100,11 @@ class CpuLoop:
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
         """Run `batch_loop.play` on `n` games with `arrays`, which must have the same types at every call."""
-        self._play = self._play or self._compile(arrays)
-        run_in_threads(self._play, threads, n, arrays)
+        play = self._play = self._play or self._compile(arrays)
+        if threads == 1:
+            play(0, n, 0, *arrays)
+        else:
+            run_in_threads(play, threads, n, arrays)
 
     def _compile(self, arrays: tuple[Any, ...]) -> Any:
         """Return `batch_loop.play` compiled for these types.
@@ -111,7 +114,7 @@ class CpuLoop:
         from numba import int64
 
         play, begin = self._functions.play, time.perf_counter()
-        signature = (int64, int64, int64, *map(_numba_type, arrays))
+        signature = (int64, int64, int64, *map(numba_type, arrays))
         is_compiled = signature in play.overloads
         function = play.compile(signature)
         if not is_compiled and signature not in play.stats.cache_hits:
@@ -119,19 +122,6 @@ class CpuLoop:
             folder = game_cache_folder()
             log.info("compiled the rules of the native games in %.1f s and cached them in %s", seconds, folder)
         return function
-
-
-def _numba_type(x: Any) -> Any:
-    """Return the Numba type of an array, of a number, or of a tuple of them.
-
-    Read-only arrays get the type of writable ones, so that `batch_loop.play` is not compiled a second time.
-    """
-    from numba import typeof, types
-
-    if isinstance(x, tuple):
-        return types.BaseTuple.from_types([_numba_type(part) for part in x], type(x))
-    array_type = typeof(x)
-    return types.Array(array_type.dtype, array_type.ndim, "C") if isinstance(array_type, types.Array) else array_type
 
 
 def run_in_threads(function: Callable[..., None], threads: int, n: int, arrays: tuple[Any, ...]) -> None:

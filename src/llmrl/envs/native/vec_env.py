@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from llmrl.core.errors import CheckpointError, ConfigError
+from llmrl.core.numba_cache import compile_for
 from llmrl.core.ram import require_memory
 from llmrl.core.records import Array, Observation, State, Step, to_numpy
 from llmrl.core.seeding import Seeds
@@ -35,7 +36,8 @@ class NativeEnv(SocietyEnv):
     A game depends only on the seed stream, its index among the games and the index of its episode. It does not depend
     on the number of games, the device or the number of threads. No step waits for the device.
 
-    Observations and rewards are tensors on `device`. The metrics in `info` are tensors on a GPU, else NumPy arrays.
+    Observations are tensors on `device`. Rewards, their Jacobian and the metrics in `info` are tensors on a GPU, else
+    NumPy arrays, because operations on few numbers take less time in NumPy.
     `pixels` and `grid` are overwritten at the third following step or reset.
 
     Args:
@@ -58,6 +60,7 @@ class NativeEnv(SocietyEnv):
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
         self._shape = (n_envs, game.n_agents)
+        self._stats_shape, self._metrics_shape = (3, *self._shape), (len(METRICS), n_envs)
         super().__init__(game, build_spec(game, "native", device, game_map.sites), tiles)
         self._root_seeds: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
@@ -77,6 +80,9 @@ class NativeEnv(SocietyEnv):
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)
         self._game_keys = np.zeros((n_envs, 2), dtype=np.int32)
         self._episode_clock = EpisodeClock(n_envs, game.horizon, self.engine.setup)
+        self._has_invalid_action = compile_for(
+            compiled_functions().has_invalid_action, (np.zeros(self._shape, np.int64), 0)
+        )
         self._was_reset = False
         self._commands: Any = None  # command for each game in the next step, `batch_loop.STEP` or `batch_loop.WAIT`
         self._device_game_keys: Any = None
@@ -115,30 +121,28 @@ class NativeEnv(SocietyEnv):
         # A reset uses no actions, and its rewards are not read.
         actions = to_loop_array(self._to_device(np.zeros(self._shape, dtype=np.int64)))
         return self._observation(
-            *self._run_loop(commands, actions, self._allocate(3, *self._shape), self._allocate(0, 0))
+            *self._run_loop(commands, actions, self._allocate(self._stats_shape), self._allocate((0, 0)))
         )
 
     def step(self, action: Array) -> Step:
         if not self._was_reset:
             raise ValueError("reset() must be called before step()")
         actions = self._check_actions(action)
-        player_stats, info = self._allocate(3, *self._shape), self._allocate(len(METRICS), self._shape[0])
+        player_stats, info = self._allocate(self._stats_shape), self._allocate(self._metrics_shape)
         running = self._running_mask
         outputs = self._run_loop(self._commands, actions, player_stats, info)
         metrics = dict(zip(self._metrics, info, strict=False))
-        base = reward = self._as_tensor(player_stats[0])
+        raw_reward = player_stats[0]
+        base = reward = raw_reward
         reward_jacobian = None
         if self._mechanism is not None:
-            # On the host in NumPy, whose small operations are faster than torch's.
-            values = to_numpy(self._values) if self._on_host else self._values
+            # On the host in NumPy, as mechanisms have compiled functions for its arrays.
+            values = self._host_values if self._on_host else self._values
             values = values if running is None else values * running[:, None]
             cleanings = player_stats[1] if self.engine.n_dirt_cells else None
-            events = SocietyEvents(player_stats[0], cleanings, player_stats[2] != 0)
+            events = SocietyEvents(raw_reward, cleanings, player_stats[2])
             settlement = self._settle(events, values, self._episode_clock.live, metrics)
-            base, reward, reward_jacobian = (
-                self._as_tensor(x)
-                for x in (settlement.base_reward, settlement.reward(values), settlement.reward_jacobian)
-            )
+            base, reward, reward_jacobian = settlement.base_reward, settlement.reward, settlement.reward_jacobian
         observation = self._observation(*outputs)
         if self._episode_clock.advance(self._game_keys):
             self._update_device_copies()
@@ -205,7 +209,7 @@ class NativeEnv(SocietyEnv):
     @property
     def threads(self) -> int:
         """Number of threads that play the next step on a CPU: that of torch, or fewer if the games cannot use all."""
-        return min(torch.get_num_threads(), self._max_threads)
+        return 1 if self._max_threads == 1 else min(torch.get_num_threads(), self._max_threads)
 
     def _checked_batch(self) -> GameBatch:
         if not self._was_reset:
@@ -221,6 +225,7 @@ class NativeEnv(SocietyEnv):
 
     def _set_values(self, values: NDArray[np.float32]) -> None:
         self._values = self._to_device(values)
+        self._host_values = self._values.numpy() if self._on_host else None
         self._observed_values = self._values[:, None, :].expand(-1, self._shape[1], -1)
 
     def _run_loop(
@@ -251,7 +256,7 @@ class NativeEnv(SocietyEnv):
 
     def _check_actions(self, action: Array) -> Any:
         """Return the actions in the type that the compiled loops take, after checking shape and range."""
-        if tuple(action.shape) != self._shape:
+        if action.shape != self._shape:
             raise ValueError(
                 f"actions of {self.spec.name} are {list(self._shape)} integers, got shape {list(action.shape)}"
             )
@@ -259,26 +264,23 @@ class NativeEnv(SocietyEnv):
             if not self._on_host:
                 device_actions = action.to(self._device, torch.int64, non_blocking=self._device.type == "cuda")
                 return to_loop_array(device_actions.contiguous())
-            action = action.cpu().numpy()
+            action = action.numpy() if action.is_cpu else action.cpu().numpy()
         actions = np.ascontiguousarray(action, dtype=np.int64)
-        if compiled_functions().has_invalid_action(actions, self.spec.n_actions):
+        if self._has_invalid_action(actions, self.spec.n_actions):
             raise ValueError(
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"
             )
         return actions if self._on_host else to_loop_array(self._to_device(actions))
 
-    def _allocate(self, *shape: int) -> Array:
+    def _allocate(self, shape: tuple[int, ...]) -> Array:
         """Return new float32 memory for outputs of the loops.
 
-        On the host it is a NumPy array, which is created in a third of the time of a tensor; `_as_tensor` converts it.
+        On the host it is a NumPy array, which is created in a third of the time of a tensor.
         """
         if self._on_host:
             return np.empty(shape, dtype=np.float32)
         return torch.empty(shape, dtype=torch.float32, device=self._device)
-
-    def _as_tensor(self, outputs: Array) -> torch.Tensor:
-        return torch.from_numpy(outputs) if self._on_host else outputs
 
     def _to_device(self, x: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(x.copy()).to(self._device, non_blocking=self._device.type == "cuda")

@@ -183,7 +183,7 @@ class PettingZooEnv(ReplayableEnv):
             events = SocietyEvents(reward.astype(np.float32), None, is_present & active[:, None])
             values = self._mechanism_values.astype(np.float32)
             self._settlement = self._tax.settle(events, values)
-            base_reward, reward = events.raw_reward, self._settlement.reward(values)
+            base_reward, reward = events.raw_reward, self._settlement.reward
         self._base_reward = base_reward * active[:, None]
         self._cumulative_rewards[active] += np.stack((base_reward, reward), -1)[active]
         return reward
