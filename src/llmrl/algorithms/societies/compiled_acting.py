@@ -12,13 +12,13 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from llmrl.core.numba_cache import cache_folder, numba_cache
+from llmrl.core.numba_cache import cache_folder, compile_for, numba_cache
 from llmrl.core.records import PolicyOutput
 from llmrl.networks.action_distributions import CategoricalActions
 from llmrl.networks.actor_critic import PLAYER_CHANNEL, ActorCritic
@@ -71,16 +71,28 @@ class Networks(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Scratch memory: the nonzero inputs of a layer, and the outputs of a hidden layer.
+    """Scratch memory for the nonzero inputs of a layer.
 
     Attributes:
-        indices: indices of the nonzero inputs, int64.
-        values: their values, float32.
-        hidden: outputs of a hidden layer, float32.
+        indices: their indices, int64.
+        values: the inputs, float32.
     """
 
     indices: np.ndarray
     values: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Scratch memory for a sample.
+
+    Attributes:
+        inputs: inputs of the first layer of a part.
+        hidden_inputs: inputs of its other layers.
+        hidden: outputs of a hidden layer, float32.
+    """
+
+    inputs: Terms
+    hidden_inputs: Terms
     hidden: np.ndarray
 
 
@@ -103,61 +115,76 @@ class Outputs(NamedTuple):
 
 
 def list_facts(codes: np.ndarray, planes: np.ndarray, terms: Terms) -> int:
-    """List the true facts about a map [n_cells, n_codes] as inputs of value 1; return their number."""
-    n, n_cells = 0, len(codes)
+    """List the true facts about a map [n_cells, n_codes] as inputs of value 1; return their number.
+
+    Indices are unsigned, because Numba then omits the check for negative indices.
+    """
+    n, n_cells = np.uint32(0), len(codes)
     for p in range(len(planes)):
-        number, low, high = planes[p, 0], planes[p, 1], planes[p, 2]
+        number, low = np.uint32(planes[p, 0]), np.uint8(planes[p, 1])
+        span = np.uint8(planes[p, 2] - planes[p, 1])
         for c in range(n_cells):
             terms.indices[n] = p * n_cells + c
-            n += low <= codes[c, number] <= high
+            n = np.uint32(n + (np.uint8(codes[np.uint32(c), number] - low) <= span))
     for i in range(n):
-        terms.values[i] = 1.0
+        terms.values[np.uint32(i)] = 1.0
     return n
 
 
 def list_nonzero(inputs: np.ndarray, terms: Terms) -> int:
     """List the nonzero inputs, about half of the outputs of a ReLU; return their number."""
-    n = 0
+    n = np.uint32(0)
     for i in range(len(inputs)):
+        x = inputs[np.uint32(i)]
         terms.indices[n] = i
-        terms.values[n] = inputs[i]
-        n += inputs[i] != 0.0
+        terms.values[n] = x
+        n = np.uint32(n + (x != 0.0))
     return n
 
 
 def apply_layers(
-    layers: tuple[np.ndarray, ...], k: int, n: int, terms: Terms, activation: int, outputs: np.ndarray
+    layers: tuple[np.ndarray, ...], k: int, n: int, scratch: Scratch, activation: int, outputs: np.ndarray
 ) -> None:
-    """Write the output of the last layer of network `k` to `outputs`; `n` inputs of the first are in `terms`.
+    """Write the output of the last layer of network `k` to `outputs`; `n` inputs of the first are in `scratch.inputs`.
 
     `activation` follows each layer but the last.
     """
     for depth in range(len(layers)):
         weights, is_last = layers[depth][k], depth == len(layers) - 1
-        n_out, bias = weights.shape[1], weights.shape[0] - 1
-        target = outputs if is_last else terms.hidden
-        for j in range(n_out):
-            target[j] = weights[bias, j]
-        i = 0
-        while i + 4 <= n:  # four terms per pass over the outputs
-            a, b, c, d = (
-                weights[terms.indices[i]],
-                weights[terms.indices[i + 1]],
-                weights[terms.indices[i + 2]],
-                weights[terms.indices[i + 3]],
-            )
-            u, v, w, x = terms.values[i], terms.values[i + 1], terms.values[i + 2], terms.values[i + 3]
-            for j in range(n_out):
-                target[j] = target[j] + u * a[j] + v * b[j] + w * c[j] + x * d[j]
-            i += 4
-        while i < n:
-            row, y = weights[terms.indices[i]], terms.values[i]
-            for j in range(n_out):
-                target[j] += y * row[j]
-            i += 1
+        target = outputs if is_last else scratch.hidden
+        if depth == 0:
+            apply_layer(weights, n, scratch.inputs, target)
+        else:
+            n_hidden = list_nonzero(scratch.hidden[: weights.shape[0] - 1], scratch.hidden_inputs)
+            apply_layer(weights, n_hidden, scratch.hidden_inputs, target)
         if not is_last:
-            activate(target[:n_out], activation)
-            n = list_nonzero(target[:n_out], terms)
+            activate(target[: weights.shape[1]], activation)
+
+
+def apply_layer(weights: np.ndarray, n: int, terms: Terms, target: np.ndarray) -> None:
+    """Write the output of a layer to `target`; the last row of `weights` is the bias."""
+    n_out, bias = weights.shape[1], np.uint32(weights.shape[0] - 1)
+    for j in range(n_out):
+        target[np.uint32(j)] = weights[bias, np.uint32(j)]
+    i = np.uint32(0)
+    while i + 4 <= n:  # four terms per pass over the outputs
+        a, b, c, d = (
+            weights[np.uint32(terms.indices[i])],
+            weights[np.uint32(terms.indices[np.uint32(i + 1)])],
+            weights[np.uint32(terms.indices[np.uint32(i + 2)])],
+            weights[np.uint32(terms.indices[np.uint32(i + 3)])],
+        )
+        u, v = terms.values[i], terms.values[np.uint32(i + 1)]
+        w, x = terms.values[np.uint32(i + 2)], terms.values[np.uint32(i + 3)]
+        for output in range(n_out):
+            j = np.uint32(output)
+            target[j] = target[j] + u * a[j] + v * b[j] + w * c[j] + x * d[j]
+        i = np.uint32(i + 4)
+    while i < n:
+        row, y = weights[np.uint32(terms.indices[i])], terms.values[i]
+        for j in range(n_out):
+            target[np.uint32(j)] += y * row[np.uint32(j)]
+        i = np.uint32(i + 1)
 
 
 def activate(x: np.ndarray, activation: int) -> None:
@@ -182,36 +209,38 @@ def choose(logits: np.ndarray, uniform: np.ndarray) -> tuple[int, float]:
     return best, logits[best] - largest - np.log(total)
 
 
-def act(samples: Samples, networks: Networks, terms: Terms, outputs: Outputs) -> None:
+def act(samples: Samples, networks: Networks, scratch: Scratch, outputs: Outputs) -> None:
     """Write the outputs of all samples."""
     core, activation, n_core = networks.core, networks.activation, networks.core[-1].shape[2]
-    has_map = len(networks.planes) > 0
+    has_map, inputs = len(networks.planes) > 0, scratch.inputs
     for s in range(len(samples.network_indices)):
         k, features = samples.network_indices[s], outputs.features[s]
-        n = list_facts(samples.codes[s], networks.planes, terms) if has_map else list_nonzero(samples.numbers[s], terms)
-        apply_layers(core, k, n, terms, activation, features)
+        n = (
+            list_facts(samples.codes[s], networks.planes, inputs)
+            if has_map
+            else list_nonzero(samples.numbers[s], inputs)
+        )
+        apply_layers(core, k, n, scratch, activation, features)
         activate(features[:n_core], 0 if has_map else activation)
         for j in range(n_core, len(features)):
             features[j] = samples.numbers[s, j - n_core]
-        apply_layers(networks.actor, k, list_nonzero(features, terms), terms, activation, outputs.logits[s])
-        apply_layers(networks.critic, k, list_nonzero(features, terms), terms, activation, outputs.values[s])
+        n = list_nonzero(features, inputs)
+        apply_layers(networks.actor, k, n, scratch, activation, outputs.logits[s])
+        apply_layers(networks.critic, k, n, scratch, activation, outputs.values[s])
         outputs.actions[s], outputs.log_probs[s] = choose(outputs.logits[s], samples.uniform[s])
 
 
 @functools.cache
-def compiled_act() -> Callable[[Samples, Networks, Terms, Outputs], None]:
+def compiled_act() -> Any:
     """Return `act` compiled for a CPU. Numba is imported here; it compiles the function when it is first called."""
     import numba
 
     options = {"error_model": "numpy", "_nrt": False}
     with numba_cache(cache_folder("acting", (Path(__file__),))) as cache:
         names = dict(globals())
-        for function in (list_facts, list_nonzero, activate, choose, apply_layers):
+        for function in (list_facts, list_nonzero, activate, choose, apply_layer, apply_layers):
             names[function.__name__] = numba.njit(FunctionType(function.__code__, names, function.__name__), **options)
-        compiled: Callable[..., None] = numba.njit(
-            FunctionType(act.__code__, names, "act"), cache=cache, nogil=True, **options
-        )
-        return compiled
+        return numba.njit(FunctionType(act.__code__, names, "act"), cache=cache, nogil=True, **options)
 
 
 class CompiledSocieties:
@@ -248,7 +277,9 @@ class CompiledSocieties:
         if (players := self._columns.pop(PLAYER_CHANNEL, None)) is not None:
             self._numbers[:, :, players] = channels[PLAYER_CHANNEL].numpy()
         width = max(max(layer.shape[1:]) for layer in (*network.core, *network.actor, *network.critic))
-        self._terms = Terms(np.empty(width, np.int64), np.empty(width, np.float32), np.empty(width, np.float32))
+        inputs, hidden_inputs = (Terms(np.empty(width, np.int64), np.empty(width, np.float32)) for _ in range(2))
+        self._compiled_act: Callable[..., None] | None = None
+        self._scratch = Scratch(inputs, hidden_inputs, np.empty(width, np.float32))
 
     @torch.no_grad()
     def read(self) -> None:
@@ -275,7 +306,9 @@ class CompiledSocieties:
         draws = np.empty((n, 0), np.float32) if uniform is None else uniform.numpy().reshape(n, -1)
         samples = Samples(codes, self._numbers.reshape(n, -1), self._network_indices, draws)
         outputs = Outputs._make([*(np.empty(x, np.float32) for x in self._shapes), np.empty(n, np.int64)])
-        compiled_act()(samples, self._networks, self._terms, outputs)
+        arguments = samples, self._networks, self._scratch, outputs
+        self._compiled_act = self._compiled_act or compile_for(compiled_act(), arguments)
+        self._compiled_act(*arguments)
         features, logits, values, log_prob, action = (torch.from_numpy(x).view(*shape, *x.shape[1:]) for x in outputs)
         core_features = features if self.policy.core_frozen else None
         return PolicyOutput(action, log_prob, values.squeeze(-1), core_features, logits=logits)
