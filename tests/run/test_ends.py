@@ -50,7 +50,7 @@ STALLS = {
     "design, an update": (DESIGN, STACKED, "step", 2, False),
     "design, an update that waits": (DESIGN, STACKED, "step", 2, True),
     "design, validation": (DESIGN, ROOM, "step", 12, False),
-    "design, the fit of a Gaussian process": (GP, "llmrl.principals.gp.GaussianProcessPrincipal", "_fit", 0, True),
+    "design, the fit of a Gaussian process": (GP, "llmrl.principals.gp.GaussianProcessPrincipal", "_fit_model", 0, True),
     "design, what has to be known first": ((*DESIGN, "design.references=1"), ROOM, "step", 30, False),
     "play, one step": (PLAY, ROOM, "step", 7, True),
     "search, episodes": (SEARCH, "llmrl.envs.gym.evaluator.EpisodeRunner", "play", 2, True),

@@ -75,7 +75,7 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: str, *states: str, seconds: float = 120) -> dict[str, str]:
+    def wait(self, job: str, *states: str, seconds: float = 600) -> dict[str, str]:
         """`show` once the job is in one of `states`, by default those of ended jobs.
 
         Raises:
