@@ -114,12 +114,13 @@ class Outputs(NamedTuple):
     actions: np.ndarray
 
 
-def list_facts(codes: np.ndarray, planes: np.ndarray, terms: Terms) -> int:
+def list_facts(codes: np.ndarray, planes: np.ndarray, terms: Terms) -> Any:
     """List the true facts about a map [n_cells, n_codes] as inputs of value 1; return their number.
 
     Indices are unsigned, because Numba then omits the check for negative indices.
     """
-    n, n_cells = np.uint32(0), len(codes)
+    n: Any = np.uint32(0)
+    n_cells = len(codes)
     for p in range(len(planes)):
         number, low = np.uint32(planes[p, 0]), np.uint8(planes[p, 1])
         span = np.uint8(planes[p, 2] - planes[p, 1])
@@ -131,9 +132,9 @@ def list_facts(codes: np.ndarray, planes: np.ndarray, terms: Terms) -> int:
     return n
 
 
-def list_nonzero(inputs: np.ndarray, terms: Terms) -> int:
+def list_nonzero(inputs: np.ndarray, terms: Terms) -> Any:
     """List the nonzero inputs, about half of the outputs of a ReLU; return their number."""
-    n = np.uint32(0)
+    n: Any = np.uint32(0)
     for i in range(len(inputs)):
         x = inputs[np.uint32(i)]
         terms.indices[n] = i
@@ -166,7 +167,7 @@ def apply_layer(weights: np.ndarray, n: int, terms: Terms, target: np.ndarray) -
     n_out, bias = weights.shape[1], np.uint32(weights.shape[0] - 1)
     for j in range(n_out):
         target[np.uint32(j)] = weights[bias, np.uint32(j)]
-    i = np.uint32(0)
+    i: Any = np.uint32(0)
     while i + 4 <= n:  # four terms per pass over the outputs
         a, b, c, d = (
             weights[np.uint32(terms.indices[i])],
@@ -177,8 +178,8 @@ def apply_layer(weights: np.ndarray, n: int, terms: Terms, target: np.ndarray) -
         u, v = terms.values[i], terms.values[np.uint32(i + 1)]
         w, x = terms.values[np.uint32(i + 2)], terms.values[np.uint32(i + 3)]
         for output in range(n_out):
-            j = np.uint32(output)
-            target[j] = target[j] + u * a[j] + v * b[j] + w * c[j] + x * d[j]
+            k = np.uint32(output)
+            target[k] = target[k] + u * a[k] + v * b[k] + w * c[k] + x * d[k]
         i = np.uint32(i + 4)
     while i < n:
         row, y = weights[np.uint32(terms.indices[i])], terms.values[i]
