@@ -44,7 +44,7 @@ def measure_scorer(part: Part) -> None:
                         scored = scorer.forward(prompts, choices)
                         if backward:
                             scored.log_probs.sum().backward()
-                    return scored.log_probs.detach(), scored.tokens
+                    return scored.log_probs.detach(), scored.n_positions
 
                 def row(title: str = title, key: Any = (n_candidates, backward), work: Any = work) -> None:
                     first = seconds(work, device)

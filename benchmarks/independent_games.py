@@ -61,7 +61,7 @@ class Watched(ChatClient):
         """Record the longest time of a reply of each episode."""
         longest: dict[int, float] = {}
         for request in requests:
-            [episode] = re.findall(r"^episode (\d+),", request.place)
+            [episode] = re.findall(r"^episode (\d+),", request.question_id)
             longest[int(episode)] = max(longest.get(int(episode), 0.0), seconds_of(request.messages))
         with self._watch:
             for episode, seconds in longest.items():

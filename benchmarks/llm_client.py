@@ -73,7 +73,7 @@ def requests(first: int, n: int) -> list[ChatRequest]:
     """Return `n` questions that were not sent before."""
     schema = json_schema(Proposal)
     return [
-        ChatRequest(({"role": "user", "content": f"{PROMPT}Question {i}"},), schema, "benchmark", read=read)
+        ChatRequest(({"role": "user", "content": f"{PROMPT}Question {i}"},), schema, "benchmark", parse=read)
         for i in range(first, first + n)
     ]
 

@@ -116,7 +116,7 @@ def compare(scorer: LocalScorer, n_candidates: int, n_prompts: int, backward: bo
     print(
         f"{scorer.kind:8} {n_candidates:3} candidates {'forward+backward' if backward else 'forward':16} "
         f"one by one {one:7.3f} s {single.tokens:6} tokens   batched {batch:7.3f} s {batched.tokens:6} tokens   "
-        f"scorer {scorer_seconds:6.3f} s {scored.tokens:5} tokens   ratio {one / scorer_seconds:5.1f} and "
+        f"scorer {scorer_seconds:6.3f} s {scored.n_positions:5} tokens   ratio {one / scorer_seconds:5.1f} and "
         f"{batch / scorer_seconds:5.1f}   "
         f"largest difference {difference:.1e}",
         flush=True,

@@ -46,7 +46,7 @@ def questions() -> list[ChatRequest]:
 @torch.no_grad()
 def score_difference(chat: LocalChat) -> tuple[float, float]:
     """Return the largest difference between next-token scores in a batch and alone, and their standard deviation."""
-    model, prompts = chat._load_model(), [chat.encode(request.messages) for request in questions()]
+    model, prompts = chat.module, [chat.encode(request.messages) for request in questions()]
     ids, mask = pad_left(prompts, 0)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     together = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
@@ -125,7 +125,7 @@ def main() -> None:
         save_tokenizer(folder, VOCABULARY, TEMPLATE)
         torch.manual_seed(0)
         save_llama(folder, VOCABULARY, WIDTH, 4 * WIDTH, LAYERS, spread=0.08)
-        parameters = build_model("local_chat", model=str(folder))._load_model().num_parameters()
+        parameters = build_model("local_chat", model=str(folder)).module.num_parameters()
         print(f"{parameters / 1e6:.1f} M random parameters, torch {torch.__version__}, {QUESTIONS} questions")
         for dtype in ("float32", "bfloat16"):
             difference, spread = score_difference(build_model("local_chat", model=str(folder), dtype=dtype))

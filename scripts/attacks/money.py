@@ -338,7 +338,7 @@ def _(folder: Path) -> tuple[bool, str]:
         thread.start()
         while not generated:
             time.sleep(0.01)
-        for reservation in list(chat.budget._reserved.values()):
+        for reservation in list(chat.budget._open_reservations.values()):
             chat.budget.abandon(reservation)
         go_on.set()
         thread.join(20)

@@ -317,7 +317,7 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.llms.cache import Cache
 
     cache = Cache(folder)
-    path = cache._path("00" * 32)
+    path = cache._path_of_key("00" * 32)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(_Bomb(folder / "pwned")))
     code, out = said_by(lambda: cache.get("00" * 32))

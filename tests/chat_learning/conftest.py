@@ -5,7 +5,7 @@ import pytest
 from learning_chats import COMPLETE_TEMPLATE, QUESTIONS
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.chat import LocalChat, LocalChatSettings
-from llmrl.llms.local.small import SmallModelShape, make_small_chat
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +13,7 @@ def chat_folder(tmp_path_factory):
     """Return the folder of an untrained small chat model that reads system messages, as pretrained models do."""
     folder = tmp_path_factory.mktemp("small_chat")
     texts = [*QUESTIONS, '{"action": "left"}', '{"action": "right"}'] * 20
-    make_small_chat(folder, texts, SmallModelShape(width=32, layers=2, heads=2, tokens="messages"), 0)
+    make_small_model(folder, texts, "chat", SmallModelShape(width=32, layers=2, heads=2, tokens="messages"), 0)
     (folder / "chat_template.jinja").write_text(COMPLETE_TEMPLATE)
     return folder
 

@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
 from llmrl.llms.local.learning import token_sequences
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
+from llmrl.llms.local.prefix_cache import MIN_PREFIX_LENGTH, shared_prefix_length
 
 
 def weights(chat):
@@ -24,7 +24,7 @@ def test_network_equals_plain_passes(reuse_prefix, make_chat):
     chat = make_chat(learn=settings())
     samples = [turn.sample for t in sampled_trajectories(chat) for turn in t.turns]
     sequences = [sequence for s in samples for sequence in token_sequences([s])]
-    assert common_length([sequence.tokens for sequence in sequences]) > MIN_LENGTH
+    assert shared_prefix_length([sequence.tokens for sequence in sequences]) > MIN_PREFIX_LENGTH
     network = TokenNetwork(chat.module, 1.0, 4096, "float32", reuse_prefix, False, ProcessGroup())
     log_probs = network(sequences)
     tokens = torch.tensor([token for s in samples for token in s.tokens])

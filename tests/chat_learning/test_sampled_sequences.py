@@ -47,7 +47,7 @@ def test_sequences_of_conversation(template, n_sequences, make_chat):
         samples.append(TokenSample(reply.sample.prompt, ids, np.zeros(len(ids), np.float32)))
     sequences = token_sequences(samples, first_reply=5)
     assert len(sequences) == n_sequences
-    assert np.concatenate([s.replies for s in sequences]).tolist() == [
+    assert np.concatenate([s.reply_indices for s in sequences]).tolist() == [
         5 + i for i, turn_sample in enumerate(samples) for _ in turn_sample.tokens
     ]
     tokens = [np.array(s.tokens)[s.positions] for s in sequences]

@@ -12,7 +12,7 @@ from llmrl.chat_learning.format_training import RandomProposals
 from llmrl.core.records import ChatRequest
 from llmrl.experiment.small_models import simulate_search
 from llmrl.llms.local.loading import load_tokenizer
-from llmrl.llms.local.small import SmallModelShape, make_small_chat
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.principals.llm_principal import FALLBACK_NOTE
 from llmrl.principals.llm_search import LLMSearch
 from policies import POLE, searcher
@@ -26,7 +26,7 @@ REPLY = '{"action": "hit"}'
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small_chat")
     shape = SmallModelShape(width=32, layers=1, heads=2, tokens="messages")
-    make_small_chat(folder, [MESSAGE, REPLY] * 20, shape, 0)
+    make_small_model(folder, [MESSAGE, REPLY] * 20, "chat", shape, 0)
     return load_tokenizer(str(folder), None)
 
 

@@ -11,7 +11,7 @@ from learning_chats import QUESTIONS, request, sampled_trajectories, settings
 from llmrl.chat_learning import advantages_and_losses
 from llmrl.core.errors import CallInterrupted, ConfigError, LLMError
 from llmrl.llms.local.loading import load_tokenizer
-from llmrl.llms.local.small import SmallModelShape, make_small_chat
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.llms.local.vllm_sampler import VLLMSampler
 from vllm_server import VLLMServer
 
@@ -179,7 +179,7 @@ def test_server_needs_learner(server, make_chat):
 def test_run_samples_on_server(tmp_path):
     folder = tmp_path / "model"
     shape = SmallModelShape(width=32, layers=1, heads=2, tokens="messages", longest=4096)
-    make_small_chat(folder, ["hit", "stick"] * 20, shape, 0)
+    make_small_model(folder, ["hit", "stick"] * 20, "chat", shape, 0)
     with VLLMServer(folder, load_tokenizer(str(folder), None).eos_token_id) as server:
         check_run(server, tmp_path)
 

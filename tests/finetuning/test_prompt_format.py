@@ -261,6 +261,6 @@ def test_model_receives_prompts_unchanged():
     assert [reply.text for reply in replies] == ["params: [1, 2, 3]"] * 3
     for request, question in zip(provider.seen, prompts, strict=True):
         assert request.messages == question.messages and request.prompt == "search/numeric"
-        assert request.read(ChatReply("params: [1, 2, 3]")).tolist() == [1, 2, 3]
+        assert request.parse(ChatReply("params: [1, 2, 3]")).tolist() == [1, 2, 3]
         with pytest.raises(InvalidReply):
-            request.read(ChatReply("hm"))
+            request.parse(ChatReply("hm"))

@@ -16,7 +16,7 @@ from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.transcript import markdown
+from llmrl.llms.transcript import format_call
 from models import Echo, ask, chat_client, scripted
 
 
@@ -30,15 +30,15 @@ def client(path, model=None, **policies):
 
 def test_call_is_logged_completely(tmp_path):
     path = tmp_path / "run" / FILE_NAME
-    request = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", read=refuse)
-    model = client(path, stream=5)
+    request = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", parse=refuse)
+    model = client(path, sample_seed=5)
     model.chat([ask("one", purpose="test")])
     model.chat([request])
     first, second = read_calls(path)
     assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
     assert 0 <= first["spent"].pop("seconds") < 60
     assert first == {
-        "hash": request_key({"model": "echo"}, ask("one"), stream=5),
+        "hash": request_key({"model": "echo"}, ask("one"), sample_seed=5),
         "model": "echo",
         "identity": {"model": "echo"},
         "stream": 5,
@@ -173,19 +173,19 @@ def test_unwritable_log(tmp_path):
 
 def test_parsed_value_is_logged_with_reply(tmp_path):
     path = tmp_path / FILE_NAME
-    client(path).chat([ask("1, 2", read=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", read=refuse)])
+    client(path).chat([ask("1, 2", parse=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", parse=refuse)])
     good, bad = sorted(read_calls(path), key=lambda call: call["reply"])  # two at once: either may come first
     assert (good["reply"], good["understood"], good["fault"]) == ("1, 2", [[1.0, 2.0], "why"], "")
     assert (bad["understood"], bad["fault"]) == (None, "too short")
-    assert '**Understood as:**\n\n```\n[[1.0, 2.0], "why"]\n```' in markdown(good)
-    assert "**Not understood:**\n\n```\ntoo short\n```" in markdown(bad)
+    assert '**Understood as:**\n\n```\n[[1.0, 2.0], "why"]\n```' in format_call(good)
+    assert "**Not understood:**\n\n```\ntoo short\n```" in format_call(bad)
 
 
 def test_totals_across_run_folders(tmp_path):
     cache = Cache(tmp_path / "cache")
     for seed in (0, 1):
         model = client(tmp_path / f"s{seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
-        model.chat([ask("a", read=lambda reply: reply.text), ask("b", read=refuse)])
+        model.chat([ask("a", parse=lambda reply: reply.text), ask("b", parse=refuse)])
     unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no", refused=True)}))
     unknown.chat([ask("a")])
     with pytest.raises(LLMError):

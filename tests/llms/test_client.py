@@ -97,8 +97,8 @@ class TestRepeats:
 
     def test_seeds_have_separate_samples(self, tmp_path):
         model = Echo()
-        for stream in (0, 1, None, 0, 1, None):
-            cached(tmp_path, model, stream=stream).chat([ask("a")])
+        for sample_seed in (0, 1, None, 0, 1, None):
+            cached(tmp_path, model, sample_seed=sample_seed).chat([ask("a")])
         assert len(model.asked) == 3
 
     def test_state_is_checkpointable(self):
@@ -113,7 +113,7 @@ def test_request_key_covers_reply_settings():
     base = request_key(identity, ask("a"))
     assert base == request_key(
         {"temperature": 1.0, "model": "m"},
-        ask("a", purpose="another", prompt="p", prompt_hash="h", read=len),
+        ask("a", purpose="another", prompt="p", prompt_hash="h", parse=len),
     )
     variants = [
         request_key({**identity, "temperature": 0.5}, ask("a")),
@@ -121,8 +121,8 @@ def test_request_key_covers_reply_settings():
         request_key(identity, ChatRequest(({"role": "system", "content": "a"},))),
         request_key(identity, ask("a", schema={"type": "object"})),
         request_key(identity, ask("a", repeat=1)),
-        request_key(identity, ask("a"), stream=0),
-        request_key(identity, ask("a"), stream=1),
+        request_key(identity, ask("a"), sample_seed=0),
+        request_key(identity, ask("a"), sample_seed=1),
     ]
     assert len({base, *variants}) == 8
 
@@ -231,7 +231,7 @@ class TestFailures:
 
         model.complete = complete
         held = []
-        limits.hold = held.append
+        limits.start_pause = held.append
         chat_client(model, retry=Retry(1, initial_delay=0.0), limits=limits).chat([ask()])
         assert held == [0.3]
 

@@ -17,11 +17,11 @@ from llmrl.llms.budget import Budget
 from llmrl.llms.cache import request_key
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.images import (
-    FOLDER,
+    IMAGE_FOLDER,
     count_image_tokens,
     encode_frame,
+    image_size,
     image_tokens,
-    size,
     to_content_parts,
     with_image_files,
     with_image_hashes,
@@ -42,7 +42,7 @@ def test_image_size_limit(height, width, side):
     frame = noise(height, width)
     url = encode_frame(frame, side)
     decoded = pixels(url)
-    assert size(url) == (decoded.shape[1], decoded.shape[0]) and max(decoded.shape[:2]) <= max(side, 2)
+    assert image_size(url) == (decoded.shape[1], decoded.shape[0]) and max(decoded.shape[:2]) <= max(side, 2)
     longest = max(height, width)
     if longest <= side:
         factor = side // longest
@@ -102,7 +102,7 @@ def test_images_are_deduplicated_next_to_log(tmp_path):
     frames = [encode_frame(noise(6, 6, seed), 6) for seed in (0, 1, 0)]
     records = with_image_files([{"role": "user", "content": "?", "images": frames}], tmp_path)
     files = records[0]["images"]
-    assert files[0] == files[2] != files[1] and sorted(p.name for p in (tmp_path / FOLDER).iterdir()) == sorted(
+    assert files[0] == files[2] != files[1] and sorted(p.name for p in (tmp_path / IMAGE_FOLDER).iterdir()) == sorted(
         {file.rpartition("/")[2] for file in files}
     )
     for file, url in zip(files, frames, strict=True):

@@ -235,7 +235,7 @@ def test_hanging_thread_keeps_reservation(tmp_path):
     thread = threading.Thread(target=client.chat, args=([ask("a")],))
     thread.start()
     assert started.wait(30)
-    [reservation] = client.budget._reserved.values()
+    [reservation] = client.budget._open_reservations.values()
     client.budget.abandon(reservation)
     assert client.budget.spent.unsettled == 1 and client.metrics()["usage/llm_unsettled_tokens"] == 15
     go_on.set()
@@ -303,6 +303,6 @@ def test_budget_bounds_possible_charges(ends, calls):
         assert n_charged.total() + flying <= calls
     assert budget.worst_case_usage().calls == n_charged["settle"]
     assert budget.worst_case_usage().unsettled == n_charged["abandon"] + n_charged["late"] + flying
-    for held in list(budget._reserved.values()):
+    for held in list(budget._open_reservations.values()):
         budget.abandon(held)
     assert budget.spent == budget.worst_case_usage()

@@ -23,15 +23,15 @@ class Clock:
 def test_no_limits_no_waiting():
     limits = RateLimit()
     for _ in range(1000):
-        limits.pause(lambda seconds: 1 / 0)
+        limits.wait_for_pause(lambda seconds: 1 / 0)
 
 
 def test_hold_pauses_all_threads():
     clock = Clock()
     limits = RateLimit(clock=clock)
-    limits.hold(5.0)
-    limits.hold(2.0)
-    limits.pause(clock.wait)
+    limits.start_pause(5.0)
+    limits.start_pause(2.0)
+    limits.wait_for_pause(clock.wait)
     assert clock.now == 1005.0
 
 
@@ -81,15 +81,15 @@ def test_account_limiters_share_slots():
 def test_account_limiters_share_pauses():
     clock = Clock()
     first, second = (RateLimit(clock=clock).shared("a paused account") for _ in range(2))
-    first.hold(5.0)
-    second.pause(clock.wait)
+    first.start_pause(5.0)
+    second.wait_for_pause(clock.wait)
     assert clock.now == 1005.0
 
 
 def test_account_covers_model_address_key(monkeypatch):
     def quota(model="m", url="http://127.0.0.1:1/v1", key="first"):
         monkeypatch.setenv("SOME_MODEL_KEY", key)
-        return openai_model(url, model, api_key_env="SOME_MODEL_KEY").quota
+        return openai_model(url, model, api_key_env="SOME_MODEL_KEY").rate_limit_account
 
     assert quota() == quota()
     accounts = {quota(), quota(model="n"), quota(url="http://127.0.0.1:2/v1"), quota(key="second")}

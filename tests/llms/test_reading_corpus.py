@@ -48,7 +48,7 @@ import pytest
 
 from llmrl.agents.llm_player.talk import Talk
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.hosted import message_text
+from llmrl.llms.hosted import parse_message
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
@@ -146,7 +146,9 @@ def outcome(family, spec, line):
         if family == "message":
             answer = read_message(spec, reply)
             return RIGHT if answer == label_answer(family, spec, line["expected"]) else WRONG
-        answer = parse_answer(message_text(reply), question(family, spec), reply["finish_reason"] == "length").answer
+        answer = parse_answer(
+            parse_message(reply, {}, "").text, question(family, spec), reply["finish_reason"] == "length"
+        ).answer
     except InvalidReply:
         return RIGHT if line["expected"] is None else ABSTAINED
     if isinstance(answer, np.ndarray):
@@ -156,7 +158,7 @@ def outcome(family, spec, line):
 
 def read_message(question_spec, reply):
     """Return the message as the players' code returns it."""
-    text, truncated = message_text(reply), reply["finish_reason"] == "length"
+    text, truncated = parse_message(reply, {}, "").text, reply["finish_reason"] == "length"
     spec = EnvSpec("fishery", 1, len(question_spec["players"]), {}, 2, ("a", "b"), None)
     message = Talk(spec, 5, question_spec["to"], question_spec["max_characters"]).parse_reply(
         text, question_spec["players"].index(question_spec["speaker"]), truncated

@@ -49,7 +49,7 @@ def read(question, reply):
 
 
 def answer_for(question, name):
-    return None if name is None else question.names.names.index(name)
+    return None if name is None else question.matcher.names.index(name)
 
 
 CUSTOM_OPTIONS = [

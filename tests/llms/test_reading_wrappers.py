@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmrl.llms.hosted import message_text
+from llmrl.llms.hosted import parse_message
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
@@ -162,7 +162,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("message", "text"), MESSAGES)
 def test_message_is_single_text(message, text):
-    assert message_text(message) == text
+    assert parse_message(message, {}, "").text == text
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_human_number_formats(text, number):
 
 
 def test_percentages_convert_when_requested():
-    assert parse_number("40 %", is_share=True) == 0.4 and parse_number("40%") is None
+    assert parse_number("40 %", is_fraction=True) == 0.4 and parse_number("40%") is None
 
 
 @pytest.mark.parametrize(

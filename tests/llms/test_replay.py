@@ -21,12 +21,14 @@ RUN = (
 )
 
 
-def record_calls(folder, *texts, stream=0):
-    ChatClient(Echo(), call_log=CallLog(folder / FILE_NAME), stream=stream).chat([ask(text) for text in texts])
+def record_calls(folder, *texts, sample_seed=0):
+    ChatClient(Echo(), call_log=CallLog(folder / FILE_NAME), sample_seed=sample_seed).chat(
+        [ask(text) for text in texts]
+    )
 
 
 def replay(path, seed=0):
-    client = ChatClient(ReplayChat(str(path), Seeds(seed)), stream=seed)
+    client = ChatClient(ReplayChat(str(path), Seeds(seed)), sample_seed=seed)
     client.check()
     return client
 
@@ -67,13 +69,13 @@ def test_replay_keeps_costs(tmp_path):
 
 
 def test_different_seed_warns(tmp_path):
-    record_calls(tmp_path, "a", stream=3)
+    record_calls(tmp_path, "a", sample_seed=3)
     with pytest.raises(LLMError, match=r"seed=3.*seed=4"):
         replay(tmp_path, seed=4)
 
 
 def test_shared_replies_serve_any_seed(tmp_path):
-    record_calls(tmp_path, "a", stream=None)
+    record_calls(tmp_path, "a", sample_seed=None)
     assert replay(tmp_path, seed=4).chat([ask("a")])[0].text == "a"
 
 

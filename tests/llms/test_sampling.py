@@ -11,7 +11,7 @@ from llmrl.llms.cache import Cache, request_key
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.hosted import parse_message
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
-from llmrl.llms.transcript import markdown
+from llmrl.llms.transcript import format_call
 from models import ask, connected, openai_model
 
 SETTINGS = {
@@ -87,7 +87,7 @@ def test_thoughts_are_stored_with_reply(tmp_path):
     first_call, cached_call = read_calls(tmp_path / "calls.jsonl")
     assert len(server.requests) == 1 and cached_call["cached"]
     assert first_call["thoughts"] == cached_call["thoughts"] == "hm, perhaps" and first_call["reasoning_tokens"] == 5
-    text = markdown(first_call)
+    text = format_call(first_call)
     assert "**Thought before:**\n\n```\nhm, perhaps\n```" in text and "5 reasoning tokens" in text
     assert "perhaps" not in json.dumps(first_call["messages"])
 

@@ -5,7 +5,7 @@ from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured_query import MAX_QUOTED_CHARS, Query, StructuredQuery
+from llmrl.llms.structured_query import MAX_QUOTED_CHARACTERS, Query, StructuredQuery
 from models import Echo, ask, chat_client
 
 
@@ -62,16 +62,16 @@ def test_request_carries_log_fields():
     [request] = model.requests
     assert (request.purpose, request.prompt, request.prompt_hash) == ("test", "p/x", "abc")
     assert request.schema == {"type": "integer"}
-    assert request.read(ChatReply("7")) == 7
+    assert request.parse(ChatReply("7")) == 7
     with pytest.raises(InvalidReply, match="'seven'"):
-        request.read(ChatReply("seven"))
+        request.parse(ChatReply("seven"))
 
 
 def test_repair_truncates_long_or_empty_reply():
     model = Answers("", "y" * 10_000, "z")
     asker(model, repair_turns=2).ask(questions("a"))
     assert model.requests[1].messages[1]["content"] == "(empty reply)"
-    assert len(model.requests[2].messages[3]["content"]) == MAX_QUOTED_CHARS
+    assert len(model.requests[2].messages[3]["content"]) == MAX_QUOTED_CHARACTERS
 
 
 def test_truncated_reply_repair_explains():

@@ -26,7 +26,7 @@ from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import parse_object
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.reply_cleaning import MAX_REPLY_LENGTH, clean_reply, strip_control_characters
-from llmrl.llms.structured import read
+from llmrl.llms.structured import apply_parser
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.teachers.plans import Skill, parse_reply
 from models import Echo, chat_client, scripted
@@ -115,7 +115,7 @@ def _check(text):
     for name, parse in READERS.items():
         try:
             answer = parse(text)
-            assert read(ChatReply(text), lambda reply, parse=parse: parse(reply.text)) is not None
+            assert apply_parser(ChatReply(text), lambda reply, parse=parse: parse(reply.text)) is not None
         except InvalidReply as error:
             answer = str(error)
             assert answer
@@ -262,13 +262,15 @@ def test_thoughts_are_ignored():
     assert clean_reply("a<think>b</think>c<THINKING>d</thinking>e").text == "ace"
     assert clean_reply("of a cut-off thought</think>answer").text == "answer"
     assert (
-        clean_reply("answer<think>and on").text == "answer" and clean_reply("answer<think>and on").thought == "and on"
+        clean_reply("answer<think>and on").text == "answer"
+        and clean_reply("answer<think>and on").unclosed_thought == "and on"
     )
     assert clean_reply("<think>a<think>b</think>c").text == "c"
     assert clean_reply("x<|message|>y<|message|>z").text == "z"
     assert clean_reply("a</think>b<think>c</think>d</think>e").text == "e"
     assert (
-        clean_reply("<think>" + "x" * MAX_REPLY_LENGTH).thought and clean_reply("x" * MAX_REPLY_LENGTH).thought is None
+        clean_reply("<think>" + "x" * MAX_REPLY_LENGTH).unclosed_thought
+        and clean_reply("x" * MAX_REPLY_LENGTH).unclosed_thought is None
     )
 
 

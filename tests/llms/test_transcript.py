@@ -12,7 +12,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 
 from experiments import only_run_folder, run
 from llmrl.llms.call_log import FILE_NAME, read_calls
-from llmrl.llms.transcript import MAX_CHARACTERS, N_ALL_SHOWN, Transcript, markdown
+from llmrl.llms.transcript import MAX_CHARACTERS, N_UNTHINNED, Transcript, format_call
 from llmrl.loops.design_progress import AdaptationRecord
 
 
@@ -26,8 +26,8 @@ def write(folder: Path, *calls: dict, end: str = "") -> None:
         file.write("".join(json.dumps(record) + "\n" for record in calls) + end)
 
 
-def line(step: int, unix: float) -> dict:
-    return {"kind": "proposal", "x": "proposals", "proposals": step, "llm/calls": 1.0, "time/unix": unix}
+def line(step: int, end_time: float) -> dict:
+    return {"kind": "proposal", "x": "proposals", "proposals": step, "llm/calls": 1.0, "time/unix": end_time}
 
 
 def test_newest_call_since_previous_line(tmp_path):
@@ -59,7 +59,9 @@ def test_earlier_lines_keep_texts(tmp_path):
 
 @given(st.text(alphabet=st.sampled_from("`~<>&*_# \n\t\\[](){}!'\"axé\ud83d|-=:")))
 def test_text_is_not_markup(text):
-    html = markdown_to_safe_html(markdown(call(1.0, text, messages=[{"role": "user", "content": text}], finish=text)))
+    html = markdown_to_safe_html(
+        format_call(call(1.0, text, messages=[{"role": "user", "content": text}], finish=text))
+    )
     tags = Counter(part.split(">")[0] for part in html.split("<")[1:])
     # The model, the purpose, the prompt's name, the role and perhaps the finish are code too.
     codes = 6 if text == "" else 7
@@ -69,24 +71,24 @@ def test_text_is_not_markup(text):
 
 def test_model_html_is_escaped():
     text = "```\n</code></pre><script>alert(1)</script>\n~~~~\n<b>bold</b> **bold** <!--"
-    html = markdown_to_safe_html(markdown(call(1.0, text, model="<img src=x>")))
+    html = markdown_to_safe_html(format_call(call(1.0, text, model="<img src=x>")))
     assert "&lt;script&gt;" in html and "<script" not in html and "<b>" not in html and "<img" not in html
     assert "**bold**" in html
 
 
 def test_failures_are_visible():
-    assert "not valid" in markdown(call(1.0, valid=False))
-    assert "1,200 prompt tokens, 0.25 US dollars" in markdown(call(1.0, valid=True, prompt_tokens=1200, cost=0.25))
-    assert "from the cache" in markdown(call(1.0, cached=True, cost=0.25))
+    assert "not valid" in format_call(call(1.0, valid=False))
+    assert "1,200 prompt tokens, 0.25 US dollars" in format_call(call(1.0, valid=True, prompt_tokens=1200, cost=0.25))
+    assert "from the cache" in format_call(call(1.0, cached=True, cost=0.25))
     failed = call(1.0, error="no route to host")
     del failed["reply"]
-    assert "No reply" in markdown(failed) and "no route to host" in markdown(failed)
+    assert "No reply" in format_call(failed) and "no route to host" in format_call(failed)
 
 
 def test_long_questions_are_truncated_with_notice():
     words = " ".join(f"word{i}" for i in range(20_000))
     messages = [{"role": "user", "content": f"number {i}"} for i in range(9)] + [{"role": "user", "content": words}]
-    text = markdown(call(1.0, messages=messages))
+    text = format_call(call(1.0, messages=messages))
     assert "6 earlier messages are left out" in text and "number 5" not in text and "number 6" in text
     assert f"{len(words) - MAX_CHARACTERS:,} characters left out" in text
     assert "word0 " in text and "word19999" in text and len(text) < 2 * MAX_CHARACTERS
@@ -97,7 +99,7 @@ def test_long_run_shows_limited_exchanges(tmp_path):
     write(tmp_path, *[call(float(time)) for time in range(8000)])
     transcript = Transcript(tmp_path)
     steps_with_text = [step for step in range(8000) if transcript(line(step, step + 0.5)) is not None]
-    assert steps_with_text[: N_ALL_SHOWN + 2] == [*range(N_ALL_SHOWN), N_ALL_SHOWN, N_ALL_SHOWN + 2]
+    assert steps_with_text[: N_UNTHINNED + 2] == [*range(N_UNTHINNED), N_UNTHINNED, N_UNTHINNED + 2]
     assert len(steps_with_text) <= 520 and steps_with_text[-1] > 7900
 
 

@@ -16,7 +16,12 @@ from llmrl.llms.provider import Provider
 from models import Echo, ask, scripted
 from societies import CLEANUP, ESCAPE_ROOM, TAX_ECONOMY, outcome
 
-INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder", "proposals", "workshop"}
+INJECTED = {
+    *("self", "spec", "space", "controller", "seeds", "llm", "device"),
+    "prompt_folder",
+    "proposals",
+    "model_factory",
+}
 
 
 PRINCIPALS, LLMS = load_options("principal"), load_options("llm")
@@ -24,7 +29,7 @@ PRINCIPALS, LLMS = load_options("principal"), load_options("llm")
 
 def builder(spec):
     arguments = {"spec": spec, "space": spec.proposals, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"}
-    return Builder({**arguments, "workshop": SmallModels({"output_root": "outputs", "env": {}, "seed": 0})})
+    return Builder({**arguments, "model_factory": SmallModels({"output_root": "outputs", "env": {}, "seed": 0})})
 
 
 ONLY = {"saez": TAX_ECONOMY}

@@ -168,7 +168,7 @@ class TestAsking:
     def test_log_marks_valid_replies(self):
         model = Answers(plan_json(("go to", "door")))
         planner(ChatClient(model), samples=1, repair_turns=0).plans([KEY, DOOR])
-        first, second = (request.read for request in model.requests)
+        first, second = (request.parse for request in model.requests)
         reply = ChatReply(plan_json(("go to", "door")))
         with pytest.raises(InvalidReply, match="'door'"):
             first(reply)

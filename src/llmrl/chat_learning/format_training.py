@@ -15,7 +15,7 @@ from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import draw_reply
-from llmrl.llms.structured import read
+from llmrl.llms.structured import apply_parser
 
 _MAX_DRAWS = 200
 """Maximum number of draws until a reply is legal."""
@@ -44,8 +44,8 @@ class RandomLegalChat:
         for _ in range(_MAX_DRAWS):
             reply = draw_reply(request.schema, str(next(self._draws)))
             try:
-                if request.read is not None:
-                    read(ChatReply(reply), request.read)
+                if request.parse is not None:
+                    apply_parser(ChatReply(reply), request.parse)
             except InvalidReply:
                 continue
             return reply

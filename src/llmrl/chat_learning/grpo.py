@@ -22,9 +22,9 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Unit
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.learning import Sharing, TokenSequence, Trajectory, Turn, token_sequences
-from llmrl.llms.local.loading import check_unchanged, copy_weights, enable_recomputation, folder_fingerprint
-from llmrl.llms.local.lora import AdapterSet, Lora, adapters_off, write_adapter
+from llmrl.llms.local.learning import AdapterSharing, TokenSequence, Trajectory, Turn, token_sequences
+from llmrl.llms.local.loading import check_model_unchanged, copy_weights, enable_recomputation, folder_fingerprint
+from llmrl.llms.local.lora import AdapterSet, Lora, disable_adapters, write_adapter
 
 Advantage = Literal["episode", "turn", "anchor", "replay"]
 _WEIGHT_OPTIONS = "llm=, llm.model, llm.learn.tune and llm.learn.lora"
@@ -56,7 +56,7 @@ class GRPO:
     entropy: NonNegativeFloat
     tune: Literal["full", "lora"]
     lora: Lora
-    adapters: Sharing
+    adapters: AdapterSharing
     learning_rate: PositiveFloat
     learning_rate_final: NonNegativeFloat | None
     schedule_updates: PositiveInt | None
@@ -186,7 +186,7 @@ class ChatGRPO:
         advantage = torch.from_numpy(self.advantages(trajectories)).float()
         sequences: list[TokenSequence] = []
         for trajectory in trajectories:
-            n_replies = 1 + int(sequences[-1].replies[-1]) if sequences else 0
+            n_replies = 1 + int(sequences[-1].reply_indices[-1]) if sequences else 0
             sequences += token_sequences([turn.sample for turn in trajectory.turns], n_replies)
         if self.chat.settings.sampler is not None:
             # Probabilities of the server differ by rounding, and by staleness.
@@ -199,7 +199,7 @@ class ChatGRPO:
                 batch = {
                     "sequences": minibatch,
                     "advantage": advantage,
-                    "n_replies": sum(len(np.unique(sequence.replies)) for sequence in minibatch),
+                    "n_replies": sum(len(np.unique(sequence.reply_indices)) for sequence in minibatch),
                     "n_tokens": sum(len(sequence.positions) for sequence in minibatch),
                     "kl": kl,
                 }
@@ -275,7 +275,7 @@ class ChatGRPO:
 
     def load_state_dict(self, state: State) -> None:
         """Restore weights and optimizer; raise ConfigError if the model's files or the shapes differ."""
-        check_unchanged(self.chat.model, state["model"], self._fingerprint())
+        check_model_unchanged(self.chat.model, state["model"], self._fingerprint())
         copy_weights(state["weights"], self._trained(), "the checkpoint", _WEIGHT_OPTIONS)
         self._optimizer_step().load_state_dict(state["optimizer"])
         self.updates = state["updates"]
@@ -291,7 +291,8 @@ class ChatGRPO:
             return torch.from_numpy(np.concatenate(arrays)).to(device)
 
         tokens = concatenate([np.array(s.tokens)[s.positions] for s in sequences])
-        replies, sampling = concatenate([s.replies for s in sequences]), concatenate([s.log_probs for s in sequences])
+        replies = concatenate([s.reply_indices for s in sequences])
+        sampling = concatenate([s.log_probs for s in sequences])
         old = concatenate([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
         log_prob = log_probs.gather(1, tokens[:, None]).squeeze(1)
         n_replies, n_tokens = batch["n_replies"], batch["n_tokens"]
@@ -330,7 +331,7 @@ class ChatGRPO:
         network = self._token_network()
         if self._reference is not None:
             return self._reference.forward(sequences)
-        with adapters_off(network.language):
+        with disable_adapters(network.language):
             return network.forward(sequences)
 
     def _minibatches(self, sequences: Sequence[TokenSequence]) -> Iterator[list[TokenSequence]]:
@@ -339,7 +340,7 @@ class ChatGRPO:
         n_replies = 0
         for sequence in sequences:
             minibatch.append(sequence)
-            n_replies += len(np.unique(sequence.replies))
+            n_replies += len(np.unique(sequence.reply_indices))
             if n_replies >= self.settings.minibatch_replies:
                 yield minibatch
                 minibatch, n_replies = [], 0

@@ -15,7 +15,7 @@ from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.processes import ProcessGroup
 from llmrl.llms.local.generation import plan_batches
 from llmrl.llms.local.learning import TokenSequence
-from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
+from llmrl.llms.local.prefix_cache import MIN_PREFIX_LENGTH, shared_prefix_length
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -56,8 +56,8 @@ class TokenNetwork(nn.Module):
         device = next(self.language.parameters()).device
         first = min(int(sequence.positions[0]) for sequence in sequences)
         # The logits that predict the first sampled token belong to the token before it, which is outside the prefix.
-        length = min(common_length([sequence.tokens for sequence in sequences]), first - 1) if self.reuse_prefix else 0
-        length = length if length >= MIN_LENGTH and len(sequences) > 1 else 0
+        length = min(shared_prefix_length([s.tokens for s in sequences]), first - 1) if self.reuse_prefix else 0
+        length = length if length >= MIN_PREFIX_LENGTH and len(sequences) > 1 else 0
         tokens = [torch.tensor(sequence.tokens) for sequence in sequences]
         ids = pad_sequence(tokens, batch_first=True).to(device)
         mask = pad_sequence([torch.ones_like(x) for x in tokens], batch_first=True).to(device)

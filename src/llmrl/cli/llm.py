@@ -94,7 +94,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     from llmrl.llms.invalid_reply import InvalidReply
     from llmrl.llms.prompts import PromptFamily
     from llmrl.llms.reading.object_parser import parse_object
-    from llmrl.llms.structured import json_schema, read
+    from llmrl.llms.structured import apply_parser, json_schema
 
     class Number(BaseModel):
         number: int
@@ -102,7 +102,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     class Probe(Number):
         word: Literal["blue", "green"]  # only in the schema, so a model that ignores the schema leaves it out
 
-    client.disable_cache()  # a cached answer would not test the model
+    client.services.cache = None  # a cached answer would not test the model
     prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
     message = {"role": "user", "content": prompt.text}
     request = ChatRequest((message,), json_schema(Probe), TEST_PURPOSE, prompt.name, prompt.hash)
@@ -120,7 +120,9 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     latency_seconds = time.perf_counter() - start
     form_text, schema_support = VALID_FORM, "accepted and kept"
     try:
-        parsed_reply = read(reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated))
+        parsed_reply = apply_parser(
+            reply, lambda completion: parse_object(completion.text, Number, completion.is_truncated)
+        )
         if parsed_reply.number != REQUESTED_NUMBER:
             form_text = f"{VALID_FORM}, but with the number {parsed_reply.number} instead of {REQUESTED_NUMBER}"
     except InvalidReply as error:
@@ -134,7 +136,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         schema_support = "not asked for: the format is described in the prompt only"
     else:
         try:
-            read(reply, lambda completion: parse_object(completion.text, Probe, completion.is_truncated))
+            apply_parser(reply, lambda completion: parse_object(completion.text, Probe, completion.is_truncated))
         except InvalidReply:
             schema_support = SCHEMA_IGNORED
     provider = client.provider

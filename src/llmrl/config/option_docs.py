@@ -269,7 +269,7 @@ def _option_type_hints(key: str, targets: Mapping[str, str]) -> list[Any]:
         return [TYPE_HINTS[name]] if name in TYPE_HINTS else []
     target_names = [targets[parent_key]] if parent_key in targets else _possible_targets(parent_key)
     if parent_key == "llm":
-        target_names = [*target_names, "llmrl.llms.client.connect"]
+        target_names = [*target_names, "llmrl.llms.client.build_client"]
     signatures = [get_signature(Builder().locate(target, parent_key)) for target in dict.fromkeys(target_names)]
     return [signature.hints[name] for signature in signatures if name in signature.hints]
 

@@ -82,7 +82,7 @@ def build_schema() -> Schema:
         nodes = [load_option(group, name) for name in list_option_names(group)]
         if group == "llm":
             groups[group] = _node_schema(
-                [*nodes, values["llm"]], ["llmrl.llms.client.connect"], group_meanings, f"{group}."
+                [*nodes, values["llm"]], ["llmrl.llms.client.build_client"], group_meanings, f"{group}."
             )
         else:
             groups[group] = PART_SCHEMA if group == "transfer" else _node_schema(nodes, [], group_meanings, f"{group}.")

@@ -215,9 +215,9 @@ class ChatRequest:
         prompt: name of the prompt file, for the call log.
         prompt_hash: hash of the prompt file's content, for the call log.
         repeat: 0 for the first reply to this request, 1 for an independent second one, ...
-        place: name of the place in the run that asks, to distinguish equal requests that are sent concurrently and so
-            have no order. "": equal requests are distinguished by counting them.
-        read: parser of a reply, for the call log; raises if the reply is invalid. None: every reply is valid.
+        question_id: identifier of the question in the run. It distinguishes equal requests that are sent concurrently
+            and so have no order. "": equal requests are distinguished by counting them.
+        parse: parser of a reply, for the call log; raises if the reply is invalid. None: every reply is valid.
         model: name of the model among several of a run; `CHOSEN_MODEL` is the one that `llm=` chooses. It is not part
             of a request's key in the cache, because each model has keys of its own.
         adapter: name of the adapter of a model that learns; "" is the only one of a run with a single adapter.
@@ -229,8 +229,8 @@ class ChatRequest:
     prompt: str = ""
     prompt_hash: str = ""
     repeat: int = 0
-    place: str = ""
-    read: Callable[[ChatReply], Any] | None = field(default=None, compare=False)
+    question_id: str = ""
+    parse: Callable[[ChatReply], Any] | None = field(default=None, compare=False)
     model: str = CHOSEN_MODEL
     adapter: str = ""
 

@@ -43,12 +43,12 @@ class ModelServices(Services):
     Attributes:
         seeds: seed tree of the part.
         device: torch device; None if the model runs on no device of this machine.
-        workshop: factory of small models; None: the option `make` is null.
+        model_factory: factory of small models; None: the option `make` is null.
     """
 
     seeds: Seeds
     device: str | None = None
-    workshop: Any = None
+    model_factory: Any = None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ NAMED_TARGETS = frozenset(
         "llmrl.results.study_settings.StudySettings",
         "llmrl.config.debugging.Debugging",
         "llmrl.envs.substrate.factory.substrate_env",
-        "llmrl.llms.client.connect",
+        "llmrl.llms.client.build_client",
         "llmrl.principals.llm_factory.llm_principal",
         "llmrl.sweeps.backends.here.Here",
         "llmrl.sweeps.backends.local.Local",

@@ -13,7 +13,7 @@ from llmrl.core.trust import SHELL_PERMISSION
 from llmrl.display.console import print_fields, print_line, print_report_table, print_table, relative_to_cwd
 from llmrl.llms.budget import LATENCY_METRIC
 from llmrl.llms.call_log import FILE_NAME
-from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
+from llmrl.llms.usage import FAILED_CALLS_KEY, VALIDITY_KEYS
 from llmrl.llms.validity import validity_warning
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR, REFERENCE_LEVELS
 from llmrl.results.table_format import ReportTable
@@ -152,9 +152,9 @@ def _mlflow_server_command(uri: str) -> str:
 
 def find_validity_warning(summary: Mapping[str, Any]) -> str:
     """Return a warning that the replies of a language model could not be used; empty if they could."""
-    if summary.get(UNANSWERED):
-        return f"THE MODEL NEVER ANSWERED: all of its {summary[UNANSWERED]:,.0f} calls failed"
-    n_replies, share = (summary.get(name) for name in UNDERSTOOD)
+    if summary.get(FAILED_CALLS_KEY):
+        return f"THE MODEL NEVER ANSWERED: all of its {summary[FAILED_CALLS_KEY]:,.0f} calls failed"
+    n_replies, share = (summary.get(name) for name in VALIDITY_KEYS)
     return validity_warning(n_replies, share)
 
 

@@ -43,7 +43,7 @@ from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Parts, build_parts
 from llmrl.llms.client import ChatClient
-from llmrl.llms.usage import UNDERSTOOD, llm_summary
+from llmrl.llms.usage import VALIDITY_KEYS, llm_summary
 from llmrl.results.mechanism_comparison import (
     compare_with_reference,
     describe_differences,
@@ -312,7 +312,7 @@ def _describe_evaluation(saved: SavedRun, plan: AdaptationPlan | None, evaluatio
         "adapted": None if plan is None else asdict(plan),
         "llm": None if llm is None else llm.label,
         "carried": evaluation.carried_states,
-        **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in UNDERSTOOD}),
+        **({} if llm is None else {k: v for k, v in llm_summary(llm).items() if k in VALIDITY_KEYS}),
     }
 
 

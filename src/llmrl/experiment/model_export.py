@@ -12,7 +12,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.loading import Kind, load_model, load_tokenizer
+from llmrl.llms.local.loading import ModelKind, load_model, load_tokenizer
 from llmrl.llms.local.lora import merge_adapter
 from llmrl.run.artifacts import ADAPTER, load_saved_state, read_config
 
@@ -57,7 +57,7 @@ def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[A
     model = client_or_model.provider if isinstance(client_or_model, ChatClient) else client_or_model
     if not isinstance(model, LocalChat | LocalScorer):
         raise ConfigError(f"{run} has trained no language model with local weights")
-    kind: Kind = "causal" if isinstance(model, LocalChat) else model.kind
+    kind: ModelKind = "causal" if isinstance(model, LocalChat) else model.kind
     module: Any = load_model(kind, model.model, model.settings.revision, "cpu", "float32")
     if adapter.is_dir():
         return merge_adapter(module, str(adapter)), model

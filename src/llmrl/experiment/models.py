@@ -77,7 +77,7 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
     if node.get("make") is not None:
         from llmrl.experiment.small_models import SmallModels
 
-        services = replace(services, workshop=SmallModels(config))
+        services = replace(services, model_factory=SmallModels(config))
     model: Provider | Model = builder.replace_services(services).build(node, "llm")
     if isinstance(model, Provider):
         client_services = {

@@ -168,7 +168,7 @@ def model_nodes(llm: Config) -> tuple[Config, Config]:
     A model that is trained has no client: invalid replies are expected until it has learned.
     """
     policies = {name: value for name, value in llm.items() if name in CALL_POLICY_KEYS and name != "variants"}
-    return model_options(llm), {"_target_": "llmrl.llms.client.connect", **policies}
+    return model_options(llm), {"_target_": "llmrl.llms.client.build_client", **policies}
 
 
 def game_processes(config: Config, builder: Builder | None = None) -> int:

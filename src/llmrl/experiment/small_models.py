@@ -23,7 +23,7 @@ from llmrl.llms.local.small import SmallChat, SmallModel
 if TYPE_CHECKING:
     from llmrl.chat_learning.format_training import Exchange, RandomLegalChat
     from llmrl.core.protocols import VecEnv
-    from llmrl.llms.local.loading import Kind
+    from llmrl.llms.local.loading import ModelKind
     from llmrl.llms.local.small import SmallKind
     from llmrl.principals.llm_search import LLMSearch
 
@@ -100,7 +100,7 @@ class SmallModels:
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
-def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) -> None:
+def make_for_env(folder: Path, config: Config, kind: ModelKind, model: SmallModel) -> None:
     """Write a small model for the environment of a config.
 
     Args:
@@ -135,9 +135,9 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
     tokenizer_texts = [*game_texts, *stories(len(game_texts) if reads_stories else 0, shared.integer("stories"))]
     make_small_model(folder, tokenizer_texts, kind, model, seeds.integer("weights"))
     if story_texts:
-        from llmrl.llms.local.small import read_texts
+        from llmrl.llms.local.small import train_on_texts
 
-        losses = read_texts(folder, story_texts, model.pretraining_steps, seeds.integer("reading"))
+        losses = train_on_texts(folder, story_texts, model.pretraining_steps, seeds.integer("reading"))
         log.info("loss on held-out stories: %.3g nats per token before training, %.3g after", *losses)
 
 
@@ -156,7 +156,7 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
     """
     from llmrl.chat_learning.format_training import train_format
     from llmrl.experiment.build_env import build_env
-    from llmrl.llms.local.small import make_small_chat
+    from llmrl.llms.local.small import make_small_model
 
     shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])
@@ -166,7 +166,7 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
     finally:
         env.close()
     texts = [text for messages, reply in exchanges for text in (messages[-1]["content"], reply)]
-    make_small_chat(folder, texts, model, seeds.integer("weights"))
+    make_small_model(folder, texts, "chat", model, seeds.integer("weights"))
     steps, learning_rate = model.format_steps, model.format_learning_rate
     loss = train_format(folder, exchanges, steps, learning_rate, seeds.integer("reading"))
     log.info("the model has learned the format of replies: %.3g nats per token", loss)

@@ -16,7 +16,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
 from llmrl.finetuning.trials import PlayFn
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.structured import read
+from llmrl.llms.structured import apply_parser
 from llmrl.rollout.batched_evaluator import draw_episode_seeds
 
 
@@ -238,7 +238,9 @@ class ReplyEvaluator:
     def _parse_reply(self, reply: str) -> tuple[np.ndarray | None, str]:
         """Return the numbers in a reply and ""; or None and what is wrong with the reply."""
         try:
-            return read(ChatReply(reply), lambda chat_reply: self.prompt_format.parse_reply(chat_reply.text)), ""
+            return apply_parser(
+                ChatReply(reply), lambda chat_reply: self.prompt_format.parse_reply(chat_reply.text)
+            ), ""
         except InvalidReply as error:
             return None, str(error)
 

@@ -1,4 +1,4 @@
-"""Hard limits on what a run spends on language models: calls, tokens, US dollars."""
+"""Usage of language models by a run, and hard limits on its calls, tokens and US dollars."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ class Budget:
         self.calls, self.tokens, self.usd, self.unknown = calls, tokens, usd, unknown
         self.spent = Usage()
         self._condition = threading.Condition()
-        self._reserved: dict[str, Reservation] = {}
-        self._sent: set[str] = set()
+        self._open_reservations: dict[str, Reservation] = {}
+        self._sent_ids: set[str] = set()
 
     @property
     def has_limits(self) -> bool:
@@ -183,11 +183,11 @@ class Budget:
         reservation = Reservation(prompt + reply, provider.cost(prompt, reply))
         while True:
             with self._condition:
-                violation = self._describe_violation([*self._reserved.values(), reservation])
+                violation = self._describe_violation([*self._open_reservations.values(), reservation])
                 if violation is None:
-                    self._reserved[reservation.id] = reservation
+                    self._open_reservations[reservation.id] = reservation
                     return reservation
-                if wait is None or not self._reserved:
+                if wait is None or not self._open_reservations:
                     raise BudgetExhausted(*violation)
                 self._condition.wait(CHECK_INTERVAL_SECONDS)
             wait(0.0)
@@ -195,20 +195,20 @@ class Budget:
     def mark_sent(self, reservation: Reservation) -> None:
         """Mark an attempt as about to be sent. From then on it counts even if this process ends."""
         with self._condition:
-            if reservation.id in self._reserved:
-                self._sent.add(reservation.id)
+            if reservation.id in self._open_reservations:
+                self._sent_ids.add(reservation.id)
 
     def worst_case_usage(self) -> Usage:
         """Return the usage in which all attempts in flight count as lost, as if this process ended now."""
         with self._condition:
             return self.spent.with_lost_attempts(
-                reservation for reservation in self._reserved.values() if reservation.id in self._sent
+                reservation for reservation in self._open_reservations.values() if reservation.id in self._sent_ids
             )
 
     def settle(self, reservation: Reservation, reply: ChatReply) -> bool:
         """Count a reply; return False, and count nothing, if its attempt was released or abandoned before."""
         with self._condition:
-            if self._remove(reservation):
+            if self._close_reservation(reservation):
                 self.spent = self.spent.with_reply(reply, reservation)
                 return True
             return False
@@ -216,7 +216,7 @@ class Budget:
     def release(self, reservation: Reservation) -> None:
         """Cancel the reservation of an attempt that certainly generated nothing, unless it is settled or abandoned."""
         with self._condition:
-            self._remove(reservation)
+            self._close_reservation(reservation)
 
     def abandon(self, reservation: Reservation) -> None:
         """Count an attempt as lost with the full amount, or release it if it was not sent yet.
@@ -224,8 +224,8 @@ class Budget:
         Later calls of `settle` and `release` for it have no effect.
         """
         with self._condition:
-            in_flight = reservation.id in self._sent
-            if self._remove(reservation) and in_flight:
+            in_flight = reservation.id in self._sent_ids
+            if self._close_reservation(reservation) and in_flight:
                 self.spent = self.spent.with_lost_attempts([reservation])
 
     def record_failed_calls(self, calls: int) -> None:
@@ -233,11 +233,11 @@ class Budget:
         with self._condition:
             self.spent = replace(self.spent, failed=self.spent.failed + calls)
 
-    def _remove(self, reservation: Reservation) -> bool:
+    def _close_reservation(self, reservation: Reservation) -> bool:
         """Remove a reservation; return whether it was still open, i.e. neither settled, released nor abandoned."""
-        self._sent.discard(reservation.id)
+        self._sent_ids.discard(reservation.id)
         self._condition.notify_all()
-        return self._reserved.pop(reservation.id, None) is not None
+        return self._open_reservations.pop(reservation.id, None) is not None
 
     def _describe_violation(self, reservations: list[Reservation]) -> tuple[str, str] | None:
         """Return the problem and the remedy, one sentence each, if `reservations` could exceed a limit; else None."""

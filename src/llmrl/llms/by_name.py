@@ -39,7 +39,7 @@ def chat_model(
         provider,
         Cache(cache.expanduser(), "readwrite") if cache is not None else None,
         CallLog(call_log.expanduser()) if call_log is not None else None,
-        stream=seed,
+        sample_seed=seed,
     )
     client.check()
     return client

@@ -56,7 +56,7 @@ class Cache:
         """
         if self.mode == "off":
             return None
-        path = self._path(key)
+        path = self._path_of_key(key)
         try:
             return _parse_entry(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -77,7 +77,7 @@ class Cache:
         """
         if self.mode != "readwrite":
             return reply
-        path = self._path(key)
+        path = self._path_of_key(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return self._write_entry(path, _build_entry(key, identity, request, reply), reply)
@@ -113,7 +113,7 @@ class Cache:
         finally:
             remove_ignoring_errors(temporary_path)
 
-    def _path(self, key: str) -> Path:
+    def _path_of_key(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
 
 
@@ -167,8 +167,8 @@ def _parse_entry(entry: Any) -> ChatReply:
     return reply
 
 
-def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int | None = None) -> str:
-    """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, place, adapter and stream.
+def request_key(identity: Mapping[str, Any], request: ChatRequest, sample_seed: int | None = None) -> str:
+    """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, question, adapter and seed.
 
     Descriptive fields (`purpose`, names of prompts) and transport settings (time-outs, limits, prices) are left out.
 
@@ -182,8 +182,8 @@ def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int |
         "messages": with_image_hashes(request.messages),
         "schema": request.schema,
         "repeat": request.repeat,
-        "stream": stream,
-        **({"place": request.place} if request.place else {}),
+        "stream": sample_seed,
+        **({"place": request.question_id} if request.question_id else {}),
         **({"adapter": request.adapter} if request.adapter else {}),
     }
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
@@ -201,10 +201,10 @@ class RepeatCounter:
         self._counts: Counter[int] = Counter()
 
     def assign_repeats(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
-        """Return `requests` with `repeat` raised by their earlier occurrences; those with a `place` stay unchanged."""
+        """Return `requests` with `repeat` raised by their earlier occurrences, except those with a `question_id`."""
         numbered_requests = []
         for request in requests:
-            if request.place:
+            if request.question_id:
                 numbered_requests.append(request)
                 continue
             # 60 bits of the address distinguish requests and fit a checkpoint's integers.

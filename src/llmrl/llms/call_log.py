@@ -73,33 +73,33 @@ class StoredValueReader:
         self._offset_by_key: dict[str, int] = {}
         self._read_cached_value = functools.lru_cache(_VALUE_CACHE_SIZE)(self._read_value)
 
-    def index_line(self, line: bytes, position: int) -> bool:
+    def index_line(self, line: bytes, offset: int) -> bool:
         """Record the position of a line that contains a value; return whether `line` is such a line."""
         if not line.startswith(STORED_VALUE_PREFIX):
             return False
         # No call refers to a line that was truncated when the process was killed.
         with contextlib.suppress(ValueError, RecursionError):
-            self._offset_by_key[str(json.loads(line)[REFERENCE_KEY])] = position
+            self._offset_by_key[str(json.loads(line)[REFERENCE_KEY])] = offset
         return True
 
     def resolve_references(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return a call whose messages and schema are values instead of references."""
-        changed = dict(call)
+        resolved = dict(call)
         if isinstance(messages := call.get("messages"), list):
-            changed["messages"] = [self._resolve_reference(message) for message in messages]
+            resolved["messages"] = [self._resolve_reference(message) for message in messages]
         if "schema" in call:
-            changed["schema"] = self._resolve_reference(call["schema"])
-        return changed
+            resolved["schema"] = self._resolve_reference(call["schema"])
+        return resolved
 
     def _resolve_reference(self, value: Any) -> Any:
         if not (isinstance(value, Mapping) and REFERENCE_KEY in value):
             return value
-        position = self._offset_by_key.get(str(value[REFERENCE_KEY]))
-        return value if position is None else self._read_cached_value(position)
+        offset = self._offset_by_key.get(str(value[REFERENCE_KEY]))
+        return value if offset is None else self._read_cached_value(offset)
 
-    def _read_value(self, position: int) -> Any:
+    def _read_value(self, offset: int) -> Any:
         with open_file(self._path) as file:
-            file.seek(position)
+            file.seek(offset)
             return json.loads(file.readline())["value"]
 
 
@@ -121,13 +121,13 @@ FailedOutcome = Literal["refused", "lost"]
 class Verdict(NamedTuple):
     """Result of parsing the reply of the call with this `hash` and `time`.
 
-    `fault` is the reason why the reply is invalid, "" if it is valid; `understood` is the parsed value.
+    `error` is the reason why the reply is invalid, "" if it is valid.
     """
 
     hash: str
     time: float
-    fault: str = ""
-    understood: Any = None
+    error: str = ""
+    parsed_reply: Any = None
 
 
 @dataclass
@@ -145,12 +145,12 @@ class Call:
     request: ChatRequest
     key: str
     label: str = ""
-    stream: int | None = None
+    sample_seed: int | None = None
     verdict: Verdict | None = None
 
 
 class CallLog:
-    """Append-only log at `path`: a short line before each attempt, and lines for each call and each verdict.
+    """Append-only log at `path`: a line before each attempt, and lines for each call and each verdict.
 
     Long messages and schemas are stored once, in lines of their own (`llmrl.llms.call_log`).
 
@@ -172,9 +172,14 @@ class CallLog:
         self.path = path
         self._lock = threading.Lock()
         self._is_last_write_complete = True
-        self._values = StoredValueWriter()
+        self._stored_values = StoredValueWriter()
         try:
-            _close_last_line(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open_file(path, "ab+") as file:
+                if file.tell() > 0:
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        file.write(b"\n")  # ends an incomplete line
             self.spent_before = _read_last_usage(path)
         except OSError as error:
             raise _write_error(path, error) from error
@@ -185,12 +190,12 @@ class CallLog:
         Raises:
             RunFolderError: the line cannot be written; the request must not be sent.
         """
-        line: dict[str, Any] = {
+        line = {
             "time": time.time(),
             "asked": reservation.id,
             "hash": call.key,
             "model": call.label,
-            "stream": call.stream,
+            "stream": call.sample_seed,
             "purpose": call.request.purpose,
             "prompt": call.request.prompt,
             "repeat": call.request.repeat,
@@ -226,15 +231,14 @@ class CallLog:
             "hash": call.key,
             "model": call.label,
             "identity": dict(identity),
-            "stream": call.stream,
+            "stream": call.sample_seed,
             "purpose": request.purpose,
             "prompt": request.prompt,
             "prompt_hash": request.prompt_hash,
             "repeat": request.repeat,
-            **({"place": request.place} if request.place else {}),
+            **({"place": request.question_id} if request.question_id else {}),
             **({"named": request.model} if request.model != CHOSEN_MODEL else {}),
         }
-        values = {"messages": with_image_files(request.messages, self.path.parent), "schema": request.schema}
         if isinstance(result, ChatReply):
             line |= {
                 "reply": result.text,
@@ -248,21 +252,20 @@ class CallLog:
             }
         else:
             line["error"] = str(result)
-        self._write(line, budget, values=values)
+        line |= {"messages": with_image_files(request.messages, self.path.parent), "schema": request.schema}
+        self._write(line, budget)
         return Verdict(call.key, now)
 
-    def _write(
-        self, line: dict[str, Any], budget: Budget, sync_to_disk: bool = False, values: Mapping[str, Any] | None = None
-    ) -> None:
-        """Write a line with the budget's account. `values` are the messages and the schema of a request."""
+    def _write(self, line: dict[str, Any], budget: Budget, sync_to_disk: bool = False) -> None:
+        """Write a line with the budget's usage; its messages and schema are replaced by references if they are long."""
         with self._lock:
             lines: list[dict[str, Any]] = []
-            if values is not None:
-                line["messages"] = [self._values.store_value(message, lines) for message in values["messages"]]
-                line["schema"] = self._values.store_value(values["schema"], lines)
+            if "messages" in line:
+                line["messages"] = [self._stored_values.store_value(message, lines) for message in line["messages"]]
+                line["schema"] = self._stored_values.store_value(line["schema"], lines)
             # Read under the lock, so that totals never fall from one line to the next.
             line["spent"] = asdict(budget.worst_case_usage())
-            self._append([*lines, line], sync_to_disk)
+            self._append_lines([*lines, line], sync_to_disk)
 
     def record_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Write the verdicts on replies.
@@ -270,21 +273,14 @@ class CallLog:
         Raises:
             RunFolderError: the file cannot be written.
         """
+        lines = [
+            {VERDICT_KEY: key, "time": call_time, "valid": not error, "fault": error, "understood": parsed_reply}
+            for key, call_time, error, parsed_reply in verdicts
+        ]
         with self._lock:
-            self._append(
-                [
-                    {
-                        VERDICT_KEY: v.hash,
-                        "time": v.time,
-                        "valid": not v.fault,
-                        "fault": v.fault,
-                        "understood": v.understood,
-                    }
-                    for v in verdicts
-                ]
-            )
+            self._append_lines(lines)
 
-    def _append(self, lines: Sequence[Mapping[str, Any]], sync_to_disk: bool = False) -> None:
+    def _append_lines(self, lines: Sequence[Mapping[str, Any]], sync_to_disk: bool = False) -> None:
         """Append lines with redacted secrets, after a line break if the previous write was incomplete."""
         if not lines:
             return
@@ -300,7 +296,7 @@ class CallLog:
                 if sync_to_disk:
                     os.fsync(file.fileno())
         except OSError as error:
-            self._values = StoredValueWriter()  # the stored values may not have been written
+            self._stored_values = StoredValueWriter()  # the stored values may not have been written
             raise _write_error(self.path, error) from error
         self._is_last_write_complete = True
 
@@ -313,20 +309,20 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     (from 1), `reserved` tokens and cost, and the reason as `lost` (None if the process was killed), but
     neither `reply` nor `error`.
     """
-    values, verdicts, unsettled = _read_index(path)
+    stored_values, verdicts, unsettled = _read_index(path)
     with open_file(path) as file:
-        for number, line in enumerate(file, start=1):
+        for line_number, line in enumerate(file, start=1):
             if line.startswith(STORED_VALUE_PREFIX) and line.endswith(b"\n"):
                 continue
             call = parse_log_line(line.decode("utf-8", "replace"))
             if call is None:
-                logger.warning("%s, line %d: incomplete record, skipped", path, number)
+                logger.warning("%s, line %d: incomplete record, skipped", path, line_number)
             elif "asked" in call:
                 if str(call["asked"]) in unsettled:
                     yield {**call, "unsettled": True, "lost": unsettled[str(call["asked"])]}
             elif VERDICT_KEY not in call and "fate" not in call:
                 call.pop("settles", None)
-                yield with_verdict(values.resolve_references(call), verdicts.get(call_key(call)))
+                yield with_verdict(stored_values.resolve_references(call), verdicts.get(call_key(call)))
 
 
 def _read_index(
@@ -335,12 +331,12 @@ def _read_index(
     """Return stored values, verdicts, and the attempts whose outcome is unknown, each with the logged reason."""
     verdicts: dict[tuple[str, str], dict[str, Any]] = {}
     unsettled: dict[str, str | None] = {}
-    values, position = StoredValueReader(path), 0
+    stored_values, offset = StoredValueReader(path), 0
     with open_file(path) as file:
         for line in file:
-            start, position = position, position + len(line)
+            start, offset = offset, offset + len(line)
             # Quotation marks inside texts are escaped, so only keys match.
-            if values.index_line(line, start) or not any(
+            if stored_values.index_line(line, start) or not any(
                 key in line for key in (_VERDICT_PREFIX, b'"asked"', b'"settles"')
             ):
                 continue
@@ -354,7 +350,7 @@ def _read_index(
                 unsettled[str(record.get("settles"))] = str(record.get("error"))
             else:
                 unsettled.pop(str(record.get("settles")), None)
-    return values, verdicts, unsettled
+    return stored_values, verdicts, unsettled
 
 
 def parse_log_line(line: str | bytes) -> dict[str, Any] | None:
@@ -380,16 +376,6 @@ def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dic
 
 def _write_error(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot write the call log {path}: {describe_write_error(path, error)}")
-
-
-def _close_last_line(path: Path) -> None:
-    """Create the file, or end an incomplete last line, so that the next record starts on a new line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_file(path, "ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
 
 
 def _read_last_usage(path: Path) -> Usage:

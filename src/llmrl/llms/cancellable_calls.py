@@ -72,7 +72,7 @@ class RequestBatch(Generic[Answer]):
         self._request = request
         self.pending_calls = [PendingCall() for _ in range(n_calls)]
         self.answers: list[Answer | None] = [None] * n_calls
-        self._next_index = iter(range(n_calls))
+        self._remaining_indices = iter(range(n_calls))
         self._n_unanswered = n_calls
         self._condition = threading.Condition()
         self._error: BaseException | None = None
@@ -100,7 +100,7 @@ class RequestBatch(Generic[Answer]):
         """Request one answer after another until no call is left; runs in each thread."""
         while True:
             with self._condition:
-                i = next(self._next_index, None)
+                i = next(self._remaining_indices, None)
             if i is None:
                 return
             try:

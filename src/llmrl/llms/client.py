@@ -1,6 +1,6 @@
-"""Client of chat models, which counts repeated requests, adds up usage, and parses the replies of a run.
+"""Client of chat models: counter of repeated requests, totals of usage, and parsing of the replies of a run.
 
-A request passes through repeats -> endpoint (cache, budget, limits, retries, log, provider) -> totals -> parsing.
+Order of a request: counter of repeats, endpoint (cache, budget, limits, retries, log, provider), totals, parser.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from llmrl.core.records import CHOSEN_MODEL, ChatReply, ChatRequest, State
 from llmrl.core.threads import daemon_thread
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache, CacheMode, RepeatCounter, request_key
-from llmrl.llms.call_log import FILE_NAME, Call, CallLog
+from llmrl.llms.call_log import FILE_NAME as CALL_LOG_NAME
+from llmrl.llms.call_log import Call, CallLog
 from llmrl.llms.endpoint import Endpoint, SharedServices
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
-from llmrl.llms.structured import as_json, read
+from llmrl.llms.structured import apply_parser, as_json
 from llmrl.llms.usage import ReplyTotals
 from llmrl.llms.validity import MaxInvalid, Validity
 
 FailurePolicy = Literal["stop", "fall_back"]
-Sender = TypeVar("Sender")
+Caller = TypeVar("Caller")
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,13 @@ class ClientSettings(ClientPolicies):
     share_cache: bool
 
 
-def connect(
+def build_client(
     settings: ClientSettings,
     provider: Provider,
     seed: int,
     additional_models: Mapping[str, tuple[Provider, RateLimit]] | None = None,
 ) -> ChatClient:
-    """Return the client for the `llm` settings of a config. `ChatClient.join_run` connects it to a run later.
+    """Return the client for the `llm` settings of a config. `ChatClient.join_run` adds the run's call log later.
 
     Replies of a model that learns are not cached, because its weights change.
     """
@@ -75,10 +76,10 @@ def connect(
     return ChatClient(
         provider,
         cache,
-        policies=replace(settings, limits=settings.limits.shared(provider.quota)),
-        stream=None if settings.share_cache else seed,
+        policies=replace(settings, limits=settings.limits.shared(provider.rate_limit_account)),
+        sample_seed=None if settings.share_cache else seed,
         additional_models={
-            name: (additional_provider, limits.shared(additional_provider.quota))
+            name: (additional_provider, limits.shared(additional_provider.rate_limit_account))
             for name, (additional_provider, limits) in (additional_models or {}).items()
         },
     )
@@ -124,13 +125,13 @@ class ChatClient:
         cache: Cache | None = None,
         call_log: CallLog | None = None,
         policies: ClientPolicies | None = None,
-        stream: int | None = None,
+        sample_seed: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         additional_models: Mapping[str, tuple[Provider, RateLimit]] | None = None,
     ) -> None:
         self.policies = policies or ClientPolicies()
         self.services = SharedServices(cache, None, self.policies.retry, self.policies.budget, should_stop)
-        self.stream = stream
+        self.sample_seed = sample_seed
         self._set_call_log(call_log)
         models = {CHOSEN_MODEL: (provider, self.policies.limits), **(additional_models or {})}
         self.endpoints = {name: Endpoint(model, limits, self.services) for name, (model, limits) in models.items()}
@@ -146,17 +147,12 @@ class ChatClient:
         """Spending limits of the run, for all its models together."""
         return self.services.budget
 
-    @property
-    def are_all_remote(self) -> bool:
-        """True if every model takes concurrent single requests rather than whole batches (`Provider.remote`)."""
-        return all(endpoint.provider.remote for endpoint in self.endpoints.values())
-
     def join_run(self, folder: Path, should_stop: Callable[[], bool]) -> None:
         """Log calls into a run's `folder`, and charge the budget with the usage of the run's earlier attempts.
 
         `should_stop` returns whether the run is to stop.
         """
-        self._set_call_log(CallLog(folder / FILE_NAME))
+        self._set_call_log(CallLog(folder / CALL_LOG_NAME))
         self.services.should_stop = should_stop
         for endpoint in self.endpoints.values():
             endpoint.provider.should_stop = should_stop
@@ -170,10 +166,6 @@ class ChatClient:
         """Raise LLMError or ConfigError if a model could never answer or the budget could not be enforced."""
         for endpoint in self.endpoints.values():
             endpoint.check()
-
-    def disable_cache(self) -> None:
-        """Stop using the cache."""
-        self.services.cache = None
 
     def accepts_images(self, model: str = CHOSEN_MODEL) -> bool:
         """Return whether a model accepts images; true if only its server knows."""
@@ -199,7 +191,7 @@ class ChatClient:
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return the replies in the order of `requests`.
 
-        All requests are sent before an error is raised. By then every reply is in the cache and the call_log.
+        All requests are sent before an error is raised. By then every reply is in the cache and the call log.
 
         Raises:
             BudgetExhausted: some requests could have exceeded the budget and were not sent, or not sent again.
@@ -222,20 +214,20 @@ class ChatClient:
         calls = [
             Call(
                 request,
-                request_key(identities[request.model], request, self.stream),
+                request_key(identities[request.model], request, self.sample_seed),
                 self.model_label(request.model),
-                self.stream,
+                self.sample_seed,
             )
             for request in numbered_requests
         ]
         results: list[ChatReply | LLMError | None] = [
             self.endpoints[call.request.model].read_cache(call) for call in calls
         ]
-        missing: dict[str, list[int]] = {}
+        missing_indices: dict[str, list[int]] = {}
         for i, result in enumerate(results):
             if result is None:
-                missing.setdefault(calls[i].request.model, []).append(i)
-        for i, answer in self._send(calls, missing):
+                missing_indices.setdefault(calls[i].request.model, []).append(i)
+        for i, answer in self._send(calls, missing_indices):
             results[i] = answer
         return FetchedReplies(calls, [result for result in results if result is not None])
 
@@ -257,10 +249,24 @@ class ChatClient:
                 self.endpoints[name].abandon_batch(batch)
 
     def record_replies(self, fetched: FetchedReplies) -> None:
-        """Add fetched replies to the run's totals, parse them, and log the verdicts."""
+        """Add fetched replies to the run's totals, parse them (`ChatRequest.parse`), and log the verdicts."""
         with self._lock:
             self._totals.add([result for result in fetched.results if isinstance(result, ChatReply)])
-        self._parse_replies(fetched.calls, fetched.results)
+        verdicts = []
+        for call, result in zip(fetched.calls, fetched.results, strict=True):
+            if call.request.parse is None or isinstance(result, LLMError):
+                continue
+            parsed_reply, reason = None, ""
+            try:
+                parsed_reply = as_json(apply_parser(result, call.request.parse))
+            except InvalidReply as invalid:
+                reason = str(invalid)
+            with self._lock:
+                self.validity.add(result.text, reason, result.is_truncated)
+            if call.verdict is not None:
+                verdicts.append(call.verdict._replace(error=reason, parsed_reply=parsed_reply))
+        if self.services.call_log is not None:
+            self.services.call_log.record_verdicts(verdicts)
 
     def replies_or_raise(self, fetched: FetchedReplies) -> list[ChatReply]:
         """Return the fetched replies in the order of their requests; raise as `chat` does.
@@ -278,7 +284,7 @@ class ChatClient:
         return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
 
     def check_invalid_rate(self) -> None:
-        """Raise TooManyInvalid if too many of the run's replies were invalid (`max_invalid`)."""
+        """Raise TooManyInvalidReplies if too many of the run's replies were invalid (`max_invalid`)."""
         self.validity.check(self.label, self.policies.max_invalid)
 
     def metrics(self) -> dict[str, float]:
@@ -302,30 +308,12 @@ class ChatClient:
             self._repeats.load_state_dict(state["repeats"])
             self.validity.load_state_dict(state["validity"])
 
-    def _parse_replies(self, calls: Sequence[Call], results: Sequence[ChatReply | LLMError]) -> None:
-        """Parse the replies of requests with a parser (`ChatRequest.read`), and log the verdicts."""
-        verdicts = []
-        for call, result in zip(calls, results, strict=True):
-            if call.request.read is None or isinstance(result, LLMError):
-                continue
-            parsed_reply, reason = None, ""
-            try:
-                parsed_reply = as_json(read(result, call.request.read))
-            except InvalidReply as invalid:
-                reason = str(invalid)
-            with self._lock:
-                self.validity.add(result.text, reason, result.is_truncated)
-            if call.verdict is not None:
-                verdicts.append(call.verdict._replace(fault=reason, understood=parsed_reply))
-        if self.services.call_log is not None:
-            self.services.call_log.record_verdicts(verdicts)
 
+class RequestDispatcher(Generic[Caller]):
+    """Dispatcher of the requests of many callers, which returns the replies as they arrive.
 
-class Mailbox(Generic[Sender]):
-    """Sender of requests for many callers, which returns the replies as they arrive.
-
-    The client limits the number of requests in flight (`llm.limits`). If a model runs in this process and answers whole
-    batches (`Provider.remote` is false), all waiting requests are sent as one batch by the caller that waits.
+    The client limits the number of requests in flight (`llm.limits`). If a model in this process answers whole batches
+    (`Provider.remote` is false), `receive` sends all requests since the previous call as one batch.
 
     Args:
         client: client that sends the requests.
@@ -333,37 +321,37 @@ class Mailbox(Generic[Sender]):
 
     def __init__(self, client: ChatClient) -> None:
         self.client = client
-        self._answers: queue.SimpleQueue[tuple[Sender, FetchedReplies | BaseException]] = queue.SimpleQueue()
-        self._received: list[tuple[Sender, FetchedReplies | BaseException]] = []
-        self._batch: list[tuple[Sender, Sequence[ChatRequest]]] = []
+        self._answer_queue: queue.SimpleQueue[tuple[Caller, FetchedReplies | BaseException]] = queue.SimpleQueue()
+        self._received_answers: list[tuple[Caller, FetchedReplies | BaseException]] = []
+        self._unsent_requests: list[tuple[Caller, Sequence[ChatRequest]]] = []
         self._n_in_flight = 0
 
-    def send(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
+    def send(self, caller: Caller, requests: Sequence[ChatRequest]) -> None:
         """Start requests without waiting for their replies."""
-        if not self.client.are_all_remote:
-            self._batch.append((sender, requests))
+        if not all(endpoint.provider.remote for endpoint in self.client.endpoints.values()):
+            self._unsent_requests.append((caller, requests))
             return
         self._n_in_flight += 1
-        daemon_thread("mail", self._fetch, sender, requests).start()
+        daemon_thread("mail", self._fetch, caller, requests).start()
 
-    def receive(self) -> list[tuple[Sender, FetchedReplies]]:
-        """Return all replies that have arrived with their senders; wait for one if requests are in flight.
+    def receive(self) -> list[tuple[Caller, FetchedReplies]]:
+        """Return all replies that have arrived, with their callers; wait for one if requests are in flight.
 
         Raises:
             Exception: a request failed with an error that is not an `LLMError`; no request is in flight any more.
         """
-        if self._batch:
-            batch, self._batch = self._batch, []
+        if self._unsent_requests:
+            batch, self._unsent_requests = self._unsent_requests, []
             return self._fetch_batch(batch)
-        while self._n_in_flight and not (self._received and self._answers.empty()):
+        while self._n_in_flight and not (self._received_answers and self._answer_queue.empty()):
             self._await_answer()
-        answers, self._received = self._received, []
+        answers, self._received_answers = self._received_answers, []
         replies = []
-        for sender, answer in answers:
+        for caller, answer in answers:
             if isinstance(answer, BaseException):
                 self.drain()
                 raise answer
-            replies.append((sender, answer))
+            replies.append((caller, answer))
         return replies
 
     def drain(self) -> None:
@@ -376,23 +364,23 @@ class Mailbox(Generic[Sender]):
 
     def _await_answer(self) -> None:
         """Wait for the answer to a request in flight."""
-        self._received.append(self._answers.get())
+        self._received_answers.append(self._answer_queue.get())
         self._n_in_flight -= 1
 
-    def _fetch(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
+    def _fetch(self, caller: Caller, requests: Sequence[ChatRequest]) -> None:
         """Send requests in a thread, and store their replies or the error."""
         try:
-            self._answers.put((sender, self.client.fetch(requests)))
+            self._answer_queue.put((caller, self.client.fetch(requests)))
         except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
-            self._answers.put((sender, error))
+            self._answer_queue.put((caller, error))
 
     def _fetch_batch(
-        self, batch: Sequence[tuple[Sender, Sequence[ChatRequest]]]
-    ) -> list[tuple[Sender, FetchedReplies]]:
-        """Send the requests of all senders as one batch, and split the replies by sender."""
+        self, batch: Sequence[tuple[Caller, Sequence[ChatRequest]]]
+    ) -> list[tuple[Caller, FetchedReplies]]:
+        """Send the requests of all callers as one batch, and split the replies by caller."""
         all_replies = self.client.fetch([request for _, requests in batch for request in requests])
-        ends = list(itertools.accumulate(len(requests) for _, requests in batch))
+        batch_ends = list(itertools.accumulate(len(requests) for _, requests in batch))
         return [
-            (sender, FetchedReplies(all_replies.calls[start:end], all_replies.results[start:end]))
-            for (sender, _), start, end in zip(batch, [0, *ends], ends, strict=False)
+            (caller, FetchedReplies(all_replies.calls[start:end], all_replies.results[start:end]))
+            for (caller, _), start, end in zip(batch, [0, *batch_ends], batch_ends, strict=False)
         ]

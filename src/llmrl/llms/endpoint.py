@@ -2,7 +2,7 @@
 
 A call passes through these steps; each is a small class that can be disabled:
 
-    cache -> slot, cache again -> retry(budget -> pause -> call log ("asked") -> provider) -> cache -> call log
+    cache -> slot, cache again -> retry(budget -> pause -> call log of the attempt -> provider) -> cache -> call log
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmrl.core.errors import BudgetExhausted, CallInterrupted, CallNotMade, LLMError
-from llmrl.core.records import ChatReply, ChatRequest, find_impossible_fields
+from llmrl.core.records import ChatReply, find_impossible_fields
 from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache
@@ -74,13 +74,8 @@ class Endpoint:
         start = time.perf_counter()
         result: ChatReply | LLMError | None = self.services.cache.get(call.key)
         if isinstance(result, ChatReply):
-            latency = time.perf_counter() - start
-            result = replace(
-                result,
-                text=replace_surrogates(result.text),
-                thoughts=replace_surrogates(result.thoughts),
-                latency=latency,
-            )
+            text, thoughts = replace_surrogates(result.text), replace_surrogates(result.thoughts)
+            result = replace(result, text=text, thoughts=thoughts, latency=time.perf_counter() - start)
         elif self.services.cache.mode == "only":
             result = self.services.cache.missing_reply_error(call.request)
         if result is not None:
@@ -187,14 +182,15 @@ class Endpoint:
     ) -> tuple[ChatReply, Reservation]:
         """Make one attempt; settle, release or abandon its reservation when it ends.
 
-        If the call was abandoned, the waiting thread has done this already.
+        If the call was abandoned, the waiting thread has done this already. If the server asks to wait, further
+        requests are paused.
         """
         wait = functools.partial(self._wait_unless_stopped, pending_call=pending_call)
         reservation = self.services.budget.reserve(call.request, self.provider, wait)
         is_logged = is_sent = False
         pending_call.reservation = reservation
         try:
-            self.limits.pause(wait)
+            self.limits.wait_for_pause(wait)
             wait(0.0)
             is_logged = True
             # Counted and logged before it is sent, so that it counts even if this process ends.
@@ -203,8 +199,12 @@ class Endpoint:
                 self.services.call_log.record_attempt(call, attempt, reservation, self.services.budget)
             pending_call.start()
             is_sent = True
-            reply = self._finalize_reply(self._call_provider(call.request), attempt, start)
+            [provider_reply] = self.provider.complete([call.request])
+            reply = self._finalize_reply(provider_reply, attempt, start)
         except BaseException as error:
+            retry_after = error.retry_after if isinstance(error, TransientError) else None
+            if retry_after is not None and retry_after <= self.services.retry.max_retry_after:
+                self.limits.start_pause(retry_after)
             pending_call.finish()
             if not pending_call.is_lost:
                 is_free = not is_sent or (isinstance(error, LLMError) and error.refused)
@@ -215,26 +215,29 @@ class Endpoint:
         self.services.budget.settle(reservation, reply)
         return reply, reservation
 
-    def _call_provider(self, request: ChatRequest) -> ChatReply:
-        """Call the provider once; if its server asks to wait, hold further requests."""
-        try:
-            [reply] = self.provider.complete([request])
-        except TransientError as error:
-            if error.retry_after is not None and error.retry_after <= self.services.retry.max_retry_after:
-                self.limits.hold(error.retry_after)
-            raise
-        return reply
-
     def _finalize_reply(self, reply: ChatReply, attempt: int, start: float) -> ChatReply:
-        """Return a reply with cost, latency since `start`, and number of attempts."""
-        reply = self._drop_impossible_counts(reply)
+        """Return a reply with cost, latency since `start`, and number of attempts.
+
+        Impossible counts are replaced by None, so that they do not change the budget.
+        """
+        impossible_fields = find_impossible_fields(reply)
+        if impossible_fields and not self._has_warned_of_counts:
+            self._has_warned_of_counts = True
+            logger.warning(
+                "%s reported a reply with the impossible counts %s; they are treated as unknown (logged once)",
+                self.label,
+                ", ".join(f"{name}={getattr(reply, name)!r}" for name in impossible_fields),
+            )
+        unknown: dict[str, Any] = dict.fromkeys(impossible_fields)
+        reply = replace(reply, **unknown)
+        counts = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.cache_write_tokens)
         return replace(
             reply,
             # Redacted before they are parsed, so that the log has exactly the texts that the run used.
             text=redact(replace_surrogates(reply.text)),
             finish=redact(replace_surrogates(reply.finish)),
             thoughts=redact(replace_surrogates(reply.thoughts)),
-            cost=self._compute_cost(reply),
+            cost=self.provider.cost(*counts) if reply.cost is None else reply.cost,
             latency=time.perf_counter() - start,
             # A replayed reply has 0 attempts, because nothing was sent.
             attempts=attempt if reply.attempts else 0,
@@ -252,27 +255,6 @@ class Endpoint:
             self.services.call_log.record_attempt_outcome(
                 reservation, "refused" if is_free else "lost", reason, self.services.budget
             )
-
-    def _drop_impossible_counts(self, reply: ChatReply) -> ChatReply:
-        """Return a reply in which impossible numbers are replaced by None, so that they do not change the budget."""
-        impossible_fields = find_impossible_fields(reply)
-        if impossible_fields and not self._has_warned_of_counts:
-            self._has_warned_of_counts = True
-            counts = ", ".join(f"{name}={getattr(reply, name)!r}" for name in impossible_fields)
-            logger.warning(
-                "%s reported a reply with the impossible counts %s; they are treated as unknown (logged once)",
-                self.label,
-                counts,
-            )
-        unknown: dict[str, Any] = dict.fromkeys(impossible_fields)
-        return replace(reply, **unknown) if impossible_fields else reply
-
-    def _compute_cost(self, reply: ChatReply) -> float | None:
-        """Return the cost of a reply in US dollars, as reported or from its token counts; None if unknown."""
-        if reply.cost is not None:
-            return reply.cost
-        counts = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.cache_write_tokens)
-        return self.provider.cost(*counts)
 
     def _cache_and_log(self, call: Call, reply: ChatReply, reservation: Reservation | None = None) -> ChatReply:
         """Cache and log a paid reply, and return it as it is in the cache."""

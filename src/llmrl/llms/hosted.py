@@ -118,8 +118,8 @@ class HostedSettings:
             "extra_body": self.extra_body,
         }
 
-    def seed_of(self, repeat: int) -> int | None:
-        """Return the seed for the `repeat`-th repetition of a request, so that replies are independent; None: none."""
+    def request_seed(self, repeat: int) -> int | None:
+        """Return the seed of the `repeat`-th repetition of a request; each has its own. None: there is no seed."""
         return None if self.sampling_seed is None else self.sampling_seed + repeat
 
 
@@ -147,21 +147,17 @@ class HostedProvider(Provider):
         self.settings, self.include_reasoning = settings, settings.include_reasoning
 
     @property
-    def identity(self) -> dict[str, Any]:
-        return self.settings.identity
-
-    @property
     def account(self) -> str:
         """Name of the model, and of the variable with the key."""
         return f"{self.label}, {self.settings.api_key_env}"
 
     @property
-    def quota(self) -> str:
-        return f"{self.account}, {hashlib.sha256((self._key() or '').encode()).hexdigest()}"
+    def rate_limit_account(self) -> str:
+        return f"{self.account}, {hashlib.sha256((self._api_key() or '').encode()).hexdigest()}"
 
     def check(self) -> None:
         """Raise LLMError, naming the environment variable, if a required key is not set or is malformed."""
-        key = self._key()
+        key = self._api_key()
         if key is not None and not re.fullmatch("[!-~]+", key):
             # Error messages of libraries quote invalid headers in a form that `redact` would not recognize as the key.
             raise LLMError(
@@ -184,7 +180,7 @@ class HostedProvider(Provider):
         Implementations pass a provider's texts through `_redact`.
         """
 
-    def _key(self) -> str | None:
+    def _api_key(self) -> str | None:
         """Return the key from the environment variable; it is never stored."""
         # A key that was read from a file often ends with a line break.
         return os.environ.get(self.settings.api_key_env, "").strip() or None if self.settings.api_key_env else None
@@ -202,24 +198,42 @@ class HostedProvider(Provider):
 
 
 def parse_message(message: Mapping[str, Any], usage: Mapping[str, Any], finish: str) -> ChatReply:
-    """Return the reply of a message in OpenAI's format, with its token counts."""
-    text, thoughts = message_text(message), _thoughts(message)
-    # A thought without an answer is the text itself.
-    return ChatReply(text, finish=finish, thoughts="" if text == f"<think>\n{thoughts}" else thoughts, **_counts(usage))
+    """Return the reply of a message in OpenAI's format: its content and function calls, reasoning, and token counts.
+
+    If there is neither content nor function call, the text is the reasoning as an unclosed thought, because it may end
+    with an answer.
+    """
+    content = message.get("content")
+    if isinstance(content, list):  # in parts, some of which are thoughts
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    functions = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    function_calls = [
+        {"name": str(function.get("name")), "arguments": function["arguments"]}
+        for function in [*functions, message.get("function_call")]
+        if isinstance(function, dict) and function.get("arguments") is not None
+    ]
+    call_texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in function_calls]
+    text = "\n".join([*([str(content)] if content else []), *call_texts])
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    thoughts = reasoning if isinstance(reasoning, str) else ""
+    unclosed_thought = f"<think>\n{thoughts}"
+    if thoughts and not text.strip():
+        text = unclosed_thought
+    return ChatReply(text, finish=finish, thoughts="" if text == unclosed_thought else thoughts, **_token_counts(usage))
 
 
-def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _token_counts(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the token counts of a provider's `usage` under their names in `ChatReply`.
 
-    Thoughts are part of the completion. If a provider counts them separately, as its total shows, they are added,
-    because they are charged.
+    Reasoning tokens are part of the completion tokens. If a provider's total shows that it counts them separately, they
+    are added, because they are charged.
     """
-    details = _as_mapping(usage.get("prompt_tokens_details"))
+    prompt_details = _as_mapping(usage.get("prompt_tokens_details"))
     reported = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
-        "cached_tokens": details.get("cached_tokens"),
-        "cache_write_tokens": details.get("cache_write_tokens", usage.get("cache_creation_input_tokens")),
+        "cached_tokens": prompt_details.get("cached_tokens"),
+        "cache_write_tokens": prompt_details.get("cache_write_tokens", usage.get("cache_creation_input_tokens")),
         "reasoning_tokens": _as_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"),
     }
     counts = {name: parse_token_count(value) for name, value in reported.items()}
@@ -231,48 +245,22 @@ def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_mapping(value: object) -> Mapping[str, Any]:
-    """Return `value` if it is a mapping, else {}: a paid reply is used even if its counts are missing or malformed."""
+    """Return `value` if it is a mapping, else {}, because a paid reply is used even if its counts are malformed."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _thoughts(message: Mapping[str, Any]) -> str:
-    """Return the separate reasoning text of a message; "" if there is none."""
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    return reasoning if isinstance(reasoning, str) else ""
+def check_address(address: str, plain_http: bool, option_name: str) -> None:
+    """Raise ConfigError if an address may contain a secret, or is plain HTTP to another machine without permission."""
+    if (reason := find_rejection_reason(option_name, address)) is not None:
+        raise ConfigError(f"{option_name} {reason}")
+    check_transport_security(address, plain_http, option_name)
 
 
-def message_text(message: Mapping[str, Any]) -> str:
-    """Return the text of a provider's message: its content and its function calls.
-
-    If there is neither, return the reasoning as an unclosed thought, because it may end with an answer.
-    """
-    content = message.get("content")
-    if isinstance(content, list):  # in parts, some of which are thoughts
-        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    functions = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, dict)]
-    calls = [
-        {"name": str(function.get("name")), "arguments": function["arguments"]}
-        for function in [*functions, message.get("function_call")]
-        if isinstance(function, dict) and function.get("arguments") is not None
-    ]
-    call_texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
-    text = "\n".join([*([str(content)] if content else []), *call_texts])
-    reasoning = _thoughts(message)
-    return text if text.strip() or not reasoning else f"<think>\n{reasoning}"
-
-
-def check_address(address: str, plain_http: bool, where: str) -> None:
-    """Raise ConfigError for an address that may hold a secret, or of plain HTTP to another machine (`plain_http`)."""
-    if (reason := find_rejection_reason(where, address)) is not None:
-        raise ConfigError(f"{where} {reason}")
-    check_transport_security(address, plain_http, where)
-
-
-def is_refusal(status: int) -> bool:
+def is_refused(status: int) -> bool:
     """Return whether an HTTP error status means that certainly nothing was generated.
 
-    A refused request (4xx: no key, too many, too long) is not charged. A failure of the server or a gateway (5xx), or a
-    time-out (408), may have occurred while a reply was being generated.
+    A refused request (4xx: no key, too many requests, too long a prompt) is not charged. A failure of the server or a
+    gateway (5xx), or a time-out (408), may have occurred while a reply was being generated.
     """
     return (300 <= status < 500 and status != 408) or status == OVERLOADED
 

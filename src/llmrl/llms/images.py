@@ -21,13 +21,13 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder
 from llmrl.core.frames import enlarge
 
-IMAGES = "images"
+IMAGES_KEY = "images"
 """Key of the images in a message."""
-FOLDER = "llm_images"
+IMAGE_FOLDER = "llm_images"
 """Subfolder of a run folder with the images of its requests, each stored once."""
 
-_PREFIX = "data:image/png;base64,"
-_TILE, _TILE_TOKENS, _PICTURE_TOKENS = 512, 170, 85
+_DATA_URL_PREFIX = "data:image/png;base64,"
+_TILE, _TILE_TOKENS, _BASE_TOKENS = 512, 170, 85
 _PIXELS_PER_TOKEN = 750
 _MIN_TOKENS = 258
 
@@ -45,22 +45,22 @@ def encode_frame(frame: np.ndarray, side: int) -> str:
     """
     from PIL import Image
 
-    max_side = max(frame.shape[:2])
-    if max_side <= side:
-        image = Image.fromarray(enlarge(np.asarray(frame), frame.shape[0] * (side // max_side)))
+    frame_side = max(frame.shape[:2])
+    if frame_side <= side:
+        image = Image.fromarray(enlarge(np.asarray(frame), frame.shape[0] * (side // frame_side)))
     else:
-        height, width = (max(1, round(n * side / max_side)) for n in enlarge(frame, 0).shape[:2])
+        height, width = (max(1, round(n * side / frame_side)) for n in enlarge(frame, 0).shape[:2])
         image = Image.fromarray(frame).resize((width, height), Image.Resampling.BOX)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return _PREFIX + base64.b64encode(buffer.getvalue()).decode()
+    return _DATA_URL_PREFIX + base64.b64encode(buffer.getvalue()).decode()
 
 
-def size(url: str) -> tuple[int, int]:
+def image_size(url: str) -> tuple[int, int]:
     """Return width and height of an image, in pixels."""
     from PIL import Image
 
-    return Image.open(io.BytesIO(_bytes(url))).size
+    return Image.open(io.BytesIO(_decode_url(url))).size
 
 
 def image_tokens(width: int, height: int) -> int:
@@ -69,12 +69,12 @@ def image_tokens(width: int, height: int) -> int:
     OpenAI: 85, and 170 for each tile of 512 x 512 pixels; Anthropic: one for each 750 pixels; Google: 258 at least.
     """
     tiles = math.ceil(width / _TILE) * math.ceil(height / _TILE)
-    return max(_PICTURE_TOKENS + _TILE_TOKENS * tiles, math.ceil(width * height / _PIXELS_PER_TOKEN), _MIN_TOKENS)
+    return max(_BASE_TOKENS + _TILE_TOKENS * tiles, math.ceil(width * height / _PIXELS_PER_TOKEN), _MIN_TOKENS)
 
 
 def count_image_tokens(message: Mapping[str, Any]) -> int:
     """Estimate the tokens of a message's images."""
-    return sum(image_tokens(*size(url)) for url in message.get(IMAGES, ()))
+    return sum(image_tokens(*image_size(url)) for url in message.get(IMAGES_KEY, ()))
 
 
 def to_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,19 +85,21 @@ def to_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         message: message whose content is a text or a list of parts in that format.
     """
-    fields = {name: x for name, x in message.items() if name != IMAGES}
-    if not message.get(IMAGES):
+    fields = {name: field for name, field in message.items() if name != IMAGES_KEY}
+    if not message.get(IMAGES_KEY):
         return fields
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in message[IMAGES]]
-    return {**fields, "content": [*parts, *pictures]}
+    image_parts = [{"type": "image_url", "image_url": {"url": url}} for url in message[IMAGES_KEY]]
+    return {**fields, "content": [*parts, *image_parts]}
 
 
 def with_image_hashes(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages in which images are replaced by hashes of their pixels, independent of the PNG encoding."""
     return [
-        {**message, IMAGES: [_pixel_hash(url) for url in message[IMAGES]]} if IMAGES in message else dict(message)
+        {**message, IMAGES_KEY: [_pixel_hash(url) for url in message[IMAGES_KEY]]}
+        if IMAGES_KEY in message
+        else dict(message)
         for message in messages
     ]
 
@@ -112,18 +114,20 @@ def with_image_files(messages: Sequence[Mapping[str, Any]], folder: Path) -> lis
     Raises:
         RunFolderError: a file cannot be written.
     """
-    for url in (url for message in messages for url in message.get(IMAGES, ())):
-        path = folder / FOLDER / f"{_pixel_hash(url)}.png"
+    for url in (url for message in messages for url in message.get(IMAGES_KEY, ())):
+        path = folder / IMAGE_FOLDER / f"{_pixel_hash(url)}.png"
         if path.exists():
             continue
         try:
             create_folder(path.parent, folder)
             with atomic_write(path, folder) as file:  # threads may write the same image at the same time
-                file.write(_bytes(url))
+                file.write(_decode_url(url))
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
     return [
-        {**message, IMAGES: [f"{FOLDER}/{name}.png" for name in message[IMAGES]]} if IMAGES in message else message
+        {**message, IMAGES_KEY: [f"{IMAGE_FOLDER}/{name}.png" for name in message[IMAGES_KEY]]}
+        if IMAGES_KEY in message
+        else message
         for message in with_image_hashes(messages)
     ]
 
@@ -133,9 +137,9 @@ def _pixel_hash(url: str) -> str:
     """Return a hash of the pixels, since versions of libraries encode the same pixels differently."""
     from PIL import Image
 
-    image = Image.open(io.BytesIO(_bytes(url))).convert("RGB")
+    image = Image.open(io.BytesIO(_decode_url(url))).convert("RGB")
     return hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()[:32]
 
 
-def _bytes(url: str) -> bytes:
-    return base64.b64decode(url[len(_PREFIX) :])
+def _decode_url(url: str) -> bytes:
+    return base64.b64decode(url[len(_DATA_URL_PREFIX) :])

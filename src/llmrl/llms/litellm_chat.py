@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal, parse_message
+from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refused, parse_message
 from llmrl.llms.images import to_content_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
@@ -26,8 +26,8 @@ _OPTION_NAMES = {"seed": "sampling_seed", "thinking": "thinking_budget", "max_to
 
 
 def _has_effort(request: dict[str, Any], effort: str) -> bool:
-    """Return whether a request expresses an effort, as a level, a thinking budget, or a switch."""
-    fields = list(_fields(request))
+    """Return whether a request contains an effort: as a level, as a thinking budget, or as thinking on or off."""
+    fields = list(_nested_fields(request))
     if levels := [value for name, value in fields if name in _EFFORT_FIELDS]:
         return effort in levels
     if _thinking_budgets(request):
@@ -38,23 +38,23 @@ def _has_effort(request: dict[str, Any], effort: str) -> bool:
 
 def _thinking_budgets(request: dict[str, Any]) -> list[int]:
     """Return the thinking budgets in a request, in tokens."""
-    return [value for name, value in _fields(request) if name in _BUDGET_FIELDS and isinstance(value, int)]
+    return [value for name, value in _nested_fields(request) if name in _BUDGET_FIELDS and isinstance(value, int)]
 
 
-def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+def _nested_fields(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield all names and values of nested mappings."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield str(name), inner
-            yield from _fields(inner)
+            yield from _nested_fields(inner)
 
 
-BLOCK = 2000
-"""Characters of a block of a long message, about 500 tokens.
+BLOCK_LENGTH = 2000
+"""Minimum number of characters of a block of a long message, about 500 tokens.
 
 Anthropic searches its cache in the 20 blocks before a cache mark.
 """
-N_LAST_MARKS = 2
+N_CACHE_MARKS = 2
 """Number of marked blocks in the last message; Anthropic accepts four cache marks.
 
 The second mark matches the cache even if the end of the newest block has changed.
@@ -84,7 +84,7 @@ class LiteLLMChat(HostedProvider):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {**super().identity, "api_base": self.settings.api_base}
+        return {**self.settings.identity, "api_base": self.settings.api_base}
 
     @property
     def accepts_images(self) -> bool:
@@ -102,7 +102,7 @@ class LiteLLMChat(HostedProvider):
                 "Without it llm=openai_compatible, llm=ollama and llm=scripted work."
             )
         super().check()
-        self._arguments  # noqa: B018  (accessed because it may raise)
+        self._completion_arguments  # noqa: B018  (accessed because it may raise)
 
     @functools.cached_property
     def _provider(self) -> str:
@@ -118,11 +118,11 @@ class LiteLLMChat(HostedProvider):
 
     @property
     def _is_anthropic(self) -> bool:
-        """True if the model is one of Anthropic's, whose prompts get cache marks."""
+        """True for Anthropic's models, whose prompts get cache marks."""
         return self._provider == "anthropic"
 
     @functools.cached_property
-    def _arguments(self) -> dict[str, Any]:
+    def _completion_arguments(self) -> dict[str, Any]:
         """Arguments of `litellm.completion` for the settings, except the seed.
 
         If a reasoning model accepts no thinking budget, `thinking_budget` is only part of its token limit.
@@ -143,19 +143,19 @@ class LiteLLMChat(HostedProvider):
         request = self._request_parameters(arguments | seed)
         if s.reasoning_effort is not None and not _has_effort(request, s.reasoning_effort):
             problem = "it would be sent as another effort, or not at all; use another one or null"
-            raise self._rejection("reasoning_effort", s.reasoning_effort, problem)
+            raise self._setting_error("reasoning_effort", s.reasoning_effort, problem)
         limit = arguments.get("max_tokens")
         if limit is not None and (budget := max(_thinking_budgets(request), default=0)) >= limit:
             problem = (
                 f"it means {budget} tokens of thought, which llm.max_tokens={limit} includes; increase llm.max_tokens"
             )
-            raise self._rejection("reasoning_effort", s.reasoning_effort, problem)
+            raise self._setting_error("reasoning_effort", s.reasoning_effort, problem)
         if s.thinking_budget is not None:
             arguments |= self._thinking_argument(arguments, s.thinking_budget)
         if s.extra_body:
             if self._is_anthropic:
                 problem = "litellm does not pass further fields to Anthropic; set it to null"
-                raise self._rejection("extra_body", "{...}", problem)
+                raise self._setting_error("extra_body", "{...}", problem)
             arguments["extra_body"] = dict(s.extra_body)
         return arguments
 
@@ -163,7 +163,7 @@ class LiteLLMChat(HostedProvider):
         """Return the argument for a thinking budget; {} if the model's API has none."""
         model = self.settings.model
         if not _import_litellm().supports_reasoning(model):
-            raise self._rejection("thinking_budget", budget, "it does not reason before it answers; set it to null")
+            raise self._setting_error("thinking_budget", budget, "it does not reason before it answers; set it to null")
         thinking = {"type": "enabled", "budget_tokens": budget}
         others = {name: value for name, value in arguments.items() if name != "reasoning_effort"}
         try:
@@ -175,29 +175,29 @@ class LiteLLMChat(HostedProvider):
             return {}
         if "reasoning_effort" in arguments:
             problem = "it accepts only one of this and llm.reasoning_effort; set one of them to null"
-            raise self._rejection("thinking_budget", budget, problem)
+            raise self._setting_error("thinking_budget", budget, problem)
         if self._is_anthropic:
             if budget < MIN_ANTHROPIC_BUDGET:
-                raise self._rejection("thinking_budget", budget, f"the minimum is {MIN_ANTHROPIC_BUDGET}")
+                raise self._setting_error("thinking_budget", budget, f"the minimum is {MIN_ANTHROPIC_BUDGET}")
             if (temperature := arguments.get("temperature")) not in (None, 1.0):
-                raise self._rejection("temperature", temperature, "with a thinking budget it accepts only 1")
+                raise self._setting_error("temperature", temperature, "with a thinking budget it accepts only 1")
         return {"thinking": thinking}
 
     def _request_parameters(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters that the provider would be sent for `arguments`."""
         litellm, model = _import_litellm(), self.settings.model
-        place = {"model": model.removeprefix(f"{self._provider}/"), "custom_llm_provider": self._provider}
+        target = {"model": model.removeprefix(f"{self._provider}/"), "custom_llm_provider": self._provider}
         try:
-            return dict(litellm.utils.get_optional_params(**place, **arguments))
+            return dict(litellm.utils.get_optional_params(**target, **arguments))
         except (litellm.UnsupportedParamsError, litellm.exceptions.BadRequestError) as error:
-            supported = set(litellm.get_supported_openai_params(**place) or ())
+            supported = set(litellm.get_supported_openai_params(**target) or ())
             for name, value in arguments.items():
                 if name not in supported:
-                    raise self._rejection(_OPTION_NAMES.get(name, name), value, "set it to null") from None
+                    raise self._setting_error(_OPTION_NAMES.get(name, name), value, "set it to null") from None
             reason = str(error).partition(" To drop")[0].partition("Error: ")[2]
             raise ConfigError(f"{model} does not accept this combination of settings: {reason}") from None
 
-    def _rejection(self, setting: str, value: object, reason: str) -> ConfigError:
+    def _setting_error(self, setting: str, value: object, reason: str) -> ConfigError:
         """Return the error for a setting that the model does not accept."""
         return ConfigError(f"{self.settings.model} does not accept llm.{setting}={value}: {reason}")
 
@@ -209,7 +209,7 @@ class LiteLLMChat(HostedProvider):
         # litellm would send the schema in a field of a beta version that Anthropic's API no longer documents.
         schema = {"type": "json_schema", "schema": response_format["json_schema"]["schema"]}
         # The effort of models that think adaptively is in the same argument.
-        effort = self._request_parameters(self._arguments).get("output_config") or {}
+        effort = self._request_parameters(self._completion_arguments).get("output_config") or {}
         return {"output_config": {**effort, "format": schema}}
 
     @property
@@ -219,10 +219,10 @@ class LiteLLMChat(HostedProvider):
     def _attempt(self, request: ChatRequest) -> ChatReply:
         litellm = _import_litellm()
         options = {
-            **self._arguments,
-            "api_key": self._key(),
+            **self._completion_arguments,
+            "api_key": self._api_key(),
             "api_base": self.settings.api_base,
-            "seed": self.settings.seed_of(request.repeat),
+            "seed": self.settings.request_seed(request.repeat),
             **self._schema_argument(request),
         }
         try:
@@ -243,13 +243,13 @@ class LiteLLMChat(HostedProvider):
             message = choice.message.model_dump()
         except Exception as error:  # noqa: BLE001
             # litellm raises exceptions of many libraries. `from None`, because their tracebacks may quote the key.
-            raise self._translate(error) from None
+            raise self._convert_error(error) from None
         usage = getattr(answer, "usage", None)
         finish = self._redact(getattr(choice, "finish_reason", None) or "")
         return parse_message(message, usage.model_dump() if usage is not None else {}, finish)
 
-    def _translate(self, error: Exception) -> LLMError:
-        """Convert an exception of litellm to an LLMError, or to a TransientError if another attempt may succeed."""
+    def _convert_error(self, error: Exception) -> LLMError:
+        """Return an LLMError for an exception of litellm, or a TransientError if another attempt may succeed."""
         message = f"{self.label}: {type(error).__name__}: {self._redact(error)}"
         status = getattr(error, "status_code", None)
         # An answer without choices raises an IndexError, a broken connection an error without a status.
@@ -271,31 +271,31 @@ def mark_cache_prefix(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     last = len(messages) - 1
     prompt: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
-        if i == last and len(parts := split_blocks(message["content"])) > 1:
-            cache_blocks = [_cache_block(part) for part in parts[-1 - N_LAST_MARKS : -1]]
-            text_parts = [{"type": "text", "text": part} for part in parts]
-            content = [*text_parts[: len(parts) - 1 - len(cache_blocks)], *cache_blocks, text_parts[-1]]
+        if i == last and len(blocks := split_blocks(message["content"])) > 1:
+            cache_blocks = [_cached_block(block) for block in blocks[-1 - N_CACHE_MARKS : -1]]
+            text_parts = [{"type": "text", "text": block} for block in blocks]
+            content = [*text_parts[: len(blocks) - 1 - len(cache_blocks)], *cache_blocks, text_parts[-1]]
             prompt.append({**message, "content": content})
         elif i != last and (message["role"] == "system" or i == last - 1):
-            prompt.append({**message, "content": [_cache_block(message["content"])]})
+            prompt.append({**message, "content": [_cached_block(message["content"])]})
         else:
             prompt.append(dict(message))
     return prompt
 
 
 def split_blocks(text: str) -> list[str]:
-    """Split `text` at line ends into pieces of about `BLOCK` characters.
+    """Split `text` at line ends into pieces of about `BLOCK_LENGTH` characters.
 
     Texts with a common beginning have equal first pieces.
     """
-    pieces: list[str] = []
-    while (end := text.find("\n", BLOCK)) >= 0 and len(text) > end + 1:
-        pieces.append(text[: end + 1])
+    blocks: list[str] = []
+    while (end := text.find("\n", BLOCK_LENGTH)) >= 0 and len(text) > end + 1:
+        blocks.append(text[: end + 1])
         text = text[end + 1 :]
-    return [*pieces, text]
+    return [*blocks, text]
 
 
-def _cache_block(text: str) -> dict[str, Any]:
+def _cached_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
 
 
@@ -304,7 +304,7 @@ def _is_unprocessed(error: BaseException, status: object) -> bool:
 
     This is so if the provider refused the request, or if there was no connection, which litellm reports as status 500.
     """
-    if isinstance(status, int) and is_refusal(status):
+    if isinstance(status, int) and is_refused(status):
         return True
     visited: set[int] = set()
     cause: BaseException | None = error
@@ -317,7 +317,7 @@ def _is_unprocessed(error: BaseException, status: object) -> bool:
 
 
 def _import_litellm() -> Any:
-    """Import litellm without downloads of its tables and without its messages on errors."""
+    """Import litellm; disable the downloads of its tables and its messages about errors."""
     for table in ("MODEL_COST_MAP", "ANTHROPIC_BETA_HEADERS", "AUTOROUTER_PRESETS", "POLICY_TEMPLATES", "BLOG_POSTS"):
         os.environ.setdefault(f"LITELLM_LOCAL_{table}", "True")
     import litellm

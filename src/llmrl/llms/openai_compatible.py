@@ -11,12 +11,12 @@ import httpx
 
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal, parse_message
+from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refused, parse_message
 from llmrl.llms.images import to_content_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
 
 MAX_RESPONSE_BYTES = 8 << 20
-"""Maximum number of bytes of an HTTP response; the longest replies of current models have a tenth of that."""
+"""Maximum number of bytes of an HTTP response, ten times the longest replies of current models."""
 _UNSENT_ERRORS = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -55,7 +55,7 @@ class OpenAICompatibleChat(HostedProvider):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {**super().identity, "base_url": self.base_url}
+        return {**self.settings.identity, "base_url": self.base_url}
 
     @property
     def accepts_images(self) -> bool:
@@ -85,7 +85,7 @@ class OpenAICompatibleChat(HostedProvider):
         optional = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
-            "seed": settings.seed_of(request.repeat),
+            "seed": settings.request_seed(request.repeat),
             "stop": settings.stop,
             "reasoning_effort": settings.reasoning_effort,
             # OpenAI's protocol has no thinking budget, because servers count thoughts and answer in one limit.
@@ -108,39 +108,34 @@ class OpenAICompatibleChat(HostedProvider):
                 message = f"no reply from {url} within {self.settings.timeout:g} s"
             raise TransientError(message, refused=isinstance(error, _UNSENT_ERRORS)) from None
         text = content.decode("utf-8", errors="replace")
-        self._raise_for_status(status, headers, text, url)
-        return self._reply(text, url)
+        if status >= 300:
+            message = f"{url} returned HTTP {status}: {self._redact(text) or '(empty answer)'}"
+            if status in RETRIABLE_STATUS:
+                retry_after = parse_retry_after(headers.get("retry-after"))
+                raise TransientError(message, retry_after, refused=is_refused(status))
+            hint = f". {self._key_hint()}" if status in (401, 403) else ""
+            raise LLMError(f"{message}{hint}", refused=is_refused(status))
+        return self._parse_response(text, url)
 
     def _post(self, url: str, body: dict[str, Any]) -> tuple[int, httpx.Headers, bytes]:
         """Return status, headers and content of the response, limited to `timeout` s and `MAX_RESPONSE_BYTES` bytes."""
         deadline = time.monotonic() + self.settings.timeout
         # One growing buffer of many MiB would cause the C library to keep freed memory of that size.
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
         with self._client.stream("POST", url, json=body, headers=self._headers()) as response:
-            for piece in response.iter_bytes():
-                pieces.append(piece)
-                size += len(piece)
+            for chunk in response.iter_bytes():
+                chunks.append(chunk)
+                size += len(chunk)
                 if size > MAX_RESPONSE_BYTES:
                     raise TransientError(
                         f"{url} sent more than {MAX_RESPONSE_BYTES >> 20} MiB, which is not a chat reply"
                     )
                 if time.monotonic() > deadline:
                     raise httpx.ReadTimeout("the answer arrives too slowly")
-            return response.status_code, response.headers, b"".join(pieces)
+            return response.status_code, response.headers, b"".join(chunks)
 
-    def _raise_for_status(self, status: int, headers: httpx.Headers, text: str, url: str) -> None:
-        """Raise the error for an HTTP status, if it is one."""
-        if status < 300:
-            return
-        message = f"{url} returned HTTP {status}: {self._redact(text) or '(empty answer)'}"
-        if status in RETRIABLE_STATUS:
-            raise TransientError(message, parse_retry_after(headers.get("retry-after")), refused=is_refusal(status))
-        if status in (401, 403):
-            raise LLMError(f"{message}. {self._key_hint()}", refused=True)
-        raise LLMError(message, refused=is_refusal(status))
-
-    def _reply(self, text: str, url: str) -> ChatReply:
+    def _parse_response(self, text: str, url: str) -> ChatReply:
         """Parse a response; raise TransientError if it is damaged, so that the request is sent again."""
         try:
             answer = json.loads(text)
@@ -153,7 +148,7 @@ class OpenAICompatibleChat(HostedProvider):
             raise TransientError(f"{url} returned {self._redact(text)[:200]!r} instead of a chat completion") from None
 
     def _headers(self) -> dict[str, str]:
-        key = self._key()
+        key = self._api_key()
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _key_hint(self) -> str:

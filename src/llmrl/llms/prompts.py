@@ -38,17 +38,19 @@ class PromptFamily:
     Args:
         family: name of the family, e.g. `principal`; prompts are recorded as `<family>/<name>`.
         folder: folder of the package's prompts.
-        own: a user's folder, whose `<own>/<family>/<name>.j2` replace or extend the package's; None: there is none.
+        user_folder: a user's folder, whose `<family>/<name>.j2` replace or extend the package's; None: there is none.
 
     Raises:
-        ConfigError: `own` is not a folder.
+        ConfigError: `user_folder` is not a folder.
     """
 
-    def __init__(self, family: str, folder: Path, own: Path | None = None) -> None:
+    def __init__(self, family: str, folder: Path, user_folder: Path | None = None) -> None:
         self.family, self.folder = family, folder
-        if own is not None and not own.is_dir():
-            raise ConfigError(f"prompts={own} is not a folder; put your own prompts into {own}/{family}/<name>.j2")
-        self.own = None if own is None else own / family
+        if user_folder is not None and not user_folder.is_dir():
+            raise ConfigError(
+                f"prompts={user_folder} is not a folder; put your own prompts into {user_folder}/{family}/<name>.j2"
+            )
+        self.user_folder = None if user_folder is None else user_folder / family
 
     @property
     def names(self) -> list[str]:
@@ -85,43 +87,34 @@ class PromptFamily:
 
     def hash(self, name: str) -> str:
         """Return 12 hexadecimal digits of the SHA-256 of the prompt's file and of all files it extends or includes."""
+        assert self._environment.loader is not None
+        sources: dict[str, str] = {}
+        queue = [f"{name}.j2"]
+        while queue:
+            template = queue.pop()
+            sources[template], _, _ = self._environment.loader.get_source(self._environment, template)
+            queue += [reference for reference in _references(sources[template]) if reference not in sources]
         digest = hashlib.sha256()
-        for template, source in sorted(self._sources(f"{name}.j2").items()):
+        for template, source in sorted(sources.items()):
             digest.update(f"{template}\0{source}\0".encode())
         return digest.hexdigest()[:12]
 
-    def _sources(self, file: str) -> dict[str, str]:
-        """Return the sources of a file and of all files it extends or includes, by name."""
-        sources: dict[str, str] = {}
-        queue = [file]
-        while queue:
-            template = queue.pop()
-            sources[template], references = self._read_template(template)
-            queue += [reference for reference in references if reference not in sources]
-        return sources
-
-    def _read_template(self, file: str) -> tuple[str, tuple[str, ...]]:
-        """Return the source of a file and the names of the files it extends or includes."""
-        assert self._environment.loader is not None
-        source, _, _ = self._environment.loader.get_source(self._environment, file)
-        return source, _references(source)
-
     def _stems(self) -> list[str]:
-        folders = [self.folder] if self.own is None else [self.folder, self.own]
+        folders = [self.folder] if self.user_folder is None else [self.folder, self.user_folder]
         return sorted({f.stem for folder in folders for f in folder.glob("*.j2")})
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
         package_loader = jinja2.FileSystemLoader(self.folder)
-        user_loaders = [] if self.own is None else [jinja2.FileSystemLoader(self.own)]
+        user_loaders = [] if self.user_folder is None else [jinja2.FileSystemLoader(self.user_folder)]
         environment = ImmutableSandboxedEnvironment(
             loader=jinja2.ChoiceLoader(
                 [*user_loaders, package_loader, jinja2.PrefixLoader({PACKAGE_PREFIX: package_loader})]
             ),
             undefined=jinja2.StrictUndefined,
             autoescape=False,  # prompts are plain text, not HTML
-            bytecode_cache=_COMPILED,
-            **_SYNTAX,
+            bytecode_cache=_COMPILED_TEMPLATES,
+            **_BLOCK_OPTIONS,
         )
         environment.filters["num"] = format_number
         environment.filters["exact"] = lambda value: repr(float(value)).removesuffix(".0")
@@ -130,7 +123,7 @@ class PromptFamily:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Templates that this process has compiled, which takes longer than to render them; each run makes its families."""
+    """Cache of compiled templates that all runs of a process share; compiling takes longer than rendering."""
 
     def __init__(self) -> None:
         self._code: dict[tuple[str, str], bytes] = {}  # by the name and file of a template, and its source
@@ -143,8 +136,8 @@ class _CompiledTemplates(jinja2.BytecodeCache):
         self._code[bucket.key, bucket.checksum] = bucket.bytecode_to_string()
 
 
-_SYNTAX: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-_COMPILED = _CompiledTemplates()
+_BLOCK_OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+_COMPILED_TEMPLATES = _CompiledTemplates()
 
 
 @functools.lru_cache(maxsize=512)
@@ -154,15 +147,15 @@ def _references(source: str) -> tuple[str, ...]:
     Raises:
         jinja2.TemplateSyntaxError: it is not a template.
     """
-    references = meta.find_referenced_templates(ImmutableSandboxedEnvironment(**_SYNTAX).parse(source))
+    references = meta.find_referenced_templates(ImmutableSandboxedEnvironment(**_BLOCK_OPTIONS).parse(source))
     return tuple(reference for reference in references if reference is not None)
 
 
-def folder_digest(own: Path) -> str:
+def folder_digest(user_folder: Path) -> str:
     """Return 12 hexadecimal digits that change with any prompt in a user's folder."""
     digest = hashlib.sha256()
-    for path in sorted(own.rglob("*.j2")):
-        digest.update(f"{path.relative_to(own).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    for path in sorted(user_folder.rglob("*.j2")):
+        digest.update(f"{path.relative_to(user_folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""Interface of chat models: one attempt at some requests."""
+"""Interface of chat models (`Provider`), with limits, prices, and estimates of tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MESSAGE_TOKENS = 4
 """Approximate tokens that a chat format adds around each message."""
 
-_TOKENS = re.compile(r"[A-Za-z]{1,6}|[0-9]{1,3}|\s{2,}|[^\S ]|[^A-Za-z0-9\s]")
-_FOREIGN = re.compile(r"[^\x00-\x7f\s]")
+_TOKEN_PATTERN = re.compile(r"[A-Za-z]{1,6}|[0-9]{1,3}|\s{2,}|[^\S ]|[^A-Za-z0-9\s]")
+_NON_ASCII = re.compile(r"[^\x00-\x7f\s]")
 
 
 class Provider(ABC):
@@ -31,7 +31,7 @@ class Provider(ABC):
         context_window: maximum number of tokens of messages and reply together; None: unknown.
         max_tokens: maximum number of tokens of an answer; None: the provider's default.
         thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
-        include_reasoning: whether a reply shown back to the model includes its thoughts.
+        include_reasoning: whether earlier replies in a prompt include their thoughts.
         learners: learners that train the model from its replies; None if the model does not learn.
         should_stop: function that returns whether the run is to stop, which the client sets. A model in this process
             that waits for a server then raises `CallInterrupted`.
@@ -51,8 +51,8 @@ class Provider(ABC):
         return False
 
     @property
-    def quota(self) -> str | None:
-        """Name of what rate limits apply to: one model at one address with one key.
+    def rate_limit_account(self) -> str | None:
+        """Name of the account that rate limits apply to: a model at an address, called with a key.
 
         None: the limits apply to this provider only.
         """
@@ -82,10 +82,10 @@ class Provider(ABC):
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Everything about the model that can change an answer, as JSON-compatible values without keys or prices."""
+        """All properties of the model that can change an answer, as JSON-compatible values without keys or prices."""
 
     def check(self) -> None:  # noqa: B027  (not abstract, because some models need no check)
-        """Raise LLMError if the model could never answer (missing key or package, server down). Costs nothing."""
+        """Raise LLMError if the model can never answer (missing key or package, server down). This costs nothing."""
 
     @abstractmethod
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
@@ -99,9 +99,9 @@ class Provider(ABC):
                 that certainly nothing was generated; otherwise the attempt counts against the budget.
         """
 
-    def additional_provider(self, name: str, make: Callable[[], Provider]) -> Provider:
-        """Return the provider of the additional model `name` of a run, `make()` unless a subclass overrides it."""
-        return make()
+    def additional_provider(self, name: str, build_provider: Callable[[], Provider]) -> Provider:
+        """Return the provider of the additional model `name` of a run, which `build_provider` builds."""
+        return build_provider()
 
     def close(self) -> None:  # noqa: B027  (not abstract, because most providers hold no resources)
         """Release connections and memory."""
@@ -130,23 +130,23 @@ class Provider(ABC):
         If the number of tokens written to the provider's cache is unknown, and writing costs more than reading, all
         tokens that were not read from the cache count as written.
         """
-        cached = min(cached_tokens or 0, prompt_tokens or 0) if self.cached_input_price is not None else 0
-        fresh = (prompt_tokens or 0) - cached
-        cache_writes = 0
+        n_cached = min(cached_tokens or 0, prompt_tokens or 0) if self.cached_input_price is not None else 0
+        n_new = (prompt_tokens or 0) - n_cached
+        n_written = 0
         if self.cache_write_price is not None:
-            dearer = self.cache_write_price > (self.input_price or 0.0)
-            cache_writes = fresh * dearer if cache_write_tokens is None else min(cache_write_tokens, fresh)
-        uncached = None if prompt_tokens is None else fresh - cache_writes
-        parts = [
-            _charge(uncached, self.input_price),
-            _charge(cached, self.cached_input_price or 0.0),
-            _charge(cache_writes, self.cache_write_price or 0.0),
-            _charge(completion_tokens, self.output_price),
+            write_costs_more = self.cache_write_price > (self.input_price or 0.0)
+            n_written = n_new * write_costs_more if cache_write_tokens is None else min(cache_write_tokens, n_new)
+        n_plain = None if prompt_tokens is None else n_new - n_written
+        charges = [
+            _token_cost(n_plain, self.input_price),
+            _token_cost(n_cached, self.cached_input_price or 0.0),
+            _token_cost(n_written, self.cache_write_price or 0.0),
+            _token_cost(completion_tokens, self.output_price),
         ]
-        return None if None in parts else sum(part for part in parts if part is not None)
+        return None if None in charges else sum(charge for charge in charges if charge is not None)
 
 
-def _charge(tokens: int | None, price: float | None) -> float | None:
+def _token_cost(tokens: int | None, price: float | None) -> float | None:
     """Return the price of tokens in US dollars; None if the count or the price is unknown."""
     if price == 0.0:
         return 0.0
@@ -156,12 +156,12 @@ def _charge(tokens: int | None, price: float | None) -> float | None:
 def estimate_tokens(text: str) -> int:
     """Estimate the tokens of a text without the model's tokenizer, rather too many than too few.
 
-    Words count one token per six letters or part of them, digits one per three, other characters one each. A single
-    space counts nothing, and longer whitespace one token. For byte-pair tokenizers with a vocabulary of 30 to 200
+    A word counts one token per six letters, rounded up; digits one per three; other characters one each. A single space
+    counts nothing, and longer whitespace one token. For byte-pair tokenizers with a vocabulary of 30 to 200
     thousand the estimate is within about 20 % for English prose and tables of numbers.
 
     >>> estimate_tokens("Generation 12: tax=0.25")
     9
     """
     # Characters outside ASCII (accents, Chinese, emoji) are often more than one token.
-    return len(_TOKENS.findall(text)) + (0 if text.isascii() else len(_FOREIGN.findall(text)))
+    return len(_TOKEN_PATTERN.findall(text)) + (0 if text.isascii() else len(_NON_ASCII.findall(text)))

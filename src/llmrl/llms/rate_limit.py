@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from llmrl.core.ranges import PositiveInt
 
-POLL_S = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two checks for a free slot."""
 
 
-class _Load:
+class _AccountState:
     """Requests of one account in flight, and the time until which its server asked to wait."""
 
     def __init__(self) -> None:
@@ -23,8 +23,8 @@ class _Load:
         self.paused_until = float("-inf")
 
 
-_loads: dict[str, _Load] = {}
-_loads_lock = threading.Lock()
+_accounts: dict[str, _AccountState] = {}
+_accounts_lock = threading.Lock()
 
 
 class RateLimit:
@@ -37,7 +37,7 @@ class RateLimit:
 
     def __init__(self, concurrency: PositiveInt = 8, clock: Callable[[], float] = time.monotonic) -> None:
         self.concurrency, self._clock = concurrency, clock
-        self._load = _Load()
+        self._account = _AccountState()
 
     def shared(self, account: str | None) -> RateLimit:
         """Return a limiter with these limits that counts all requests of `account` in this process.
@@ -47,34 +47,34 @@ class RateLimit:
         if account is None:
             return self
         limiter = copy.copy(self)
-        with _loads_lock:
-            limiter._load = _loads.setdefault(account, _Load())
+        with _accounts_lock:
+            limiter._account = _accounts.setdefault(account, _AccountState())
         return limiter
 
     @contextmanager
     def slot(self, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
         """Occupy one of the `concurrency` slots for the duration of a `with` block; wait until one is free."""
         while not self._acquire():
-            wait(POLL_S)
+            wait(POLL_SECONDS)
         try:
             yield
         finally:
-            with self._load.lock:
-                self._load.n_in_flight -= 1
+            with self._account.lock:
+                self._account.n_in_flight -= 1
 
-    def pause(self, wait: Callable[[float], None] = time.sleep) -> None:
-        """Wait as long as the server asked to (`hold`)."""
-        while (remaining := self._load.paused_until - self._clock()) > 0:
+    def wait_for_pause(self, wait: Callable[[float], None] = time.sleep) -> None:
+        """Wait as long as the server asked to (`start_pause`)."""
+        while (remaining := self._account.paused_until - self._clock()) > 0:
             wait(remaining)
 
-    def hold(self, seconds: float) -> None:
+    def start_pause(self, seconds: float) -> None:
         """Start no request for the next `seconds`, because the server asked to wait."""
-        with self._load.lock:
-            self._load.paused_until = max(self._load.paused_until, self._clock() + seconds)
+        with self._account.lock:
+            self._account.paused_until = max(self._account.paused_until, self._clock() + seconds)
 
     def _acquire(self) -> bool:
         """Occupy a slot; return whether one was free."""
-        with self._load.lock:
-            is_free = self._load.n_in_flight < self.concurrency
-            self._load.n_in_flight += is_free
+        with self._account.lock:
+            is_free = self._account.n_in_flight < self.concurrency
+            self._account.n_in_flight += is_free
         return is_free

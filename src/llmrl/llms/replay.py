@@ -12,10 +12,11 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 from llmrl.core.records import CHOSEN_MODEL, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.cache import request_key
-from llmrl.llms.call_log import FILE_NAME, read_calls
+from llmrl.llms.call_log import FILE_NAME as CALL_LOG_NAME
+from llmrl.llms.call_log import read_calls
 from llmrl.llms.provider import Provider
 
-_REPLY = (*REPLY_COUNTS, "cost", "finish", "thoughts")
+_REPLY_FIELDS = (*REPLY_COUNTS, "cost", "finish", "thoughts")
 
 
 class ReplayChat(Provider):
@@ -50,8 +51,8 @@ class ReplayChat(Provider):
         for call in read_calls(self.path):
             if isinstance(call.get("reply"), str) and isinstance(call.get("hash"), str):
                 self._calls_by_model.setdefault(str(call.get("named", CHOSEN_MODEL)), call)
-                numbers: dict[str, Any] = {name: call[name] for name in _REPLY if call.get(name) is not None}
-                self._replies[call["hash"]] = ChatReply(call["reply"], attempts=0, **numbers)
+                fields: dict[str, Any] = {name: call[name] for name in _REPLY_FIELDS if call.get(name) is not None}
+                self._replies[call["hash"]] = ChatReply(call["reply"], attempts=0, **fields)
         if not self._calls_by_model:
             raise ConfigError(
                 f"llm.calls={calls}: {self.path} holds no reply; choose a run that called a language model"
@@ -59,13 +60,13 @@ class ReplayChat(Provider):
         self._select_model(CHOSEN_MODEL)
 
     def _select_model(self, name: str) -> None:
-        """Select a recorded model. A model that answered no request has no reply to give, so any identity will do."""
+        """Select a recorded model. One without recorded replies gets any identity, because it answers no request."""
         call = self._calls_by_model.get(name) or next(iter(self._calls_by_model.values()))
         self.label = f"replay of {call['model'] if name in self._calls_by_model else name}"
-        self._identity, self._stream = call["identity"], call["stream"]
+        self._identity, self._sample_seed = call["identity"], call["stream"]
         super().__init__(**_recorded_limits(self.path.with_name("config.yaml"), name))
 
-    def additional_provider(self, name: str, make: Callable[[], Provider]) -> Provider:
+    def additional_provider(self, name: str, build_provider: Callable[[], Provider]) -> Provider:
         """Return the recorded replies of the model `name`, so that no other model is called."""
         replay = copy.copy(self)
         replay._select_model(name)
@@ -83,33 +84,33 @@ class ReplayChat(Provider):
 
     def check(self) -> None:
         """Raise LLMError if the calls were recorded with another seed, since the requests would differ."""
-        if self._stream is not None and self._stream != self._seed:
+        if self._sample_seed is not None and self._sample_seed != self._seed:
             raise LLMError(
-                f"{self.path} was recorded with seed={self._stream}, but this run has seed={self._seed}; use "
-                f"seed={self._stream}, or set llm.calls to the folder that contains the folders of all seeds"
+                f"{self.path} was recorded with seed={self._sample_seed}, but this run has seed={self._seed}; use "
+                f"seed={self._sample_seed}, or set llm.calls to the folder that contains the folders of all seeds"
             )
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        return [self._reply_to(request) for request in requests]
-
-    def _reply_to(self, request: ChatRequest) -> ChatReply:
-        reply = self._replies.get(request_key(self._identity, request, self._stream))
-        if reply is None:
-            raise LLMError(
-                f"{self.path} holds no reply to this request (purpose {request.purpose!r}), because a setting that "
-                "affects requests differs from the recorded run. Compare the config.yaml of the two run folders"
-            )
-        return reply
+        replies = []
+        for request in requests:
+            key = request_key(self._identity, request, self._sample_seed)
+            if key not in self._replies:
+                raise LLMError(
+                    f"{self.path} holds no reply to this request (purpose {request.purpose!r}), because a setting that "
+                    "affects requests differs from the recorded run. Compare the config.yaml of the two run folders"
+                )
+            replies.append(self._replies[key])
+        return replies
 
 
 def _find_log(path: Path, seed: int) -> Path:
     """Return the path of the call log in `path`; raise ConfigError if there is none."""
-    candidates = [path] if path.is_file() else [path / FILE_NAME, path / f"s{seed}" / FILE_NAME]
+    candidates = [path] if path.is_file() else [path / CALL_LOG_NAME, path / f"s{seed}" / CALL_LOG_NAME]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     raise ConfigError(
-        f"llm.calls={path} holds no {FILE_NAME}; use the folder of a run that called a language model, e.g. "
+        f"llm.calls={path} holds no {CALL_LOG_NAME}; use the folder of a run that called a language model, e.g. "
         "'outputs/<name>/<run>/s0'"
     )
 

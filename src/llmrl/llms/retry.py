@@ -21,7 +21,7 @@ RETRIABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 # Jitter spreads processes that were refused at the same moment, so it must differ between them. It does not affect
 # results: it is the only random stream that is deliberately not seeded.
-_jitter = random.Random()
+_jitter_generator = random.Random()
 
 
 class TransientError(LLMError):
@@ -80,7 +80,7 @@ class Retry:
 
     def delay(self, attempts: int) -> float:
         """Draw the seconds to wait after `attempts` >= 1 failed attempts."""
-        return min(self.initial_delay * 2.0 ** (attempts - 1), self.max_delay) * _jitter.uniform(0.5, 1.0)
+        return min(self.initial_delay * 2.0 ** (attempts - 1), self.max_delay) * _jitter_generator.uniform(0.5, 1.0)
 
     def __call__(self, attempt: Callable[[int], T], wait: Callable[[float], None]) -> T:
         """Return the result of `attempt(number)`, number = 1, 2, ...; `wait(seconds)` is called between attempts.
@@ -88,17 +88,17 @@ class Retry:
         Raises:
             LLMError: the last attempt failed, the server asks for too long a wait, or a failure is not transient.
         """
-        for number in range(1, self.retries + 2):
+        for attempt_number in range(1, self.retries + 2):
             try:
-                return attempt(number)
+                return attempt(attempt_number)
             except TransientError as error:
-                if number > self.retries:
-                    tries = "once" if self.retries == 0 else f"{number} times"
-                    raise LLMError(f"{error} (tried {tries})") from None
+                if attempt_number > self.retries:
+                    attempts_text = "once" if self.retries == 0 else f"{attempt_number} times"
+                    raise LLMError(f"{error} (tried {attempts_text})") from None
                 server_delay = error.retry_after or 0.0
                 if server_delay > self.max_retry_after:
                     raise LLMError(f"{error} (the server asks to wait {server_delay:.0f} s)") from None
-                delay = max(self.delay(number), server_delay)
-                logger.warning("%s; attempt %d of %d in %.1f s", error, number + 1, self.retries + 1, delay)
+                delay = max(self.delay(attempt_number), server_delay)
+                logger.warning("%s; attempt %d of %d in %.1f s", error, attempt_number + 1, self.retries + 1, delay)
                 wait(delay)
         raise AssertionError("unreachable: the loop returns or raises")

@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TEXT = "Drawn at random, by no rule."
+FREE_TEXT = "Drawn at random, by no rule."
 """Content of every free text of a reply."""
 
 MAX_LIST_LENGTH = 3
 """Maximum length of a list whose schema has none."""
 
-_UNBOUNDED = (0.0, 1.0)
+_DEFAULT_BOUNDS = (0.0, 1.0)
 """Range of a number whose schema has no bounds."""
-_VALUES = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
+_JSON_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
 """Texts and numbers in JSON, except names of fields."""
 
 Rule = Callable[[Sequence[Mapping[str, str]], int, Callable[[str], None]], str]
@@ -60,24 +60,24 @@ A question of any other purpose gets a random reply drawn from its schema (`draw
 
 
 class UnreadPromptError(LLMError):
-    """Error of a rule that does not find a part of a prompt; its text names that part."""
+    """Error of a rule that does not find a part of a prompt; the message is the name of that part."""
 
 
-def needed(match: T | None, part: str) -> T:
-    """Return `match`; raise UnreadPromptError with the name of the `part` of the prompt if it is empty or None."""
+def require(match: T | None, part: str) -> T:
+    """Return `match`. Raise UnreadPromptError with the name of a `part` of the prompt if `match` is empty or None."""
     if not match:
         raise UnreadPromptError(part)
     return match
 
 
-def first_question(messages: Sequence[Mapping[str, str]]) -> str:
+def first_prompt(messages: Sequence[Mapping[str, str]]) -> str:
     """Return the first turn of the user, which is the prompt; later turns are repairs."""
     return next(message["content"] for message in messages if message["role"] == "user")
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int, note: Callable[[str], None]) -> str:
     """Return the reply to the question of `llmrl-llm check`."""
-    needed(first_question(messages).startswith("This is a connection test."), "its first sentence")
+    require(first_prompt(messages).startswith("This is a connection test."), "its first sentence")
     return '{"number": 7}'
 
 
@@ -107,15 +107,15 @@ class ScriptedChat(Provider):
     Prompts and parsing are the same as with a real model, so runs test the software. They say nothing about the
     abilities of language models, as the label in results states.
 
-    A share of the replies can be corrupted, to test the robustness of an experiment. The question, its repeat index and
-    the run's seed determine the corrupted replies.
+    A fraction of the replies can be corrupted, to test the robustness of an experiment. The question, its repeat index
+    and the run's seed determine which replies are corrupted.
 
     Args:
         settings: options.
         seeds: seed tree of corrupted replies and of a principal's draws.
 
     Raises:
-        ConfigError: the shares add up to more than 1.
+        ConfigError: the fractions add up to more than 1.
     """
 
     label = "scripted rule (not a language model)"
@@ -125,17 +125,17 @@ class ScriptedChat(Provider):
         super().__init__(max_tokens=settings.max_tokens, input_price=0.0, output_price=0.0)
         self.settings, self._seeds = settings, seeds.child("faults")
         self._seed = seeds.integer("rule")
-        self._shares: dict[str, float] = {name: getattr(settings, name) for name in _CORRUPTIONS}
-        if sum(self._shares.values()) > 1 + 1e-9:
+        self._fractions: dict[str, float] = {name: getattr(settings, name) for name in _CORRUPTIONS}
+        if sum(self._fractions.values()) > 1 + 1e-9:
             raise ConfigError(
-                f"the shares of corrupted replies must add up to at most 1, got {self._shares}; decrease some of them"
+                f"fractions of corrupted replies must add up to at most 1, got {self._fractions}; decrease some of them"
             )
-        self._warned: set[str] = set()
+        self._logged_warnings: set[str] = set()
 
     @property
     def identity(self) -> dict[str, Any]:
         limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **limit}
+        return {"model": "scripted", **{k: p for k, p in self._fractions.items() if p}, **limit}
 
     @property
     def accepts_images(self) -> bool:
@@ -144,14 +144,14 @@ class ScriptedChat(Provider):
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return the replies in order; raise LLMError for a question without a schema that no rule can answer."""
-        self._warn("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")
+        self._warn_once("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: ChatRequest) -> ChatReply:
         """Return the reply to a request, possibly corrupted or truncated."""
-        text = self._answer(request)
-        fault = self._fault(request)
-        text = _CORRUPTIONS[fault](text) if fault else text
+        text = self._reply_by_rule(request)
+        corruption = self._draw_corruption(request)
+        text = _CORRUPTIONS[corruption](text) if corruption else text
         tokens = estimate_tokens(text)
         exceeds_limit = self.max_tokens is not None and tokens > self.max_tokens
         if self.max_tokens is not None and exceeds_limit:
@@ -161,20 +161,22 @@ class ScriptedChat(Provider):
             text,
             prompt_tokens=self.count_tokens(request.messages),
             completion_tokens=estimate_tokens(text),
-            finish="length" if exceeds_limit or fault == "truncated" else "stop",
+            finish="length" if exceeds_limit or corruption == "truncated" else "stop",
         )
 
-    def _answer(self, request: ChatRequest) -> str:
+    def _reply_by_rule(self, request: ChatRequest) -> str:
         """Return a rule's reply, or otherwise a random reply from the schema with a warning."""
-        subject = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
+        question = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
         if request.purpose in RULES:
             rule: Rule = importlib.import_module(RULES[request.purpose]).reply
             try:
                 return rule(
-                    request.messages, self._seed, lambda content: self._warn(f"llm=scripted, {subject}: {content}")
+                    request.messages,
+                    self._seed,
+                    lambda content: self._warn_once(f"llm=scripted, {question}: {content}"),
                 )
-            except UnreadPromptError as part:
-                problem = f"llm=scripted cannot find a part of {subject} that its rules need: {part}"
+            except UnreadPromptError as part_name:
+                problem = f"llm=scripted cannot find a part of {question} that its rules need: {part_name}"
         else:
             problem = (
                 f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it answers "
@@ -182,22 +184,22 @@ class ScriptedChat(Provider):
             )
         if request.schema is None:
             raise LLMError(f"{problem}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o.")
-        self._warn(f"{problem}. Its replies are drawn at random from the requested schema.")
+        self._warn_once(f"{problem}. Its replies are drawn at random from the requested schema.")
         return draw_reply(request.schema, _seed_text(request))
 
-    def _warn(self, message: str) -> None:
+    def _warn_once(self, message: str) -> None:
         """Log a warning, unless it was logged before."""
-        if message not in self._warned:
-            self._warned.add(message)
+        if message not in self._logged_warnings:
+            self._logged_warnings.add(message)
             logger.warning("%s", message)
 
-    def _fault(self, request: ChatRequest) -> str:
-        """Return the kind of corruption of this reply; "" if it is not corrupted."""
-        if not any(self._shares.values()):
+    def _draw_corruption(self, request: ChatRequest) -> str:
+        """Return the name of the corruption of a reply in `_CORRUPTIONS`; "" if it is not corrupted."""
+        if not any(self._fractions.values()):
             return ""
         digest = hashlib.sha256(_seed_text(request).encode()).digest()
         draw = self._seeds.numpy(int.from_bytes(digest[:4], "big")).random()
-        for name, threshold in zip(self._shares, np.cumsum(list(self._shares.values())), strict=True):
+        for name, threshold in zip(self._fractions, np.cumsum(list(self._fractions.values())), strict=True):
             if draw < threshold:
                 return name
         return ""
@@ -206,10 +208,10 @@ class ScriptedChat(Provider):
 def _seed_text(request: ChatRequest) -> str:
     """Return the text that seeds the draws for a request; repeated requests differ, as for a model."""
     content = "\0".join(message["content"] for message in request.messages)
-    return f"{request.place}{request.repeat}\0{content}"
+    return f"{request.question_id}{request.repeat}\0{content}"
 
 
-_VALUE = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")
+_STANDALONE_NUMBER = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")
 """Number that stands alone and is not an index (`params[3]`)."""
 
 
@@ -220,11 +222,11 @@ def _exceed_bounds(text: str) -> str:
         value = float(match.group())
         return repr(value * 1e5 + math.copysign(1e5, value))
 
-    return _VALUE.sub(scale, text)
+    return _STANDALONE_NUMBER.sub(scale, text)
 
 
 _CORRUPTIONS: dict[str, Callable[[str], str]] = {
-    "malformed": lambda text: "Sure! Here is the form: " + _VALUES.sub("<...>", text),
+    "malformed": lambda text: "Sure! Here is the form: " + _JSON_VALUE.sub("<...>", text),
     "out_of_range": _exceed_bounds,
     "empty": lambda text: "",
     "truncated": lambda text: text[: len(text) // 2],
@@ -255,34 +257,34 @@ def _draw(schema: Mapping[str, Any], definitions: Mapping[str, Any], rng: np.ran
         return schema["enum"][rng.integers(len(schema["enum"]))]
     if "anyOf" in schema:
         return _draw(schema["anyOf"][rng.integers(len(schema["anyOf"]))], definitions, rng)
-    kind = schema.get("type")
-    if kind == "object":
+    json_type = schema.get("type")
+    if json_type == "object":
         return {name: _draw(field, definitions, rng) for name, field in schema.get("properties", {}).items()}
-    if kind == "array":
+    if json_type == "array":
         min_items = schema.get("minItems", 1)
         max_items = schema.get("maxItems", max(min_items, MAX_LIST_LENGTH))
         return [_draw(schema["items"], definitions, rng) for _ in range(rng.integers(min_items, max_items + 1))]
-    if kind in ("integer", "number"):
-        return _number(schema, kind, rng)
+    if json_type in ("integer", "number"):
+        return _draw_number(schema, json_type, rng)
     simple_types: dict[str | None, Callable[[], Any]] = {
         "boolean": lambda: bool(rng.integers(2)),
-        "string": lambda: TEXT,
+        "string": lambda: FREE_TEXT,
         "null": lambda: None,
     }
-    if kind not in simple_types:
+    if json_type not in simple_types:
         raise ValueError(f"no reply can be drawn from the schema {json.dumps(schema)[:200]}")
-    return simple_types[kind]()
+    return simple_types[json_type]()
 
 
-def _number(schema: Mapping[str, Any], kind: str, rng: np.random.Generator) -> int | float:
+def _draw_number(schema: Mapping[str, Any], json_type: str, rng: np.random.Generator) -> int | float:
     """Draw a number within the bounds. If one bound is missing, the number is within 1 of the other."""
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if low is None and high is None:
-        low, high = _UNBOUNDED
+        low, high = _DEFAULT_BOUNDS
     low = high - 1 if low is None else low
     high = low + 1 if high is None else high
-    if kind == "integer":
+    if json_type == "integer":
         first = int(np.ceil(low)) + ("exclusiveMinimum" in schema and float(low).is_integer())
         last = int(np.floor(high)) - ("exclusiveMaximum" in schema and float(high).is_integer())
         return int(rng.integers(first, last + 1))

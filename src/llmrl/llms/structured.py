@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def read(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
-    """Return `parse(reply)`; all code that interprets replies calls this.
+def apply_parser(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
+    """Return `parse(reply)`. All code that interprets replies calls this function.
 
     Raises:
-        InvalidReply: `parse` raised any exception. No single reply may end a run, since the cache would replay it. A
-            defect of `parse` shows in the log and in the share of invalid replies (`llm.max_invalid`).
+        InvalidReply: `parse` raised any exception. A single reply must not end a run, because the cache would return it
+            again. Defects of `parse` appear in the log and in the share of invalid replies (`llm.max_invalid`).
     """
     try:
         return parse(reply)

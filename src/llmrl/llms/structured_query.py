@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -16,17 +17,17 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reply_cleaning import clean_reply
-from llmrl.llms.structured import read
+from llmrl.llms.structured import apply_parser
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_QUOTED_CHARS = 4000
-"""Maximum number of characters of an invalid reply that are shown back to the model."""
+MAX_QUOTED_CHARACTERS = 4000
+"""Maximum number of characters of an invalid reply that are quoted to the model."""
 
 MAX_WARNINGS = 10
-"""Number of invalid replies logged as warnings; further ones are logged at debug level. The call log has them all."""
+"""Number of invalid replies that are logged as warnings; further ones are logged at debug level."""
 
 Messages = list[dict[str, str]]
 
@@ -39,14 +40,14 @@ class Query:
         messages: messages as in `ChatRequest`; user and assistant turns alternate, ending with a user turn.
         name, hash: name and hash of the prompt file, for the call log.
         schema: JSON schema of this question's reply; None: the schema of the `StructuredQuery`.
-        place, model, adapter: as in `ChatRequest`.
+        question_id, model, adapter: as in `ChatRequest`.
     """
 
     messages: tuple[dict[str, Any], ...]
     name: str = ""
     hash: str = ""
     schema: dict[str, Any] | None = None
-    place: str = ""
+    question_id: str = ""
     model: str = CHOSEN_MODEL
     adapter: str = ""
 
@@ -83,13 +84,13 @@ class QueryStats:
         self.text = reply.text
         if reply.sample is not None:
             self.samples.append((reply.sample, valid))
-        self.prompt_tokens = _add(self.prompt_tokens, reply.prompt_tokens)
-        self.completion_tokens = _add(self.completion_tokens, reply.completion_tokens)
-        self.cost = _add(self.cost, reply.cost)
+        self.prompt_tokens = _add_or_none(self.prompt_tokens, reply.prompt_tokens)
+        self.completion_tokens = _add_or_none(self.completion_tokens, reply.completion_tokens)
+        self.cost = _add_or_none(self.cost, reply.cost)
 
 
 class StructuredQuery(StateFields, Generic[T]):
-    """Asks a chat model batches of questions whose replies must have a certain form.
+    """Sender of batches of questions to a chat model, whose replies must have a certain form.
 
     An invalid reply is answered with its error, up to `repair_turns` times. If no reply to a question is valid, its
     value is None, and the caller decides what to do instead.
@@ -144,7 +145,9 @@ class StructuredQuery(StateFields, Generic[T]):
     ) -> ConversationGenerator[list[T | None]]:
         """Run `ask` as a generator: yield requests, receive their replies, and return the values."""
         queries = [
-            question if isinstance(question, Query) else Query((_user(question.text),), question.name, question.hash)
+            question
+            if isinstance(question, Query)
+            else Query((_user_message(question.text),), question.name, question.hash)
             for question in questions
         ]
         values: list[T | None] = [None] * len(queries)
@@ -157,7 +160,7 @@ class StructuredQuery(StateFields, Generic[T]):
             replies: Sequence[ChatReply] = (yield requests) if requests else []
             for (i, messages), reply in zip(list(pending.items()), replies, strict=True):
                 try:
-                    values[i] = _value(reply, parsers[i])
+                    values[i] = _parse_or_raise(reply, parsers[i])
                     self.query_stats[i].add(reply, valid=True)
                 except InvalidReply as error:
                     self.query_stats[i].add(reply, valid=False)
@@ -168,8 +171,8 @@ class StructuredQuery(StateFields, Generic[T]):
                         " (reply truncated: llm.max_tokens also counts reasoning tokens)" if reply.is_truncated else ""
                     )
                     logger.log(level, "invalid reply of %s: %s%s", self.llm.model_label(model), error, hint)
-                    previous_reply = _assistant(reply, self.llm.includes_reasoning(model))
-                    pending[i] = [*messages, previous_reply, _user(self.repair(str(error)).text)]
+                    previous_reply = _assistant_message(reply, self.llm.includes_reasoning(model))
+                    pending[i] = [*messages, previous_reply, _user_message(self.repair(str(error)).text)]
                     if reply.error:
                         self.failed_indices.add(i)
                     # A failed call has no reply to correct, and after a long reply the context window may be full.
@@ -185,18 +188,16 @@ class StructuredQuery(StateFields, Generic[T]):
         return values
 
     def fit_to_context(self, render: Callable[[int], Prompt], n: int) -> tuple[Prompt, int]:
-        """Return the prompt with as much history as fits into the context window, and the number of its records.
+        """Return the prompt with as many records of the history as fit into the context window, and their number.
 
-        There is room for the longest reply.
-
-        `render(k)` returns the prompt with the k most valuable records of the history, 0 <= k <= n, as defined by the
-        caller.
+        The window also has room for the longest reply. `render(k)` returns the prompt with the k most valuable records
+        of the history, 0 <= k <= n.
 
         Raises:
             LLMError: not even the prompt without any history fits.
         """
         render = functools.cache(render)  # rendering long histories is slow
-        n_records = max_fitting(lambda k: self.llm.fits([_user(render(k).text)]), n)
+        n_records = max_fitting(lambda k: self.llm.fits([_user_message(render(k).text)]), n)
         if n_records == n:
             return render(n), n
         self.counters["trimmed_prompts"] += 1
@@ -220,8 +221,8 @@ class StructuredQuery(StateFields, Generic[T]):
             purpose=self.purpose,
             prompt=query.name,
             prompt_hash=query.hash,
-            place=query.place,
-            read=parse,
+            question_id=query.question_id,
+            parse=parse,
             model=query.model,
             adapter=query.adapter,
         )
@@ -232,38 +233,36 @@ def max_fitting(fits: Callable[[int], bool], n: int) -> int:
 
     Uses bisection, so `fits` must be monotonic.
     """
-    if fits(n):
-        return n
-    low, high = -1, n
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return n if fits(n) else bisect.bisect_left(range(n), True, key=lambda k: not fits(k)) - 1
 
 
-def _add(x: Any, y: Any) -> Any:
+def _add_or_none(x: Any, y: Any) -> Any:
     return None if x is None or y is None else x + y
 
 
-def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
+def _parse_or_raise(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
     """Parse a reply. A failed call also raises InvalidReply."""
     if reply.error:
         raise InvalidReply(f"there is no reply: {reply.error}")
     try:
-        return read(reply, parse)
+        return apply_parser(reply, parse)
     except InvalidReply as error:
         if reply.is_truncated:
             raise InvalidReply(f"the reply was cut off because it grew too long; {error}") from None
         raise
 
 
-def _user(text: str) -> dict[str, str]:
+def _user_message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _assistant(reply: ChatReply, thoughts: bool) -> dict[str, str]:
-    """Return a reply as a turn of the conversation, with its thoughts only if `thoughts` is true."""
+def _assistant_message(reply: ChatReply, include_thoughts: bool) -> dict[str, str]:
+    """Return a reply as a turn of the conversation, with its thoughts only if `include_thoughts` is true."""
     # Some providers refuse an empty turn.
-    text = clean_reply(reply.text).text[:MAX_QUOTED_CHARS].strip() or "(empty reply)"
-    reasoning = f"<think>\n{reply.thoughts[:MAX_QUOTED_CHARS]}\n</think>\n\n" if thoughts and reply.thoughts else ""
+    text = clean_reply(reply.text).text[:MAX_QUOTED_CHARACTERS].strip() or "(empty reply)"
+    reasoning = (
+        f"<think>\n{reply.thoughts[:MAX_QUOTED_CHARACTERS]}\n</think>\n\n"
+        if include_thoughts and reply.thoughts
+        else ""
+    )
     return {"role": "assistant", "content": reasoning + text}

@@ -5,36 +5,36 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME, VERDICT_KEY, StoredValueReader, call_key, parse_log_line, with_verdict
-from llmrl.llms.images import IMAGES
+from llmrl.llms.images import IMAGES_KEY
 
-CALLS = "llm/calls"
-"""Metric of the lines that calls are assigned to, those with the model's totals."""
+CALLS_METRIC = "llm/calls"
+"""Metric of the lines that calls are assigned to, which contain the model's totals."""
 
 MAX_MESSAGES = 4
-"""Maximum number of messages of a question that are shown, the last ones."""
+"""Maximum number of shown messages of a request; the last ones are shown."""
 MAX_CHARACTERS = 8000
 """Maximum number of characters of a message or reply that are shown, from its start and its end."""
-MAX_UNJUDGED = 10_000
-"""Maximum number of calls that are remembered until their verdicts follow."""
+MAX_PENDING_VERDICTS = 10_000
+"""Maximum number of calls in memory whose verdicts have not been read yet."""
 LINE_WIDTH = 120
 """Width of lines in characters; TensorBoard hides what is wider than its card."""
-N_ALL_SHOWN = 128
-"""Number of exchanges from the first on that are all shown.
+N_UNTHINNED = 128
+"""Number of first exchanges that are all shown.
 
-Then every second is shown up to twice this number, every fourth up to four times this number, and so on. For example,
-about 500 of 8,000 exchanges are shown.
+After them, every second exchange is shown up to twice this number, every fourth up to four times this number, and so
+on. For example, about 500 of 8,000 exchanges are shown.
 """
 
 
 class Transcript:
-    """Markdown of the newest call up to each line of metrics; None if there was no call since the previous line.
+    """Function that returns the Markdown of the newest call up to a line of metrics; None without a new call.
 
     It is called once for each line, in order. Calls are assigned to lines by time, so a run that is resumed from a
     checkpoint gets the same texts for its earlier lines.
@@ -50,32 +50,24 @@ class Transcript:
         self._position = 0
         self._values = StoredValueReader(self._path)
         self._next_call: dict[str, Any] | None = None  # next call, made after the time of the previous line
-        self._unjudged: dict[tuple[str, str], dict[str, Any]] = {}
-        self._exchanges = 0
+        self._calls_without_verdict: dict[tuple[str, str], dict[str, Any]] = {}
+        self._n_exchanges = 0
 
     def __call__(self, line: Mapping[str, Any]) -> str | None:
         """Return the Markdown for a line of `metrics.jsonl`."""
-        if CALLS not in line:
+        if CALLS_METRIC not in line:
             return None
-        newest, calls = None, 0
-        for call in self._calls_until(line["time/unix"]):
-            newest, calls = call, calls + 1
-        if newest is None:
+        newest_call, n_calls = None, 0
+        while (call := self._next_call or self._read_call()) is not None and call["time"] <= line["time/unix"]:
+            newest_call, n_calls, self._next_call = call, n_calls + 1, None
+        self._next_call = call
+        if newest_call is None:
             return None
-        index, self._exchanges = self._exchanges, self._exchanges + 1
-        stride = 1 << (index // N_ALL_SHOWN).bit_length()
-        return markdown(newest, calls) if index % stride == 0 else None
+        index, self._n_exchanges = self._n_exchanges, self._n_exchanges + 1
+        stride = 1 << (index // N_UNTHINNED).bit_length()
+        return format_call(newest_call, n_calls) if index % stride == 0 else None
 
-    def _calls_until(self, unix: float) -> Iterator[dict[str, Any]]:
-        """Yield the calls until the Unix time `unix` that were not yielded before, oldest first."""
-        while self._next_call is None or self._next_call["time"] <= unix:
-            if self._next_call is not None:
-                yield self._next_call
-            self._next_call = self._read()
-            if self._next_call is None:
-                return
-
-    def _read(self) -> dict[str, Any] | None:
+    def _read_call(self) -> dict[str, Any] | None:
         """Return the next call of the log; None if there is none yet. Truncated lines are skipped."""
         if not self._path.exists():
             return None
@@ -91,19 +83,19 @@ class Transcript:
                 if call is None or not isinstance(call.get("time"), int | float):
                     continue
                 if VERDICT_KEY in call:
-                    if (pending := self._unjudged.pop(call_key(call), None)) is not None:
+                    if (pending := self._calls_without_verdict.pop(call_key(call), None)) is not None:
                         pending |= with_verdict(pending, call)
                 elif "messages" in call:  # other lines describe attempts
                     call = self._values.resolve_references(call)
                     # Its verdict may follow; verdicts of a batch follow after all its calls.
-                    self._unjudged[call_key(call)] = call
-                    if len(self._unjudged) > MAX_UNJUDGED:
-                        del self._unjudged[next(iter(self._unjudged))]
+                    self._calls_without_verdict[call_key(call)] = call
+                    if len(self._calls_without_verdict) > MAX_PENDING_VERDICTS:
+                        del self._calls_without_verdict[next(iter(self._calls_without_verdict))]
                     return call
         return None
 
 
-def markdown(call: Mapping[str, Any], n_calls: int = 1) -> str:
+def format_call(call: Mapping[str, Any], n_calls: int = 1) -> str:
     """Return the Markdown of one call of the log, the last one of `n_calls` calls.
 
     All texts of models and prompts are in code blocks, where nothing is markup.
@@ -130,8 +122,8 @@ def markdown(call: Mapping[str, Any], n_calls: int = 1) -> str:
             parts += ["**Thought before:**", _code_block(str(call["thoughts"]))]
     for message in messages[-MAX_MESSAGES:]:
         parts += [f"**To it, as** {_inline_code(message.get('role'))}:", _code_block(str(message.get("content")))]
-        if message.get(IMAGES):
-            parts.append(f"with the pictures {', '.join(_inline_code(path) for path in message[IMAGES])}")
+        if message.get(IMAGES_KEY):
+            parts.append(f"with the pictures {', '.join(_inline_code(path) for path in message[IMAGES_KEY])}")
     return "\n\n".join(parts)
 
 
@@ -158,7 +150,8 @@ def _code_block(text: str) -> str:
         half = MAX_CHARACTERS // 2
         note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {FILE_NAME} ...]"
         text = f"{text[:half]}\n\n{note}\n\n{text[-half:]}"
-    text = "\n".join(_wrap(line) for line in _encodable(text).splitlines())
+    text = text.encode("utf-8", "replace").decode()  # UTF-8 cannot encode lone surrogates, which JSON may contain
+    text = "\n".join(_wrap(line) for line in text.splitlines())
     fence = "`" * max([3, *(len(backticks) + 1 for backticks in re.findall("`+", text))])
     return f"{fence}\n{text}\n{fence}"
 
@@ -168,22 +161,10 @@ def _wrap(line: str) -> str:
     if len(line) <= LINE_WIDTH:
         return line
     indent = line[: len(line) - len(line.lstrip())][: LINE_WIDTH // 2]
-    return textwrap.fill(
-        line,
-        LINE_WIDTH,
-        subsequent_indent=indent,
-        replace_whitespace=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
+    return textwrap.fill(line, LINE_WIDTH, subsequent_indent=indent, replace_whitespace=False, break_on_hyphens=False)
 
 
 def _inline_code(value: Any) -> str:
     """Return a name as inline code, without characters that could end it."""
     name = "".join(c if c.isalnum() or c in " -_./:()=,+" else "?" for c in str(value)).strip()
     return f"`{name or '?'}`"
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which JSON may contain but UTF-8 cannot encode, by question marks."""
-    return text.encode("utf-8", "replace").decode()

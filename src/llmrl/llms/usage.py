@@ -9,13 +9,13 @@ from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.records import REPLY_COUNTS, ChatReply
 from llmrl.core.state_fields import StateFields
 
-TOTALS = (*REPLY_COUNTS, "cost")
+TOTAL_NAMES = (*REPLY_COUNTS, "cost")
 
 UNITS_PER_DOLLAR = 1e12
 
-UNDERSTOOD = ("llm_judged_replies", "llm_invalid_share")
+VALIDITY_KEYS = ("llm_judged_replies", "llm_invalid_share")
 """Entries of a summary about the validity of a language model's replies."""
-UNANSWERED = "llm_calls_failed"
+FAILED_CALLS_KEY = "llm_calls_failed"
 """Entry of a summary if no call was answered in a run with `llm.failures=fall_back`."""
 
 
@@ -28,14 +28,14 @@ class ReplyTotals(StateFields):
     _state_fields = ("used", "unknown")
 
     def __init__(self) -> None:
-        self.used = {"calls": 0.0, **dict.fromkeys(TOTALS, 0.0)}
-        self.unknown = dict.fromkeys(TOTALS, False)
+        self.used = {"calls": 0.0, **dict.fromkeys(TOTAL_NAMES, 0.0)}
+        self.unknown = dict.fromkeys(TOTAL_NAMES, False)
 
     def add(self, replies: Sequence[ChatReply]) -> None:
         """Count replies."""
         self.used["calls"] += len(replies)
         for reply in replies:
-            for name in TOTALS:
+            for name in TOTAL_NAMES:
                 value = getattr(reply, name)
                 self.unknown[name] |= value is None
                 self.used[name] += round((value or 0.0) * UNITS_PER_DOLLAR) if name == "cost" else value or 0.0
@@ -47,7 +47,7 @@ class ReplyTotals(StateFields):
         them llm/reasoning_tokens, and llm/cost (USD).
         """
         totals = self.used | {"cost": self.used["cost"] / UNITS_PER_DOLLAR}
-        return {f"llm/{name}": totals[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
+        return {f"llm/{name}": totals[name] for name in ("calls", *TOTAL_NAMES) if not self.unknown.get(name)}
 
 
 def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
@@ -72,5 +72,5 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
     if totals.get("usage/llm_unsettled_cost"):
         summary["llm_usd_unsettled_at_most"] = totals["usage/llm_unsettled_cost"]
     if totals.get("llm/calls") == 0 and totals.get("usage/llm_failed_calls"):
-        summary[UNANSWERED] = totals["usage/llm_failed_calls"]
+        summary[FAILED_CALLS_KEY] = totals["usage/llm_failed_calls"]
     return {"llm": llm.label, **{name: value for name, value in summary.items() if value is not None}}

@@ -15,13 +15,13 @@ MAX_QUOTED_CHARACTERS = 200
 """Maximum number of quoted characters of each of these replies."""
 
 
-def validity_warning(judged: float | None, share: float | None) -> str:
-    """Return a warning about results if more than half of `judged` replies were invalid; else ""."""
-    if not judged or share is None or share <= 0.5:
+def validity_warning(n_judged: float | None, share: float | None) -> str:
+    """Return a warning about results if more than half of `n_judged` replies were invalid; else ""."""
+    if not n_judged or share is None or share <= 0.5:
         return ""
     if share == 1.0:
-        return f"NO REPLY OF THE MODEL WAS VALID: all of its {judged:,.0f} replies were invalid"
-    return f"{share:.0%} of the model's {judged:,.0f} replies were invalid"
+        return f"NO REPLY OF THE MODEL WAS VALID: all of its {n_judged:,.0f} replies were invalid"
+    return f"{share:.0%} of the model's {n_judged:,.0f} replies were invalid"
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Validity(StateFields):
         if reason:
             self.invalid += 1
             self.cut += cut
-            end = " ..." if len(text) > MAX_QUOTED_CHARACTERS else ""
+            ellipsis = " ..." if len(text) > MAX_QUOTED_CHARACTERS else ""
             # Quoted with `repr`, so that control characters cannot affect a terminal.
-            quotation = f"{text[:MAX_QUOTED_CHARACTERS]!r}{end}: {reason[:MAX_QUOTED_CHARACTERS]!r}"
+            quotation = f"{text[:MAX_QUOTED_CHARACTERS]!r}{ellipsis}: {reason[:MAX_QUOTED_CHARACTERS]!r}"
             self.last = [*self.last, quotation][-N_QUOTED:]
 
     def add_all(self, state: State) -> None:

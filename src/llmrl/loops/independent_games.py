@@ -18,7 +18,7 @@ from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import NeedsCamera, VecEnv
 from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.seeding import make_generators
-from llmrl.llms.client import ChatClient, FetchedReplies, Mailbox
+from llmrl.llms.client import ChatClient, FetchedReplies, RequestDispatcher
 from llmrl.rollout.collector import Collector, make_camera
 
 
@@ -174,7 +174,7 @@ class IndependentGames:
         assert isinstance(policy.llm, ChatClient)
         self.client: ChatClient = policy.llm
         self._n_episodes, self._seed_fn, self._carries_state = n_episodes, seed_fn, carries_state
-        self._mailbox: Mailbox[_Game] = Mailbox(self.client)
+        self._dispatcher: RequestDispatcher[_Game] = RequestDispatcher(self.client)
         self._error: LLMError | None = None
         self.n_games = min(env.spec.n_envs, n_episodes)  # type: ignore[attr-defined]
         self.steps = 0 if state is None else int(state["steps"])
@@ -252,11 +252,11 @@ class IndependentGames:
                     game.decision = game.policy.act_as_conversation(game.collector.observation)
                     self._advance_decision(game, None, finished_counts)
             if self.steps == steps:
-                for game, replies in self._mailbox.receive():
+                for game, replies in self._dispatcher.receive():
                     game.pending_replies.append(replies)
                     self._advance_decision(game, replies, finished_counts)
         except LLMError as error:
-            self._mailbox.drain()
+            self._dispatcher.drain()
             if self.steps == steps:
                 raise
             # The counts of games that advanced are returned first.
@@ -319,7 +319,7 @@ class IndependentGames:
         except StopIteration as end:
             self._play_step(game, end.value, finished_counts)
         else:
-            self._mailbox.send(game, requests)
+            self._dispatcher.send(game, requests)
 
     def _play_step(self, game: _Game, output: PolicyOutput, finished_counts: dict[int, Any]) -> None:
         for replies in game.pending_replies:

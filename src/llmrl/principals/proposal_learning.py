@@ -71,10 +71,10 @@ class ProposalLearning(StateFields):
             if standard_deviation > 0:
                 reward_value = min(self._values) if np.isnan(value) else value
                 self._recorder.add_reward(i, 0, (reward_value - float(np.mean(self._values))) / standard_deviation)
-            self._recorder.end(i)
+            self._recorder.end_episode(i)
         generator = torch.Generator().manual_seed(self._seeds.child("minibatches").integer(self._updates))
         self._updates += 1
-        return self._learner.update(self._recorder.take(), generator)
+        return self._learner.update(self._recorder.pop_complete(), generator)
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.llms.scripted import UnreadPromptError, first_question, needed
+from llmrl.llms.scripted import UnreadPromptError, first_prompt, require
 from llmrl.principals.scripted_search import EMPTY_TABLE_TEXT, QUESTION_NUMBER_PATTERN, rng_of_text
 
 _PARAMETER_PATTERN = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
@@ -85,14 +85,14 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     Raises:
         UnreadPromptError: a part of the prompt is not in the form of `principals/prompts`.
     """
-    prompt = first_question(messages)
-    parameters = needed(_PARAMETER_PATTERN.findall(prompt), "the numbers to set (`- name: from 0 to 1 (unit)`)")
+    prompt = first_prompt(messages)
+    parameters = require(_PARAMETER_PATTERN.findall(prompt), "the numbers to set (`- name: from 0 to 1 (unit)`)")
     names = [name for name, _, _ in parameters]
     low = np.array([float(bound) for _, bound, _ in parameters])
     high = np.array([float(bound) for _, _, bound in parameters])
     n_proposals, context = _read_proposal_count(prompt), ""
     if _CONTEXTS_HEADING in prompt:
-        context = needed(_CONTEXT_PATTERN.search(prompt), "the context of this generation")[1]
+        context = require(_CONTEXT_PATTERN.search(prompt), "the context of this generation")[1]
         n_proposals = _read_proposal_count(prompt, _CONTEXT_COUNT_PATTERN)
     trials = _read_trials(prompt, names, context, low, high)
     # The same points for all questions of a context.
@@ -124,7 +124,7 @@ def _read_proposal_count(prompt: str, pattern: re.Pattern[str] = _COUNT_PATTERN)
     return (
         0
         if _FIRST_PROPOSAL_TEXT in prompt
-        else int(needed(pattern.search(prompt), "how many proposals were made so far")[1])
+        else int(require(pattern.search(prompt), "how many proposals were made so far")[1])
     )
 
 
@@ -132,7 +132,7 @@ def _read_proposal_number(prompt: str) -> int:
     """Return which proposal of the generation is requested, from 1."""
     if _PARALLEL_TEXT not in prompt:
         return 1
-    return int(needed(QUESTION_NUMBER_PATTERN.search(prompt), "which proposal of the generation is asked for")[1])
+    return int(require(QUESTION_NUMBER_PATTERN.search(prompt), "which proposal of the generation is asked for")[1])
 
 
 def _read_trials(prompt: str, names: list[str], context: str, low: np.ndarray, high: np.ndarray) -> _Trials:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.llms.scripted import UnreadPromptError, first_question, needed
+from llmrl.llms.scripted import UnreadPromptError, first_prompt, require
 
 _COUNT_PATTERN = re.compile(r"^(\d+) numbers, called params\[0\] to params\[\d+\]\.", re.MULTILINE)
 _COMMON_RANGE_PATTERN = re.compile(
@@ -66,11 +66,11 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     Raises:
         UnreadPromptError: a part of the prompt is not in the form of `principals/search_prompts`.
     """
-    prompt = first_question(messages)
-    count_match = needed(
+    prompt = first_prompt(messages)
+    count_match = require(
         _COUNT_PATTERN.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)"
     )
-    n_trials = int(needed(_TRIAL_COUNT_PATTERN.search(prompt), "how many lists of numbers were tried so far")[1])
+    n_trials = int(require(_TRIAL_COUNT_PATTERN.search(prompt), "how many lists of numbers were tried so far")[1])
     task = _parse_task(prompt, int(count_match.group(1)))
     if n_trials and not len(task.values) and EMPTY_TABLE_TEXT not in prompt:
         raise UnreadPromptError("the rows of the table of what was tried")
@@ -79,7 +79,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     # A repair turn gets others.
     rng = rng_of_text("\0".join(QUESTION_NUMBER_PATTERN.sub("", message["content"]) for message in messages))
     if _PARALLEL_TEXT in prompt:
-        needed(question_number_match, "which proposal of the iteration is asked for")
+        require(question_number_match, "which proposal of the iteration is asked for")
     proposed_vectors = {tuple(row) for row in task.vectors.tolist()}
     for _ in range(int(question_number_match.group(1)) if question_number_match else 1):
         vector = _propose(task, rng, n_trials, proposed_vectors)
@@ -90,7 +90,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
 def _parse_task(prompt: str, d: int) -> _Task:
     """Return the task of a question."""
     instructions, heading, table = prompt.partition("## What was tried, oldest first")
-    needed(heading, "the heading of the table (`## What was tried, oldest first`)")
+    require(heading, "the heading of the table (`## What was tried, oldest first`)")
     common_range = _COMMON_RANGE_PATTERN.search(instructions)
     ranges = [common_range.groups()] * d if common_range else _RANGE_PATTERN.findall(instructions)[:d]
     if len(ranges) != d:
@@ -188,7 +188,7 @@ def _round(vector: np.ndarray, digits: np.ndarray) -> np.ndarray:
 def _format_reply(prompt: str, vector: list[float], reason: str) -> str:
     if _JSON_FORMAT_TEXT in prompt:
         return json.dumps({"reasoning": reason, "params": vector})
-    needed(_LINES_FORMAT_TEXT in prompt, f"the form of the reply (`{_JSON_FORMAT_TEXT}` or `{_LINES_FORMAT_TEXT}`)")
+    require(_LINES_FORMAT_TEXT in prompt, f"the form of the reply (`{_JSON_FORMAT_TEXT}` or `{_LINES_FORMAT_TEXT}`)")
     return "; ".join(f"params[{i}]: {x:g}" for i, x in enumerate(vector)) + f"\n{reason}"
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from llmrl.llms.scripted import needed
+from llmrl.llms.scripted import require
 
 N_EXPLORATION = 4
 """Number of generations in which options are explored."""
@@ -36,9 +36,9 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     text = messages[0]["content"]
     bounds = {
         name: (float(low), float(high))
-        for name, low, high in needed(_PARAMETER_PATTERN.findall(text), "the numbers (`- name: from 0 to 1 (`)")
+        for name, low, high in require(_PARAMETER_PATTERN.findall(text), "the numbers (`- name: from 0 to 1 (`)")
     }
-    voter = needed(_VOTER_PATTERN.search(text), "who votes (`You are agent 1 of `)")[1]
+    voter = require(_VOTER_PATTERN.search(text), "who votes (`You are agent 1 of `)")[1]
     outcomes = {generation: float(value) for value, generation in _CITIZEN_RETURN_PATTERN.findall(text)}
     generations = [
         (_parse_numbers(values), outcomes[generation]) for generation, values in _GENERATION_PATTERN.findall(text)

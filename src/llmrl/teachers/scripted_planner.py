@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from llmrl.llms.scripted import UnreadPromptError, first_question, needed
+from llmrl.llms.scripted import UnreadPromptError, first_prompt, require
 from llmrl.teachers.domain import ANNOUNCEMENT_PREFIX
 from llmrl.teachers.rooms.room_domains import Steps, rule_based_plan
 
@@ -39,10 +39,10 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     Raises:
         UnreadPromptError: the prompt has no state or no skills in the form of `teachers/prompts`.
     """
-    prompt = first_question(messages)
-    state = needed(_STATE_PATTERN.findall(prompt), "the state (`State: ...`)")[-1]
+    prompt = first_prompt(messages)
+    state = require(_STATE_PATTERN.findall(prompt), "the state (`State: ...`)")[-1]
     skills = {name: bool(takes_object) for name, takes_object in _SKILL_PATTERN.findall(prompt)}
-    needed(skills, "the skills (`- skill <object>: what it does`)")
+    require(skills, "the skills (`- skill <object>: what it does`)")
     particle_match = _PARTICLE_PATTERN.match(state)
     if particle_match:
         facts, _, announcements = particle_match.group(2).partition(ANNOUNCEMENT_PREFIX)

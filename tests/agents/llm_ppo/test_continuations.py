@@ -83,7 +83,7 @@ def loaded(folder, **options):
 def score_tokens(scorer, prompt, candidates):
     """Return the tokens of the prompt and of each candidate, as the model receives them."""
     [query], _ = scorer._queries([prompt], [tuple(candidates)])
-    rows = zip(query.tree.target.tolist(), query.tree.length.tolist(), strict=True)
+    rows = zip(query.tree.targets.tolist(), query.tree.lengths.tolist(), strict=True)
     return list(query.prompt), [ids[:n] for ids, n in rows]
 
 
@@ -175,7 +175,7 @@ def test_continuation_is_tokenized_separately(scorers):
     scorer = scorers["bytes"]
 
     def tokens(text):
-        return scorer._plain_tokens([text])[0]
+        return scorer._tokenize_without_special([text])[0]
 
     assert tokens("a the")[: len(tokens("a t"))] != tokens("a t")
     assert score_tokens(scorer, "a t", ["he"]) == (tokens("a t"), [tokens("he")])

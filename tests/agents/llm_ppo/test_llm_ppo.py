@@ -16,7 +16,7 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.text_array import TextArray
-from llmrl.llms.local.lora import Lora, adapters_off
+from llmrl.llms.local.lora import Lora, disable_adapters
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
 from models import causal_scorer, seq2seq_scorer
@@ -265,7 +265,7 @@ def test_adapter_anchor_is_base_model(folders):
         agent.update(collect_rollout(agent, env, seed=i), Seeds(i).torch("minibatches"))
     network = agent.policy.network
     with torch.no_grad():
-        with adapters_off(network.language):
+        with disable_adapters(network.language):
             off, _ = network.read(prompts)
         on, _ = network.read(prompts)
         base_scores, _ = plain.policy.network.read(prompts)
@@ -389,7 +389,7 @@ def test_scores_match_reference(folders):
     tokens = [scorer._tokenizer(name, add_special_tokens=False)["input_ids"] for name in names]
     prompt = torch.tensor(scorer._tokenizer(prompts[0], add_special_tokens=False)["input_ids"])
     for i, ids in enumerate(tokens):
-        logits = scorer._plain_logits(prompt, torch.tensor(ids))
+        logits = scorer._logits_without_tree(prompt, torch.tensor(ids))
         expected = sum(logits[k, token].item() for k, token in enumerate(ids)) + max(map(len, tokens)) - len(ids)
         assert float(reference_scores[0, i]) == pytest.approx(expected, abs=1e-3)
     with pytest.raises(ConfigError, match=r"length_normalization=.*set it to none"):

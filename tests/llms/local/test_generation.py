@@ -114,7 +114,7 @@ def test_joined_conversations_are_continued_from_cache(llama):
         requests = [ChatRequest(messages) for messages in conversations]
         model = build(llama, limit(model, requests), prefix_cache_tokens=n_cached)
         first = model.complete(requests)
-        assert (model._prefix.n_tokens > 0) is (n_cached > 0)
+        assert (model._prefix_cache.n_tokens > 0) is (n_cached > 0)
         longer = [
             ChatRequest((*m, {"role": "assistant", "content": r.text}, {"role": "user", "content": "And?"}))
             for m, r in zip(conversations, first, strict=True)

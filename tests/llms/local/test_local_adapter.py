@@ -14,10 +14,14 @@ from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
 from llmrl.llms.cache import request_key
 from llmrl.llms.local.loading import folder_fingerprint
-from llmrl.llms.local.lora import BASE, adapter_fingerprint, write_base
+from llmrl.llms.local.lora import BASE_MODEL_FILE, adapter_fingerprint
 from tiny_models import make_tiny_causal
 
 skip_without("peft")
+
+
+def write_base_model(folder, model, revision, files):
+    (folder / BASE_MODEL_FILE).write_text(json.dumps({"model": model, "revision": revision, "files": files}))
 
 
 def make_adapter(model, folder, seed=0, rank=4):
@@ -75,7 +79,7 @@ def test_replies_match_peft(base, adapter):
             while len(token_ids) < 12 and with_adapter.tokenizer.eos_token_id not in token_ids:
                 token_ids.append(int(module(torch.tensor([ids + token_ids])).logits[0, -1].argmax()))
         assert reply.text == with_adapter.tokenizer.decode(token_ids, skip_special_tokens=True)
-    assert not any(weight.requires_grad for weight in with_adapter._load_model().parameters())
+    assert not any(weight.requires_grad for weight in with_adapter.module.parameters())
 
 
 def test_adapter_cache_is_separate_from_model(base, adapter, tmp_path):
@@ -95,7 +99,7 @@ def test_adapter_cache_is_separate_from_model(base, adapter, tmp_path):
 
 def test_adapter_with_wrong_base_raises(base, adapter, tmp_path):
     folder = shutil.copytree(adapter[0], tmp_path / "adapter")
-    write_base(folder, str(base), None, folder_fingerprint(str(base)))
+    write_base_model(folder, str(base), None, folder_fingerprint(str(base)))
     chat(base, folder).check()
     copy = shutil.copytree(base, tmp_path / "moved")
     chat(copy, folder).check()  # the same weights elsewhere
@@ -104,12 +108,12 @@ def test_adapter_with_wrong_base_raises(base, adapter, tmp_path):
         chat(retrained, folder).check()
     with pytest.raises(LLMError, match="other weights"):
         chat("Qwen/Qwen2.5-0.5B", folder).check()
-    write_base(folder, "Qwen/Qwen2.5-0.5B", None, None)
+    write_base_model(folder, "Qwen/Qwen2.5-0.5B", None, None)
     chat("Qwen/Qwen2.5-0.5B", folder).check()
-    write_base(folder, "Qwen/Qwen2.5-0.5B", "abc", None)
+    write_base_model(folder, "Qwen/Qwen2.5-0.5B", "abc", None)
     with pytest.raises(LLMError, match=r"llm\.revision=abc"):
         chat("Qwen/Qwen2.5-0.5B", folder).check()
-    (folder / BASE).write_text("{")
+    (folder / BASE_MODEL_FILE).write_text("{")
     with pytest.raises(LLMError, match="cannot be read"):
         chat(base, folder).check()
 

@@ -133,7 +133,7 @@ def test_token_budget_keeps_scores(case, batch_tokens):
         output, reference_output = scorer.forward(PROMPTS, CANDIDATES), make().forward(PROMPTS, CANDIDATES)
         assert largest(output.log_probs - reference.score(PROMPTS, CANDIDATES)) < 1e-5
     assert largest(output.state - reference_output.state) < 1e-5
-    assert output.tokens <= reference_output.tokens  # less padding in smaller batches
+    assert output.n_positions <= reference_output.n_positions  # less padding in smaller batches
 
 
 def test_score_is_batch_invariant(case):
@@ -154,7 +154,7 @@ def test_duplicates_are_free(case):
             scorer.forward(PROMPTS[:3], ["go", "turn left"]),
             scorer.forward(PROMPTS[:3] * 4, ["go", "turn left"] * 9),
         )
-    assert repeated.tokens == single.tokens
+    assert repeated.n_positions == single.n_positions
     assert torch.equal(repeated.log_probs, single.log_probs.repeat(4, 9))
 
 

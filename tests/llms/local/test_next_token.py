@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.babyai.pretraining_texts import stories
-from llmrl.llms.local.small import SmallModelShape, make_small_model, read_texts
+from llmrl.llms.local.small import SmallModelShape, make_small_model, train_on_texts
 from tiny_models import make_model_for_env
 
 MOVES = ("turn left", "turn right", "go forward")
@@ -22,7 +22,7 @@ def read(tmp_path_factory):
         make_small_model(
             folder, texts[:300], shape=SmallModelShape(width=64, layers=2, heads=2, vocabulary=600, tokens="words")
         )
-        results[informative] = folder, read_texts(folder, texts, 250, seed=0, learning_rate=3e-3)
+        results[informative] = folder, train_on_texts(folder, texts, 250, seed=0, learning_rate=3e-3)
     return results
 
 
@@ -64,7 +64,7 @@ def test_training_is_deterministic(tmp_path):
             stories(200, 0),
             shape=SmallModelShape(width=32, layers=1, heads=2, vocabulary=400, tokens="words"),
         )
-        read_texts(tmp_path / name, stories(200, 0), 5, seed=1)
+        train_on_texts(tmp_path / name, stories(200, 0), 5, seed=1)
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.by_name import build_model
-from llmrl.llms.local.prefix_cache import MIN_LENGTH, PrefixCache, common_length
+from llmrl.llms.local.prefix_cache import MIN_PREFIX_LENGTH, PrefixCache, shared_prefix_length
 from tiny_models import make_tiny_causal
 
 SYSTEM = "You choose the tax rate of a small island and answer with one number between zero and one. " * 2
@@ -65,7 +65,7 @@ def test_replies_are_invariant_to_reuse(folder, temperature):
 def test_conversations_are_invariant_to_reuse(folder, max_tokens):
     model = build(folder, prefix_cache_tokens=max_tokens)
     assert converse(model) == converse(build(folder, prefix_cache_tokens=0))
-    assert 0 < model._prefix.n_tokens <= max_tokens
+    assert 0 < model._prefix_cache.n_tokens <= max_tokens
 
 
 def test_prompts_are_read_from_end_of_last_turn(folder):
@@ -84,11 +84,11 @@ def test_prefix_is_computed_for_first_batch(folder):
     model = build(folder).module
     passes = []
     model.register_forward_hook(lambda *arguments, **options: passes.append(None), with_kwargs=True)
-    prompts = [[*range(5, 5 + MIN_LENGTH + 4), i] for i in range(3)]
+    prompts = [[*range(5, 5 + MIN_PREFIX_LENGTH + 4), i] for i in range(3)]
     cache = PrefixCache(100)
     for _ in range(2):
-        cached = cache.find(model, prompts, [""] * 3)
-        assert list(cached.lengths) == [MIN_LENGTH + 4] * 3 and cached.cache.get_seq_length() == MIN_LENGTH + 4
+        lengths, cached = cache.find(model, prompts, [""] * 3)
+        assert lengths == [MIN_PREFIX_LENGTH + 4] * 3 and cached.get_seq_length() == MIN_PREFIX_LENGTH + 4
     assert len(passes) == 1
     cache.clear()
     cache.find(model, prompts, [""] * 3)
@@ -97,33 +97,33 @@ def test_prefix_is_computed_for_first_batch(folder):
 
 def test_keys_and_values_belong_to_one_adapter(folder):
     model = build(folder).module
-    prompts = [[*range(5, 5 + MIN_LENGTH), i] for i in range(2)]
+    prompts = [[*range(5, 5 + MIN_PREFIX_LENGTH), i] for i in range(2)]
     cache = PrefixCache(100)
-    assert list(cache.find(model, prompts, ["a", "a"]).lengths) == [MIN_LENGTH] * 2
-    assert list(cache.find(model, prompts, ["a", "b"]).lengths) == [MIN_LENGTH, 0]
+    assert cache.find(model, prompts, ["a", "a"])[0] == [MIN_PREFIX_LENGTH] * 2
+    assert cache.find(model, prompts, ["a", "b"])[0] == [MIN_PREFIX_LENGTH, 0]
 
 
 def test_oldest_tokens_are_removed(folder):
     model = build(folder).module
-    prompts = [[[*range(start, start + MIN_LENGTH), i] for i in range(2)] for start in (5, 6, 7)]
-    cache = PrefixCache(2 * MIN_LENGTH)
+    prompts = [[[*range(start, start + MIN_PREFIX_LENGTH), i] for i in range(2)] for start in (5, 6, 7)]
+    cache = PrefixCache(2 * MIN_PREFIX_LENGTH)
     for pair in (prompts[0], prompts[1], prompts[0], prompts[2]):
         cache.find(model, pair, [""] * 2)
-    assert cache.n_tokens == 2 * MIN_LENGTH
-    assert [list(cache.find(model, pair[:1], [""]).lengths) for pair in prompts] == [[MIN_LENGTH], [0], [MIN_LENGTH]]
+    assert cache.n_tokens == 2 * MIN_PREFIX_LENGTH
+    assert [cache.find(model, pair[:1], [""])[0] for pair in prompts] == [[MIN_PREFIX_LENGTH], [0], [MIN_PREFIX_LENGTH]]
 
 
 @pytest.mark.parametrize(
     "prompts", [[[1, 2, 3], [1, 2, 4]], [list(range(40))]], ids=["too short", "shared with no other prompt"]
 )
 def test_unused_beginnings_are_not_cached(folder, prompts):
-    cached = PrefixCache(100).find(build(folder).module, prompts, [""] * len(prompts))
-    assert cached.cache is None and set(cached.lengths) == {0}
+    lengths, cached = PrefixCache(100).find(build(folder).module, prompts, [""] * len(prompts))
+    assert cached is None and set(lengths) == {0}
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_common_length(prompts):
-    length = common_length(prompts)
+    length = shared_prefix_length(prompts)
     assert length < min(len(prompt) for prompt in prompts)
     assert all(prompt[:length] == prompts[0][:length] for prompt in prompts)
     if length + 1 < min(len(prompt) for prompt in prompts):

@@ -31,8 +31,8 @@ def test_merged_sequences_contain_each_reply(turns):
         history = (*prompt, *tokens)
     sequences = token_sequences(samples)
     for i, original in enumerate(samples):
-        [sequence] = [s for s in sequences if i in s.replies]
-        positions = sequence.positions[sequence.replies == i]
+        [sequence] = [s for s in sequences if i in s.reply_indices]
+        positions = sequence.positions[sequence.reply_indices == i]
         assert tuple(np.array(sequence.tokens)[positions]) == original.tokens
         assert sequence.tokens[: positions[0]] == original.prompt
 
@@ -45,17 +45,17 @@ def test_buffer():
     buffer.add_reward(0, 0, 1.0)
     add(buffer, 0)
     buffer.add_reward(0, 0, 2.0)
-    buffer.end(1)
-    assert [t.game for t in buffer.take()] == [1]
-    buffer.end(0)
+    buffer.end_episode(1)
+    assert [t.game for t in buffer.pop_complete()] == [1]
+    buffer.end_episode(0)
     restored = TrajectoryBuffer()
     add(restored, 1)
     restored.load_state_dict(buffer.state_dict())
     for each in (buffer, restored):
-        [trajectory] = each.take()
+        [trajectory] = each.pop_complete()
         assert [t.reward for t in trajectory.turns] == [1.0, 2.0]
-        assert not each.take()
+        assert not each.pop_complete()
     add(buffer, 0)
-    buffer.begin([0])
-    buffer.end(0)
-    assert not buffer.take()
+    buffer.begin_episodes([0])
+    buffer.end_episode(0)
+    assert not buffer.pop_complete()

@@ -21,7 +21,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.images import image_tokens
-from llmrl.llms.local.learning import ChatLearner, Sharing, TrajectoryBuffer
+from llmrl.llms.local.learning import AdapterSharing, ChatLearner, TrajectoryBuffer
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class LLMPlayer:
     def truncate_episodes(self) -> None:
         """Truncate the recorded episodes that are still in progress."""
         for game in range(self.policy.spec.n_envs):
-            self._trajectory_buffer.end(game)
+            self._trajectory_buffer.end_episode(game)
 
     def set_state_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
@@ -149,7 +149,7 @@ class LLMPlayer:
         """
         if not self.learns:
             return {}
-        trajectories = self._trajectory_buffer.take()
+        trajectories = self._trajectory_buffer.pop_complete()
         updates = [
             learner.update([t for t in trajectories if self.policy.adapters[t.agent] == name], generator)
             for name, learner in self._learners.items()
@@ -295,7 +295,7 @@ def action_diversity(rollout: Rollout, n_actions: int) -> float:
     return divergence
 
 
-def adapter_names(sharing: Sharing, spec: EnvSpec, society_index: int | None, member: int | None) -> list[str]:
+def adapter_names(sharing: AdapterSharing, spec: EnvSpec, society_index: int | None, member: int | None) -> list[str]:
     """Return the name of the adapter of each player.
 
     Args:

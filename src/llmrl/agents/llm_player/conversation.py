@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from llmrl.agents.llm_player.answer_format import Action
 from llmrl.core.records import State, parse_if_json
-from llmrl.llms.images import IMAGES
+from llmrl.llms.images import IMAGES_KEY
 
 ObservationExtra = Literal["step", "reward", "return", "legal_actions", "last_episode"]
 """Additions to an observation."""
@@ -160,7 +160,7 @@ class PlayerConversation:
             for question, answer in shown_turns
             for m in (make_message("user", question), make_message("assistant", answer))
         ]
-        images = {IMAGES: list(self.images)} if self.images else {}
+        images = {IMAGES_KEY: list(self.images)} if self.images else {}
         return (make_message("system", system), *turn_messages, make_message("user", self.render_question()) | images)
 
     def add_answer(self, reply: str, action: Action, max_turns: int, replacement_notice: str = "") -> None:

@@ -22,7 +22,7 @@ MAX_LESSON_LENGTH = 600
 _LESSON_PARSER = TextParser("lesson", MAX_LESSON_LENGTH)
 
 LessonRequest = tuple[PlayerConversation, int, str, str, str]
-"""Player with a completed episode: its conversation, index, model and adapter, and the place of the question."""
+"""Player with a completed episode: its conversation, index, model and adapter, and the identifier of the question."""
 
 
 class Lesson(BaseModel):
@@ -70,7 +70,9 @@ class LessonRequester:
             conversation.turns, conversation.needs_lesson = [], False
         return list(zip(lessons, self.structured_query.query_stats, strict=True))
 
-    def build_query(self, conversation: PlayerConversation, agent: int, model: str, adapter: str, place: str) -> Query:
+    def build_query(
+        self, conversation: PlayerConversation, agent: int, model: str, adapter: str, question_id: str
+    ) -> Query:
         """Return the question for a lesson, with as much of the episode as the model's context window allows."""
         system = self._prompts.render_system(agent, tuple(conversation.lessons))
 
@@ -81,7 +83,7 @@ class LessonRequester:
         max_turns = min(len(conversation.turns), MAX_LESSON_TURNS)
         n_turns = max_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
         prompt, messages = render(max(n_turns, 0))
-        return Query(messages, prompt.name, prompt.hash, place=place, model=model, adapter=adapter)
+        return Query(messages, prompt.name, prompt.hash, question_id=question_id, model=model, adapter=adapter)
 
 
 def parse_lesson(text: str, is_truncated: bool = False) -> str:

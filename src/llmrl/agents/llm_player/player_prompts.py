@@ -167,7 +167,7 @@ class PlayerPrompts:
         model: str,
         structured_query: StructuredQuery[Any],
         schema: Any,
-        place: str,
+        question_id: str,
     ) -> Query:
         """Return a question to a player about its present observation.
 
@@ -179,7 +179,7 @@ class PlayerPrompts:
             model: model of the player.
             structured_query: sender of the questions for actions, which counts shortened prompts.
             schema: JSON schema of the reply.
-            place: place of the question in the run's episodes (`ChatRequest.place`).
+            question_id: identifier of the question in the run (`ChatRequest.question_id`).
 
         Raises:
             LLMError: not even the observation fits into the context window.
@@ -197,7 +197,8 @@ class PlayerPrompts:
         if n_turns < max_turns and not settings.sliding_history:
             n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
         conversation.first_shown_answer = conversation.n_answers - n_turns
-        return Query(conversation.build_messages(prompt.text, n_turns), prompt.name, prompt.hash, schema, place, model)
+        messages = conversation.build_messages(prompt.text, n_turns)
+        return Query(messages, prompt.name, prompt.hash, schema, question_id, model)
 
     def render_lesson(self, conversation: PlayerConversation, n_turns: int) -> Prompt:
         """Return the question for a lesson from the `n_turns` newest turns of a completed episode."""

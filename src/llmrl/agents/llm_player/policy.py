@@ -138,7 +138,7 @@ class LLMPolicy:
         """Start new episodes in `games`; games without an episode are inactive."""
         self.playing |= games
         game_indices = np.flatnonzero(games).tolist()
-        self._trajectory_buffer.begin(game_indices)
+        self._trajectory_buffer.begin_episodes(game_indices)
         for game in game_indices:
             for conversation in self.conversations[game]:
                 conversation.begin_episode()
@@ -154,7 +154,7 @@ class LLMPolicy:
                 if done[game]:
                     conversation.end_episode(bool(terminated[game]), self.settings.lessons > 0)
             if done[game]:
-                self._trajectory_buffer.end(game)
+                self._trajectory_buffer.end_episode(game)
         self.playing &= ~done
 
     def act(
@@ -318,12 +318,13 @@ class LLMPolicy:
 
         `question_label` identifies the question within the episode.
         """
-        place, conversation = self._format_place(game, agent, question_label), self.conversations[game][agent]
-        query = self.prompts.build_query(conversation, agent, self.models[agent], self.structured_query, schema, place)
+        conversation, model = self.conversations[game][agent], self.models[agent]
+        question_id = self._format_question_id(game, agent, question_label)
+        query = self.prompts.build_query(conversation, agent, model, self.structured_query, schema, question_id)
         return replace(query, adapter=self.adapters[agent])
 
-    def _format_place(self, game: int, agent: int, question_label: object) -> str:
-        """Return the position of a question in the run's episodes (`ChatRequest.place`); "" without numbers."""
+    def _format_question_id(self, game: int, agent: int, question_label: object) -> str:
+        """Return the identifier of a question in the run (`ChatRequest.question_id`); "" without numbers."""
         if self.episodes is None:
             return ""
         player = self.spec.seats[agent] if self.spec.seats else agent
@@ -413,7 +414,7 @@ class LLMPolicy:
                     i,
                     self.models[i],
                     self.adapters[i],
-                    self._format_place(game, i, "lesson"),
+                    self._format_question_id(game, i, "lesson"),
                 )
                 for game, i in lesson_players
             ]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llmrl.llms.scripted import UnreadPromptError, first_question, needed
+from llmrl.llms.scripted import UnreadPromptError, first_prompt, require
 
 _ACTIONS_SECTION_PATTERN = re.compile(r"^# What you can do\n(.+?)^# ", re.MULTILINE | re.DOTALL)
 _ACTION_LINE_PATTERN = re.compile(r"^- ([^:\n]+): (.+)$", re.MULTILINE)
@@ -40,12 +40,12 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     """
     if messages[0]["role"] != "system":
         raise UnreadPromptError("the rules of the game (a system message)")
-    question = first_question(messages)
+    question = first_prompt(messages)
     if question.startswith("An episode is over."):
         return json.dumps({"lesson": _write_lesson(question)})
     system = messages[0]["content"]
-    section = needed(_ACTIONS_SECTION_PATTERN.search(system), "the actions (a section `# What you can do`)")[1]
-    actions = needed(_ACTION_LINE_PATTERN.findall(section), "the actions (`- name: what it does`)")
+    section = require(_ACTIONS_SECTION_PATTERN.search(system), "the actions (a section `# What you can do`)")[1]
+    actions = require(_ACTION_LINE_PATTERN.findall(section), "the actions (`- name: what it does`)")
     user_turn = _find_last_user_turn(messages)
     if _AMOUNT_ACTION_TEXT in section:
         actions = _list_amounts(actions[0][1])
@@ -105,18 +105,18 @@ def _write_message(names: Sequence[str], system: str, user_turn: Mapping[str, An
     """Return a message that announces the next action, to the next player if messages have one recipient."""
     _, answer = _choose_action(names, system, user_turn, lambda text: None)
     message = {"message": f"By rule, not by thought: I mean to {answer}."}
-    player_match = needed(
+    player_match = require(
         re.search(r"^You are player (\d+)\.", system, re.MULTILINE), "who the player is (`You are player 1.`)"
     )
     if '"to"' not in system.partition("# Talking")[2]:
         return message
-    n_players = int(needed(re.search(r"There are (\d+) players", system), "how many players there are")[1])
+    n_players = int(require(re.search(r"There are (\d+) players", system), "how many players there are")[1])
     return {"to": f"player {int(player_match[1]) % n_players + 1}", **message}
 
 
 def _list_amounts(description: str) -> list[tuple[str, str]]:
     """Return the amounts of an action that is one number, as actions."""
-    bounds = needed(_BOUNDS_PATTERN.search(description), "the bounds of the number (`(a whole number from 0 to 20)`)")
+    bounds = require(_BOUNDS_PATTERN.search(description), "the bounds of the number (`(a whole number from 0 to 20)`)")
     return [(name, description) for name in _expand_range(f"{bounds[1]} to {bounds[2]}")]
 
 
@@ -140,7 +140,7 @@ def _choose_numbers(actions: Sequence[tuple[str, str]], user_turn: Mapping[str, 
     """Return a reason and numbers within their bounds, selected by a hash of the observation."""
     values = {}
     for name, description in actions:
-        bounds = needed(_BOUNDS_PATTERN.search(description), "the bounds of each number (`(from 0 to 1)`)")
+        bounds = require(_BOUNDS_PATTERN.search(description), "the bounds of each number (`(from 0 to 1)`)")
         low, high = float(bounds.group(1)), float(bounds.group(2))
         digest = hashlib.sha256(f"{name} {_format_with_rounded_numbers(user_turn)}".encode()).digest()
         # Quarters of the range, so that numbers of an integer range stay integers.
@@ -161,7 +161,7 @@ def _format_with_rounded_numbers(user_turn: Any) -> str:
 
 def _write_lesson(lesson_question: str) -> str:
     """Return a lesson that repeats how the episode ended."""
-    end_match = needed(re.search(r"^How it ended: (.+)$", lesson_question, re.MULTILINE), "how the episode ended")
+    end_match = require(re.search(r"^How it ended: (.+)$", lesson_question, re.MULTILINE), "how the episode ended")
     return f"By rule, not by thought: the episode ended like this: {end_match.group(1)}"
 
 

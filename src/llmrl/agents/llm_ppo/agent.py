@@ -20,7 +20,7 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.local.candidate_scorer import LocalScorer
-from llmrl.llms.local.loading import check_unchanged, copy_weights, folder_fingerprint
+from llmrl.llms.local.loading import check_model_unchanged, copy_weights, folder_fingerprint
 from llmrl.llms.local.lora import AdapterSet, Lora, write_adapter
 from llmrl.run.artifacts import load_saved_state
 
@@ -209,7 +209,7 @@ class LanguagePPOAgent:
 
     def load_state_dict(self, state: State) -> None:
         """Restore weights and learner; raise ConfigError if the model's files differ or weights do not fit."""
-        check_unchanged(self._model, state.get("model"), self._model_fingerprint)
+        check_model_unchanged(self._model, state.get("model"), self._model_fingerprint)
         copy_weights(state["policy"], self._trained_parameters, "the checkpoint", _WEIGHT_SHAPE_OPTIONS)
         # The stored number is the sum over all processes, so only one process restores it.
         self.policy.network.n_tokens = state["tokens"] if self.policy.network.processes.is_main else 0

@@ -24,7 +24,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.state_fields import StateFields
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.candidate_scorer import LocalScorer
-from llmrl.llms.local.lora import adapters_off
+from llmrl.llms.local.lora import disable_adapters
 from llmrl.networks.action_distributions import CategoricalActions, mask_logits, sample_categorical
 from llmrl.networks.layers import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 from llmrl.networks.memo import Memo
@@ -154,7 +154,7 @@ class LanguageActorCritic(nn.Module):
         self.activate_adapter()
         with self._autocast():
             output = self.scorer.forward(prompts, self.action_texts if self.actor is None else ())
-        self.n_tokens += output.tokens
+        self.n_tokens += output.n_positions
         state = output.state.float()
         logits = output.log_probs / self.temperature if self.actor is None else self.actor(state)
         return logits, self.critic(state).squeeze(-1)
@@ -324,7 +324,7 @@ class ReferenceKL(StateFields):
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Return the logits of pi_0, [T, n_envs, n_agents, n_actions]."""
         prompts, prompt_indices = rollout.observation[self.network.channel].unique()
-        with adapters_off(self.network.language) if self._frozen is None else nullcontext():
+        with disable_adapters(self.network.language) if self._frozen is None else nullcontext():
             logits, _ = read_distributed(self.network.processes, prompts, (self._frozen or self.network).read)
         return {"reference": logits[prompt_indices.to(logits.device)]}
 

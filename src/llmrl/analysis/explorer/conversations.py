@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmrl.llms.images import IMAGES
+from llmrl.llms.images import IMAGES_KEY
 
 CallRecord = dict[str, Any]
 """A call in the explorer's format, plain data (`to_call_record`)."""
@@ -103,5 +103,5 @@ def _message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, with a line for each picture."""
     content = message.get("content", "")
     words = content if isinstance(content, str) else str(content)
-    pictures = [f"[picture: {name}]" for name in message.get(IMAGES, ()) or ()]
+    pictures = [f"[picture: {name}]" for name in message.get(IMAGES_KEY, ()) or ()]
     return "\n".join([words, *pictures]) if pictures else words

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.loading import (
     Dtype,
-    Kind,
+    ModelKind,
     Weights,
-    check_installed,
     check_model,
     enable_recomputation,
     load_model,
@@ -36,10 +35,10 @@ class ScoringQuery:
 
     prompt: TokenIds
     tree: TokenTree
-    words: tuple[int, ...] = ()
+    word_counts: tuple[int, ...] = ()
 
     @property
-    def tokens(self) -> int:
+    def n_positions(self) -> int:
         """Number of positions that the query takes without padding."""
         return len(self.prompt) + self.tree.n_nodes
 
@@ -61,27 +60,27 @@ def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequenc
         raise ConfigError(
             f"there are {len(candidates)} lists of candidates for {n_prompts} prompts; give one list for each prompt"
         )
-    lists = [tuple(prompt_candidates) for prompt_candidates in candidates]
-    if () in lists:
-        raise ConfigError(f"prompt {lists.index(())} has no candidates; give at least one text")
-    return lists
+    candidates_by_prompt = [tuple(prompt_candidates) for prompt_candidates in candidates]
+    if () in candidates_by_prompt:
+        raise ConfigError(f"prompt {candidates_by_prompt.index(())} has no candidates; give at least one text")
+    return candidates_by_prompt
 
 
-def length_batches(queries: Sequence[ScoringQuery], budget: int) -> list[list[int]]:
-    """Group the indices of queries of similar length. A batch of two or more has at most `budget` padded positions."""
+def length_batches(queries: Sequence[ScoringQuery], max_positions: int) -> list[list[int]]:
+    """Group the indices of queries of similar length. A batch of two or more has at most that many positions."""
     batches: list[list[int]] = []
-    for i in sorted(range(len(queries)), key=lambda i: queries[i].tokens):
+    for i in sorted(range(len(queries)), key=lambda i: queries[i].n_positions):
         batch = [*batches[-1], i] if batches else []
         max_length = max((len(queries[j].prompt) for j in batch), default=0)
         nodes = max((queries[j].tree.n_nodes for j in batch), default=0)
-        if batch and len(batch) * (max_length + nodes) <= budget:
+        if batch and len(batch) * (max_length + nodes) <= max_positions:
             batches[-1] = batch
         else:
             batches.append([i])
     return batches
 
 
-_CACHE_SIZE = 50_000
+_MAX_CACHED_TEXTS = 50_000
 """Maximum number of prompts whose tokens are cached, because learners read each prompt many times."""
 _SHORTEN_PROMPTS = "give shorter prompts (e.g. a smaller env.history)"
 
@@ -94,26 +93,12 @@ class ScorerOutput:
         log_probs: log p(candidate | prompt), [n_prompts, n_candidates] float32, -inf for padding.
         state: hidden state of the prompt, [n_prompts, d], in the dtype of the weights, as input of a value head.
             Seq2seq: last decoder layer at decoder position 0. Causal: last layer at the last prompt token.
-        tokens: number of positions that the model computed, padding included.
+        n_positions: number of positions that the model computed, padding included.
     """
 
     log_probs: torch.Tensor
     state: torch.Tensor
-    tokens: int
-
-
-class ForwardPass(NamedTuple):
-    """Result of one pass of a model.
-
-    Attributes:
-        logits: logits at the nodes of the trees, [batch, n_nodes, vocabulary].
-        state: as in `ScorerOutput`, [batch, d].
-        tokens: as in `ScorerOutput`.
-    """
-
-    logits: torch.Tensor
-    state: torch.Tensor
-    tokens: int
+    n_positions: int
 
 
 @dataclass(frozen=True)
@@ -153,28 +138,28 @@ class LocalScorer(ABC):
         settings: options.
         device: torch device, e.g. `cpu` or `cuda`.
         seeds: seed tree, whose stream `weights` initializes weights.
-        workshop: factory of small models; needed for `make`.
+        model_factory: factory of small models; needed for `make`.
 
     Raises:
         ConfigError: options are incompatible.
     """
 
-    kind: Kind
+    kind: ModelKind
 
     def __init__(
-        self, settings: ScorerSettings, device: str, seeds: Seeds, workshop: SmallModelFactory | None = None
+        self, settings: ScorerSettings, device: str, seeds: Seeds, model_factory: SmallModelFactory | None = None
     ) -> None:
         if settings.parity and settings.length_normalization != "none":
             raise ConfigError(
                 f"llm.length_normalization={settings.length_normalization} cannot be used with llm.parity=true; "
                 "set it to none"
             )
-        self.settings, self.device, self._workshop = settings, device, workshop
-        self.model = find_model(settings.model, settings.make, self.kind, workshop)
+        self.settings, self.device, self._model_factory = settings, device, model_factory
+        self.model = find_model(settings.model, settings.make, self.kind, model_factory)
         self._seed = seeds.integer("weights")
         suffixes = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
-        title = self.model if settings.make is None else settings.make.label
-        self.label = f"{title} (local scorer{suffixes[settings.weights]})"
+        model_title = self.model if settings.make is None else settings.make.label
+        self.label = f"{model_title} (local scorer{suffixes[settings.weights]})"
         self._module: Any = None
         self._tokenizer: Any = None
         self._recompute = False
@@ -191,10 +176,7 @@ class LocalScorer(ABC):
 
     def check(self) -> None:
         """Raise LLMError if transformers is missing or `model` can be neither a folder nor a hub name."""
-        if self.settings.make is None:
-            check_model(self.model)
-        else:
-            check_installed(self.model)
+        check_model(self.model, is_created=self.settings.make is not None)
 
     def load(self) -> None:
         """Load tokenizer and weights, unless loaded, and check tree scores against plain passes of the model.
@@ -204,8 +186,8 @@ class LocalScorer(ABC):
         """
         if self._module is not None:
             return
-        if self.settings.make is not None and self._workshop is not None:
-            self._workshop.make(self.kind, self.settings.make)
+        if self.settings.make is not None and self._model_factory is not None:
+            self._model_factory.make(self.kind, self.settings.make)
         self._tokenizer = load_tokenizer(self.model, self.settings.revision)
         settings = self.settings
         module = load_model(
@@ -214,7 +196,7 @@ class LocalScorer(ABC):
         self._check_architecture(module)
         self._module = module
         try:
-            self._verify()
+            self._check_tree_scores()
         except Exception:
             self._module = None
             raise
@@ -263,23 +245,23 @@ class LocalScorer(ABC):
         self.load()
         if not prompts:
             raise ConfigError("there are no prompts to score; give at least one")
-        lists = candidate_lists(len(prompts), candidates)
-        queries, query_indices = self._queries(prompts, lists)
-        n_candidates = max(len(texts) for texts in lists)
+        candidates_by_prompt = candidate_lists(len(prompts), candidates)
+        queries, query_indices = self._queries(prompts, candidates_by_prompt)
+        n_candidates = max(len(texts) for texts in candidates_by_prompt)
         batches = length_batches(queries, self.settings.batch_tokens)
-        outputs = [self._run([queries[i] for i in batch], n_candidates) for batch in batches]
+        outputs = [self._score_batch([queries[i] for i in batch], n_candidates) for batch in batches]
         # Index of the row of each prompt's query among the rows of all batches.
-        rows = np.argsort(np.concatenate(batches))[query_indices]
-        order = torch.from_numpy(rows).to(outputs[0].log_probs.device)
+        row_indices = np.argsort(np.concatenate(batches))[query_indices]
+        row_order = torch.from_numpy(row_indices).to(outputs[0].log_probs.device)
         return ScorerOutput(
-            torch.cat([output.log_probs for output in outputs])[order],
-            torch.cat([output.state for output in outputs])[order],
-            sum(output.tokens for output in outputs),
+            torch.cat([output.log_probs for output in outputs])[row_order],
+            torch.cat([output.state for output in outputs])[row_order],
+            sum(output.n_positions for output in outputs),
         )
 
     @abstractmethod
     def _check_architecture(self, module: Any) -> None:
-        """Raise LLMError if the architecture lacks what `_pass` needs."""
+        """Raise LLMError if the architecture lacks what `_run_model` needs."""
 
     @abstractmethod
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
@@ -289,68 +271,74 @@ class LocalScorer(ABC):
         """Split a prompt into the part before its candidates and the part that begins each candidate."""
         return prompt, ""
 
-    def _context(self, prefixes: str) -> str:
+    def _candidate_context(self, prefix: str) -> str:
         """Return the end of the prompt that affects the tokens of candidates."""
         return ""
 
     def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of texts that follow `context`."""
-        return self._plain_tokens(texts)
+        return self._tokenize_without_special(texts)
 
     @abstractmethod
     def _max_length(self) -> int | None:
         """Return the most tokens of prompt and candidate together that the model can read; None: no limit."""
 
     @abstractmethod
-    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
-        """Run the model once on a batch of prompts and the trees of their candidates."""
+    def _run_model(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Run the model once on a batch of prompts and the trees of their candidates.
+
+        Returns:
+            Logits at the nodes of the trees, [batch, n_nodes, vocabulary]; `state` [batch, d] and `n_positions` as in
+            `ScorerOutput`.
+        """
 
     @abstractmethod
-    def _plain_logits(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    def _logits_without_tree(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         """Return logits [n_tokens, vocabulary] that predict `candidate` [n_tokens] after `prompt`, without a tree."""
 
-    def _run(self, queries: Sequence[ScoringQuery], n_candidates: int) -> ScorerOutput:
+    def _score_batch(self, queries: Sequence[ScoringQuery], n_candidates: int) -> ScorerOutput:
         """Return the scores and states of one batch of queries."""
         self._module.train(self._recompute and torch.is_grad_enabled())
         trees = TreeBatch.stack([query.tree for query in queries], n_candidates, self._module.device)
-        result = self._pass([query.prompt for query in queries], trees)
-        log_probs = trees.logit_sums(result.logits) if self.settings.parity else trees.log_probs(result.logits)
+        logits, state, n_positions = self._run_model([query.prompt for query in queries], trees)
+        log_probs = trees.logit_sums(logits) if self.settings.parity else trees.log_probs(logits)
         if self.settings.length_normalization == "tokens":
-            log_probs = log_probs / trees.length.clamp(min=1)
+            log_probs = log_probs / trees.lengths.clamp(min=1)
         elif self.settings.length_normalization == "words":
-            words = [[*query.words, *[1] * (n_candidates - len(query.words))] for query in queries]
-            log_probs = log_probs / torch.tensor(words, device=log_probs.device)
-        return ScorerOutput(log_probs, result.state, result.tokens)
+            counts = [[*query.word_counts, *[1] * (n_candidates - len(query.word_counts))] for query in queries]
+            log_probs = log_probs / torch.tensor(counts, device=log_probs.device)
+        return ScorerOutput(log_probs, state, n_positions)
 
     def _queries(
-        self, prompts: Sequence[str], lists: Sequence[tuple[str, ...]]
+        self, prompts: Sequence[str], candidates_by_prompt: Sequence[tuple[str, ...]]
     ) -> tuple[list[ScoringQuery], list[int]]:
         """Return the distinct queries, and for each prompt the index of its query."""
-        pairs = list(zip(prompts, lists, strict=True))
-        distinct = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+        pairs = list(zip(prompts, candidates_by_prompt, strict=True))
+        query_index_by_pair = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         queries = [
             ScoringQuery(
                 self._tokenize_prompt(self._split_prompt(prompt)[0]),
                 token_tree(self._tokenize_candidates(prompt, texts)),
                 tuple(max(len(text.split()), 1) for text in texts),
             )
-            for prompt, texts in distinct
+            for prompt, texts in query_index_by_pair
         ]
-        query_indices = [distinct[pair] for pair in pairs]
+        query_indices = [query_index_by_pair[pair] for pair in pairs]
         limit = self._max_length()
-        for (prompt, _), query in zip(distinct, queries, strict=True):
+        for (prompt, _), query in zip(query_index_by_pair, queries, strict=True):
             if limit is not None and len(query.prompt) + query.tree.max_length > limit:
+                excerpt = prompt if len(prompt) <= 80 else f"{prompt[:40]} ... {prompt[-40:]}"
                 raise ConfigError(
                     f"a prompt has {len(query.prompt)} tokens and its longest candidate {query.tree.max_length}, but "
                     f"{self.label} reads {limit}; {_SHORTEN_PROMPTS}, or choose a model that reads more. The prompt: "
-                    f"{_shorten(prompt)}"
+                    f"{excerpt!r}"
                 )
         return queries, query_indices
 
     def _tokenize_prompt(self, prompt: str) -> TokenIds:
         """Return the tokens of a prompt, from the cache if possible."""
         if prompt not in self._prompt_token_cache:
-            if len(self._prompt_token_cache) >= _CACHE_SIZE:
+            if len(self._prompt_token_cache) >= _MAX_CACHED_TEXTS:
                 self._prompt_token_cache.clear()
             encoding = self._tokenizer(
                 prompt, add_special_tokens=not self.settings.parity, return_special_tokens_mask=True
@@ -365,47 +353,47 @@ class LocalScorer(ABC):
         """Return the tokens of candidates after a prompt, from the cache where possible."""
         if not texts:
             return ()
-        prefixes, trailing = self._split_prompt(prompt)
-        key = self._context(prefixes), tuple(f"{trailing}{text}" for text in texts)
+        prefix, trailing_spaces = self._split_prompt(prompt)
+        key = self._candidate_context(prefix), tuple(f"{trailing_spaces}{text}" for text in texts)
         if key not in self._candidate_token_cache:
             encodings = self._tokenize_continuations(*key)
             for i, (text, ids) in enumerate(zip(texts, encodings, strict=True)):
                 if not text or not ids:
                     raise ConfigError(f"candidate {i} ({text!r}) is empty: it has no tokens to score")
-            if len(self._candidate_token_cache) >= _CACHE_SIZE:
+            if len(self._candidate_token_cache) >= _MAX_CACHED_TEXTS:
                 self._candidate_token_cache = {}
             self._candidate_token_cache[key] = tuple(map(tuple, encodings))
         return self._candidate_token_cache[key]
 
-    def _plain_tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    def _tokenize_without_special(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts without special tokens."""
         token_ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         return token_ids
 
     @torch.no_grad()
-    def _verify(self) -> None:
+    def _check_tree_scores(self) -> None:
         """Raise LLMError if the model ignores the tree's mask or positions. The test uses a few tokens."""
         vocabulary = self._module.config.get_text_config().vocab_size
         prompts = [tuple(t % vocabulary for t in range(start, stop)) for start, stop in ((5, 16), (20, 25))]
         candidates = tuple(tuple(t % vocabulary for t in ids) for ids in ((31, 32, 33), (31, 34, 35), (36, 37), (38,)))
         tree = token_tree(candidates)
         trees = TreeBatch.stack([tree], len(candidates), self._module.device)
-        tree_scores = trees.log_probs(self._pass(prompts, trees).logits)
+        tree_scores = trees.log_probs(self._run_model(prompts, trees)[0])
         scores = []
         for prompt, ids in itertools.product(prompts, candidates):
             target = torch.tensor(ids, device=tree_scores.device)
-            logits = self._plain_logits(torch.tensor(prompt, device=tree_scores.device), target)
+            logits = self._logits_without_tree(torch.tensor(prompt, device=tree_scores.device), target)
             scores.append(logits.float().log_softmax(-1).gather(1, target[:, None]).sum())
         plain_scores = torch.stack(scores).view_as(tree_scores)
         rtol, atol = (1e-3, 1e-2) if self.settings.dtype == "float32" else (0.05, 0.5)
         if not torch.allclose(tree_scores, plain_scores, rtol=rtol, atol=atol):
-            raise self._unsupported_error(
+            raise self._architecture_error(
                 self._module,
                 "scores of all candidates in one pass differ from those of one pass per candidate (largest difference "
                 f"{float((tree_scores - plain_scores).abs().max()):.2g}), so it ignores masks or positions",
             )
 
-    def _unsupported_error(self, module: Any, reason: str) -> LLMError:
+    def _architecture_error(self, module: Any, reason: str) -> LLMError:
         supported = "T5, Flan-T5, mT5" if self.kind == "seq2seq" else "Llama, Qwen, Mistral, GPT-2, Phi and most others"
         return LLMError(
             f"{self.label}: {type(module).__name__} cannot be scored: {reason}. Use another {self.kind} model, "
@@ -427,7 +415,3 @@ def last_hidden_states(module: Any) -> Iterator[list[torch.Tensor]]:
 def additive_mask(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a mask to add to attention scores: 0 where attention is allowed, elsewhere the dtype's lowest number."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:40]} ... {text[-40:]}")

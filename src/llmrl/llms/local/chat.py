@@ -18,21 +18,13 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.llms.cache import request_key
-from llmrl.llms.local.generation import Generator, Prompt, SamplingSettings, request_stream
+from llmrl.llms.local.generation import Generator, SamplingSettings, TokenPrompt, request_stream
 from llmrl.llms.local.learning import ChatLearners, LearnerFactory
-from llmrl.llms.local.loading import (
-    Dtype,
-    check_installed,
-    check_model,
-    folder_fingerprint,
-    load_config,
-    load_model,
-    load_tokenizer,
-)
-from llmrl.llms.local.lora import adapter_fingerprint, check_adapter, check_base, load_adapter
+from llmrl.llms.local.loading import Dtype, check_model, folder_fingerprint, load_config, load_model, load_tokenizer
+from llmrl.llms.local.lora import adapter_fingerprint, check_adapter, check_base_model, load_adapter
 from llmrl.llms.local.prefix_cache import PrefixCache
 from llmrl.llms.local.small import SmallChat, SmallModelFactory, find_model
-from llmrl.llms.local.vllm_sampler import SamplingRequest, VLLMClient, VLLMSampler
+from llmrl.llms.local.vllm_sampler import VLLMClient, VLLMSampler
 from llmrl.llms.provider import Provider
 
 if TYPE_CHECKING:
@@ -76,7 +68,7 @@ class LocalChat(Provider):
         settings: options.
         device: torch device.
         seeds: the run's seed tree.
-        workshop: factory of small models; needed for `make`.
+        model_factory: factory of small models; needed for `make`.
 
     Raises:
         ConfigError: options are incompatible, or the chat template cannot be read; at the first request: the model's
@@ -87,27 +79,30 @@ class LocalChat(Provider):
     remote = False
 
     def __init__(
-        self, settings: LocalChatSettings, device: str, seeds: Seeds, workshop: SmallModelFactory | None = None
+        self, settings: LocalChatSettings, device: str, seeds: Seeds, model_factory: SmallModelFactory | None = None
     ) -> None:
         # The price of a local model is zero, not unknown (None).
         super().__init__(
             max_tokens=settings.max_tokens, context_window=settings.context_window, input_price=0.0, output_price=0.0
         )
         self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
-        self._workshop, adapter, template = workshop, settings.adapter, settings.chat_template
-        self.model = find_model(settings.model, settings.make, "chat", workshop)
+        self._model_factory, adapter, template_path = model_factory, settings.adapter, settings.chat_template
+        self.model = find_model(settings.model, settings.make, "chat", model_factory)
         # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
         has_adapter = adapter is not None and Path(adapter).expanduser().is_dir()
-        self._adapter_files = adapter_fingerprint(str(adapter)) if has_adapter else None
+        self._adapter_digest = adapter_fingerprint(str(adapter)) if has_adapter else None
         self.label = f"{self.model if settings.make is None else settings.make.label} (local chat)"
         if adapter is not None:
-            self.label = f"{self.model} + adapter {(self._adapter_files or 'missing')[:8]} (local chat)"
-        self._template = None if template is None else _read_template(template)
+            self.label = f"{self.model} + adapter {(self._adapter_digest or 'missing')[:8]} (local chat)"
+        try:
+            self._template_text = None if template_path is None else Path(template_path).expanduser().read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"llm.chat_template={template_path} cannot be read: {error}") from error
         self._identity: dict[str, Any] | None = None
         self._tokenizer: Any = None
         self._model: Any = None
         self._generator: Generator | None = None
-        self._prefix = PrefixCache(settings.prefix_cache_tokens)
+        self._prefix_cache = PrefixCache(settings.prefix_cache_tokens)
         learners = None if settings.learn is None else settings.learn.learners(self, self._seeds)
         self.learners: ChatLearners | None = learners
         self._sampler: VLLMClient | None = None
@@ -123,12 +118,29 @@ class LocalChat(Provider):
     @property
     def module(self) -> torch.nn.Module:
         """The language model with its adapter, loaded at first access."""
-        module: torch.nn.Module = self._load_model()
+        if self._model is None:
+            tokenizer = self.tokenizer
+            model: Any = load_model("causal", self.model, self.settings.revision, self.device, self.settings.dtype)
+            if self.settings.adapter is not None:
+                model = load_adapter(model, self.settings.adapter, self.device)
+            self._end_tokens = _token_set(model.generation_config.eos_token_id) | _token_set(tokenizer.eos_token_id)
+            if not self._end_tokens:
+                raise LLMError(
+                    f"{self.model}: neither model nor tokenizer has an end-of-sequence token; choose another model"
+                )
+            # Padding is masked, so any token can serve.
+            pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+            # Replaced, not updated, because sampling settings stored with the weights would otherwise apply.
+            model.generation_config = type(model.generation_config)(
+                do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=pad_token
+            )
+            self._model = model
+        module: torch.nn.Module = self._model
         return module
 
     def clear_cache(self) -> None:
         """Discard the keys and values of earlier prompts."""
-        self._prefix.clear()
+        self._prefix_cache.clear()
 
     def weights_changed(self) -> None:
         """Discard what was computed with earlier weights."""
@@ -143,7 +155,7 @@ class LocalChat(Provider):
         Device and batch size are left out because they only change rounding. `files` distinguishes retrained weights.
         """
         if self._identity is None:
-            template = self._template
+            template = self._template_text
             self._identity = {
                 "kind": "local_chat",
                 "model": self.model,
@@ -156,7 +168,7 @@ class LocalChat(Provider):
                 "max_tokens": self.settings.max_tokens,
             }
             if self.settings.adapter is not None:  # no entry without an adapter, so that older caches stay valid
-                self._identity["adapter"] = self._adapter_files or adapter_fingerprint(self.settings.adapter)
+                self._identity["adapter"] = self._adapter_digest or adapter_fingerprint(self.settings.adapter)
         return self._identity
 
     def check(self) -> None:
@@ -164,13 +176,10 @@ class LocalChat(Provider):
 
         Names on the hub are not looked up.
         """
-        if self.settings.make is None:
-            check_model(self.model)
-        else:
-            check_installed(self.model)
+        check_model(self.model, is_created=self.settings.make is not None)
         if self.settings.adapter is not None:
             check_adapter(self.settings.adapter)
-            check_base(self.settings.adapter, self.model, self.settings.revision, self.identity["files"])
+            check_base_model(self.settings.adapter, self.model, self.settings.revision, self.identity["files"])
         if self._sampler is not None:
             self._sampler.check()
 
@@ -179,7 +188,7 @@ class LocalChat(Provider):
         return len(self.encode(messages))
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
-        self._load_tokenizer()
+        _ = self.tokenizer  # sets the context window
         return super().fits(messages)
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
@@ -189,20 +198,39 @@ class LocalChat(Provider):
             LLMError: the model cannot be loaded or has no chat template, a prompt and the longest reply exceed the
                 context window, or memory runs out.
         """
-        prompts = [self.encode(request.messages) for request in requests]
-        for prompt, request in zip(prompts, requests, strict=True):
-            self._check_length(len(prompt), request)
+        prompt_tokens = [self.encode(request.messages) for request in requests]
+        for tokens, request in zip(prompt_tokens, requests, strict=True):
+            if self.context_window is not None and len(tokens) + self.settings.max_tokens > self.context_window:
+                raise LLMError(
+                    f"{self.model}: a prompt of {len(tokens)} tokens (purpose {request.purpose!r}) and a reply of up "
+                    f"to {self.settings.max_tokens} exceed the context window of {self.context_window}. Shorten the "
+                    "prompt, lower llm.max_tokens, or choose a model with a longer window"
+                )
+        streams: Sequence[np.random.Generator | None] = [None] * len(requests)
+        if self.settings.temperature > 0 or self._sampler is not None:  # otherwise the most probable tokens
+            streams = self._random_generators(requests)
+        prompts = [
+            TokenPrompt(
+                tokens,
+                request.adapter,
+                stream,
+                # Conversations are continued; most requests with a single question are not.
+                is_conversation=any(message["role"] == "assistant" for message in request.messages),
+            )
+            for tokens, request, stream in zip(prompt_tokens, requests, streams, strict=True)
+        ]
         if self._sampler is not None:
-            return self._sample_on_server(self._sampler, prompts, requests)
+            _ = self.module  # sets the end tokens
+            samples = self._sampler.sample(prompts, self.settings.max_tokens, self.should_stop)
+            return [self._decode_reply(prompt.tokens, *sample) for prompt, sample in zip(prompts, samples, strict=True)]
         # Processes that train a model together sample equal shares, and each learns from all replies.
         processes = ProcessGroup() if self.learners is None else ProcessGroup.get_joined()
-        share = processes.local_slice(len(requests))
-        replies = processes.all_gather_object(self._generate(prompts[share], requests[share]))
+        replies = processes.all_gather_object(self._generate(prompts[processes.local_slice(len(requests))]))
         return list(chain.from_iterable(replies))
 
     def close(self) -> None:
         """Release the weights; the next request loads them again. Those of a learner stay."""
-        self._prefix.clear()
+        self._prefix_cache.clear()
         if self._sampler is not None:
             self._sampler.close()
         if self.learners is None:
@@ -212,67 +240,38 @@ class LocalChat(Provider):
 
             torch.cuda.empty_cache()
 
-    def _generate(self, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]) -> list[ChatReply]:
+    def _generate(self, prompts: Sequence[TokenPrompt]) -> list[ChatReply]:
         """Generate the replies in this process."""
         import torch
 
-        model = self._load_model()
+        model, learners = self.module, self.learners
         if self._generator is None:
-            learners = self.learners
             use_adapters = (lambda _: nullcontext()) if learners is None else learners.use_adapters
-            self._generator = Generator(model, self.settings, self._prefix, use_adapters, learners is not None)
-        streams: Sequence[np.random.Generator | None] = [None] * len(requests)
-        if self.settings.temperature > 0:  # otherwise the most probable tokens
-            streams = self._streams(requests)
+            self._generator = Generator(model, self.settings, self._prefix_cache, use_adapters, learners is not None)
         try:
-            replies = self._generator.generate(
-                [
-                    Prompt(
-                        prompt,
-                        request.adapter,
-                        stream,
-                        # Conversations are continued; most requests with a single question are not.
-                        is_conversation=any(message["role"] == "assistant" for message in request.messages),
-                    )
-                    for prompt, request, stream in zip(prompts, requests, streams, strict=True)
-                ]
-            )
+            replies = self._generator.generate(prompts)
         except torch.cuda.OutOfMemoryError as error:
             self.close()
             raise LLMError(
-                f"{self.model}: {self.device} has not enough memory for prompts of up to {max(map(len, prompts))} "
-                f"tokens with replies of up to {self.settings.max_tokens}. Lower llm.batch_tokens "
-                f"({self.settings.batch_tokens}) or llm.max_tokens"
+                f"{self.model}: {self.device} has not enough memory for prompts of up to "
+                f"{max(len(prompt.tokens) for prompt in prompts)} tokens with replies of up to "
+                f"{self.settings.max_tokens}. Lower llm.batch_tokens ({self.settings.batch_tokens}) or llm.max_tokens"
             ) from error
         return [
-            self._reply(prompt, reply.tokens, np.array(reply.log_probs, np.float32) if reply.log_probs else None)
+            self._decode_reply(
+                prompt.tokens, reply.tokens, np.array(reply.log_probs, np.float32) if reply.log_probs else None
+            )
             for prompt, reply in zip(prompts, replies, strict=True)
         ]
 
-    def _sample_on_server(
-        self, sampler: VLLMClient, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]
-    ) -> list[ChatReply]:
-        """Sample the replies on a server."""
-        self._load_model()
-        streams = self._streams(requests)
-        samples = sampler.sample(
-            [
-                SamplingRequest(prompt, request.adapter, int(stream.integers(2**31)))
-                for prompt, request, stream in zip(prompts, requests, streams, strict=True)
-            ],
-            self.settings.max_tokens,
-            self.should_stop,
-        )
-        return [self._reply(prompt, *sample) for prompt, sample in zip(prompts, samples, strict=True)]
-
-    def _streams(self, requests: Sequence[ChatRequest]) -> list[np.random.Generator]:
+    def _random_generators(self, requests: Sequence[ChatRequest]) -> list[np.random.Generator]:
         """Return the random generator of each request."""
-        seeds = [self._seeds if self.learners is None else self.learners.seeds(x.adapter) for x in requests]
+        seeds = [self._seeds if self.learners is None else self.learners.seeds(request.adapter) for request in requests]
         # Equal requests of societies under different proposals get equal random numbers.
         keys = [request_key({}, replace(request, adapter="")) for request in requests]
         return [request_stream(*pair) for pair in zip(seeds, keys, strict=True)]
 
-    def _reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
+    def _decode_reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
         """Decode `tokens` up to the first end token; shorter sequences of a batch are padded."""
         end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
         text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -290,8 +289,31 @@ class LocalChat(Provider):
 
     @property
     def tokenizer(self) -> Any:
-        """Tokenizer with the chat template in use."""
-        return self._load_tokenizer()
+        """Tokenizer with the chat template in use, loaded at first access, which also sets the context window.
+
+        A small model is created first.
+        """
+        if self._tokenizer is None:
+            if self.settings.make is not None and self._model_factory is not None:
+                self._model_factory.make("chat", self.settings.make)
+            tokenizer = load_tokenizer(self.model, self.settings.revision)
+            if self._template_text is not None:
+                tokenizer.chat_template = self._template_text
+            if tokenizer.chat_template is None:
+                raise LLMError(
+                    f"{self.model}: its tokenizer has no chat template, so it is not a chat model. Choose one that was "
+                    "trained to follow instructions, or give the template in a file: llm.chat_template=<file.jinja>"
+                )
+            config = load_config(self.model, self.settings.revision).get_text_config()
+            model_limit = getattr(config, "max_position_embeddings", None)
+            if self.context_window is not None and model_limit is not None and self.context_window > model_limit:
+                raise ConfigError(
+                    f"llm.context_window={self.context_window} is more than the {model_limit} tokens that {self.model} "
+                    "was made for (max_position_embeddings in its config.json); lower it"
+                )
+            self.context_window = model_limit if self.context_window is None else self.context_window
+            self._tokenizer = tokenizer
+        return self._tokenizer
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the token ids of the prompt, up to the start of the reply.
@@ -299,7 +321,7 @@ class LocalChat(Provider):
         Raises:
             LLMError: there is no chat template, or it does not accept these messages.
         """
-        return self._tokenize_rendered(self._render(messages, start_reply=True))
+        return self._tokenize_rendered(self._render_template(messages, open_reply=True))
 
     def encode_reply(self, messages: Sequence[Mapping[str, str]], reply: str) -> list[int]:
         """Return the token ids of `reply` as the model would generate them, including the end token.
@@ -307,8 +329,8 @@ class LocalChat(Provider):
         Raises:
             LLMError: as `encode`; or the tokenizer has no end token.
         """
-        prompt = self._render(messages, start_reply=True)
-        dialogue = self._render([*messages, {"role": "assistant", "content": reply}], start_reply=False)
+        prompt = self._render_template(messages, open_reply=True)
+        dialogue = self._render_template([*messages, {"role": "assistant", "content": reply}], open_reply=False)
         # Some templates do not render the prompt as a prefix of the complete dialogue.
         text = dialogue[len(prompt) :] if dialogue.startswith(prompt) else reply
         end = self.tokenizer.eos_token_id
@@ -317,14 +339,14 @@ class LocalChat(Provider):
         ids = self._tokenize_rendered(text)
         return [*ids[: ids.index(end)], int(end)] if end in ids else [*ids, int(end)]
 
-    def _render(self, messages: Sequence[Mapping[str, str]], start_reply: bool) -> str:
-        """Return the text of the chat template; `start_reply` adds the start of the reply."""
+    def _render_template(self, messages: Sequence[Mapping[str, str]], open_reply: bool) -> str:
+        """Return the text of the chat template; `open_reply` adds the start of the reply."""
         from jinja2 import TemplateError
 
-        tokenizer = self._load_tokenizer()
+        tokenizer = self.tokenizer
         try:
             text: str = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=start_reply
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=open_reply
             )
             return text
         except TemplateError as error:
@@ -338,69 +360,8 @@ class LocalChat(Provider):
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _check_length(self, prompt_tokens: int, request: ChatRequest) -> None:
-        """Raise LLMError if a prompt and the longest reply exceed the context window."""
-        window = self.context_window
-        if window is not None and prompt_tokens + self.settings.max_tokens > window:
-            raise LLMError(
-                f"{self.model}: a prompt of {prompt_tokens} tokens (purpose {request.purpose!r}) and a reply of up to "
-                f"{self.settings.max_tokens} exceed the context window of {window}. Shorten the prompt, lower "
-                "llm.max_tokens, or choose a model with a longer window"
-            )
-
-    def _load_tokenizer(self) -> Any:
-        """Load the tokenizer, and set the context window if none was given; a small model is created first."""
-        if self._tokenizer is None:
-            if self.settings.make is not None and self._workshop is not None:
-                self._workshop.make("chat", self.settings.make)
-            tokenizer = load_tokenizer(self.model, self.settings.revision)
-            if self._template is not None:
-                tokenizer.chat_template = self._template
-            if tokenizer.chat_template is None:
-                raise LLMError(
-                    f"{self.model}: its tokenizer has no chat template, so it is not a chat model. Choose one that was "
-                    "trained to follow instructions, or give the template in a file: llm.chat_template=<file.jinja>"
-                )
-            config = load_config(self.model, self.settings.revision).get_text_config()
-            limit = getattr(config, "max_position_embeddings", None)
-            if self.context_window is not None and limit is not None and self.context_window > limit:
-                raise ConfigError(
-                    f"llm.context_window={self.context_window} is more than the {limit} tokens that {self.model} was "
-                    "made for (max_position_embeddings in its config.json); lower it"
-                )
-            self.context_window = limit if self.context_window is None else self.context_window
-            self._tokenizer = tokenizer
-        return self._tokenizer
-
-    def _load_model(self) -> Any:
-        if self._model is None:
-            tokenizer = self._load_tokenizer()
-            model: Any = load_model("causal", self.model, self.settings.revision, self.device, self.settings.dtype)
-            if self.settings.adapter is not None:
-                model = load_adapter(model, self.settings.adapter, self.device)
-            self._end_tokens = _token_set(model.generation_config.eos_token_id) | _token_set(tokenizer.eos_token_id)
-            if not self._end_tokens:
-                raise LLMError(
-                    f"{self.model}: neither model nor tokenizer has an end-of-sequence token; choose another model"
-                )
-            # Padding is masked, so any token can serve.
-            pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-            # Replaced, not updated, because sampling settings stored with the weights would otherwise apply.
-            model.generation_config = type(model.generation_config)(
-                do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=pad_token
-            )
-            self._model = model
-        return self._model
-
 
 def _token_set(value: int | Sequence[int] | None) -> set[int]:
     if value is None:
         return set()
     return {value} if isinstance(value, int) else set(value)
-
-
-def _read_template(file: str) -> str:
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"llm.chat_template={file} cannot be read: {error}") from error

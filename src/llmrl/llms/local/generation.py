@@ -17,7 +17,7 @@ import numpy as np
 from llmrl.core.errors import LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.prefix_cache import PrefixCache, has_all_tokens
+from llmrl.llms.local.prefix_cache import PrefixCache, keeps_all_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TokenPrompt:
     """Prompt of a reply.
 
     Attributes:
@@ -143,21 +143,21 @@ class Generator:
         self,
         model: Any,
         settings: SamplingSettings,
-        prefix: PrefixCache,
+        prefix_cache: PrefixCache,
         use_adapters: Callable[[Sequence[str]], AbstractContextManager[None]],
         record_log_probs: bool,
     ) -> None:
         import torch
 
-        self._model, self._settings, self._prefix = model, settings, prefix
+        self._model, self._settings, self._prefix_cache = model, settings, prefix_cache
         self._use_adapters, self._record_log_probs = use_adapters, record_log_probs
         config = model.generation_config
         self._end_tokens, self._pad_token = config.eos_token_id, config.pad_token_id
         with torch.no_grad():
             output = model(input_ids=torch.tensor([[self._pad_token]], device=model.device), use_cache=True)
-        self._can_join_batches = has_all_tokens(getattr(output, "past_key_values", None))
+        self._can_join_batches = keeps_all_tokens(getattr(output, "past_key_values", None))
 
-    def generate(self, prompts: Sequence[Prompt]) -> list[SampledReply]:
+    def generate(self, prompts: Sequence[TokenPrompt]) -> list[SampledReply]:
         """Return the replies in the order of `prompts`.
 
         Raises:
@@ -169,18 +169,18 @@ class Generator:
         while waiting or batch is not None:
             admitted = self._admit(waiting, prompts, batch)
             if batch is None:
-                batch = self._begin(admitted, prompts)
+                batch = self._prepare_batch(admitted, prompts)
             elif admitted:
                 # The prompts are read before they join the batch, whose other rows have one new token each.
-                started = self._extend(self._begin(admitted, prompts), prompts, replies, n_tokens=1)
-                batch = batch if started is None else batch.join(started)
+                new_batch = self._extend(self._prepare_batch(admitted, prompts), prompts, replies, n_tokens=1)
+                batch = batch if new_batch is None else batch.join(new_batch)
             n_finished = len(batch.indices)
             if waiting and self._can_join_batches:
                 n_finished = max(1, round(MIN_FINISHED_FRACTION * n_finished))
             batch = self._extend(batch, prompts, replies, n_finished=n_finished)
         return replies
 
-    def _admit(self, waiting: deque[int], prompts: Sequence[Prompt], batch: Batch | None) -> list[int]:
+    def _admit(self, waiting: deque[int], prompts: Sequence[TokenPrompt], batch: Batch | None) -> list[int]:
         """Remove the prompts that can join a batch from `waiting`; return their indices."""
         if batch is not None and not self._can_join_batches:
             return []
@@ -194,18 +194,18 @@ class Generator:
             admitted.append(waiting.popleft())
         return admitted
 
-    def _begin(self, indices: Sequence[int], prompts: Sequence[Prompt]) -> Batch:
+    def _prepare_batch(self, indices: Sequence[int], prompts: Sequence[TokenPrompt]) -> Batch:
         """Return a batch of prompts without replies."""
         tokens, adapters = [prompts[i].tokens for i in indices], [prompts[i].adapter for i in indices]
         with self._use_adapters(adapters):
-            cached = self._prefix.find(self._model, tokens, adapters)
-        ids, mask = pad_left(tokens, self._pad_token, cached.lengths)
-        return Batch(indices, ids.to(self._model.device), mask.to(self._model.device), cached.cache)
+            n_cached, cache = self._prefix_cache.find(self._model, tokens, adapters)
+        ids, mask = pad_left(tokens, self._pad_token, n_cached)
+        return Batch(indices, ids.to(self._model.device), mask.to(self._model.device), cache)
 
     def _extend(
         self,
         batch: Batch,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TokenPrompt],
         replies: Sequence[SampledReply],
         n_tokens: int | None = None,
         n_finished: int | None = None,
@@ -222,10 +222,10 @@ class Generator:
         import torch
         from transformers import StoppingCriteriaList
 
-        limits = [self._settings.max_tokens - len(replies[i].tokens) for i in batch.indices]
+        max_lengths = [self._settings.max_tokens - len(replies[i].tokens) for i in batch.indices]
         streams = [stream for i in batch.indices if (stream := prompts[i].stream) is not None]
         noise = GumbelNoise(streams, self._record_log_probs) if streams else None
-        finished = FinishedReplies(limits, self._end_tokens, n_finished or len(limits), self._model.device)
+        finished = FinishedReplies(max_lengths, self._end_tokens, n_finished or len(max_lengths), self._model.device)
         with self._use_adapters([prompts[i].adapter for i in batch.indices]):
             # `generate` derives the positions from the mask, so padding does not shift them.
             output = self._model.generate(
@@ -233,7 +233,7 @@ class Generator:
                 attention_mask=batch.mask,
                 logits_processor=self._logits_processors(noise),
                 stopping_criteria=StoppingCriteriaList([finished]),
-                max_new_tokens=max(limits) if n_tokens is None else n_tokens,
+                max_new_tokens=max(max_lengths) if n_tokens is None else n_tokens,
                 return_dict_in_generate=True,
                 **({} if batch.cache is None else {"past_key_values": batch.cache}),
             )
@@ -248,9 +248,9 @@ class Generator:
             # Only conversations are stored: most requests with a single question are not continued.
             if is_finished[row] and prompt.is_conversation:
                 # The cache has no keys and values of the last column.
-                n_unread = max(0, length - (new_tokens.shape[1] - 1))
-                tokens = [*prompt.tokens, *reply.tokens[: len(reply.tokens) - n_unread]]
-                self._prefix.store(output.past_key_values, row, batch.mask[row], tokens, prompt.adapter)
+                n_without_cache = max(0, length - (new_tokens.shape[1] - 1))
+                tokens = [*prompt.tokens, *reply.tokens[: len(reply.tokens) - n_without_cache]]
+                self._prefix_cache.store(output.past_key_values, row, batch.mask[row], tokens, prompt.adapter)
         if all(is_finished):
             return None
         mask = torch.cat([batch.mask, torch.ones_like(new_tokens)], dim=1)
@@ -285,22 +285,22 @@ class FinishedReplies:
     """
 
     def __init__(
-        self, limits: Sequence[int], end_tokens: Sequence[int], n_finished: int, device: torch.device | str = "cpu"
+        self, max_lengths: Sequence[int], end_tokens: Sequence[int], n_finished: int, device: torch.device | str = "cpu"
     ) -> None:
         import torch
 
-        self._limits, self._n_finished = torch.tensor(limits, device=device), n_finished
+        self._max_lengths, self._n_finished = torch.tensor(max_lengths, device=device), n_finished
         self._end_tokens = torch.tensor(end_tokens, device=device)
-        self.is_finished = torch.zeros(len(limits), dtype=torch.bool, device=device)
-        self.lengths = torch.zeros(len(limits), dtype=torch.long, device=device)
+        self.is_finished = torch.zeros(len(max_lengths), dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(len(max_lengths), dtype=torch.long, device=device)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
         """Return which rows are finished after another token, [n] bool."""
         import torch
 
         self.lengths += ~self.is_finished
-        ended = torch.isin(input_ids[:, -1], self._end_tokens)
-        self.is_finished |= ended | (self.lengths >= self._limits)
+        is_end_token = torch.isin(input_ids[:, -1], self._end_tokens)
+        self.is_finished |= is_end_token | (self.lengths >= self._max_lengths)
         return self.is_finished | (self.is_finished.sum() >= self._n_finished)
 
 
@@ -326,7 +326,7 @@ class GumbelNoise:
     """
 
     def __init__(self, streams: Sequence[np.random.Generator], record_log_probs: bool = False) -> None:
-        self._streams, self._record_log_probs = list(streams), record_log_probs
+        self._random_generators, self._record_log_probs = list(streams), record_log_probs
         self.log_probs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -334,13 +334,13 @@ class GumbelNoise:
         import torch
 
         # Drawn on the CPU, so that devices get the same numbers, and in float64, where zero practically never occurs.
-        draws = np.stack([stream.standard_exponential(scores.shape[1]) for stream in self._streams])
+        draws = np.stack([stream.standard_exponential(scores.shape[1]) for stream in self._random_generators])
         noise = -torch.from_numpy(draws).log_()
-        noisy = scores + noise.to(scores.device, scores.dtype)
+        noisy_scores = scores + noise.to(scores.device, scores.dtype)
         if self._record_log_probs:
-            tokens = noisy.argmax(-1, keepdim=True)
+            tokens = noisy_scores.argmax(-1, keepdim=True)
             self.log_probs.append(scores.float().log_softmax(-1).gather(-1, tokens).squeeze(-1))
-        return noisy
+        return noisy_scores
 
 
 class NanCheck:

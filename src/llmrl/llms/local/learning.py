@@ -68,7 +68,7 @@ class TrajectoryBuffer:
 
     def __init__(self, is_paused: bool = False) -> None:
         self._is_paused = is_paused
-        self._open: dict[tuple[int, int], Trajectory] = {}  # by game and player, at least one reply each
+        self._unfinished: dict[tuple[int, int], Trajectory] = {}  # by game and player, at least one reply each
         self._complete: list[Trajectory] = []
 
     @contextmanager
@@ -80,28 +80,28 @@ class TrajectoryBuffer:
         finally:
             self._is_paused = was_paused
 
-    def begin(self, games: Collection[int]) -> None:
+    def begin_episodes(self, games: Collection[int]) -> None:
         """Discard the trajectories of unfinished episodes of `games`, which begin new ones."""
         if not self._is_paused:
-            self._open = {key: trajectory for key, trajectory in self._open.items() if key[0] not in games}
+            self._unfinished = {key: trajectory for key, trajectory in self._unfinished.items() if key[0] not in games}
 
     def add_reply(
         self, game: int, agent: int, sample: TokenSample, observation: str, is_valid: bool, step: int
     ) -> None:
         """Append a reply to a player's trajectory (`Turn`)."""
         if not self._is_paused:
-            trajectory = self._open.setdefault((game, agent), Trajectory([], game, agent))
+            trajectory = self._unfinished.setdefault((game, agent), Trajectory([], game, agent))
             trajectory.turns.append(Turn(sample, observation, is_valid, step))
 
     def add_reward(self, game: int, agent: int, reward: float) -> None:
         """Add a reward to a player's newest reply; rewards before its first reply are not due to any reply."""
-        if (game, agent) in self._open and not self._is_paused:
-            self._open[game, agent].turns[-1].reward += reward
+        if (game, agent) in self._unfinished and not self._is_paused:
+            self._unfinished[game, agent].turns[-1].reward += reward
 
-    def end(self, game: int) -> None:
+    def end_episode(self, game: int) -> None:
         """Complete the trajectories of a game whose episode has ended."""
         if not self._is_paused:
-            self._complete += [self._open.pop(key) for key in sorted(self._open) if key[0] == game]
+            self._complete += [self._unfinished.pop(key) for key in sorted(self._unfinished) if key[0] == game]
 
     def set_state_values(self, values: np.ndarray) -> None:
         """Set the values of the turns of complete trajectories from those of states, [n_steps, n_envs, n_agents]."""
@@ -109,13 +109,13 @@ class TrajectoryBuffer:
             for turn in trajectory.turns:
                 turn.value = float(values[turn.step, trajectory.game, trajectory.agent])
 
-    def take(self) -> list[Trajectory]:
+    def pop_complete(self) -> list[Trajectory]:
         """Return the complete trajectories ordered by game and player, and remove them."""
         complete, self._complete = self._complete, []
         return sorted(complete, key=lambda trajectory: (trajectory.game, trajectory.agent))
 
     def state_dict(self) -> State:
-        trajectories = [*self._complete, *(self._open[key] for key in sorted(self._open))]
+        trajectories = [*self._complete, *(self._unfinished[key] for key in sorted(self._unfinished))]
         return {
             "n_complete": len(self._complete),
             "trajectories": [_to_state(trajectory) for trajectory in trajectories],
@@ -124,7 +124,7 @@ class TrajectoryBuffer:
     def load_state_dict(self, state: State) -> None:
         trajectories = [_from_state(trajectory_state) for trajectory_state in state["trajectories"]]
         self._complete = trajectories[: state["n_complete"]]
-        self._open = {(t.game, t.agent): t for t in trajectories[state["n_complete"] :]}
+        self._unfinished = {(t.game, t.agent): t for t in trajectories[state["n_complete"] :]}
 
 
 _STORED_FIELDS = ("observation", "is_valid", "step", "reward")
@@ -162,7 +162,7 @@ class TokenSequence:
     Attributes:
         tokens: token ids.
         positions: positions of the sampled tokens in `tokens`, [n_sampled] int64, increasing, >= 1.
-        replies: index of the reply that each sampled token is part of, [n_sampled] int64.
+        reply_indices: index of the reply that each sampled token is part of, [n_sampled] int64.
         log_probs: log-probabilities of the sampled tokens when they were sampled, [n_sampled] float32.
         old_log_probs: the same under the trained policy before its update, if another computation has sampled the
             tokens; None: `log_probs`.
@@ -170,7 +170,7 @@ class TokenSequence:
 
     tokens: tuple[int, ...]
     positions: np.ndarray
-    replies: np.ndarray
+    reply_indices: np.ndarray
     log_probs: np.ndarray
     old_log_probs: np.ndarray | None = None
 
@@ -184,15 +184,15 @@ def merge_turns(samples: Sequence[TokenSample]) -> list[list[int]]:
     Args:
         samples: turns of one trajectory, in their order.
     """
-    runs: list[list[int]] = []
+    groups: list[list[int]] = []
     previous: tuple[int, ...] = ()
     for i, sample in enumerate(samples):
-        if runs and sample.prompt[: len(previous)] == previous:
-            runs[-1].append(i)
+        if groups and sample.prompt[: len(previous)] == previous:
+            groups[-1].append(i)
         else:
-            runs.append([i])
+            groups.append([i])
         previous = (*sample.prompt, *sample.tokens)
-    return runs
+    return groups
 
 
 def token_sequences(samples: Sequence[TokenSample], first_reply: int = 0) -> list[TokenSequence]:
@@ -205,19 +205,19 @@ def token_sequences(samples: Sequence[TokenSample], first_reply: int = 0) -> lis
     sequences = []
     for indices in merge_turns(samples):
         last = samples[indices[-1]]
-        parts = [np.arange(len(samples[i].tokens)) + len(samples[i].prompt) for i in indices]
+        positions_by_turn = [np.arange(len(samples[i].tokens)) + len(samples[i].prompt) for i in indices]
         sequences.append(
             TokenSequence(
                 tokens=(*last.prompt, *last.tokens),
-                positions=np.concatenate(parts),
-                replies=np.repeat(np.array(indices) + first_reply, [len(part) for part in parts]),
+                positions=np.concatenate(positions_by_turn),
+                reply_indices=np.repeat(np.array(indices) + first_reply, [len(x) for x in positions_by_turn]),
                 log_probs=np.concatenate([samples[i].log_probs for i in indices]).astype(np.float32),
             )
         )
     return sequences
 
 
-Sharing = Literal["shared", "per_player", "per_member"]
+AdapterSharing = Literal["shared", "per_player", "per_member"]
 """Which players of a society have an adapter of their own: none, each of them, or each member of `agent=mixed`."""
 
 
@@ -249,7 +249,7 @@ class ChatLearners(Protocol):
         group_size, n_continuations, gamma: see `llmrl.core.agent_interfaces.LearnsFromEpisodeGroups`.
     """
 
-    sharing: Sharing
+    sharing: AdapterSharing
     group_size: int
     n_continuations: int
     gamma: float

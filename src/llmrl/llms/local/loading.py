@@ -7,50 +7,51 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError, LLMError
 
 if TYPE_CHECKING:
     import torch
 
-Kind = Literal["causal", "seq2seq"]
+ModelKind = Literal["causal", "seq2seq"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["pretrained", "embeddings", "random"]
 """Weights that are loaded: all, the word embeddings, or none. The others are randomly initialized."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_REMEDIES = (
+_ACCEPTED = (
     "Accepted: a folder written by save_pretrained (model and tokenizer); a name on huggingface.co, which is "
     "downloaded once into HF_HOME (default ~/.cache/huggingface); without a network, a name that was downloaded "
     "before, with HF_HUB_OFFLINE=1. Gated models need `hf auth login` first."
 )
 
 
-def check_installed(model: str) -> None:
-    """Raise LLMError if transformers, which `model` needs, is not installed."""
-    if importlib.util.find_spec("transformers") is None:
-        raise LLMError(
-            f"{model}: local language models need the optional package transformers: pip install 'llmrl[local-llm]'"
-        )
-
-
-def check_model(model: str) -> None:
+def check_model(model: str, is_created: bool = False) -> None:
     """Check that `model` can be loaded. Only the listing of its folder is read.
+
+    Args:
+        model: folder or hub name.
+        is_created: whether the folder is created when the model is first needed, and so may be missing.
 
     Raises:
         LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is not a
             hub name.
     """
-    check_installed(model)
+    if importlib.util.find_spec("transformers") is None:
+        raise LLMError(
+            f"{model}: local language models need the optional package transformers: pip install 'llmrl[local-llm]'"
+        )
     folder = Path(model).expanduser()
+    if is_created:
+        return
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise LLMError(f"the folder {folder} has no config.json, so it holds no model. {_REMEDIES}")
+            raise LLMError(f"the folder {folder} has no config.json, so it holds no model. {_ACCEPTED}")
     elif model.startswith(("/", ".", "~")):
-        raise LLMError(f"there is no folder {folder}. {_REMEDIES}")
+        raise LLMError(f"there is no folder {folder}. {_ACCEPTED}")
     elif not _HUB_NAME.fullmatch(model):
-        raise LLMError(f"'{model}' is neither a folder nor a hub name such as google/flan-t5-small. {_REMEDIES}")
+        raise LLMError(f"'{model}' is neither a folder nor a hub name such as google/flan-t5-small. {_ACCEPTED}")
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
@@ -66,7 +67,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     check_model(model)
     from transformers import AutoTokenizer
 
-    return _load(AutoTokenizer.from_pretrained, "tokenizer", model, revision)
+    return _load_pretrained(AutoTokenizer.from_pretrained, "tokenizer", model, revision)
 
 
 def load_config(model: str, revision: str | None) -> Any:
@@ -78,7 +79,7 @@ def load_config(model: str, revision: str | None) -> Any:
     check_model(model)
     from transformers import AutoConfig
 
-    return _load(AutoConfig.from_pretrained, "config", model, revision)
+    return _load_pretrained(AutoConfig.from_pretrained, "config", model, revision)
 
 
 def load_meta_model(model: str, revision: str | None) -> torch.nn.Module:
@@ -91,17 +92,17 @@ def load_meta_model(model: str, revision: str | None) -> torch.nn.Module:
     import torch
     from transformers import AutoModelForCausalLM
 
-    auto: Any = AutoModelForCausalLM
+    model_class: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            module: torch.nn.Module = auto.from_config(config, trust_remote_code=False)
+            module: torch.nn.Module = model_class.from_config(config, trust_remote_code=False)
     except ValueError as error:
         raise LLMError(f"{model} is not a causal language model: {_join_lines(error)}") from error
     return module
 
 
 def load_model(
-    kind: Kind,
+    kind: ModelKind,
     model: str,
     revision: str | None,
     device: str,
@@ -128,34 +129,34 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    auto: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
+    model_class: Any = AutoModelForCausalLM if kind == "causal" else AutoModelForSeq2SeqLM
     options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     module: torch.nn.Module
     if weights == "pretrained":
-        module = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
+        module = _load_pretrained(model_class.from_pretrained, f"{kind} language model", model, revision, **options)
     else:
         config = load_config(model, revision)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                module = auto.from_config(config, trust_remote_code=False, dtype=torch.float32)
+                module = model_class.from_config(config, trust_remote_code=False, dtype=torch.float32)
             except ValueError as error:
-                raise LLMError(f"{model} is no {kind} language model: {_join_lines(error)} {_REMEDIES}") from error
-            _untie(module)
+                raise LLMError(f"{model} is no {kind} language model: {_join_lines(error)} {_ACCEPTED}") from error
+            _untie_output_layer(module)
             # Weights drawn in float32 do not depend on how this torch draws half precision, which can also be slower.
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(options["dtype"])
             module.config.dtype = options["dtype"]
         if weights == "embeddings":
-            source = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
-            _copy_words(source, module)
+            source = _load_pretrained(model_class.from_pretrained, f"{kind} language model", model, revision, **options)
+            _copy_embeddings(source, module)
     try:
         return module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
         raise LLMError(f"{model} cannot be moved to device {device}: {_join_lines(error)}") from error
 
 
-def _untie(module: Any) -> None:
+def _untie_output_layer(module: Any) -> None:
     """Initialize a separate output layer for models of the T5 family whose config requires one, e.g. Flan-T5.
 
     transformers ties the output layer to the input embeddings until a checkpoint provides another. Of the config's
@@ -169,7 +170,7 @@ def _untie(module: Any) -> None:
         head.weight = torch.nn.Parameter(weight)
 
 
-def _copy_words(source: Any, target: Any) -> None:
+def _copy_embeddings(source: Any, target: Any) -> None:
     """Copy the input embeddings, and learned position embeddings if any, from `source` to `target`.
 
     A separate output layer, as in Flan-T5, stays randomly initialized, as in the published study.
@@ -178,19 +179,20 @@ def _copy_words(source: Any, target: Any) -> None:
 
     parameters = dict(source.named_parameters())
     output_weight = getattr(target.get_output_embeddings(), "weight", None)
-    copied_out = None if output_weight is target.get_input_embeddings().weight else output_weight
+    excluded_weight = None if output_weight is target.get_input_embeddings().weight else output_weight
     with torch.no_grad():
         for name, parameter in target.named_parameters():
-            words = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
-            if (words and parameter is not copied_out) or name.endswith(("wpe.weight", "embed_positions.weight")):
+            is_word = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
+            is_position = name.endswith(("wpe.weight", "embed_positions.weight"))
+            if (is_word and parameter is not excluded_weight) or is_position:
                 parameter.copy_(parameters[name])
 
 
-def _load(from_pretrained: Any, part: str, model: str, revision: str | None, **options: Any) -> Any:
+def _load_pretrained(from_pretrained: Any, component: str, model: str, revision: str | None, **options: Any) -> Any:
     """Call `from_pretrained` for a part of the model; raise LLMError with remedies if that fails."""
     from safetensors import SafetensorError
 
-    quiet()
+    disable_progress_bars()
     folder = Path(model).expanduser()
     source = str(folder) if folder.is_dir() else model
     try:
@@ -198,10 +200,10 @@ def _load(from_pretrained: Any, part: str, model: str, revision: str | None, **o
     # OSError: missing, gated, or no network; ValueError: another kind of model or a file that does not parse;
     # ImportError: a package this one model or tokenizer needs, which the message names.
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise LLMError(f"{model}: its {part} cannot be loaded: {_join_lines(error)} {_REMEDIES}") from error
+        raise LLMError(f"{model}: its {component} cannot be loaded: {_join_lines(error)} {_ACCEPTED}") from error
 
 
-def quiet() -> None:
+def disable_progress_bars() -> None:
     """Disable the progress bars of transformers, since a run has its own."""
     from transformers.utils import logging
 
@@ -213,9 +215,9 @@ def _join_lines(error: Exception) -> str:
     return line if len(line) <= 500 else line[:500] + " ..."
 
 
-SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".gguf"})
+MODEL_FILE_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".gguf"})
 """Suffixes of files that models and tokenizers are loaded from, in contrast to notes, logs and optimizer states."""
-_LARGE_BYTES, _N_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 16 << 10
+_MIN_SAMPLED_BYTES, _N_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 16 << 10
 
 
 def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
@@ -223,8 +225,8 @@ def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
 
     Args:
         model: folder or hub name.
-        sampled: hash only the size and 256 pieces of 16 KiB, evenly spread, of a file above 64 MiB. This is fast, and
-            other weights differ almost everywhere. Otherwise every byte is read, as in loading.
+        sampled: whether only the size and 256 evenly spaced blocks of 16 KiB of a file above 64 MiB are hashed. This is
+            fast, and different weights differ almost everywhere. Otherwise every byte is read.
 
     Raises:
         LLMError: a file cannot be read.
@@ -235,29 +237,25 @@ def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.iterdir()):
-            if path.suffix in SUFFIXES and path.is_file():
+            if path.suffix in MODEL_FILE_SUFFIXES and path.is_file():
                 with path.open("rb") as file:
                     size = path.stat().st_size
-                    large = sampled and size > _LARGE_BYTES
-                    content = _sampled_hash(file, size) if large else hashlib.file_digest(file, "sha256").hexdigest()
-                    digest.update(f"{path.name}:{content}\n".encode())
+                    if sampled and size > _MIN_SAMPLED_BYTES:
+                        file_digest = hashlib.sha256(f"{size}:".encode())
+                        for i in range(_N_SAMPLES):  # the first at the beginning, the last at the end
+                            file.seek((size - _SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
+                            file_digest.update(file.read(_SAMPLE_BYTES))
+                    else:
+                        file_digest = hashlib.file_digest(file, "sha256")
+                    digest.update(f"{path.name}:{file_digest.hexdigest()}\n".encode())
     except OSError as error:
         raise LLMError(f"{model}: cannot read its files: {error}") from error
     return digest.hexdigest()
 
 
-def _sampled_hash(file: BinaryIO, size: int) -> str:
-    """Return the hash of a file's size and of pieces that are evenly spread over it."""
-    digest = hashlib.sha256(f"{size}:".encode())
-    for i in range(_N_SAMPLES):  # the first at the beginning, the last at the end
-        file.seek((size - _SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
-        digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
-def check_unchanged(model: str, stored: str | None, fingerprint: str | None) -> None:
+def check_model_unchanged(model: str, stored_fingerprint: str | None, fingerprint: str | None) -> None:
     """Raise ConfigError if the fingerprint of a model's folder differs from that of a checkpoint; None: unknown."""
-    if None not in (stored, fingerprint) and stored != fingerprint:
+    if None not in (stored_fingerprint, fingerprint) and stored_fingerprint != fingerprint:
         raise ConfigError(
             f"the files of llm.model={model} have changed since this run was created; restore them, or restart the run "
             "with resume=false (rerun=true if it is finished)"
@@ -292,7 +290,9 @@ def copy_weights(
 
 
 def enable_recomputation(module: Any, source: str) -> None:
-    """Enable gradient checkpointing of a model in training mode, without dropout: less memory, a third more time.
+    """Enable gradient checkpointing of a model in training mode, and disable dropout.
+
+    This needs less memory and about a third more time.
 
     Args:
         module: model of transformers.

@@ -23,9 +23,9 @@ from llmrl.llms.local.loading import folder_fingerprint
 if TYPE_CHECKING:
     import torch
 
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-BASE = "trained_on.json"
+CONFIG_FILE = "adapter_config.json"
+WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+BASE_MODEL_FILE = "trained_on.json"
 """File that names the weights that an adapter was trained on.
 
 It holds `model`, `revision`, and `files`, the fingerprint of the model's folder (null for a model of the hub).
@@ -101,19 +101,19 @@ class Lora:
         Raises:
             ConfigError: the model has no such layers, or its output layer is among them.
         """
-        linear = self._linear_layers(module)
+        linear_layers = self._linear_layers(module)
         targets = self._target_layers(module)
         if not targets:
-            ends = sorted({name.rpartition(".")[2] for name in linear})
+            layer_suffixes = sorted({name.rpartition(".")[2] for name in linear_layers})
             raise ConfigError(
                 f"lora.targets={self.targets}: the model has no such layers; use all-linear or some of "
-                f"{', '.join(ends)}"
+                f"{', '.join(layer_suffixes)}"
             )
-        if (head := _head(module, linear)) in targets:
+        if (head := _output_layer_name(module, linear_layers)) in targets:
             raise ConfigError(
                 f"lora.targets={self.targets}: {head} is the output layer, which cannot have an adapter; leave it out"
             )
-        return sum(self.rank * sum(linear[name].weight.shape) for name in targets)
+        return sum(self.rank * sum(linear_layers[name].weight.shape) for name in targets)
 
     def _linear_layers(self, module: torch.nn.Module) -> dict[str, Any]:
         """Return all linear layers of a model by name, without those of adapters."""
@@ -122,26 +122,21 @@ class Lora:
         return {
             name.removesuffix(".base_layer"): m
             for name, m in module.named_modules()
-            if ".lora_" not in name and (isinstance(m, torch.nn.Linear) or _is_conv1d(m))
+            if ".lora_" not in name and (isinstance(m, torch.nn.Linear) or type(m).__name__ == "Conv1D")  # of GPT-2
         }
 
     def _target_layers(self, module: torch.nn.Module) -> set[str]:
         """Return the names of the layers that get an adapter."""
-        linear = self._linear_layers(module)
+        linear_layers = self._linear_layers(module)
         if self.targets == "all-linear":
-            return {name for name in linear if name != _head(module, linear)}
-        return {n for n in linear if any(n == target or n.endswith(f".{target}") for target in self.targets)}
+            return {name for name in linear_layers if name != _output_layer_name(module, linear_layers)}
+        return {n for n in linear_layers if any(n == target or n.endswith(f".{target}") for target in self.targets)}
 
 
-def _head(module: torch.nn.Module, linear: dict[str, Any]) -> str:
-    """Return the name of the output layer; "" if it is not in `linear`."""
+def _output_layer_name(module: torch.nn.Module, linear_layers: dict[str, Any]) -> str:
+    """Return the name of the output layer; "" if it is not in `linear_layers`."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
-    return next((name for name, layer in linear.items() if layer is head), "")
-
-
-def _is_conv1d(module: Any) -> bool:
-    """Return whether `module` is a `Conv1D`, GPT-2's linear layer."""
-    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+    return next((name for name, layer in linear_layers.items() if layer is head), "")
 
 
 class AdapterSet:
@@ -159,16 +154,16 @@ class AdapterSet:
         self._module, self._lora, self._seed = module, lora, seed
         self._names: list[str] = []
         self._layers: list[Any] = []
-        self._active = ""
+        self._active_name = ""
 
     def parameters(self, name: str) -> Mapping[str, torch.nn.Parameter]:
         """Return the parameters of an adapter, by names that do not contain that of the adapter."""
-        self._add(name)
-        infix = f".{_peft_name(name)}."
+        self._add_adapter(name)
+        adapter_infix = f".{_peft_name(name)}."
         return {
             self.general_name(parameter_name, name): parameter
             for parameter_name, parameter in self._module.named_parameters()
-            if ".lora_" in parameter_name and infix in parameter_name
+            if ".lora_" in parameter_name and adapter_infix in parameter_name
         }
 
     @staticmethod
@@ -178,11 +173,11 @@ class AdapterSet:
 
     def activate(self, name: str) -> None:
         """Use an adapter for all sequences; only its parameters require gradients."""
-        self._add(name)
-        if self._active != name:
+        self._add_adapter(name)
+        if self._active_name != name:
             for layer in self._layers:
                 layer.set_adapter(_peft_name(name))
-            self._active = name
+            self._active_name = name
 
     @contextmanager
     def use_adapters(self, names: Sequence[str]) -> Iterator[None]:
@@ -192,7 +187,7 @@ class AdapterSet:
             yield
             return
         for name in names:
-            self._add(name)
+            self._add_adapter(name)
         adapter_names = [_peft_name(name) for name in names]
 
         def add_names(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -205,7 +200,7 @@ class AdapterSet:
             for handle in handles:
                 handle.remove()
 
-    def _add(self, name: str) -> None:
+    def _add_adapter(self, name: str) -> None:
         """Create an adapter if it does not exist."""
         if name in self._names:
             return
@@ -219,7 +214,7 @@ class AdapterSet:
         # Injection makes the parameters of all adapters trainable.
         for layer in self._layers:
             layer.set_adapter(_peft_name(name))
-        self._active = name
+        self._active_name = name
 
 
 def _peft_name(name: str) -> str:
@@ -238,15 +233,15 @@ def check_adapter(adapter: str) -> None:
     folder = Path(adapter).expanduser()
     if not folder.is_dir():
         raise LLMError(f"llm.adapter={adapter}: there is no such folder. {_REMEDY}")
-    missing = [] if (folder / CONFIG).is_file() else [CONFIG]
-    if not any((folder / name).is_file() for name in WEIGHTS):
-        missing.append(WEIGHTS[0])
+    missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        missing.append(WEIGHT_FILES[0])
     if missing:
         raise LLMError(f"llm.adapter={adapter} holds no adapter: it has no {' and no '.join(missing)}. {_REMEDY}")
 
 
-def check_base(adapter: str, model: str, revision: str | None, files: str | None) -> None:
-    """Check that an adapter was trained on the given weights, if its folder has the file `BASE`.
+def check_base_model(adapter: str, model: str, revision: str | None, files: str | None) -> None:
+    """Check that an adapter was trained on the given weights, if its folder has the file `BASE_MODEL_FILE`.
 
     Args:
         adapter: folder of the adapter.
@@ -257,37 +252,29 @@ def check_base(adapter: str, model: str, revision: str | None, files: str | None
     Raises:
         LLMError: the adapter was trained on other weights, or the file cannot be read.
     """
-    base_file = Path(adapter).expanduser() / BASE
-    if not base_file.is_file():
+    base_model_path = Path(adapter).expanduser() / BASE_MODEL_FILE
+    if not base_model_path.is_file():
         return
     try:
-        base = json.loads(base_file.read_text(encoding="utf-8"))
-        name, commit, trained_files = str(base["model"]), base["revision"], base["files"]
+        base_model = json.loads(base_model_path.read_text(encoding="utf-8"))
+        name, base_revision, trained_files = str(base_model["model"]), base_model["revision"], base_model["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LLMError(
-            f"{base_file} cannot be read ({error!r}); restore the file or train the adapter again"
+            f"{base_model_path} cannot be read ({error!r}); restore the file or train the adapter again"
         ) from error
     if None not in (files, trained_files):
         is_base = files == trained_files
     else:
-        is_base = files is trained_files and (model, revision) == (name, commit)
+        is_base = files is trained_files and (model, revision) == (name, base_revision)
     if not is_base:
-        trained_model = f"{name}{_revision_suffix(commit)}"
-        used_model = f"{model}{_revision_suffix(revision)}"
+        trained_model, used_model = (
+            x if commit is None else f"{x} llm.revision={commit}"
+            for x, commit in ((name, base_revision), (model, revision))
+        )
         raise LLMError(
             f"llm.adapter={adapter} was trained on {trained_model}, but llm.model={used_model} has other weights; use "
             f"llm.model={trained_model}, or an adapter that was trained on {used_model}"
         )
-
-
-def _revision_suffix(revision: str | None) -> str:
-    return "" if revision is None else f" llm.revision={revision}"
-
-
-def write_base(adapter: Path, model: str, revision: str | None, files: str | None) -> None:
-    """Write the file `BASE` into the adapter's folder."""
-    content = {"model": model, "revision": revision, "files": files}
-    (adapter / BASE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def write_adapter(
@@ -298,7 +285,7 @@ def write_adapter(
     model: str,
     revision: str | None,
 ) -> None:
-    """Write an adapter in peft's format, with the file `BASE`.
+    """Write an adapter in peft's format, with the file `BASE_MODEL_FILE`.
 
     Args:
         module: model with the adapter.
@@ -324,8 +311,8 @@ def write_adapter(
 
     def save(path: Path) -> None:
         config.save_pretrained(str(path))
-        renamed = {f"base_model.model.{name.replace('.default', '')}": x for name, x in weights.items()}
-        save_file(renamed, path / WEIGHTS[0])
+        peft_weights = {f"base_model.model.{name.replace('.default', '')}": x for name, x in weights.items()}
+        save_file(peft_weights, path / WEIGHT_FILES[0])
 
     save_adapter(save, folder, model, revision, folder_fingerprint(model))
 
@@ -340,7 +327,7 @@ def save_adapter(
     Args:
         save: function that writes the adapter into an existing folder, e.g. `save_pretrained` of a `PeftModel`.
         folder: folder to write.
-        name: model that the adapter was trained on, see `BASE`.
+        name: model that the adapter was trained on, see `BASE_MODEL_FILE`.
         revision: revision of a model of the hub.
         files: fingerprint of the model's folder; None for a model of the hub.
 
@@ -353,12 +340,13 @@ def save_adapter(
         temporary.mkdir(parents=True)
         save(temporary)
         (temporary / "README.md").unlink(missing_ok=True)  # an empty model card
-        settings = json.loads((temporary / CONFIG).read_text(encoding="utf-8"))
+        settings = json.loads((temporary / CONFIG_FILE).read_text(encoding="utf-8"))
         # peft stores names in sets, whose order differs between processes.
-        is_names = {k: isinstance(v, list) and all(isinstance(x, str) for x in v) for k, v in settings.items()}
-        sorted_settings = {k: sorted(v) if is_names[k] else v for k, v in settings.items()}
-        (temporary / CONFIG).write_text(json.dumps(sorted_settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        write_base(temporary, name, revision, files)
+        is_name_list = {k: isinstance(v, list) and all(isinstance(x, str) for x in v) for k, v in settings.items()}
+        settings = {k: sorted(v) if is_name_list[k] else v for k, v in settings.items()}
+        (temporary / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        content = {"model": name, "revision": revision, "files": files}
+        (temporary / BASE_MODEL_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         temporary.replace(folder)
@@ -413,8 +401,8 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
                     f"llm.adapter={adapter} is an adapter of type {config.peft_type.value}; use an adapter of weights, "
                     "e.g. LORA"
                 )
-            wrapped: Any = PeftModelForCausalLM(module, config)
-            loaded = wrapped.load_adapter(folder, "default", torch_device=device)
+            peft_model: Any = PeftModelForCausalLM(module, config)
+            loaded = peft_model.load_adapter(folder, "default", torch_device=device)
         # ValueError: no such layers; RuntimeError: other shapes; OSError, SafetensorError, KeyError: damaged files.
         except (ValueError, RuntimeError, OSError, KeyError, TypeError, SafetensorError) as error:
             raise LLMError(f"llm.adapter={adapter} cannot be loaded: {' '.join(str(error).split())[:400]}") from error
@@ -423,12 +411,12 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
             f"llm.adapter={adapter} belongs to another model: {len(layers)} layers differ, e.g. {layers[0]}; use the "
             "model that the adapter was trained on"
         )
-    base: torch.nn.Module = wrapped.get_base_model()
-    return base.requires_grad_(False).eval()
+    base_model: torch.nn.Module = peft_model.get_base_model()
+    return base_model.requires_grad_(False).eval()
 
 
 @contextmanager
-def adapters_off(module: Any) -> Iterator[None]:
+def disable_adapters(module: Any) -> Iterator[None]:
     """Disable the model's adapters inside a `with` block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

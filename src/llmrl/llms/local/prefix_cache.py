@@ -1,4 +1,4 @@
-"""Keys and values of tokens that prompts begin with: common system messages and earlier turns of conversations."""
+"""Cache of the keys and values of prefixes of prompts: common system messages, and earlier turns of conversations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-MIN_LENGTH = 16
+MIN_PREFIX_LENGTH = 16
 """Minimum number of tokens at the beginning of a prompt whose keys and values are reused."""
 
 
@@ -30,19 +30,6 @@ class CachedTokens:
     layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
     adapter: str
     is_shared: bool
-
-
-@dataclass(frozen=True)
-class CachedPrompts:
-    """Cached beginnings of the prompts of a batch.
-
-    Attributes:
-        lengths: number of cached tokens of each prompt, less than those of the prompt.
-        cache: transformers cache of these tokens, padded on the left; None: all lengths are 0.
-    """
-
-    lengths: Sequence[int]
-    cache: Any
 
 
 class PrefixCache:
@@ -69,7 +56,7 @@ class PrefixCache:
         """Discard all tokens, e.g. because the weights have changed."""
         self._entries.clear()
 
-    def find(self, model: Any, prompts: Sequence[Sequence[int]], adapters: Sequence[str]) -> CachedPrompts:
+    def find(self, model: Any, prompts: Sequence[Sequence[int]], adapters: Sequence[str]) -> tuple[list[int], Any]:
         """Return the cached beginnings of prompts.
 
         If prompts without a cached beginning share one, it is computed first.
@@ -78,15 +65,19 @@ class PrefixCache:
             model: causal language model.
             prompts: token ids of the prompts, [n_prompts] of different lengths.
             adapters: name of the adapter that reads each prompt, on which keys and values depend.
+
+        Returns:
+            Number of cached tokens of each prompt, less than its length; transformers cache of these tokens, padded on
+            the left, or None if no tokens are cached.
         """
         arrays = [np.array(prompt) for prompt in prompts]
         matches = [self._longest_match(tokens[:-1], name) for tokens, name in zip(arrays, adapters, strict=True)]
         if any(entry is None for entry, _ in matches) and len(prompts) > 1 and len(set(adapters)) == 1:
-            length = common_length(prompts)
-            if MIN_LENGTH <= length <= self._max_tokens:
+            length = shared_prefix_length(prompts)
+            if MIN_PREFIX_LENGTH <= length <= self._max_tokens:
                 shared = self._compute(model, arrays[0][:length], adapters[0])
                 matches = [(shared, length) if shared and match[0] is None else match for match in matches]
-        return CachedPrompts([length for _, length in matches], _padded_cache(matches))
+        return [length for _, length in matches], _build_padded_cache(matches)
 
     def store(self, cache: Any, row: int, mask: torch.Tensor, tokens: Sequence[int], adapter: str) -> None:
         """Store the tokens of a conversation in place of its earlier turns.
@@ -100,12 +91,12 @@ class PrefixCache:
         """
         import torch
 
-        if len(tokens) > self._max_tokens or not has_all_tokens(cache):
+        if len(tokens) > self._max_tokens or not keeps_all_tokens(cache):
             return
         array = np.array(tokens)
-        earlier, length = self._longest_match(array, adapter)
-        if earlier is not None and not earlier.is_shared and length == len(earlier.tokens):
-            self._entries.remove(earlier)
+        previous_turns, length = self._longest_match(array, adapter)
+        if previous_turns is not None and not previous_turns.is_shared and length == len(previous_turns.tokens):
+            self._entries.remove(previous_turns)
         prompt = mask.nonzero().flatten()
         reply = torch.arange(len(mask), len(mask) + len(tokens) - len(prompt))
         # One transfer to the device for all layers.
@@ -114,10 +105,10 @@ class PrefixCache:
         self._add(CachedTokens(array, layers, adapter, is_shared=False))
 
     def _longest_match(self, tokens: np.ndarray, adapter: str) -> tuple[CachedTokens | None, int]:
-        """Return what shares the longest beginning with `tokens`, and its length; (None, 0) if that is too short."""
+        """Return the entry with the longest prefix in common with `tokens`, and its length; (None, 0) if short."""
         candidates = [entry for entry in self._entries if entry.adapter == adapter]
-        lengths = [_common_beginning(tokens, entry.tokens) for entry in candidates]
-        if max(lengths, default=0) < MIN_LENGTH:
+        lengths = [_common_prefix_length(tokens, entry.tokens) for entry in candidates]
+        if max(lengths, default=0) < MIN_PREFIX_LENGTH:
             return None, 0
         best = candidates[int(np.argmax(lengths))]
         self._entries.remove(best)
@@ -131,7 +122,7 @@ class PrefixCache:
         with torch.no_grad():
             ids = torch.tensor([tokens.tolist()], device=next(model.parameters()).device)
             cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
-        if not has_all_tokens(cache):
+        if not keeps_all_tokens(cache):
             return None
         layers = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
         return self._add(CachedTokens(tokens, layers, adapter, is_shared=True))
@@ -143,7 +134,7 @@ class PrefixCache:
         return entry
 
 
-def _padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> Any:
+def _build_padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> Any:
     """Return a transformers cache of the first tokens of entries, padded on the left; None without any.
 
     Args:
@@ -152,43 +143,43 @@ def _padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> Any:
     import torch
     from transformers import DynamicCache
 
-    rows: dict[tuple[CachedTokens, int], list[int]] = {}
+    row_indices_by_match: dict[tuple[CachedTokens, int], list[int]] = {}
     for row, (entry, length) in enumerate(matches):
         if entry is not None:
-            rows.setdefault((entry, length), []).append(row)
-    if not rows:
+            row_indices_by_match.setdefault((entry, length), []).append(row)
+    if not row_indices_by_match:
         return None
-    width = max(length for _, length in rows)
-    shapes = next(iter(rows))[0].layers
-    layers = [tuple(x.new_zeros(len(matches), x.shape[0], width, x.shape[2]) for x in layer) for layer in shapes]
-    for (entry, length), row_indices in rows.items():
+    width = max(length for _, length in row_indices_by_match)
+    first_layers = next(iter(row_indices_by_match))[0].layers
+    layers = [tuple(x.new_zeros(len(matches), x.shape[0], width, x.shape[2]) for x in layer) for layer in first_layers]
+    for (entry, length), row_indices in row_indices_by_match.items():
         indices = torch.tensor(row_indices, device=layers[0][0].device)
         for target, source in zip(layers, entry.layers, strict=True):
-            for padded, cached in zip(target, source, strict=True):
-                padded[indices, :, width - length :] = cached[:, :length]
+            for target_values, cached_values in zip(target, source, strict=True):
+                target_values[indices, :, width - length :] = cached_values[:, :length]
     return DynamicCache(layers)
 
 
-def common_length(prompts: Sequence[Sequence[int]]) -> int:
+def shared_prefix_length(prompts: Sequence[Sequence[int]]) -> int:
     """Return the number of tokens that all prompts begin with, at most one less than the shortest prompt has.
 
-    >>> common_length([[1, 2, 3], [1, 2, 4, 5]]), common_length([[1, 2]])
+    >>> shared_prefix_length([[1, 2, 3], [1, 2, 4, 5]]), shared_prefix_length([[1, 2]])
     (2, 1)
     """
     tokens = [list(prompt) for prompt in prompts]
     first, last = min(tokens), max(tokens)  # in lexicographic order; all others lie between the two
     limit = min(len(prompt) for prompt in prompts) - 1
-    return _common_beginning(np.array(first[:limit]), np.array(last[:limit]))
+    return _common_prefix_length(np.array(first[:limit]), np.array(last[:limit]))
 
 
-def _common_beginning(first: np.ndarray, second: np.ndarray) -> int:
+def _common_prefix_length(first: np.ndarray, second: np.ndarray) -> int:
     """Return the number of equal elements at the beginning of two arrays."""
     length = min(len(first), len(second))
-    differs = first[:length] != second[:length]
-    return int(differs.argmax()) if differs.any() else length
+    is_different = first[:length] != second[:length]
+    return int(is_different.argmax()) if is_different.any() else length
 
 
-def has_all_tokens(cache: Any) -> bool:
+def keeps_all_tokens(cache: Any) -> bool:
     """Return whether a cache keeps all keys and values in every layer."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from llmrl.llms.local.candidate_scorer import ForwardPass, LocalScorer, additive_mask, last_hidden_states
-from llmrl.llms.local.loading import Kind
+from llmrl.llms.local.candidate_scorer import LocalScorer, additive_mask, last_hidden_states
+from llmrl.llms.local.loading import ModelKind
 from llmrl.llms.local.token_tree import TokenIds, TreeBatch
 
 
@@ -23,14 +23,14 @@ class CausalScorer(LocalScorer):
         to the candidate's first token. If a token would span both, they are tokenized separately.
     """
 
-    kind: Kind = "causal"
+    kind: ModelKind = "causal"
 
     def _check_architecture(self, module: Any) -> None:
         missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(module.forward).parameters)
         if missing:
-            raise self._unsupported_error(module, f"it does not take {' and '.join(sorted(missing))}")
+            raise self._architecture_error(module, f"it does not take {' and '.join(sorted(missing))}")
         if module.config.model_type == "gpt_neo":
-            raise self._unsupported_error(module, "its local layers mask by index in the sequence instead of position")
+            raise self._architecture_error(module, "its local layers mask by index in the sequence instead of position")
 
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
         end = len(ids)
@@ -42,15 +42,15 @@ class CausalScorer(LocalScorer):
         prefix = prompt if self.settings.parity else prompt.rstrip(" ")
         return (prefix, prompt[len(prefix) :]) if prefix else (prompt, "")
 
-    def _context(self, prefix: str) -> str:
+    def _candidate_context(self, prefix: str) -> str:
         # Tokens do not span lines, so the last non-empty line is enough context.
         return "" if self.settings.parity else prefix[prefix.rfind("\n", 0, len(prefix.rstrip())) + 1 :]
 
     def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
         if not context:
-            return self._plain_tokens(texts)
-        [context_ids, *joint_ids] = self._plain_tokens([context, *(context + text for text in texts)])
-        separate_ids = self._plain_tokens(texts)
+            return self._tokenize_without_special(texts)
+        [context_ids, *joint_ids] = self._tokenize_without_special([context, *(context + text for text in texts)])
+        separate_ids = self._tokenize_without_special(texts)
         n = len(context_ids)
         return [
             ids[n:] if ids[:n] == context_ids else text_ids
@@ -64,16 +64,16 @@ class CausalScorer(LocalScorer):
         limits = [getattr(config, name, None) for name in names]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
+    def _run_model(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> tuple[torch.Tensor, torch.Tensor, int]:
         module = self._module
         prompt_length = max(len(prompt) for prompt in prompts)
         # Left padding aligns the ends of prompts, so that all nodes start at the same position.
         pads = [prompt_length - len(prompt) for prompt in prompts]
         ids = torch.tensor([[*[0] * pad, *prompt] for pad, prompt in zip(pads, prompts, strict=True)]).to(module.device)
         pad = torch.tensor(pads).to(module.device)
-        nodes = trees.token[:, 1:].expand(len(prompts), -1)  # the root is the last token of the prompt
+        nodes = trees.tokens[:, 1:].expand(len(prompts), -1)  # the root is the last token of the prompt
         positions = torch.arange(prompt_length, device=module.device) - pad[:, None]
-        positions = torch.cat([positions, prompt_length - 1 - pad[:, None] + trees.depth[:, 1:]], dim=1)
+        positions = torch.cat([positions, prompt_length - 1 - pad[:, None] + trees.depths[:, 1:]], dim=1)
         with last_hidden_states(module) as hidden:
             logits = module(
                 input_ids=torch.cat([ids, nodes], dim=1),
@@ -82,7 +82,7 @@ class CausalScorer(LocalScorer):
                 logits_to_keep=trees.n_nodes,
                 use_cache=False,
             ).logits
-        return ForwardPass(logits, hidden[0][:, prompt_length - 1], len(prompts) * (prompt_length + trees.n_nodes - 1))
+        return logits, hidden[0][:, prompt_length - 1], len(prompts) * (prompt_length + trees.n_nodes - 1)
 
     def _mask(self, prompt_length: int, pad: torch.Tensor, trees: TreeBatch) -> torch.Tensor:
         """Return the additive attention mask, [batch, 1, n_positions, n_positions]."""
@@ -94,7 +94,7 @@ class CausalScorer(LocalScorer):
         mask |= torch.eye(size, dtype=torch.bool, device=pad.device)
         return additive_mask(mask, self._module.dtype)[:, None]
 
-    def _plain_logits(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    def _logits_without_tree(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._module(input_ids=torch.cat([prompt, candidate])[None]).logits[0]
         return logits[len(prompt) - 1 : -1]
 
@@ -109,7 +109,7 @@ class Seq2SeqScorer(LocalScorer):
     that separate it from the prompt.
     """
 
-    kind: Kind = "seq2seq"
+    kind: ModelKind = "seq2seq"
 
     def _check_architecture(self, module: Any) -> None:
         try:
@@ -119,26 +119,26 @@ class Seq2SeqScorer(LocalScorer):
         except AttributeError:
             biases = []
         if not biases or not biases[0] or any(biases[1:]):
-            raise self._unsupported_error(module, "it has no position bias that all decoder layers share")
+            raise self._architecture_error(module, "it has no position bias that all decoder layers share")
         if module.config.decoder_start_token_id is None:
-            raise self._unsupported_error(module, "its config names no decoder_start_token_id")
+            raise self._architecture_error(module, "its config names no decoder_start_token_id")
 
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
         return ids
 
     def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
-        return self._plain_tokens(texts if self.settings.parity else [text.lstrip(" ") for text in texts])
+        return self._tokenize_without_special(texts if self.settings.parity else [text.lstrip(" ") for text in texts])
 
     def _max_length(self) -> int | None:
         return None  # positions are relative
 
-    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
+    def _run_model(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> tuple[torch.Tensor, torch.Tensor, int]:
         module = self._module
         prompt_length = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[*prompt, *[0] * (prompt_length - len(prompt))] for prompt in prompts])
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         mask = torch.arange(prompt_length) < lengths[:, None]
-        nodes = trees.token.clone()
+        nodes = trees.tokens.clone()
         nodes[:, 0] = module.config.decoder_start_token_id
         with last_hidden_states(module) as hidden:
             logits = module(
@@ -148,7 +148,7 @@ class Seq2SeqScorer(LocalScorer):
                 decoder_attention_mask=self._decoder_mask(trees),
                 use_cache=False,
             ).logits
-        return ForwardPass(logits, hidden[0][:, 0], ids.numel() + len(prompts) * trees.n_nodes)
+        return logits, hidden[0][:, 0], ids.numel() + len(prompts) * trees.n_nodes
 
     def _decoder_mask(self, trees: TreeBatch) -> torch.Tensor:
         """Return the additive mask of self-attention, [n_trees, n_heads, n_nodes, n_nodes].
@@ -158,11 +158,11 @@ class Seq2SeqScorer(LocalScorer):
         """
         attention = self._module.decoder.block[0].layer[0].SelfAttention
         bias = attention.compute_bias(trees.n_nodes, trees.n_nodes)[0]  # [n_heads, position, position]
-        depth_bias = bias[:, trees.depth[:, :, None], trees.depth[:, None, :]].transpose(0, 1)
+        depth_bias = bias[:, trees.depths[:, :, None], trees.depths[:, None, :]].transpose(0, 1)
         mask: torch.Tensor = depth_bias - bias + additive_mask(trees.ancestors, bias.dtype)[:, None]
         return mask
 
-    def _plain_logits(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    def _logits_without_tree(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         start = candidate.new_full((1,), self._module.config.decoder_start_token_id)
         inputs = torch.cat([start, candidate[:-1]])
         logits: torch.Tensor = self._module(input_ids=prompt[None], decoder_input_ids=inputs[None]).logits[0]

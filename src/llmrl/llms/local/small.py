@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-from llmrl.llms.local.loading import Kind, quiet
+from llmrl.llms.local.loading import disable_progress_bars
 
 PAD, END, START = "<pad>", "</s>", "<s>"
 SmallKind = Literal["causal", "seq2seq", "chat"]
 """Architecture of a small model; a `chat` model is a causal one with a chat template."""
-Tokens = Literal["phrases", "words", "messages"]
-_DISTANCE = r"\d+ (?:steps?|pas)(?: (?:\p{L}+|à \p{L}+))?(?: and| et)?,?"
-_PIECES: dict[Tokens, str] = {
-    "phrases": rf"{_DISTANCE}|[\p{{L}}'][\p{{L}}' ]*\p{{L}}|\p{{L}}|[^\p{{L}}\s]|\s+",
-    "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE}|\p{{L}}+|[^\p{{L}}\s]|\s+",
+TokenUnit = Literal["phrases", "words", "messages"]
+_DISTANCE_PATTERN = r"\d+ (?:steps?|pas)(?: (?:\p{L}+|à \p{L}+))?(?: and| et)?,?"
+_UNIT_PATTERNS: dict[TokenUnit, str] = {
+    "phrases": rf"{_DISTANCE_PATTERN}|[\p{{L}}'][\p{{L}}' ]*\p{{L}}|\p{{L}}|[^\p{{L}}\s]|\s+",
+    "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE_PATTERN}|\p{{L}}+|[^\p{{L}}\s]|\s+",
     "messages": r'\d+|"[\p{L}_]+"(?!:)|(?:"[\p{L}_]+":|[^\p{L}\d"])+|\p{L}[\p{L}_ ]*|"',
 }
 """Largest units that can become one token.
@@ -43,8 +43,8 @@ CHAT_TEMPLATE = (
 )
 """Chat template in which a conversation begins with all its earlier prompts and replies, token for token.
 
-It omits system messages. These are equal in all prompts, and the model has not learned the language of their rules, but
-their tokens would dominate attention: training then moves the replies to all observations together.
+It omits system messages. They are equal in all prompts, and the model cannot understand them. Their tokens would
+dominate attention, so that training would change the replies to all observations in the same way.
 """
 
 
@@ -65,7 +65,7 @@ class SmallModelShape:
     layers: PositiveInt = 2
     heads: PositiveInt = 4
     vocabulary: PositiveInt = 1024
-    tokens: Tokens = "phrases"
+    tokens: TokenUnit = "phrases"
     longest: PositiveInt = 1024
 
 
@@ -74,8 +74,8 @@ class SmallModel(SmallModelShape):
     """Settings of a small model that is created when it is first needed.
 
     Attributes:
-        reads: pretraining texts: `nothing`; `stories` in other words than the environment's; or `meaningless` ones, in
-            which the same words carry no meaning.
+        reads: pretraining texts: `nothing`; `stories`, in other words than the environment's texts; or `meaningless`
+            stories, in which the same words have no meaning.
         stories: number of stories.
         pretraining_steps: steps of next-token training, each on 32 stories.
         channel: text channel of the environment that the model reads.
@@ -123,7 +123,7 @@ class SmallModelFactory(Protocol):
         ...
 
 
-def find_model(model: str | None, make: Any, kind: SmallKind, workshop: SmallModelFactory | None) -> str:
+def find_model(model: str | None, make: Any, kind: SmallKind, model_factory: SmallModelFactory | None) -> str:
     """Return the folder or hub name of the model that is loaded (`model`) or created (settings `make`).
 
     Raises:
@@ -136,13 +136,13 @@ def find_model(model: str | None, make: Any, kind: SmallKind, workshop: SmallMod
         )
     if model is not None:
         return model
-    if workshop is None:
+    if model_factory is None:
         raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
-    return str(workshop.folder(kind, make))
+    return str(model_factory.folder(kind, make))
 
 
 def make_small_model(
-    folder: Path, texts: Iterable[str], kind: Kind = "causal", shape: SmallModelShape | None = None, seed: int = 0
+    folder: Path, texts: Iterable[str], kind: SmallKind = "causal", shape: SmallModelShape | None = None, seed: int = 0
 ) -> int:
     """Write an untrained model and its tokenizer in the format of `save_pretrained`; return the number of weights.
 
@@ -151,8 +151,9 @@ def make_small_model(
 
     Args:
         folder: folder to write to.
-        texts: samples of the texts that the model will read.
-        kind: `seq2seq`: T5, `layers` in the encoder and one in the decoder; `causal`: Llama.
+        texts: samples of the texts that the model will read and write.
+        kind: `seq2seq`: T5, `layers` in the encoder and one in the decoder; `causal`: Llama; `chat`: Llama with
+            `CHAT_TEMPLATE`.
         shape: sizes; None: the default ones.
         seed: seed of the weights.
 
@@ -161,37 +162,16 @@ def make_small_model(
     """
     shape = shape or SmallModelShape()
     tokenizer = make_tokenizer(list(texts), shape)
-    make = _t5 if kind == "seq2seq" else make_llama
-    return save_small_model(folder, tokenizer, lambda: make(tokenizer, shape), seed)
-
-
-def make_small_chat(folder: Path, texts: Iterable[str], shape: SmallModelShape, seed: int) -> int:
-    """Write an untrained chat model with tokenizer and chat template; return the number of weights.
-
-    Args:
-        folder: folder to write to.
-        texts: samples of the messages that the model will read and write.
-        shape: sizes.
-        seed: seed of the weights.
-
-    Raises:
-        ConfigError: as `make_small_model`.
-    """
-    tokenizer = make_tokenizer(list(texts), shape)
-    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{role}|>" for role in ROLES]})
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return save_small_model(folder, tokenizer, lambda: make_llama(tokenizer, shape), seed)
-
-
-def save_small_model(folder: Path, tokenizer: Any, make: Callable[[], Any], seed: int) -> int:
-    """Write a tokenizer, and the model that `make` returns with weights drawn from `seed`; return its size."""
+    if kind == "chat":
+        tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{role}|>" for role in ROLES]})
+        tokenizer.chat_template = CHAT_TEMPLATE
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = make()
+        model = (_make_t5 if kind == "seq2seq" else make_llama)(tokenizer, shape)
     folder.mkdir(parents=True, exist_ok=True)
-    quiet()
+    disable_progress_bars()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return int(sum(p.numel() for p in model.parameters()))
@@ -219,7 +199,7 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             # A space belongs to the unit after it.
-            pre_tokenizers.Split(Regex(rf"\s?({_PIECES[shape.tokens]})"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(rf"\s?({_UNIT_PATTERNS[shape.tokens]})"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -237,7 +217,7 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
     return tokenizer_class(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, bos_token=START)
 
 
-def _t5(tokenizer: Any, shape: SmallModelShape) -> Any:
+def _make_t5(tokenizer: Any, shape: SmallModelShape) -> Any:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -298,7 +278,7 @@ def single_thread() -> Iterator[None]:
         torch.set_num_threads(n_threads)
 
 
-def read_texts(
+def train_on_texts(
     folder: Path,
     texts: Sequence[str],
     steps: PositiveInt,
@@ -329,7 +309,7 @@ def read_texts(
     )
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    quiet()
+    disable_progress_bars()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     examples = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts]

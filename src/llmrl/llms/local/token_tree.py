@@ -26,53 +26,53 @@ class TokenTree:
     """Token tree of a list of candidates. Parents come before their children.
 
     Attributes:
-        token: token read at each node, [n_nodes] int64; 0 at the root, which the model's class fills in.
-        depth: distance from the root, [n_nodes] int64.
+        tokens: token read at each node, [n_nodes] int64; 0 at the root, which the model's class fills in.
+        depths: distance from the root, [n_nodes] int64.
         ancestors: [n_nodes, n_nodes] bool; [i, j]: j is i, or lies on the way from the root to i.
-        parent: node that predicts each token of each candidate, [n_candidates, max_length] int64, 0 beyond the end.
-        target: those tokens, [n_candidates, max_length] int64, 0 beyond the end.
-        length: tokens of each candidate, [n_candidates] int64, at least 1.
+        parents: node that predicts each token of each candidate, [n_candidates, max_length] int64, 0 beyond the end.
+        targets: those tokens, [n_candidates, max_length] int64, 0 beyond the end.
+        lengths: tokens of each candidate, [n_candidates] int64, at least 1.
     """
 
-    token: np.ndarray
-    depth: np.ndarray
+    tokens: np.ndarray
+    depths: np.ndarray
     ancestors: np.ndarray
-    parent: np.ndarray
-    target: np.ndarray
-    length: np.ndarray
+    parents: np.ndarray
+    targets: np.ndarray
+    lengths: np.ndarray
 
     @property
     def n_nodes(self) -> int:
         """Number of nodes, including the root."""
-        return len(self.token)
+        return len(self.tokens)
 
     @property
     def max_length(self) -> int:
         """Number of tokens of the longest candidate; 0 if there are no candidates."""
-        return int(self.length.max(initial=0))
+        return int(self.lengths.max(initial=0))
 
 
 @lru_cache(maxsize=1024)
 def token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
     """Return the token tree of `candidates`, each at least one token long. Equal arguments return the same object."""
     max_length = max((len(ids) for ids in candidates), default=0)
-    parent = np.zeros((len(candidates), max_length), np.int64)
-    target = np.zeros((len(candidates), max_length), np.int64)
+    parents = np.zeros((len(candidates), max_length), np.int64)
+    targets = np.zeros((len(candidates), max_length), np.int64)
     nodes: dict[TokenIds, int] = {(): 0}  # prefix -> node
     for i, ids in enumerate(candidates):
         for k, token in enumerate(ids):
-            parent[i, k] = nodes.setdefault(ids[:k], len(nodes))
-            target[i, k] = token
+            parents[i, k] = nodes.setdefault(ids[:k], len(nodes))
+            targets[i, k] = token
     ancestors = np.zeros((len(nodes), len(nodes)), np.bool_)
     for prefix, node in nodes.items():
         ancestors[node, [nodes[prefix[:k]] for k in range(len(prefix) + 1)]] = True
     return TokenTree(
-        token=np.array([prefix[-1] if prefix else 0 for prefix in nodes], np.int64),
-        depth=np.array([len(prefix) for prefix in nodes], np.int64),
+        tokens=np.array([prefix[-1] if prefix else 0 for prefix in nodes], np.int64),
+        depths=np.array([len(prefix) for prefix in nodes], np.int64),
         ancestors=ancestors,
-        parent=parent,
-        target=target,
-        length=np.array([len(ids) for ids in candidates], np.int64),
+        parents=parents,
+        targets=targets,
+        lengths=np.array([len(ids) for ids in candidates], np.int64),
     )
 
 
@@ -84,17 +84,17 @@ class TreeBatch:
     without any allowed position would give NaN) and are nobody's ancestor; padding candidates have length 0.
     """
 
-    token: torch.Tensor
-    depth: torch.Tensor
+    tokens: torch.Tensor
+    depths: torch.Tensor
     ancestors: torch.Tensor
-    parent: torch.Tensor
-    target: torch.Tensor
-    length: torch.Tensor
+    parents: torch.Tensor
+    targets: torch.Tensor
+    lengths: torch.Tensor
 
     @property
     def n_nodes(self) -> int:
         """Number of nodes of each padded tree."""
-        return self.token.shape[1]
+        return self.tokens.shape[1]
 
     @staticmethod
     def stack(trees: Sequence[TokenTree], n_candidates: int, device: torch.device) -> TreeBatch:
@@ -104,15 +104,14 @@ class TreeBatch:
         max_length = max(tree.max_length for tree in trees)
 
         def pad(arrays: Sequence[np.ndarray], *shape: int) -> np.ndarray:
-            out = np.zeros((len(trees), *shape), arrays[0].dtype)
-            for row, array in zip(out, arrays, strict=True):
+            padded = np.zeros((len(trees), *shape), arrays[0].dtype)
+            for row, array in zip(padded, arrays, strict=True):
                 row[tuple(slice(n) for n in array.shape)] = array
-            return out
+            return padded
 
-        shapes = {
-            **{"token": (n_nodes,), "depth": (n_nodes,), "ancestors": (n_nodes, n_nodes)},
-            **{"parent": (n_candidates, max_length), "target": (n_candidates, max_length), "length": (n_candidates,)},
-        }
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "depths"), (n_nodes,))
+        shapes |= dict.fromkeys(("parents", "targets"), (n_candidates, max_length))
+        shapes |= {"ancestors": (n_nodes, n_nodes), "lengths": (n_candidates,)}
         arrays = {name: pad([getattr(tree, name) for tree in trees], *shape) for name, shape in shapes.items()}
         arrays["ancestors"] |= np.eye(n_nodes, dtype=np.bool_)
         return TreeBatch(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
@@ -123,8 +122,8 @@ class TreeBatch:
         Args:
             logits: [batch, n_nodes, vocabulary], of any float type; probabilities are normalized in float32.
         """
-        nodes = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        return self._sums(nodes, 0.0).masked_fill(self.length == 0, -torch.inf)
+        node_scores = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+        return self._sums(node_scores, 0.0).masked_fill(self.lengths == 0, -torch.inf)
 
     def logit_sums(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the sum of each candidate's logits, [batch, n_candidates] float32; -inf for padding candidates.
@@ -132,16 +131,16 @@ class TreeBatch:
         As in the published code, each sum includes 1 for every token that the candidate lacks compared with the longest
         one.
         """
-        return self._sums(logits.float(), 1.0).masked_fill(self.length == 0, -torch.inf)
+        return self._sums(logits.float(), 1.0).masked_fill(self.lengths == 0, -torch.inf)
 
-    def _sums(self, nodes: torch.Tensor, beyond: float) -> torch.Tensor:
-        """Sum `nodes` [batch, n_nodes, vocabulary] over the tokens of each candidate.
+    def _sums(self, node_scores: torch.Tensor, padding_score: float) -> torch.Tensor:
+        """Sum `node_scores` [batch, n_nodes, vocabulary] over the tokens of each candidate.
 
-        Each position after the end of a candidate contributes `beyond`.
+        Each position after the end of a candidate contributes `padding_score`.
         """
-        batch, _, vocabulary = nodes.shape
-        shape = (batch, *self.target.shape[1:])
-        edges = (self.parent * vocabulary + self.target).expand(shape).reshape(batch, -1)
-        tokens = nodes.reshape(batch, -1).gather(1, edges).view(shape)
-        mask = torch.arange(shape[2], device=nodes.device) < self.length[..., None]
-        return tokens.where(mask, beyond).sum(-1)
+        batch, _, vocabulary = node_scores.shape
+        shape = (batch, *self.targets.shape[1:])
+        flat_indices = (self.parents * vocabulary + self.targets).expand(shape).reshape(batch, -1)
+        token_scores = node_scores.reshape(batch, -1).gather(1, flat_indices).view(shape)
+        mask = torch.arange(shape[2], device=node_scores.device) < self.lengths[..., None]
+        return token_scores.where(mask, padding_score).sum(-1)

@@ -19,6 +19,7 @@ from llmrl.core.addresses import check_transport_security
 from llmrl.core.errors import CallInterrupted, LLMError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.llms.cancellable_calls import PendingCall, RequestBatch
+from llmrl.llms.local.generation import TokenPrompt
 from llmrl.llms.retry import RETRIABLE_STATUS, Retry, TransientError
 
 logger = logging.getLogger(__name__)
@@ -45,21 +46,6 @@ class VLLMSampler:
         check_transport_security(self.base_url, True, "llm.sampler.base_url")
 
 
-@dataclass(frozen=True)
-class SamplingRequest:
-    """A prompt whose reply is sampled.
-
-    Attributes:
-        prompt: token ids.
-        adapter: name of the adapter in this process.
-        seed: seed of the reply, >= 0.
-    """
-
-    prompt: Sequence[int]
-    adapter: str
-    seed: int
-
-
 class VLLMClient:
     """Client that sends prompts as token ids, and receives token ids with their log-probabilities.
 
@@ -78,23 +64,23 @@ class VLLMClient:
         self._retry = Retry(settings.retries)
         self._client = httpx.Client(timeout=settings.timeout, limits=httpx.Limits(max_connections=None))
         self._client_id = uuid.uuid4().hex[:8]  # several runs may use one server
-        self._folder: Path | None = None
+        self._adapter_folder: Path | None = None
         self._version = 0
-        self._loaded: dict[str, int] = {}  # version of each adapter on the server
+        self._version_by_adapter: dict[str, int] = {}  # version of each adapter on the server
 
     def check(self) -> None:
         """Raise LLMError if the server does not answer or does not serve the model."""
         try:
             response = self._client.get(f"{self._url}/models", timeout=min(self.settings.timeout, 15.0))
-            names = [model["id"] for model in response.json()["data"]]
+            served_models = [model["id"] for model in response.json()["data"]]
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise LLMError(
                 f"no answer from the vLLM server at {self._url} ({error or type(error).__name__}). Start it with "
                 "scripts/vllm_server.sh, or set llm.sampler.base_url to its address"
             ) from None
-        if self._model not in names:
+        if self._model not in served_models:
             raise LLMError(
-                f"the vLLM server at {self._url} serves {', '.join(names)}, not {self._model}; start it with "
+                f"the vLLM server at {self._url} serves {', '.join(served_models)}, not {self._model}; start it with "
                 "llm.model, or set llm.sampler.model to the name of the same weights"
             )
 
@@ -103,12 +89,12 @@ class VLLMClient:
         self._version += 1
 
     def sample(
-        self, requests: Sequence[SamplingRequest], max_tokens: int, should_stop: Callable[[], bool] = lambda: False
+        self, prompts: Sequence[TokenPrompt], max_tokens: int, should_stop: Callable[[], bool] = lambda: False
     ) -> list[tuple[list[int], np.ndarray]]:
         """Return token ids of each reply and their log-probabilities, [n_tokens] float32.
 
         Args:
-            requests: prompts, [n_requests].
+            prompts: prompts, [n_prompts]; the stream of each draws the server's seed.
             max_tokens: maximum number of tokens of a reply, >= 1.
             should_stop: function that returns whether the run is to stop.
 
@@ -116,59 +102,60 @@ class VLLMClient:
             LLMError: the server cannot be reached, refuses a request, or does not return token ids.
             Interrupted: the run is to stop, and replies have not arrived within a few seconds.
         """
-        for name in sorted({request.adapter for request in requests}):
-            self._load(name)
+        for name in sorted({prompt.adapter for prompt in prompts}):
+            self._load_adapter(name)
 
         def complete(i: int, call: PendingCall) -> tuple[list[int], np.ndarray]:
-            return self._complete(requests[i], max_tokens)
+            return self._request_completion(prompts[i], max_tokens)
 
-        batch = RequestBatch(complete, len(requests), self.settings.concurrency)
+        batch = RequestBatch(complete, len(prompts), self.settings.concurrency)
         batch.wait(should_stop)
         answers = [answer for answer in batch.answers if answer is not None]
-        if len(answers) < len(requests):
+        if len(answers) < len(prompts):
             raise CallInterrupted("the run is stopping, so it does not wait for the vLLM server")
         return answers
 
     def close(self) -> None:
         """Unload the adapters; the next replies load them again."""
-        for name, version in self._loaded.items():
+        for name, version in self._version_by_adapter.items():
             try:
-                self._unload(name, version)
+                self._unload_adapter(name, version)
             except LLMError as error:  # the server may have ended first
                 logger.warning("an adapter stays on the vLLM server: %s", error)
-        self._loaded.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._version_by_adapter.clear()
+        if self._adapter_folder is not None:
+            shutil.rmtree(self._adapter_folder, ignore_errors=True)
+            self._adapter_folder = None
 
-    def _load(self, name: str) -> None:
+    def _load_adapter(self, name: str) -> None:
         """Load an adapter if that of the server is too old."""
-        loaded = self._loaded.get(name)
-        if loaded is not None and self._version - loaded <= self.settings.max_staleness:
+        loaded_version = self._version_by_adapter.get(name)
+        if loaded_version is not None and self._version - loaded_version <= self.settings.max_staleness:
             return
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="llmrl-adapters-", dir=self.settings.adapter_dir))
-        folder = self._folder / self._served_name(name, self._version)
+        if self._adapter_folder is None:
+            self._adapter_folder = Path(tempfile.mkdtemp(prefix="llmrl-adapters-", dir=self.settings.adapter_dir))
+        folder = self._adapter_folder / self._served_name(name, self._version)
         self._write_adapter(name, folder)
         self._post("load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder.resolve())})
-        self._loaded[name] = self._version
-        if loaded is not None:
-            self._unload(name, loaded)
-            shutil.rmtree(self._folder / self._served_name(name, loaded), ignore_errors=True)
+        self._version_by_adapter[name] = self._version
+        if loaded_version is not None:
+            self._unload_adapter(name, loaded_version)
+            shutil.rmtree(self._adapter_folder / self._served_name(name, loaded_version), ignore_errors=True)
 
-    def _unload(self, name: str, version: int) -> None:
+    def _unload_adapter(self, name: str, version: int) -> None:
         self._post("unload_lora_adapter", {"lora_name": self._served_name(name, version)})
 
     def _served_name(self, name: str, version: int) -> str:
         """Return the name of a version of an adapter on the server."""
         return "-".join(("llmrl", self._client_id, name.replace("/", "-") or "shared", str(version)))
 
-    def _complete(self, request: SamplingRequest, max_tokens: int) -> tuple[list[int], np.ndarray]:
+    def _request_completion(self, prompt: TokenPrompt, max_tokens: int) -> tuple[list[int], np.ndarray]:
+        assert prompt.stream is not None
         body = {
-            "model": self._served_name(request.adapter, self._loaded[request.adapter]),
-            "prompt": list(request.prompt),
+            "model": self._served_name(prompt.adapter, self._version_by_adapter[prompt.adapter]),
+            "prompt": list(prompt.tokens),
             "max_tokens": max_tokens,
-            "seed": request.seed,
+            "seed": int(prompt.stream.integers(2**31)),
             "logprobs": 0,  # those of the sampled tokens only
             "return_token_ids": True,
             # Otherwise defaults of the model's generation config apply.
@@ -191,7 +178,7 @@ class VLLMClient:
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         """Return the JSON answer to a request; None if it is not JSON (of adapters)."""
 
-        def attempt(number: int) -> Any:
+        def attempt(attempt_number: int) -> Any:
             url = f"{self._url}/{path}"
             try:
                 response = self._client.post(url, json=body)

@@ -1,4 +1,4 @@
-"""Search of a reply for its answer: candidates are ranked, and a tie between different ones makes the reply invalid."""
+"""Search of a reply for its answer: candidates are ranked, and different ones of equal rank make the reply invalid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
 T = TypeVar("T")
 
 MAX_REASONS_LENGTH = 2000
-"""Maximum number of characters of a reply that count as its reasons if no part is marked as reasons."""
+"""Maximum number of characters of a reply that count as its reasons if it has no separate reasons."""
 _CONTEXT_CHARACTERS = 160
 """Number of characters before a value that are searched for words that introduce it."""
 
@@ -39,8 +39,8 @@ _DECISION = load_pattern("decisions")
 _NEXT_STEP = re.compile(
     r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE
 )
-_OR = re.compile(r"\W*(?:or|oder|ou|o|eller|\u6216|\u307e\u305f\u306f)\W*", re.IGNORECASE)
-_ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
+_ALTERNATIVE = re.compile(r"\W*(?:or|oder|ou|o|eller|\u6216|\u307e\u305f\u306f)\W*", re.IGNORECASE)
+_ECHO = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
 REFUSAL = load_pattern("refusals")
 """Phrases that state that no decision was made, or that ask the reader for one."""
 
@@ -84,10 +84,10 @@ class CandidateAnswer(Generic[T]):
         start, end: span of its characters in the reply.
         answer: parsed value.
         reasons: reasons in the reply's words; "" if it gives none.
-        form: 2 for the requested form or another unambiguous one, 1 for less certain forms, used only without others.
-        requested: whether it is a JSON object, the requested form; answers in words before it are quotations.
-        weak: whether its reasons are a placeholder, as in the example of the prompt.
-        announced: whether the reply says that this answers the present question.
+        certainty: 2 for an unambiguous form, e.g. the requested one; 1 for a form that counts only without others.
+        is_object: whether it is a JSON object, the requested form; answers in words before it are quotations.
+        is_fallback: whether it counts only without others, e.g. because its reasons are a placeholder.
+        is_announced: whether the reply says that this answers the present question.
         error: reason why the answer cannot be used; "" if it can.
         recipient: text under one of the question's names of the recipient; "" if there is none.
     """
@@ -96,10 +96,10 @@ class CandidateAnswer(Generic[T]):
     end: int
     answer: T
     reasons: str = ""
-    form: int = 2
-    requested: bool = False
-    weak: bool = False
-    announced: bool = False
+    certainty: int = 2
+    is_object: bool = False
+    is_fallback: bool = False
+    is_announced: bool = False
     error: str = ""
     recipient: str = ""
 
@@ -120,14 +120,14 @@ class AnswerParser(ABC, Generic[T]):
         answer_name: name of the answer in error messages.
         reason_keys: names of fields with reasons.
         recipient_keys: names of fields with the recipient of a message.
-        turn: pattern of the start of another turn, for replies that invent further turns; None: there is none.
+        next_turn: pattern of the start of another turn, for replies that invent further turns; None: there is none.
         has_labels: whether the question itself labels options, so that labels in a reply are answers.
     """
 
     answer_name: str
     reason_keys = load_word_list("reasons")
     recipient_keys: tuple[str, ...] = ()
-    turn: re.Pattern[str] | None = None
+    next_turn: re.Pattern[str] | None = None
     has_labels = False
 
     @abstractmethod
@@ -147,56 +147,56 @@ class AnswerParser(ABC, Generic[T]):
         return None
 
     def hint(self, text: str) -> str:
-        """Return a hint on what a reply without an answer lacks; "" if there is none."""
+        """Return an error message for a reply without an answer that names what is missing; "" for the default one."""
         return ""
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[T]) -> bool | None:
-        """Return whether a candidate is marked as the answer to this question (True) or another (False); else None."""
+        """Return True if a candidate is marked as the answer to this question, False if to another, else None."""
         return None
 
     def contradicts(self, text: str, answer: T) -> bool:
-        """Return whether a text after an answer gives a part of it another value."""
+        """Return whether a text after an answer gives another value for a part of it."""
         return False
 
 
 @dataclass
 class _Errors:
-    """Reasons why answers are unusable, with positions, and whether candidates were excluded, e.g. examples."""
+    """Error messages of unusable answers with their positions, and whether candidates were excluded, e.g. examples."""
 
     messages: list[tuple[int, str]] = field(default_factory=list)
     has_exclusions: bool = False
 
 
-def parse_answer(text: str, question: AnswerParser[T], truncated: bool = False) -> ParsedAnswer[T]:
+def parse_answer(text: str, parser: AnswerParser[T], truncated: bool = False) -> ParsedAnswer[T]:
     """Return the answer in a reply, in time linear in its length.
 
-    Answers after the last thought take precedence. Of two different answers the later one counts if words between them
-    revise the first, e.g. "actually"; without such words the reply is invalid.
+    Answers after the last thought take precedence. Of two different answers the second one counts if words between them
+    correct the first, e.g. "actually". Without such words the reply is invalid.
 
     Args:
         text: the reply, as the provider gave it.
-        question: parser of the answers to the question.
+        parser: parser of the answers to the question.
         truncated: whether the reply was cut off because it grew too long.
 
     Raises:
         InvalidReply: the reply holds no usable answer, or different ones without a decision.
     """
     reply = clean_reply(text, truncated)
-    if not reply.text.strip() and reply.thought is None:
-        raise InvalidReply(f"the reply is empty: there is no {question.answer_name} in it")
-    if reply.thought is None:
-        return _read(reply, question)
+    if not reply.text.strip() and reply.unclosed_thought is None:
+        raise InvalidReply(f"the reply is empty: there is no {parser.answer_name} in it")
+    if reply.unclosed_thought is None:
+        return _parse_cleaned_reply(reply, parser)
     if not truncated:
         with contextlib.suppress(InvalidReply):
-            return _read(reply, question, prose=False)
-        if (answer := _read_reasoning(reply.thought, question)) is not None:
+            return _parse_cleaned_reply(reply, parser, use_prose=False)
+        if (answer := _read_reasoning(reply.unclosed_thought, parser)) is not None:
             return answer
-    raise InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
+    raise InvalidReply(f"the reply ends inside a thought: there is no {parser.answer_name} after it")
 
 
-def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T] | None:
+def _read_reasoning(reasoning: str, parser: AnswerParser[T]) -> ParsedAnswer[T] | None:
     """Return the complete answer that ends an unclosed thought; None if there is none."""
-    complete = [candidate for candidate in _candidates(reasoning, question, False, _Errors()) if candidate.form == 2]
+    complete = [c for c in _find_candidates(reasoning, parser, False, _Errors()) if c.certainty == 2]
     if not complete:
         return None
     answer = complete[-1]
@@ -206,35 +206,37 @@ def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T
     is_reason = rest[:1] == "\n" and len(rest) <= 100 and "\n" not in rest.strip() and not is_reopened(rest)
     is_last = not rest.strip() or (is_announced and is_reason)
     is_draft = is_doubtful(sentence_around(reasoning, answer.start, answer.end)[0])
-    is_answer = is_last and not is_draft and (answer.requested or is_announced)
+    is_answer = is_last and not is_draft and (answer.is_object or is_announced)
     return ParsedAnswer(answer.answer, answer.reasons, answer.recipient) if is_answer else None
 
 
-def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) -> ParsedAnswer[T]:
+def _parse_cleaned_reply(reply: CleanedReply, parser: AnswerParser[T], use_prose: bool = True) -> ParsedAnswer[T]:
     text, errors = reply.text, _Errors()
-    candidates = _candidates(text, question, reply.truncated, errors)
-    if prose and not question.has_labels and (end := _end_of_option_references(text[reply.after :])):
+    candidates = _find_candidates(text, parser, reply.truncated, errors)
+    if use_prose and not parser.has_labels and (end := _end_of_option_references(text[reply.answer_start :])):
         # The options are no answers themselves.
-        candidates = [c for c in candidates if c.requested or (c.form == 2 and c.start >= reply.after + end)]
-        option = None if candidates else _find_chosen_option(to_ascii(text[reply.after :]))
+        end += reply.answer_start
+        candidates = [c for c in candidates if c.is_object or (c.certainty == 2 and c.start >= end)]
+        option = None if candidates else _find_chosen_option(to_ascii(text[reply.answer_start :]))
         if option is not None:
             return ParsedAnswer(
-                _read(CleanedReply(option), question).answer, " ".join(text.split())[:MAX_REASONS_LENGTH]
+                _parse_cleaned_reply(CleanedReply(option), parser).answer, " ".join(text.split())[:MAX_REASONS_LENGTH]
             )
         if not candidates:
-            raise InvalidReply(
-                f"the reply lists options under labels of its own; give the {question.answer_name} itself"
-            )
-    late = [candidate for candidate in candidates if candidate.end > reply.after]
-    decision = _decide(text, late or candidates, question, errors)
+            raise InvalidReply(f"the reply lists options under labels of its own; give the {parser.answer_name} itself")
+    late_candidates = [candidate for candidate in candidates if candidate.end > reply.answer_start]
+    decision = _choose_answer(text, late_candidates or candidates, parser, errors)
     if decision is not None:
-        return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.recipient)
-    if prose and not errors.messages and not errors.has_exclusions and not reply.truncated:
-        sentences = text[reply.after :] if text[reply.after :].strip() else text
-        answer = question.parse_prose(to_ascii(strip_tags(sentences)))
+        # The text around an answer holds its reasons if it has none itself.
+        rest = f"{text[: decision.start].rstrip('*`#- ')}\n{text[decision.end :]}"
+        rest = rest.replace("```json", "").replace("```", "").strip(" \n*;")[:MAX_REASONS_LENGTH]
+        return ParsedAnswer(decision.answer, decision.reasons or rest, decision.recipient)
+    if use_prose and not errors.messages and not errors.has_exclusions and not reply.truncated:
+        sentences = text[reply.answer_start :] if text[reply.answer_start :].strip() else text
+        answer = parser.parse_prose(to_ascii(strip_tags(sentences)))
         if answer is not None:
             return ParsedAnswer(answer, " ".join(sentences.split())[:MAX_REASONS_LENGTH])
-    raise InvalidReply(_complaint(text, question, errors))
+    raise InvalidReply(_describe_problem(text, parser, errors))
 
 
 def _end_of_option_references(text: str) -> int:
@@ -255,14 +257,14 @@ def _find_chosen_option(text: str) -> str | None:
     return texts[0] if len(labels) == len(texts) == 1 and len(options) > 1 else None
 
 
-def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _Errors) -> list[CandidateAnswer[T]]:
+def _find_candidates(text: str, parser: AnswerParser[T], truncated: bool, errors: _Errors) -> list[CandidateAnswer[T]]:
     """Return all possible answers in order, without quoted ones and examples."""
     values = find_outermost_values(blank_brace_escapes(text), truncated)
     error_spans: list[tuple[int, int]] = []
     candidates: list[CandidateAnswer[T]] = []
     for span in values:
         try:
-            answer = question.parse_value(span.value)
+            answer = parser.parse_value(span.value)
         except InvalidReply as error:
             if not is_quoted(text, span.start, span.end):
                 errors.messages.append((span.start, str(error)))
@@ -270,23 +272,23 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
             continue
         if answer is not None:
             is_object = isinstance(span.value, dict)
-            reasons = _find_text(span.value, question.reason_keys) or ""
+            reasons = _find_text(span.value, parser.reason_keys) or ""
             candidates.append(
                 CandidateAnswer(
                     span.start,
                     span.end,
                     answer,
                     reasons=reasons,
-                    form=2 if is_object else 1,
-                    requested=is_object,
-                    weak=reasons != "" and is_placeholder(reasons),
-                    recipient=_find_text(span.value, question.recipient_keys) or "",
+                    certainty=2 if is_object else 1,
+                    is_object=is_object,
+                    is_fallback=reasons != "" and is_placeholder(reasons),
+                    recipient=_find_text(span.value, parser.recipient_keys) or "",
                 )
             )
-    # Texts inside of an object that is no answer are none, either.
-    objects = [(span.start, span.end) for span in values if text[span.start] == "{" and not span.broken]
+    # Texts inside an object that is no answer are not answers either.
+    objects = [(span.start, span.end) for span in values if text[span.start] == "{" and not span.is_repaired]
     used_spans = [(span.start, span.end) for span in candidates] + error_spans + objects
-    for candidate in question.find_in_text(text, truncated):
+    for candidate in parser.find_in_text(text, truncated):
         if any(start <= candidate.start and candidate.end <= end for start, end in used_spans):
             continue
         if candidate.error:
@@ -295,54 +297,54 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _
             candidates.append(candidate)
     candidates.sort(key=lambda span: (span.end, span.start))
     unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
-    answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), question, truncated)
+    answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), parser, truncated)
     errors.has_exclusions = len(answers) < len(candidates) or bool(objects)
     return answers
 
 
 def _exclude_examples(
-    text: str, candidates: list[CandidateAnswer[T]], ends: Sequence[int], question: AnswerParser[T], truncated: bool
+    text: str, candidates: list[CandidateAnswer[T]], value_ends: Sequence[int], parser: AnswerParser[T], truncated: bool
 ) -> list[CandidateAnswer[T]]:
     """Return the candidates that are neither examples nor answers to other questions.
 
-    `ends` are the end positions of all values.
+    `value_ends` are the end positions of all values.
     """
     remaining: list[CandidateAnswer[T]] = []
     last = excluded_end = 0
     for candidate in candidates:
-        previous_ends = [0, *ends[: bisect_right(ends, candidate.start)]]
+        previous_ends = [0, *value_ends[: bisect_right(value_ends, candidate.start)]]
         context_start = max(
             last if last <= candidate.start else 0, previous_ends[-1], candidate.start - _CONTEXT_CHARACTERS
         )
         context, last = text[context_start : candidate.start], candidate.end
-        answers_this_question = question.answers_this_question(text, candidate)
-        candidate.announced = answers_this_question is True
-        is_partial = truncated and candidate.form == 1 and text[: candidate.start].strip()
+        answers_this_question = parser.answers_this_question(text, candidate)
+        candidate.is_announced = answers_this_question is True
+        is_partial = truncated and candidate.certainty == 1 and text[: candidate.start].strip()
         if answers_this_question is False or is_partial:
             continue
         before, after = sentence_around(text, candidate.start, candidate.end)
-        if remaining and _OR.fullmatch(text[remaining[-1].end : candidate.start]):
-            before = ""  # neither of the two counts
-        is_alternative = excluded_end and _OR.fullmatch(text[excluded_end : candidate.start])
+        if remaining and _ALTERNATIVE.fullmatch(text[remaining[-1].end : candidate.start]):
+            before = ""  # neither of the two alternatives counts
+        is_alternative = excluded_end and _ALTERNATIVE.fullmatch(text[excluded_end : candidate.start])
         if (
             is_alternative
             or is_non_answer(context, text[candidate.end : candidate.end + 60])
-            or (not candidate.requested and candidate.start < excluded_end)
-            or (not candidate.requested and is_doubtful(before, after))
-            or (not candidate.requested and has_correction(text[candidate.start : candidate.end].split("\n")[0]))
+            or (not candidate.is_object and candidate.start < excluded_end)
+            or (not candidate.is_object and is_doubtful(before, after))
+            or (not candidate.is_object and has_correction(text[candidate.start : candidate.end].split("\n")[0]))
         ):
             excluded_end = candidate.end
             continue
         remaining.append(candidate)
-    remaining = [candidate for candidate in remaining if candidate.announced] or remaining
-    remaining = [candidate for candidate in remaining if candidate.form == 2] or remaining
-    last_requested = max((candidate.start for candidate in remaining if candidate.requested), default=-1)
-    remaining = [candidate for candidate in remaining if candidate.requested or candidate.start > last_requested]
-    return [candidate for candidate in remaining if not candidate.weak] or remaining
+    remaining = [candidate for candidate in remaining if candidate.is_announced] or remaining
+    remaining = [candidate for candidate in remaining if candidate.certainty == 2] or remaining
+    last_requested = max((candidate.start for candidate in remaining if candidate.is_object), default=-1)
+    remaining = [candidate for candidate in remaining if candidate.is_object or candidate.start > last_requested]
+    return [candidate for candidate in remaining if not candidate.is_fallback] or remaining
 
 
-def _decide(
-    text: str, candidates: list[CandidateAnswer[T]], question: AnswerParser[T], errors: _Errors
+def _choose_answer(
+    text: str, candidates: list[CandidateAnswer[T]], parser: AnswerParser[T], errors: _Errors
 ) -> CandidateAnswer[T] | None:
     """Return the candidate that counts; None if there are no candidates.
 
@@ -354,38 +356,32 @@ def _decide(
     answer, has_conflict, last, end = candidates[0], False, candidates[0].end, len(text)
     for candidate in candidates[1:]:
         gap, gap_start, last = text[last : candidate.start], last, max(last, candidate.end)
-        if _NEXT_STEP.search(gap) or (question.turn is not None and question.turn.search(gap)):
+        if _NEXT_STEP.search(gap) or (parser.next_turn is not None and parser.next_turn.search(gap)):
             end = gap_start
             break
-        decides = _is_decisive(gap) and not _ECHOES.search(text[candidate.end : candidate.end + 80])
-        if _are_equal(answer.answer, candidate.answer):
-            has_conflict = has_conflict and not decides
+        is_decisive = _is_decisive(gap) and not _ECHO.search(text[candidate.end : candidate.end + 80])
+        if np.all(answer.answer == candidate.answer):
+            has_conflict = has_conflict and not is_decisive
             if candidate.end > answer.end and not (candidate.reasons == "" and answer.reasons):
                 answer = candidate
         else:
-            answer, has_conflict = (candidate if decides else answer), not decides
+            answer, has_conflict = (candidate if is_decisive else answer), not is_decisive
     if errors.messages:
         start, error = errors.messages[-1]
         gap = to_ascii(text[max(answer.end, start - 300) : start])
-        if _is_decisive(gap) and not (question.turn is not None and question.turn.search(gap)):
+        if _is_decisive(gap) and not (parser.next_turn is not None and parser.next_turn.search(gap)):
             raise InvalidReply(error)  # an unusable answer replaced this one
     if has_conflict:
         raise InvalidReply(
             f"there are several different answers in the reply, and nothing says which counts; give one "
-            f"{question.answer_name}"
+            f"{parser.answer_name}"
         )
     rest = text[answer.end : end]
-    if question.turn is not None and (turn := question.turn.search(rest)):
-        rest = rest[: turn.start()]
-    if is_reopened(rest) or question.contradicts(rest, answer.answer):
-        raise InvalidReply(f"the reply takes its answer back; give one {question.answer_name}")
+    if parser.next_turn is not None and (next_turn := parser.next_turn.search(rest)):
+        rest = rest[: next_turn.start()]
+    if is_reopened(rest) or parser.contradicts(rest, answer.answer):
+        raise InvalidReply(f"the reply takes its answer back; give one {parser.answer_name}")
     return answer
-
-
-def _are_equal(answer: Any, other_answer: Any) -> bool:
-    if isinstance(answer, np.ndarray):
-        return np.array_equal(answer, other_answer)
-    return bool(answer == other_answer)
 
 
 def _is_decisive(gap: str) -> bool:
@@ -408,17 +404,11 @@ def _find_text(value: Any, keys: Sequence[str], depth: int = 0) -> str | None:
     return next((text for text in texts if text is not None), None)
 
 
-def _surrounding_text(text: str, answer: CandidateAnswer[Any]) -> str:
-    """Return the text around an answer that holds no reasons itself."""
-    rest = f"{text[: answer.start].rstrip('*`#- ')}\n{text[answer.end :]}".replace("```json", "").replace("```", "")
-    return rest.strip(" \n*;")[:MAX_REASONS_LENGTH]
-
-
-def _complaint(text: str, question: AnswerParser[Any], errors: _Errors) -> str:
+def _describe_problem(text: str, parser: AnswerParser[Any], errors: _Errors) -> str:
     """Return what is wrong with a reply without an answer, and the position of its first JSON error."""
     start = text.find("{")
-    missing = f"there is no {question.answer_name} in the reply"
-    message = errors.messages[-1][1] if errors.messages else question.hint(text) or missing
+    missing = f"there is no {parser.answer_name} in the reply"
+    message = errors.messages[-1][1] if errors.messages else parser.hint(text) or missing
     if start < 0:
         return f"{message}, and no JSON object" if message == missing else message
     try:

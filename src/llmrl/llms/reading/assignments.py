@@ -17,7 +17,7 @@ from llmrl.llms.reply_cleaning import blank_spans
 
 _MONEY = r"(?:[$\u20ac\u00a3\u00a5]\s?)?"
 _DIGITS = rf"{_MONEY}(?<![\w.])(?:{NUMBER_IN_DIGITS})(?![\w]|\.\d)"
-_VALUE = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<words>{NUMBER_IN_WORDS})(?![\w-])", re.IGNORECASE)
+_NUMBER = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<words>{NUMBER_IN_WORDS})(?![\w-])", re.IGNORECASE)
 _NUM = rf"(?:{_MONEY}(?<![\w.])[+-]?(?:\d{{1,20}}(?:\.\d{{1,20}})?|\.\d{{1,20}})\s?%?)"
 _PLURAL_NOUNS = r"(?:brackets?|knobs?|levers?|rates?|numbers?|parameters?|params?|values?|weights?|tiers?|bands?|ones?)"
 # Numbers that are not assigned to a name: old values, numbers of turns, changes, bounds.
@@ -34,7 +34,7 @@ _IRRELEVANT = re.compile(
 )
 _SLASHED = re.compile(rf"{_NUM}(?:/{_NUM}){{2,}}")
 _PARENTHESIS = re.compile(r"\((?P<inner>[^()\n]{0,120})\)")
-_PURE = re.compile(rf"\s*=?\s*{_NUM}(?: ?[A-Za-z%\u00b0]{{1,8}}|(?:\s*[,/;]\s*{_NUM})+)?\s*")
+_NUMERIC_ASIDE = re.compile(rf"\s*=?\s*{_NUM}(?: ?[A-Za-z%\u00b0]{{1,8}}|(?:\s*[,/;]\s*{_NUM})+)?\s*")
 _FROM_TO = re.compile(
     rf"\bfrom\s+{_NUM}\s*(?:[A-Za-z]+\s)?(?:to|down to|up to|->|\u2192)\s*(?P<final>{_NUM})(?![\w.]*\w)", re.IGNORECASE
 )
@@ -62,7 +62,7 @@ _BOUND = re.compile(
 )
 _PAST = load_pattern("reports_of_numbers")
 _INTENTION = load_pattern("intentions")
-_HEDGED = load_pattern("hedges")
+_HEDGE = load_pattern("hedges")
 _NOT = re.compile(r"\b(?:not|never|avoid|without)\b|n't\b", re.IGNORECASE)
 _CONJUNCTION = re.compile(r"\b(?:so|therefore|thus|hence|but|and (?:it|they))\b|;", re.IGNORECASE)
 _LINK = re.compile(
@@ -81,13 +81,13 @@ _ENUMERATION = re.compile(
     r"[\s,;/&+*_`\"'=]*(?:and|as well as|plus|und|et|y)?[\s,*_`\"']*(?:the|for|to|at|on|both)?[\s*_`\"']*",
     re.IGNORECASE,
 )
-_REST = r"(?:all )?(?:the )?(?:others|rest|remaining \w+|other \w+)\b|(?:every|any)thing else\b"
-_ALL = r"\b(?:all|each|every|both)\b(?: (?:of )?(?:them|the|three|two|four|five)\b)?(?: (?:\w+s|one|\w+)\b)?"
+_REST_NAME = r"(?:all )?(?:the )?(?:others|rest|remaining \w+|other \w+)\b|(?:every|any)thing else\b"
+_ALL_NAMES = r"\b(?:all|each|every|both)\b(?: (?:of )?(?:them|the|three|two|four|five)\b)?(?: (?:\w+s|one|\w+)\b)?"
 _PREPOSITION = re.compile(r"\s+(?:\w+\s+)?(?:for|to|at|in)\b")
 _PERCENT = re.compile(r"\s?(?:%|per ?cent\b|percent\b)")
 _BOUND_WORD = re.compile(r"(?:between|from|about|around|over|under|by)\s*\Z")
 _SENTENCES = re.compile(r"(?<=[.!?\u3002])\s+|\n+|\u3002|;\s")
-_PROPOSES = load_pattern("proposals")
+_PROPOSAL = load_pattern("proposals")
 _NOUNS = "number|parameter|param|bracket|value|rate|one|entry|knob|weight|coefficient|tier|band|lever"
 _LEVELS = ("lowest|bottom|poorest|low", "middle|mid|medium|central", "highest|top|richest|high")
 
@@ -102,7 +102,7 @@ class _Token:
     text: str = ""
 
 
-class Assignments:
+class AssignmentFinder:
     """Finder of the numbers that sentences assign to names.
 
     Args:
@@ -114,13 +114,13 @@ class Assignments:
         self.d, self.parse_number = len(names), parse_number
         self._all = tuple(range(self.d))
         by_length = sorted(range(self.d), key=lambda i: -len(names[i]))
-        alternatives = [f"(?P<n{i}>{_name_pattern(names, i)})" for i in by_length]
+        alternatives = [f"(?P<n{i}>{_build_name_pattern(names, i)})" for i in by_length]
         if not any(name.casefold() in ("other", "others", "rest") for name in names):
-            alternatives.append(f"(?P<rest>{_REST})")
-        self._name = re.compile(rf"(?<![\w.])(?:{'|'.join(alternatives)})(?![\w\]])", re.IGNORECASE)
+            alternatives.append(f"(?P<rest>{_REST_NAME})")
+        self._name_or_rest = re.compile(rf"(?<![\w.])(?:{'|'.join(alternatives)})(?![\w\]])", re.IGNORECASE)
         self._any_name = re.compile(rf"(?<!\w)(?:{'|'.join(map(spelling_pattern, names))})(?!\w)", re.IGNORECASE)
 
-    def read(self, text: str) -> list[float] | None:
+    def find_numbers(self, text: str) -> list[float] | None:
         """Return the `d` numbers that sentences give; None unless each occurs at least once, without contradiction."""
         numbers: dict[int, float] = {}
         rest: set[float] = set()
@@ -136,24 +136,24 @@ class Assignments:
             numbers = dict.fromkeys(self._all, rest.pop()) | numbers
         if len(numbers) == self.d:
             return [numbers[i] for i in self._all]
-        return None if numbers else self._without_names(text)
+        return None if numbers else self._find_unnamed_list(text)
 
     def _pair_tokens(self, sentence: str) -> list[tuple[_Token, _Token]]:
         """Return each name in a sentence with the number assigned to it; empty if the assignment is not certain."""
-        tokens, sentence = self._tokenize(sentence)
-        types = "".join("V" if token.text else "N" for token in tokens)  # names and values
+        tokens, sentence = self._find_tokens(sentence)
+        token_types = "".join("V" if token.text else "N" for token in tokens)  # names and values
         half = len(tokens) // 2
-        if len(tokens) > 3 and types in ("N" * half + "V" * half, "V" * half + "N" * half):
+        if len(tokens) > 3 and token_types in ("N" * half + "V" * half, "V" * half + "N" * half):
             names = [token for token in tokens if not token.text]
             values = [token for token in tokens if token.text]
             return list(zip(names, values, strict=True)) if _is_enumeration(sentence, names) else []
-        if not re.fullmatch(r"(?:N+V)+|(?:VN+)+", types):
+        if not re.fullmatch(r"(?:N+V)+|(?:VN+)+", token_types):
             return []
         pairs: list[tuple[_Token, _Token]] = []
-        for span in re.finditer("N+V" if types[0] == "N" else "VN+", types):
+        for span in re.finditer("N+V" if token_types[0] == "N" else "VN+", token_types):
             group = tokens[span.start() : span.end()]
             names, [value] = [token for token in group if not token.text], [token for token in group if token.text]
-            if types[0] == "N":
+            if token_types[0] == "N":
                 is_assigned = _is_link(sentence[names[-1].end : value.start])
             else:
                 is_assigned = bool(_FOR.match(sentence[value.end : names[0].start]))
@@ -162,7 +162,7 @@ class Assignments:
             pairs += [(name, value) for name in names]
         return pairs
 
-    def _tokenize(self, sentence: str) -> tuple[list[_Token], str]:
+    def _find_tokens(self, sentence: str) -> tuple[list[_Token], str]:
         """Return names and numbers in order, and the sentence without names and irrelevant numbers.
 
         There are no tokens if a number next to names is a range, a change, or a bound.
@@ -171,15 +171,15 @@ class Assignments:
             _Token(
                 match.start(), match.end(), () if match.lastgroup == "rest" else (int((match.lastgroup or "n0")[1:]),)
             )
-            for match in self._name.finditer(sentence)
+            for match in self._name_or_rest.finditer(sentence)
         ]
-        if not names and (match := re.search(_ALL, sentence, re.IGNORECASE)):
+        if not names and (match := re.search(_ALL_NAMES, sentence, re.IGNORECASE)):
             names = [_Token(match.start(), match.end(), self._all)]
         statement = _simplify(blank_spans(sentence, [(name.start, name.end) for name in names]))
         if not names or _BOUND.search(statement):
             return [], statement
         values = []
-        for match in _VALUE.finditer(statement):
+        for match in _NUMBER.finditer(statement):
             before, after = statement[: match.start()], statement[match.end() :]
             is_assigned = match["digits"] or _is_link(before[-60:]) or _PREPOSITION.match(after)
             if is_assigned:
@@ -189,7 +189,7 @@ class Assignments:
                 values.append(_Token(match.start(), end, text=text))
         return sorted([*names, *values], key=lambda token: token.start) if values else [], statement
 
-    def _without_names(self, text: str) -> list[float] | None:
+    def _find_unnamed_list(self, text: str) -> list[float] | None:
         """Return the only list of `d` numbers that a sentence proposes, in the order of the question; else None."""
         if self.d < 2:
             return None
@@ -197,7 +197,7 @@ class Assignments:
         chain = re.compile(rf"(?<![\w.,/]){_NUM}(?:{separator}{_NUM}){{{self.d - 1}}}(?![\w%]|\.\d|{separator}{_NUM})")
         lists: set[tuple[float | None, ...]] = set()
         for sentence in _intention_sentences(text):
-            cue = _PROPOSES.search(sentence)
+            cue = _PROPOSAL.search(sentence)
             statement = _IRRELEVANT.sub(lambda m: " " * len(m[0]), sentence)
             if cue is None or self._any_name.search(statement):
                 continue
@@ -216,7 +216,7 @@ def _intention_sentences(text: str) -> Iterator[str]:
     for sentence in _SENTENCES.split(text)[:300]:
         if not (
             len(sentence) > 2000
-            or _HEDGED.search(sentence)
+            or _HEDGE.search(sentence)
             or is_example(sentence[:400])
             or (_PAST.search(_PARENTHESIS.sub(" ", sentence)) and not _INTENTION.search(sentence))
         ):
@@ -228,7 +228,7 @@ def _simplify(sentence: str) -> str:
 
     A range or change with a final number is reduced to that number.
     """
-    sentence = _PARENTHESIS.sub(lambda m: m[0] if _PURE.fullmatch(m["inner"]) else " " * len(m[0]), sentence)
+    sentence = _PARENTHESIS.sub(lambda m: m[0] if _NUMERIC_ASIDE.fullmatch(m["inner"]) else " " * len(m[0]), sentence)
     sentence = _SLASHED.sub(lambda m: m[0].replace("/", ";"), sentence)
     for pattern in (_PRECISE_RANGE, _FROM_TO, _CHANGE, _ARROW):
         sentence = pattern.sub(lambda m: f"{' to ':<{m.start('final') - m.start()}}{m['final']}", sentence)
@@ -260,7 +260,7 @@ def spelling_pattern(name: str) -> str:
     return r"[\s_\\\-]{0,3}".join(re.escape(piece) for piece in re.findall(r"[^\W\d_]+|\d+|[^\w\s]", name))
 
 
-def _name_pattern(names: Sequence[str], i: int) -> str:
+def _build_name_pattern(names: Sequence[str], i: int) -> str:
     """Return a regular expression for a name in sentences.
 
     It matches the name, its -ing form, its ordinal number and its index.

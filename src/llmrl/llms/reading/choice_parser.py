@@ -10,7 +10,7 @@ from typing import Any
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.latex_and_tables import strip_latex
-from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name
+from llmrl.llms.reading.name_matcher import NameMatcher, has_negation, normalize_name
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_example, is_reopened
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
@@ -29,11 +29,11 @@ _NUMBER_CHOICE = re.compile(
     re.IGNORECASE,
 )
 _LATEX_BOX = re.compile(r"\\boxed\{([^{}]{1,200})\}")
-_PREFIX = re.compile(
+_LABEL_PREFIX = re.compile(
     r"\A(?:(?:the|my|final|next|chosen|best|optimal) )*(?:action|answer|decision|choice|move)\s*(?:=|:|is\b)\s*",
     re.IGNORECASE,
 )
-_LABEL = re.compile(
+_ANSWER_LABEL = re.compile(
     r"(?:(?<=[.!?;\n])|\A|(?<=\|))[ \t>*#_\-\u2022\d.)|]{0,20}(?P<label>(?:(?:so|therefore|thus|and)[, ]+)?(?:(?:the|"
     r"my|mein|meine|mon|ma|final|next|chosen|selected|best|correct|own|corrected|current|recommended|optimal) ){0,3}"
     r"(?:action|answer|decision|choice|vote|votum|ballot|move|command|output|selection|aktion|antwort|accion|acci\u00f3n|r\u00e9ponse|\u52a8\u4f5c|"
@@ -44,20 +44,20 @@ _LABEL = re.compile(
     r"[*_`]{0,3}[ \t]*\n)[ \t*_`:>]*(?:\n[ \t]*){0,2}(?=(?P<value>[^\n]{1,200}))",
     re.IGNORECASE,
 )
-_CUE = load_pattern("choices")
-_CLAUSE = re.compile(
+_DECISION_CUE = load_pattern("choices")
+_CLAUSE_BOUNDARY = re.compile(
     r"[,;\n]|\.(?:\s|$)|[!?]|\bbecause\b|\bsince\b|\bbut\b|\bso that\b|\bin order\b|(?<!\bis )\bto (?=avoid|"
     r"counter|get|"
     r"reach|keep|prevent|escape|balance|catch|stop)|\baway from\b|\bas (?=the|"
     r"it|i|we)|[\u3002\uff0c]"
 )
-_IF = load_pattern("open_choices")
+_OPEN = load_pattern("open_choices")
 _EXPLANATION = re.compile(
     r"\b(?:not|than|instead|since|because|as|so|but|where|which|while|to|for|after|before)\b|[.(\u2014]", re.IGNORECASE
 )
 """Words after a decision that mark further actions as no part of it."""
 _CONTRAST = re.compile(r"\b(?:rather than|instead of|as opposed to|and not|not)\b", re.IGNORECASE)
-_CLOSING = frozenset(
+_CLOSING_WORDS = frozenset(
     {
         *("so", "therefore", "thus", "hence", "final", "finally", "ok", "okay", "well", "alright", "now", "again"),
         *("me", "it", "is", "i", "ll", "my", "move", "go", "turn", "action", "answer", "choice", "decision", "please"),
@@ -75,14 +75,14 @@ _AMOUNT = re.compile(
 """An amount with its unit, and nothing that makes it a bound, a difference, or an amount of something else."""
 RECONSIDERATION = load_pattern("reconsiderations")
 """Words that reopen a decision."""
-_LEAD = re.compile(
+_DECISION_LEAD = re.compile(
     r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
     r"(?:my|this|the|final) (?:action|answer|choice|move|turn))|=>|->|\u21d2)\W*\Z|"
     r"\bi (?:need|must|should|have to|want)\b[^.;:]{0,80}[:,]\W*\Z",
     re.IGNORECASE,
 )
 """Words before an action at the end of a sentence that decides for it."""
-_NOT_NOW = load_pattern("other_times")
+_OTHER_TIME = load_pattern("other_times")
 _OPPONENT_DUTY = load_pattern("duties")
 _STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
 _ACTION_NOUN = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
@@ -100,26 +100,16 @@ class ChoiceParser(AnswerParser[int]):
     """
 
     answer_name = "action"
-    turn = re.compile(
+    next_turn = re.compile(
         r"^[ \t*]*(?:next |new |then )?(?:observation|state)\b[^:\n]{0,20}:"
         r"|\{\s*\"(?:observation|since_your_last_action)\"",
         re.MULTILINE | re.IGNORECASE,
     )
 
     def __init__(self, names: Sequence[str], descriptions: Sequence[str] = (), numbered: bool = False) -> None:
-        self.names = NameMatcher(names, descriptions, numbered)
-        self.amounts = {} if numbered else _amounts(names)
+        self.matcher = NameMatcher(names, descriptions, numbered)
+        self.amounts = {} if numbered else _find_amounts(names)
         self._has_digits = any(any(c.isdigit() for c in name) for name in names)
-
-    def parse_choice(self, answer: Any) -> int:
-        """Return the index of the action that the value of a reply's `action` means.
-
-        Raises:
-            InvalidReply: the value means no action, or is ambiguous.
-        """
-        if (index := self._parse_action(answer, 0)) is None:
-            raise InvalidReply(f"the {self.answer_name} {repr(answer)[:60]} does not exist")
-        return index
 
     def parse_value(self, value: Any, depth: int = 0) -> int | None:
         if depth > 5:
@@ -147,9 +137,11 @@ class ChoiceParser(AnswerParser[int]):
         )
         if keys:
             keys += [key for key in _ADDITIONAL_KEYS if key in fields and key not in keys]
-            return _single_choice([self.parse_choice_field(fields[key], depth) for key in keys])
+            return _single_choice([self._parse_choice_field(fields[key], depth) for key in keys])
         flags = {key: inner for key, inner in fields.items() if isinstance(inner, bool)}
-        true_actions = [index for key, inner in flags.items() if inner and (index := self.names.exact(key)) is not None]
+        true_actions = [
+            index for key, inner in flags.items() if inner and (index := self.matcher.find_exact(key)) is not None
+        ]
         if len(true_actions) == 1 and sum(flags.values()) == 1:
             return true_actions[0]
         wrapped = [inner for key, inner in fields.items() if key in _WRAPPERS]
@@ -157,11 +149,16 @@ class ChoiceParser(AnswerParser[int]):
             if isinstance(inner, dict | list) and (choice := self.parse_value(inner, depth + 1)) is not None:
                 return choice
         if wrapped and isinstance(fields.get("name"), str):
-            return self.names.exact(fields["name"])
+            return self.matcher.find_exact(fields["name"])
         nested = [inner for inner in value.values() if isinstance(inner, dict | list)]
         return _single_choice([self.parse_value(inner, depth + 1) for inner in nested])
 
-    def parse_choice_field(self, value: Any, depth: int = 0) -> int:
+    def _parse_choice_field(self, value: Any, depth: int) -> int:
+        """Return the index of the action that the value of a field such as `action` means.
+
+        Raises:
+            InvalidReply: the value means no action, or is ambiguous.
+        """
         if isinstance(value, dict):
             index = self.parse_value(value, depth + 1)
             if index is None:
@@ -170,7 +167,9 @@ class ChoiceParser(AnswerParser[int]):
                     index = _single_choice([self._parse_action(inner, depth) for inner in scalars])
             if index is not None:
                 return index
-        return self.parse_choice(value)
+        if (index := self._parse_action(value, 0)) is None:
+            raise InvalidReply(f"the {self.answer_name} {repr(value)[:60]} does not exist")
+        return index
 
     def _parse_action(self, answer: Any, depth: int) -> int | None:
         if isinstance(answer, str):
@@ -179,30 +178,30 @@ class ChoiceParser(AnswerParser[int]):
             indices = {self._parse_action(item, depth + 1) for item in answer}
             return indices.pop() if len(indices) == 1 and len(answer) < 4 else None
         is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and depth <= 5
-        return self.names.number(answer) if is_number and abs(answer) < 1e6 else None
+        return self.matcher.index_of_number(answer) if is_number and abs(answer) < 1e6 else None
 
     def contradicts(self, text: str, answer: int) -> bool:
         if self.amounts:
             return any(self.amounts.get(float(number)) != answer for number in re.findall(r"\d{1,9}", text))
         if self._has_digits:
-            return any(i != answer for _, _, i in self.names.mentions(text))
-        return not negated(text) and self.parse_prose(to_ascii(text)) not in (None, answer)
+            return any(i != answer for _, _, i in self.matcher.find_mentions(text))
+        return not has_negation(text) and self.parse_prose(to_ascii(text)) not in (None, answer)
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[int]]:
         text = strip_latex(to_ascii(text))
         stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
         if (index := self._parse_short_reply(stripped)) is not None:
-            return [] if truncated else [CandidateAnswer(0, len(text), index, form=1)]
+            return [] if truncated else [CandidateAnswer(0, len(text), index, certainty=1)]
         candidates = []
         for match in _LATEX_BOX.finditer(text):
-            phrase = _PREFIX.sub("", re.split(r"->|=>", " ".join(match[1].split()))[0])
+            phrase = _LABEL_PREFIX.sub("", re.split(r"->|=>", " ".join(match[1].split()))[0])
             if (index := self._parse_label(phrase)) is not None:
                 candidates.append(CandidateAnswer(match.start(), match.end(), index))
         for match in _NUMBER_CHOICE.finditer(text):
             phrase = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["said"])[0]
-            if (match["kind"] or self.names.numbered) and (index := self._parse_name(phrase)) is not None:
-                candidates.append(CandidateAnswer(match.start(), match.end(), index, form=1))
-        for match in _LABEL.finditer(text):
+            if (match["kind"] or self.matcher.numbered) and (index := self._parse_name(phrase)) is not None:
+                candidates.append(CandidateAnswer(match.start(), match.end(), index, certainty=1))
+        for match in _ANSWER_LABEL.finditer(text):
             phrase = _LATEX_BOX.sub(lambda box: f" {box[1]} ", match["value"]).replace("$", " ")
             is_partial = truncated and match.end("value") == len(text.rstrip())
             if not is_partial and (index := self._parse_label(phrase)) is not None:
@@ -216,31 +215,31 @@ class ChoiceParser(AnswerParser[int]):
             return None
         markers = RECONSIDERATION.finditer(text)
         # A marker may also be the name of an action, e.g. `wait`.
-        ends = [marker.end() for marker in markers if self.names.exact(marker[0].strip(",.!")) is None]
-        if ends:  # only the text after the last marker counts, even if it contains no decision
-            return self.parse_prose(text[ends[-1] :])
+        marker_ends = [marker.end() for marker in markers if self.matcher.find_exact(marker[0].strip(",.!")) is None]
+        if marker_ends:  # only the text after the last marker counts, even if it contains no decision
+            return self.parse_prose(text[marker_ends[-1] :])
         decisions: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
             is_open = is_example(sentence)
             if decisions and is_reopened(sentence):
                 return None
-            for clause in _CLAUSE.split(sentence):
-                match = _CUE.search(clause)
+            for clause in _CLAUSE_BOUNDARY.split(sentence):
+                match = _DECISION_CUE.search(clause)
                 if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
                     head = clause[: contrast.start()]
-                    clause = head if self.names.mentions(head[match.end() :]) else clause
-                is_open = is_open or bool(_IF.search(clause[: match.start()] if match else clause))
-                if _NOT_NOW.search(clause) or _OPPONENT_DUTY.search(clause):
+                    clause = head if self.matcher.find_mentions(head[match.end() :]) else clause
+                is_open = is_open or bool(_OPEN.search(clause[: match.start()] if match else clause))
+                if _OTHER_TIME.search(clause) or _OPPONENT_DUTY.search(clause):
                     continue
-                if match is None or is_open or negated(clause) or sentence.rstrip().endswith("?"):
+                if match is None or is_open or has_negation(clause) or sentence.rstrip().endswith("?"):
                     continue
-                indices = {i for _, _, i in self.names.mentions(clause[match.end() :])}
-                indices = indices or {i for _, _, i in self.names.mentions(clause[match.start() :])}
+                indices = {i for _, _, i in self.matcher.find_mentions(clause[match.end() :])}
+                indices = indices or {i for _, _, i in self.matcher.find_mentions(clause[match.start() :])}
                 rest = sentence[sentence.index(clause) + match.end() :]
                 if self.amounts:
                     amount = self._parse_amount(rest)
                     indices = set() if amount is None else {amount}
-                if len(indices) > 1 or (indices and (_IF.search(clause[match.end() :]) or self._is_list(rest))):
+                if len(indices) > 1 or (indices and (_OPEN.search(clause[match.end() :]) or self._is_list(rest))):
                     return None
                 decisions += indices
         if not decisions:
@@ -249,7 +248,7 @@ class ChoiceParser(AnswerParser[int]):
 
     def _is_list(self, text: str) -> bool:
         """Return whether several actions follow in a text, as steps or as alternatives, or a condition follows."""
-        spans = self.names.mentions(text)
+        spans = self.matcher.find_mentions(text)
         gaps = [text[end:start] for (_, end, i), (start, _, j) in pairwise(spans) if i != j]
         return any(not _EXPLANATION.search(gap) for gap in gaps) or is_conditional(text)
 
@@ -261,23 +260,23 @@ class ChoiceParser(AnswerParser[int]):
         """
         sentences = [part.strip() for part in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[-200:]]
         *preceding, last = [part for part in sentences if any(c.isalnum() for c in part)] or [""]
-        if not last or last.endswith("?") or _IF.search(last) or _NOT_NOW.search(last) or len(last) > 200:
+        if not last or last.endswith("?") or _OPEN.search(last) or _OTHER_TIME.search(last) or len(last) > 200:
             return None
         delimiters = list(_LAST_CLAUSE.finditer(last))
-        if delimiters and not _LEAD.search(last[: delimiters[-1].end()]):
+        if delimiters and not _DECISION_LEAD.search(last[: delimiters[-1].end()]):
             return None
         clauses = _LAST_CLAUSE.split(last)
-        index = self._sole_action(clauses[-1])
-        preceding_actions = {self._sole_action(re.sub(r"^[\W\d_]+", "", part)) for part in preceding} - {None}
-        in_last = {self._sole_action(part) for part in clauses} - {None}
+        index = self._find_sole_action(clauses[-1])
+        preceding_actions = {self._find_sole_action(re.sub(r"^[\W\d_]+", "", part)) for part in preceding} - {None}
+        in_last = {self._find_sole_action(part) for part in clauses} - {None}
         return index if not preceding_actions and in_last == {index} else None
 
-    def _sole_action(self, clause: str) -> int | None:
+    def _find_sole_action(self, clause: str) -> int | None:
         """Return the action if a clause consists of it and of words without information; else None."""
-        if negated(clause) or (self.amounts and "+" in clause):
+        if has_negation(clause) or (self.amounts and "+" in clause):
             return None
-        index, other_words = self.names.sole_mention(clause)
-        return index if all(word in _CLOSING for word in other_words) else None
+        index, other_words = self.matcher.find_sole_mention(clause)
+        return index if all(word in _CLOSING_WORDS for word in other_words) else None
 
     def _parse_short_reply(self, text: str) -> int | None:
         """Return the action that a short reply consists of; else None."""
@@ -294,16 +293,16 @@ class ChoiceParser(AnswerParser[int]):
 
     def _parse_command(self, text: str) -> int | None:
         """Return the only action in a command that begins with it: `pick up the yellow key`, `go forward 3 times`."""
-        mentions = self.names.mentions(text)
+        mentions = self.matcher.find_mentions(text)
         begins_with_action = len(mentions) == 1 and mentions[0][0] == 0
-        is_unclear = self.amounts or negated(text) or _IF.search(text) or _VERB.search(text)
+        is_unclear = self.amounts or has_negation(text) or _OPEN.search(text) or _VERB.search(text)
         return mentions[0][2] if begins_with_action and not is_unclear else None
 
     def _parse_name(self, text: str) -> int | None:
         """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
         is_unclear = bool(self.amounts and re.search(r"\d\D+\d|\+\s?\d", re.sub(r"\([^()]*\)", "", text)))
-        index = None if is_unclear else self.names.meant(text)
-        if index is not None or not self.amounts or negated(text) or len(text) > 80:
+        index = None if is_unclear else self.matcher.match_text(text)
+        if index is not None or not self.amounts or has_negation(text) or len(text) > 80:
             return index
         return self._parse_amount(re.sub(r"\([^()]*\)", "", to_ascii(text)))
 
@@ -320,7 +319,7 @@ class ChoiceParser(AnswerParser[int]):
         return self._parse_name(re.sub(r"[*`\"]", " ", text).strip().strip(" ._|"))
 
 
-def _amounts(names: Sequence[str]) -> dict[float, int]:
+def _find_amounts(names: Sequence[str]) -> dict[float, int]:
     """Return the indices of names such as `take_0`, `take_1`, ... by their number; empty for other names."""
     matches = [match for name in names if (match := re.fullmatch(r"(.*?)_?(\d+)", name))]
     stems = {match[1] for match in matches}

@@ -33,55 +33,55 @@ MAX_BRACKETS = 400
 TRUNCATION_MARKER = "\x00cut"
 """Last element of a list that is incomplete because the reply was truncated."""
 
-_GAP = r"(?:\s|\\n)*"
+_WHITESPACE = r"(?:\s|\\n)*"
 # A bracket, or the start of JSON inside a string.
-_OPENING = re.compile(
+_OPENING_BRACKET = re.compile(
     r"(?<![\w\]\\])[{\[]|(?<=\w)\{|(?<=\w)\[(?=\s*[{\"\[])"
-    rf'|(?<![\w\\])"(?={_GAP}(?:\{{{_GAP}\\"|\[{_GAP}(?:\{{{_GAP})?\\"|\\"{_GAP}[{{\[]))'
+    rf'|(?<![\w\\])"(?={_WHITESPACE}(?:\{{{_WHITESPACE}\\"|\[{_WHITESPACE}(?:\{{{_WHITESPACE})?\\"|\\"{_WHITESPACE}[{{\[]))'
 )
-_COMMAND = re.compile(r"\\[A-Za-z]{1,12}\Z")
+_LATEX_COMMAND = re.compile(r"\\[A-Za-z]{1,12}\Z")
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _BRACKET = re.compile(r"[{}\[\]]")
 # Assumed end of an unclosed object: before a fence, or before a paragraph that does not continue the object.
-_STOP = re.compile(r"\n[ \t]{0,20}(?:```|~~~)|\n[ \t]{0,20}\n(?![ \t\n]{0,20}[\"'}\]])")
+_OBJECT_BREAK = re.compile(r"\n[ \t]{0,20}(?:```|~~~)|\n[ \t]{0,20}\n(?![ \t\n]{0,20}[\"'}\]])")
 _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?P<comment>//[^\n]*|/\*.*?\*/|(?<![^\s,\[{])#[^\n]*)', re.DOTALL)
-_REPEATED = re.compile(r"(\[[-+\d.,\s]*\])\s*\*\s*(\d{1,4})")
-_CONCATENATION = re.compile(r"\](\s*)\+(\s*)\[")
+_LIST_REPETITION = re.compile(r"(\[[-+\d.,\s]*\])\s*\*\s*(\d{1,4})")
+_LIST_SUM = re.compile(r"\](\s*)\+(\s*)\[")
 _ESCAPE = re.compile(r"\\[^\\'\"nrtu]")
-_TRAILING = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])', re.DOTALL)
-_UNQUOTED = re.compile(
+_TRAILING_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])', re.DOTALL)
+_UNQUOTED_TOKEN = re.compile(
     rf'"(?:[^"\\]|\\.)*"|(?P<lead>[:,\[]\s*)(?P<token>(?!{_NUMBER}\s*[,\]}}\n])[^\s"\'\[\]{{}},:][^"\'\[\]{{}},:\n]*)'
 )
-_BARE = re.compile(rf"\s*(?:{_NUMBER}|true|false|null|None|True|False)\s*")
+_JSON_SCALAR = re.compile(rf"\s*(?:{_NUMBER}|true|false|null|None|True|False)\s*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*$", re.MULTILINE)
-_TAG = re.compile(r"<(/?)([A-Za-z_][\w.\-]{0,40})(?:[ =]([^<>\n]{0,300}?))?[ ]?(/?)>")
+_CODE_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*$", re.MULTILINE)
+_MARKUP_TAG = re.compile(r"<(/?)([A-Za-z_][\w.\-]{0,40})(?:[ =]([^<>\n]{0,300}?))?[ ]?(/?)>")
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.\-]{0,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 _ACTION_ATTRIBUTES = ("skill", "action", "verb", "do", "name")
 """Attributes with an action; the text of their element is then the action's object."""
 _PARAMETER_TAGS = ("parameter", "param", "arg", "argument", "field")
-_NAME = re.compile(r"(?:name\s*=\s*)?[\"']?([\w .\-]+)")
+_PARAMETER_NAME = re.compile(r"(?:name\s*=\s*)?[\"']?([\w .\-]+)")
 _TEXT_TAGS = frozenset(load_word_list("tags"))
 _BLOCK_TAG = re.compile(r"</?(?:p|div|li|ul|ol|br|h\d|tr|table)\b", re.IGNORECASE)
-_PLAIN_TAG = re.compile(rf"</?(?:{'|'.join(sorted(_TEXT_TAGS))})\b[^<>\n]{{0,200}}>", re.IGNORECASE)
-_CALL = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*\(\s*(?=[A-Za-z_]\w*\s*=[^=]|[\[(])")
-_NESTED = re.compile(r"^[ \t]*-?[ \t]*[\w\"' ]+:[ \t]*[>|]?[+-]?\n[ \t]*[-\w]", re.MULTILINE)
+_TEXT_TAG = re.compile(rf"</?(?:{'|'.join(sorted(_TEXT_TAGS))})\b[^<>\n]{{0,200}}>", re.IGNORECASE)
+_PYTHON_CALL = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*\(\s*(?=[A-Za-z_]\w*\s*=[^=]|[\[(])")
+_NESTED_YAML = re.compile(r"^[ \t]*-?[ \t]*[\w\"' ]+:[ \t]*[>|]?[+-]?\n[ \t]*[-\w]", re.MULTILINE)
 
 _OpenElement = tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class FoundValue:
-    """Value with its position in the text; `broken` means that the JSON had to be repaired."""
+    """Value with its position in the text; `is_repaired` means that the JSON had to be repaired."""
 
     start: int
     end: int
     value: Any
-    broken: bool = False
+    is_repaired: bool = False
 
 
-class DuplicateKey:
+class ConflictingValues:
     """Marker for a key that occurs twice in an object with different values."""
 
 
@@ -114,17 +114,17 @@ def _parse_nested_json(value: Any, truncated: bool, depth: int = 0) -> Any:
 def strip_tags(text: str) -> str:
     """Return `text` with HTML tags removed or replaced by line breaks."""
     text = re.sub(r"<li\b[^<>\n]{0,200}>", "\n- ", text, flags=re.IGNORECASE)
-    return _PLAIN_TAG.sub(lambda tag: "\n" if _BLOCK_TAG.match(tag[0]) else "", text)
+    return _TEXT_TAG.sub(lambda tag: "\n" if _BLOCK_TAG.match(tag[0]) else "", text)
 
 
 def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
     """Yield the JSON objects and lists of a text; broken ones are repaired."""
     ascii_text = to_ascii(text)
-    position, remaining, repairs = 0, MAX_PASSES * len(text), MAX_TOTAL_REPAIR_LENGTH
-    while remaining > 0 and (opening := _OPENING.search(ascii_text, position)):
+    position, n_remaining, n_repairable = 0, MAX_PASSES * len(text), MAX_TOTAL_REPAIR_LENGTH
+    while n_remaining > 0 and (opening := _OPENING_BRACKET.search(ascii_text, position)):
         start = opening.start()
         position = start + 1
-        if _COMMAND.search(text[max(start - 13, 0) : start]):
+        if _LATEX_COMMAND.search(text[max(start - 13, 0) : start]):
             continue  # LaTeX
         value = None
         for source in (text, ascii_text):
@@ -134,9 +134,9 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
                 break
             except json.JSONDecodeError as error:
                 # For an unterminated string, the error has the string's start, but the decoder read to the end.
-                remaining -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
+                n_remaining -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
             except RecursionError:
-                remaining -= len(text) - start
+                n_remaining -= len(text) - start
                 value = None
         if value is not None:
             yield FoundValue(start, end, value)
@@ -145,17 +145,17 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
         if ascii_text[start] == '"':
             continue
         end, is_closed, is_possible = _find_value_end(ascii_text, start)
-        remaining -= end - start
+        n_remaining -= end - start
         if not is_possible:
             position = end
             continue
         piece = ascii_text[start:end]
-        if len(piece) > min(MAX_REPAIR_LENGTH, repairs) or not _is_plausible_json(piece):
+        if len(piece) > min(MAX_REPAIR_LENGTH, n_repairable) or not _is_plausible_json(piece):
             continue
-        repairs -= len(piece)
+        n_repairable -= len(piece)
         value = repair_json(piece, truncated and not is_closed and not ascii_text[end:].strip("`~ \n"))
         if isinstance(value, dict | list) and value:
-            yield FoundValue(start, end, value, broken=True)
+            yield FoundValue(start, end, value, is_repaired=True)
             position = end
 
 
@@ -166,18 +166,22 @@ def repair_json(piece: str, truncated: bool = False) -> Any:
     """
     piece = _COMMENT.sub(lambda m: "" if m["comment"] else m[0], piece)
     piece = re.sub(r"\\([_*\[\]<>$&#%~])", r"\1", piece)
-    piece = _REPEATED.sub(_expand_repetition, piece)
-    piece = _CONCATENATION.sub(r",\1\2", piece) if "] +" in piece or "]+" in piece else piece
+    piece = _LIST_REPETITION.sub(_expand_repetition, piece)
+    piece = _LIST_SUM.sub(r",\1\2", piece) if "] +" in piece or "]+" in piece else piece
     if truncated:
         piece = _close_brackets(piece)
-    tidy = _TRAILING.sub(lambda m: m[0] if m[0].startswith('"') else "", piece)
-    closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_unclosed_brackets(tidy)))
+    tidied = _TRAILING_COMMA.sub(lambda m: m[0] if m[0].startswith('"') else "", piece)
+    closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_unclosed_brackets(tidied)))
     # JSON that lacks only a comma or its last brackets, and Python literals, need no heuristic repair.
-    for decode, source in ((_DECODER.decode, tidy), (_DECODER.decode, tidy + closing), (_parse_python, tidy)):
+    for decode, source in (
+        (_DECODER.decode, tidied),
+        (_DECODER.decode, tidied + closing),
+        (_parse_python, tidied),
+    ):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             return _clean_strings(decode(source))
     with contextlib.suppress(ValueError, RecursionError, IndexError, TypeError):
-        return _clean_strings(json_repair.loads(_UNQUOTED.sub(_quote_token, piece), skip_json_loads=True))
+        return _clean_strings(json_repair.loads(_UNQUOTED_TOKEN.sub(_quote_token, piece), skip_json_loads=True))
     return None
 
 
@@ -201,7 +205,7 @@ def _expand_repetition(match: re.Match[str]) -> str:
 def _quote_token(match: re.Match[str]) -> str:
     """Quote an unquoted token that is neither a number nor a JSON constant."""
     token = match["token"]
-    if token is None or _BARE.fullmatch(token) or not re.search(r"\d|\.\.\.|\u2026|<", token):
+    if token is None or _JSON_SCALAR.fullmatch(token) or not re.search(r"\d|\.\.\.|\u2026|<", token):
         return match[0]
     return f"{match['lead']}{json.dumps(token.strip(), ensure_ascii=False)}"
 
@@ -213,10 +217,10 @@ def _close_brackets(piece: str) -> str:
     """
     quote = piece.find('"', max((string.end() for string in _STRING.finditer(piece)), default=0))
     piece = piece[:quote] if quote >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", piece.rstrip())
-    stack = _unclosed_brackets(piece)
+    open_brackets = _unclosed_brackets(piece)
     piece = re.sub(r'("(?:[^"\\]|\\.)*"\s*:|,)\s*\Z', "", piece)
     end_marker = json.dumps(TRUNCATION_MARKER)
-    for bracket in reversed(stack):
+    for bracket in reversed(open_brackets):
         comma = "" if piece.rstrip().endswith(("[", "{", ",")) else ","
         piece += f"{comma} {end_marker}]" if bracket == "[" else "}"
     return piece
@@ -224,13 +228,13 @@ def _close_brackets(piece: str) -> str:
 
 def _unclosed_brackets(piece: str) -> list[str]:
     """Return the unclosed brackets, from the outermost to the innermost."""
-    stack: list[str] = []
-    for token in _TOKEN.finditer(piece):
+    open_brackets: list[str] = []
+    for token in _STRING_OR_BRACKET.finditer(piece):
         if token[0] in "{[":
-            stack.append(token[0])
+            open_brackets.append(token[0])
         elif token[0] in "}]":
-            del stack[-1:]
-    return stack
+            del open_brackets[-1:]
+    return open_brackets
 
 
 def _is_plausible_json(piece: str) -> bool:
@@ -248,7 +252,7 @@ def _find_value_end(text: str, start: int) -> tuple[int, bool, bool]:
     Text with more brackets or deeper nesting than any answer cannot be a value; its end is where it exceeds the limit.
     """
     limit = min(len(text), start + MAX_REPAIR_LENGTH + 1)
-    for pattern in (_TOKEN, _BRACKET):
+    for pattern in (_STRING_OR_BRACKET, _BRACKET):
         depth = count = 0
         for token in pattern.finditer(text, start, limit):
             if token[0] not in ("{", "[", "}", "]"):
@@ -259,7 +263,7 @@ def _find_value_end(text: str, start: int) -> tuple[int, bool, bool]:
                 return token.end(), True, True
             if depth > MAX_DEPTH or count > MAX_BRACKETS:
                 return token.end(), False, False
-    stop = _STOP.search(text, start, limit)
+    stop = _OBJECT_BREAK.search(text, start, limit)
     return stop.start() if stop else limit, False, True
 
 
@@ -268,7 +272,7 @@ def _find_calls(text: str) -> Iterator[FoundValue]:
     if len(text) > MAX_REPAIR_LENGTH:
         return
     text, position, attempts = to_ascii(text), 0, 0
-    while attempts < 20 and (call := _CALL.search(text, position)):
+    while attempts < 20 and (call := _PYTHON_CALL.search(text, position)):
         attempts, position = attempts + 1, call.end()
         end = _closing_position(text, text.index("(", call.start()))
         if end is None or _ESCAPE.search(text, call.start(), end):
@@ -313,9 +317,9 @@ def _find_elements(text: str) -> list[FoundValue]:
     An object maps element names to their text or to nested elements. HTML text tags are ignored.
     """
     elements: list[FoundValue] = []
-    stack: list[_OpenElement] = []
+    open_elements: list[_OpenElement] = []
     value: Any
-    for tag in _TAG.finditer(text):
+    for tag in _MARKUP_TAG.finditer(text):
         name = tag[2].lower()
         if name in _TEXT_TAGS:
             continue
@@ -324,20 +328,20 @@ def _find_elements(text: str) -> list[FoundValue]:
         }
         if not tag[1]:
             key = name
-            if tag[3] and name in _PARAMETER_TAGS and (name_match := _NAME.match(tag[3].strip())):
+            if tag[3] and name in _PARAMETER_TAGS and (name_match := _PARAMETER_NAME.match(tag[3].strip())):
                 key = name_match[1].strip()
                 attributes = {inner: value for inner, value in attributes.items() if inner != "name"}
             if not tag[4]:
-                stack.append((name, key, tag.start(), tag.end(), [], attributes))
-                del stack[:-MAX_DEPTH]
+                open_elements.append((name, key, tag.start(), tag.end(), [], attributes))
+                del open_elements[:-MAX_DEPTH]
             elif attributes:
                 value = attributes["value"] if list(attributes) == ["value"] else attributes
-                _add_element(elements, stack, text, FoundValue(tag.start(), tag.end(), (key, value)))
+                _add_element(elements, open_elements, text, FoundValue(tag.start(), tag.end(), (key, value)))
             continue
-        depth = next((i for i in range(len(stack) - 1, -1, -1) if stack[i][0] == name), None)
+        depth = next((i for i in range(len(open_elements) - 1, -1, -1) if open_elements[i][0] == name), None)
         if depth is None:
             continue
-        _, key, start, content_start, children, attributes = stack[depth]
+        _, key, start, content_start, children, attributes = open_elements[depth]
         inner = strip_tags(text[content_start : tag.start()]).strip()
         value = _merge_pairs(children) if children else inner
         if not children and attributes and not inner:
@@ -348,16 +352,16 @@ def _find_elements(text: str) -> list[FoundValue]:
             and name not in ("parameter", "param")
         ):
             value = {**attributes, "object": inner}
-        del stack[depth:]
-        _add_element(elements, stack, text, FoundValue(start, tag.end(), (key, value)))
+        del open_elements[depth:]
+        _add_element(elements, open_elements, text, FoundValue(start, tag.end(), (key, value)))
     return elements
 
 
-def _add_element(elements: list[FoundValue], stack: list[_OpenElement], text: str, new: FoundValue) -> None:
+def _add_element(elements: list[FoundValue], open_elements: list[_OpenElement], text: str, new: FoundValue) -> None:
     """Add an element, whose value is its name and value, to the innermost open one and to the outermost elements."""
     key, value = new.value
-    if stack:
-        stack[-1][4].append((key, value))
+    if open_elements:
+        open_elements[-1][4].append((key, value))
     while elements and elements[-1].start >= new.start:
         elements.pop()
     start, pairs = new.start, [(key, value)]
@@ -381,13 +385,13 @@ def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _find_yaml(text: str) -> Iterator[FoundValue]:
     """Yield nested YAML that stands in a fenced block or is the whole text. Flat YAML is read elsewhere, as labels."""
-    marks = list(_FENCE.finditer(text))
-    blocks = [(opening.end(), closing.start()) for opening, closing in pairwise(marks) if not closing[1]]
+    fences = list(_CODE_FENCE.finditer(text))
+    blocks = [(opening.end(), closing.start()) for opening, closing in pairwise(fences) if not closing[1]]
     for start, end in [*blocks, (0, len(text))]:
         piece = text[start:end]
         if (
             len(piece) > MAX_REPAIR_LENGTH
-            or not _NESTED.search(piece)
+            or not _NESTED_YAML.search(piece)
             or re.search(r"[{}<&]|^\s*\*", piece, re.MULTILINE)
         ):
             continue
@@ -417,14 +421,14 @@ def _clean_strings(value: Any, depth: int = 0) -> Any:
     return "..." if value is ... else value
 
 
-def _mark_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _mark_conflicts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in pairs:
-        fields[key] = value if key not in fields or fields[key] == value else DuplicateKey()
+        fields[key] = value if key not in fields or fields[key] == value else ConflictingValues()
     return fields
 
 
 _DECODER = json.JSONDecoder(
     parse_int=lambda digits: int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits),
-    object_pairs_hook=_mark_duplicates,
+    object_pairs_hook=_mark_conflicts,
 )

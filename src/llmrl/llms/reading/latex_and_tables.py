@@ -17,15 +17,15 @@ _STYLES = (
     r"text(?:bf|tt|it|rm|sf|normal)?|math(?:bf|rm|tt|it|sf|bb|cal)?|operatorname|boldsymbol|bm|mbox|emph|underline|"
     r"textcolor\{\w{1,20}\}|fbox"
 )
-_STYLED = re.compile(rf"\\(?:{_STYLES})\*?[ ]?\{{([^{{}}]{{0,2000}})\}}")
+_STYLE_COMMAND = re.compile(rf"\\(?:{_STYLES})\*?[ ]?\{{([^{{}}]{{0,2000}})\}}")
 _FRACTION = re.compile(r"\\[dt]?frac[ ]?\{([^{}]{1,40})\}[ ]?\{([^{}]{1,40})\}")
 _MATRIX = re.compile(
     r"\\begin\{(?P<kind>[pbvB]?(?:small)?matrix|array)\}(?:\{[clr|]{1,40}\})?(?P<inner>(?:(?!\\end\{)[\s\S]){0,4000})"
     r"\\end\{(?P=kind)\}"
 )
-_ROWS = re.compile(r"\\(?:begin|end)\{(?:aligned|align\*?|gathered|gather\*?|cases|equation\*?|split)\}")
-_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?=\s?[\[\](){}|.\\])")
-_SIGNS = {
+_ALIGNED_ROWS = re.compile(r"\\(?:begin|end)\{(?:aligned|align\*?|gathered|gather\*?|cases|equation\*?|split)\}")
+_SIZE_COMMAND = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?=\s?[\[\](){}|.\\])")
+_COMMAND_BY_SIGN = {
     "->": r"\\(?:long|Long)?(?:right|Right)arrow(?![a-z])|\\to(?![a-z])|\\mapsto(?![a-z])|\\implies(?![a-z])",
     "~": r"\\approx(?![a-z])|\\sim(?![a-z])",
     "<": r"\\leq?(?![a-z])|\\lt(?![a-z])",
@@ -35,7 +35,7 @@ _SIGNS = {
     "": r"\\q?quad(?![a-z])|\\[,;:! ]",
 }
 _ESCAPED = re.compile(r"(?<!\\)\\([{}_%$#&])")
-_BREAK = re.compile(r"\\\\(?:\[[^\[\]]{0,10}\])?")
+_LINE_BREAK = re.compile(r"\\\\(?:\[[^\[\]]{0,10}\])?")
 
 
 def strip_latex(text: str) -> str:
@@ -48,16 +48,17 @@ def strip_latex(text: str) -> str:
     """
     if "\\" not in text:
         return text
-    text = _MATRIX.sub(_format_list, text)
-    if _ROWS.search(text):
-        text = _BREAK.sub(lambda m: _pad("\n", m), _ROWS.sub(lambda m: _pad("", m), text)).replace("&", " ")
+    text = _MATRIX.sub(_format_matrix, text)
+    if _ALIGNED_ROWS.search(text):
+        text = _ALIGNED_ROWS.sub(lambda m: _pad("", m), text)
+        text = _LINE_BREAK.sub(lambda m: _pad("\n", m), text).replace("&", " ")
     for _ in range(3):
-        text, count = _STYLED.subn(lambda m: _pad(" " * (m.start(1) - m.start()) + m[1], m), text)
+        text, count = _STYLE_COMMAND.subn(lambda m: _pad(" " * (m.start(1) - m.start()) + m[1], m), text)
         text, fractions = _FRACTION.subn(lambda m: _pad(f"{m[1].strip()}/{m[2].strip()}", m), text)
         if not count + fractions:
             break
-    text = _SIZE.sub(lambda m: _pad("", m), text)
-    for sign, command in _SIGNS.items():
+    text = _SIZE_COMMAND.sub(lambda m: _pad("", m), text)
+    for sign, command in _COMMAND_BY_SIGN.items():
         text = re.sub(command, lambda m, sign=sign: _pad(sign, m), text)  # type: ignore[misc]
     return _ESCAPED.sub(lambda m: f" {m[1]}", text)
 
@@ -72,9 +73,9 @@ def _pad(text: str, match: re.Match[str]) -> str:
     return text.ljust(len(match[0]))
 
 
-def _format_list(match: re.Match[str]) -> str:
+def _format_matrix(match: re.Match[str]) -> str:
     """Return a matrix as the list of its entries, row by row, padded to the same length."""
-    inner = _BREAK.sub(lambda m: _pad(",", m), match["inner"].replace("&", ","))
+    inner = _LINE_BREAK.sub(lambda m: _pad(",", m), match["inner"].replace("&", ","))
     if inner.rstrip().endswith(","):
         inner = inner.rstrip()[:-1].ljust(len(inner))
     prefix_length = match.start("inner") - match.start()
@@ -107,18 +108,13 @@ def find_tables(text: str) -> Iterator[Table]:
     block: list[re.Match[str]] = []
     for row in [*_TABLE_ROW.finditer(text), None]:
         if block and (row is None or text[block[-1].end() : row.start()] != "\n" or len(block) > MAX_TABLE_ROWS):
-            yield from _parse_table(block)
+            lines = [row[0].strip(" \t>") for row in block if not _TABLE_RULE.fullmatch(row[0])]
+            if len(lines) > 1 and (len(lines) < len(block) or all(line.startswith("|") for line in lines)):
+                cells = [_split_cells(line) for line in lines]
+                yield Table(block[0].start(), block[-1].end(), cells[0], cells[1:])
             block = []
         if row is not None:
             block.append(row)
-
-
-def _parse_table(block: Sequence[re.Match[str]]) -> Iterator[Table]:
-    """Yield the table of consecutive lines, if they are one."""
-    lines = [row[0].strip(" \t>") for row in block if not _TABLE_RULE.fullmatch(row[0])]
-    if len(lines) > 1 and (len(lines) < len(block) or all(line.startswith("|") for line in lines)):
-        cells = [_split_cells(line) for line in lines]
-        yield Table(block[0].start(), block[-1].end(), cells[0], cells[1:])
 
 
 def _split_cells(line: str) -> list[str]:

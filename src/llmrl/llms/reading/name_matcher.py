@@ -12,15 +12,15 @@ from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _WORD = re.compile(r"[^\W\d_]+|\d+|[\u2190-\u21ff\u2b05-\u2b07\u27a1]")
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_CASE_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SPACELESS = re.compile("[\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]")
 _NEGATION = load_pattern("negations", "foreign_negations")
 _IDIOM = load_pattern("idioms")
-NOISE = frozenset(load_word_list("noise"))
+UNINFORMATIVE = frozenset(load_word_list("noise"))
 """Words without information about which name is meant."""
 _DIRECTIONS = ("left", "right", "forward", "backward", "north", "south", "east", "west")
 _CONTINUATION = re.compile(r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b")
-_DIGITS = {word: str(number) for word, number in [*zip(SMALL_NUMBERS, range(20), strict=True), *TENS.items()]}
+_DIGITS_BY_WORD = {word: str(number) for word, number in [*zip(SMALL_NUMBERS, range(20), strict=True), *TENS.items()]}
 
 Mention = tuple[int, int, int]
 """Start and end of a mention of a name, and the name's index."""
@@ -32,18 +32,18 @@ def normalize_name(text: str) -> str:
     >>> normalize_name("Turn-Left") == normalize_name("turn_left") == normalize_name("turn left")
     True
     """
-    return "".join(word for word, _, _ in words(text))
+    return "".join(word for word, _, _ in split_words(text))
 
 
-def words(text: str) -> list[tuple[str, int, int]]:
+def split_words(text: str) -> list[tuple[str, int, int]]:
     """Return the words of a text in one case with their start and end; runs of digits are separate words."""
     text = to_ascii(text).replace("\\", " ")
     tokens = []
     for match in _WORD.finditer(text):
         start = match.start()
-        pieces = _HUMP.split(match[0]) if any(c.isupper() for c in match[0][1:]) else [match[0]]
+        pieces = _CASE_BOUNDARY.split(match[0]) if any(c.isupper() for c in match[0][1:]) else [match[0]]
         for piece in pieces:
-            tokens.append((_DIGITS.get(piece.casefold(), piece.casefold()), start, start + len(piece)))
+            tokens.append((_DIGITS_BY_WORD.get(piece.casefold(), piece.casefold()), start, start + len(piece)))
             start += len(piece)
     return tokens
 
@@ -60,42 +60,42 @@ class NameMatcher:
 
     def __init__(self, names: Sequence[str], descriptions: Sequence[str] = (), numbered: bool = False) -> None:
         self.names, self.numbered = list(names), numbered
-        self._digits = any(any(c.isdigit() for c in name) for name in names)
-        exact: dict[str, set[int]] = defaultdict(set)
+        self._has_digits = any(any(c.isdigit() for c in name) for name in names)
+        by_name: dict[str, set[int]] = defaultdict(set)
         for i, name in enumerate(names):
-            exact[normalize_name(name)].add(i)
+            by_name[normalize_name(name)].add(i)
         synonyms: dict[str, set[int]] = defaultdict(set)
         for i, text in enumerate(descriptions):
             synonyms[normalize_name(re.split(r"[,;:(]", text)[0])].add(i)
         for phrases, link_phrases in _load_synonyms():
-            indices = {i for phrase in link_phrases for i in exact.get(phrase, ())}
+            indices = {i for phrase in link_phrases for i in by_name.get(phrase, ())}
             indices = indices or {i for phrase in link_phrases for i in synonyms.get(phrase, ())}
             if len(indices) == 1:
                 for phrase in phrases:
                     synonyms[phrase] |= indices
-        self._index = {
-            key: next(iter(indices)) for key, indices in (synonyms | exact).items() if key and len(indices) == 1
+        self._index_by_phrase = {
+            key: next(iter(indices)) for key, indices in (synonyms | by_name).items() if key and len(indices) == 1
         }
-        self._max_length = max(map(len, self._index), default=0)
-        self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in words(text)}
+        self._max_length = max(map(len, self._index_by_phrase), default=0)
+        self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in split_words(text)}
 
-    def exact(self, text: str) -> int | None:
+    def find_exact(self, text: str) -> int | None:
         """Return the index of the name that `text` spells in some way or is a synonym of; None if there is none."""
-        index = self._index.get(normalize_name(text))
-        return self._index.get("".join(_informative_words(text))) if index is None else index
+        index = self._index_by_phrase.get(normalize_name(text))
+        return self._index_by_phrase.get("".join(_informative_words(text))) if index is None else index
 
-    def number(self, number: float) -> int | None:
+    def index_of_number(self, number: float) -> int | None:
         """Return the index of the name that a number means; None if there is none."""
         if number != int(number) or abs(number) > 10**6:
             return None
-        if self._digits and not self.numbered:
+        if self._has_digits and not self.numbered:
             return self._only_name_with(str(int(number)))
         return int(number) if 0 <= number < len(self.names) else None
 
-    def mentions(self, text: str) -> list[Mention]:
+    def find_mentions(self, text: str) -> list[Mention]:
         """Return the mentions of names in a text, the longest one at each position, without idioms."""
         mentions: list[Mention] = []
-        spans = words(text)
+        spans = split_words(text)
         idioms = [(match.start(), match.start() + len(match[0].rstrip())) for match in _IDIOM.finditer(to_ascii(text))]
         i = 0
         while i < len(spans):
@@ -104,10 +104,10 @@ class NameMatcher:
                 key += spans[j][0]
                 if len(key) > self._max_length:
                     break
-                if (index := self._index.get(key)) is not None:
+                if (index := self._index_by_phrase.get(key)) is not None:
                     best = (j, index)
             if best is None and _SPACELESS.search(spans[i][0]):
-                mentions += self._in_run(*spans[i])
+                mentions += self._find_in_unspaced(*spans[i])
             if best is not None:
                 start, end = spans[i][1], spans[best[0]][2]
                 # A name that contains the idiom is no part of it: `pick up`.
@@ -117,7 +117,7 @@ class NameMatcher:
             i += 1
         return mentions
 
-    def meant(self, text: str) -> int | None:
+    def match_text(self, text: str) -> int | None:
         """Return the index of the one name that a short text means; None if there is none.
 
         Examples: `2: move forward`, `Turn-Left`, `left (the ball is there)`.
@@ -131,25 +131,25 @@ class NameMatcher:
             text,
             re.IGNORECASE | re.DOTALL,
         )
-        exact_index = self.exact(text)
+        exact_index = self.find_exact(text)
         if exact_index is not None and not (number_match and self.numbered):
             return exact_index
-        if number_match and not (self._digits and not self.numbered and number_match[2]):
-            index, rest = self.number(float(number_match[1])), number_match[2].strip(" ()[]\"'*.`")
+        if number_match and not (self._has_digits and not self.numbered and number_match[2]):
+            index, rest = self.index_of_number(float(number_match[1])), number_match[2].strip(" ()[]\"'*.`")
             if index is None or not rest:
                 return index
-            name_index = self.meant(rest)
+            name_index = self.match_text(rest)
             return index if name_index == index else None
         trailing = re.fullmatch(
             r"(.*?)[\s(\[]+(?:#|no\.?|number|index|action)?\s*(\d{1,6})\s*[)\]]?", text, re.IGNORECASE | re.DOTALL
         )
-        if trailing and (name_index := self.exact(trailing[1])) is not None:
-            return name_index if self.number(float(trailing[2])) == name_index else None
+        if trailing and (name_index := self.find_exact(trailing[1])) is not None:
+            return name_index if self.index_of_number(float(trailing[2])) == name_index else None
         gloss = re.fullmatch(r"[^()\d]+\(([^()]+)\)", text)
-        if gloss and (name_index := self.exact(gloss[1])) is not None:
+        if gloss and (name_index := self.find_exact(gloss[1])) is not None:
             return name_index
         number = parse_number_words(text) if text.casefold().split()[0] in SMALL_NUMBERS else None
-        return self._first_clause(text) if number is None or exact_index is not None else self.number(number)
+        return self._first_clause(text) if number is None or exact_index is not None else self.index_of_number(number)
 
     def _first_clause(self, text: str) -> int | None:
         """Return the index of the only name that the first clause of a text means; None if there is none."""
@@ -159,37 +159,40 @@ class NameMatcher:
         if _NEGATION.search(first):
             return None
         tokens = _informative_words(first)
-        index = self.exact(first)
+        index = self.find_exact(first)
         if index is None and len(tokens) == 1 and tokens[0] in _DIRECTIONS:
             index = self._only_name_with(tokens[0])  # `turn left` for `left`
         if index is None:
-            index, other_words = self.sole_mention(first)
-            if any(w not in NOISE and w not in self._vocabulary and not _SPACELESS.search(w) for w in other_words):
+            index, other_words = self.find_sole_mention(first)
+            vocabulary = UNINFORMATIVE | self._vocabulary
+            if any(word not in vocabulary and not _SPACELESS.search(word) for word in other_words):
                 return None
         remainder = rest[0] if rest else ""
-        next_indices = {self.exact(piece) for piece in re.split(r"[,;.\n]", remainder) if piece.strip()}
+        next_indices = {self.find_exact(piece) for piece in re.split(r"[,;.\n]", remainder) if piece.strip()}
         is_list = next_indices - {None, index} or re.match(r"\s*\d+\W*\Z", remainder)
-        is_continued = _CONTINUATION.match(remainder) and self.mentions(remainder)
+        is_continued = _CONTINUATION.match(remainder) and self.find_mentions(remainder)
         return None if is_list or is_continued else index
 
-    def sole_mention(self, text: str) -> tuple[int | None, list[str]]:
+    def find_sole_mention(self, text: str) -> tuple[int | None, list[str]]:
         """Return the only name that a text mentions, else None, and the words outside of its mentions."""
-        mentions = self.mentions(text)
+        mentions = self.find_mentions(text)
         indices = {i for _, _, i in mentions}
-        other_words = [w for w, start, end in words(text) if not any(x <= start and end <= y for x, y, _ in mentions)]
+        other_words = [
+            w for w, start, end in split_words(text) if not any(x <= start and end <= y for x, y, _ in mentions)
+        ]
         return indices.pop() if len(indices) == 1 else None, other_words
 
     def _only_name_with(self, word: str) -> int | None:
         """Return the index of the only name that contains a word; None if there is not exactly one."""
-        matches = [i for i, name in enumerate(self.names) if word in (other for other, _, _ in words(name))]
+        matches = [i for i, name in enumerate(self.names) if word in (other for other, _, _ in split_words(name))]
         return matches[0] if len(matches) == 1 else None
 
-    def _in_run(self, run: str, start: int, end: int) -> list[Mention]:
+    def _find_in_unspaced(self, run: str, start: int, end: int) -> list[Mention]:
         """Return mentions inside a run of characters of a script without spaces."""
         mentions, i = [], 0
         while i < len(run):
             for length in range(min(self._max_length, len(run) - i), 0, -1):
-                if (index := self._index.get(run[i : i + length])) is not None:
+                if (index := self._index_by_phrase.get(run[i : i + length])) is not None:
                     mentions.append((start + i, start + i + length, index))
                     i += length - 1
                     break
@@ -199,7 +202,7 @@ class NameMatcher:
 
 def _informative_words(text: str) -> list[str]:
     """Return the words of a text that say which name is meant."""
-    return [word for word, _, _ in words(text) if word not in NOISE]
+    return [word for word, _, _ in split_words(text) if word not in UNINFORMATIVE]
 
 
 @functools.cache
@@ -214,6 +217,6 @@ def _load_synonyms() -> list[tuple[list[str], list[str]]]:
     ]
 
 
-def negated(clause: str) -> bool:
+def has_negation(clause: str) -> bool:
     """Return whether a clause contains a negation."""
     return _NEGATION.search(clause) is not None

@@ -26,16 +26,16 @@ _SELF_REFERENCE = re.compile(
 _SENTENCE_END = re.compile(r"[.!?](?:[\s\"')]+(?=[A-Z\"'{\[])|\s*\n)|\n[ \t]*\n")
 _SENTENCE_BREAK = re.compile(r"\n|[!?;\u3002](?=\s|\Z)|\.(?=\s|\Z)")
 _PLACEHOLDER = re.compile(r"\A[\W_]*(?:<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|string|text)?[\W_]*\Z", re.IGNORECASE)
-_AN_EXAMPLE = re.compile(
+_EXAMPLE_AFTER = re.compile(
     r"\A[\s`\"')\]*,]*(?:for instance|for example|e\.g\.|as an example|(?:is|would be|was) (?:just |only )?(?:an?|the) "
     r"example|and so on|or similar|or something)\b",
     re.IGNORECASE,
 )
-_REJECTED = load_pattern("rejections")
-_BEST = re.compile(
+_REJECTION = load_pattern("rejections")
+_BEST_SO_FAR = re.compile(
     r"\b(?:best|highest)\b[^.{\[\n]{0,20}\b(?:so far|until now|yet|to date)\b[^.{\[\n]{0,20}\Z", re.IGNORECASE
 )
-_KEEPS = re.compile(
+_PROPOSAL_VERB = re.compile(
     r"\b(?:keep|repeat|re-?use|use|stay|again|propos\w*|go with|stick|submit|choose|measure|try)\b", re.IGNORECASE
 )
 _ANSWER_LABEL = re.compile(
@@ -53,22 +53,22 @@ def is_non_answer(before: str, after: str) -> bool:
     report = to_ascii(after.split("\n")[0]).strip(" `\"'*")
     return bool(
         is_example(before)
-        or _AN_EXAMPLE.match(after)
-        or (_BEST.search(before) and not _KEEPS.search(before))  # a tried value, not a proposal
-        or _REJECTED.search(before)
+        or _EXAMPLE_AFTER.match(after)
+        or (_BEST_SO_FAR.search(before) and not _PROPOSAL_VERB.search(before))  # a tried value, not a proposal
+        or _REJECTION.search(before)
         or _ATTRIBUTION.search(before)
         or (_REPORT.match(report) and not report.startswith("or "))
     )
 
 
 def has_correction(text: str) -> bool:
-    """Return whether a text after an answer replaces that answer, or takes it back."""
+    """Return whether a text after an answer replaces or withdraws that answer."""
     text = to_ascii(text)
     return bool(_CORRECTION.search(text) or _INTERJECTION.search(text))
 
 
 def is_reopened(text: str) -> bool:
-    """Return whether a text after an answer says that the question is not decided by that answer."""
+    """Return whether a text after an answer says that the question is still undecided."""
     return has_correction(text) or bool(_REOPENING.search(to_ascii(text)))
 
 
@@ -78,9 +78,9 @@ def is_conditional(text: str) -> bool:
 
 
 def is_doubtful(before: str, after: str = "") -> bool:
-    """Return whether a sentence says something else of a value in it than that it is the answer.
+    """Return whether a sentence does not state that a value in it is the answer.
 
-    Such sentences negate it, report it, quote it, or make it depend on something.
+    Such sentences negate or report the value, or make it depend on a condition.
 
     Args:
         before: the part of the sentence before the value.
@@ -93,7 +93,7 @@ def is_doubtful(before: str, after: str = "") -> bool:
 
 
 def is_placeholder(text: str) -> bool:
-    """Return whether a text stands for another one, as in the form that a prompt shows: `...`, `<why>`, `[text]`."""
+    """Return whether a text is a placeholder, as in the example of a prompt: `...`, `<why>`, `[text]`."""
     return bool(_PLACEHOLDER.match(text))
 
 

@@ -10,29 +10,29 @@ from typing import Any
 import numpy as np
 
 from llmrl.llms.reading.answer_parser import CandidateAnswer
-from llmrl.llms.reading.assignments import Assignments, spelling_pattern
+from llmrl.llms.reading.assignments import AssignmentFinder, spelling_pattern
 from llmrl.llms.reading.latex_and_tables import Table, find_tables, strip_latex
-from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
+from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, split_words
 from llmrl.llms.reading.non_answer_text import is_doubtful, sentence_around
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, parse_number
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
-_KINDS = load_word_list("kinds")
+_KIND_WORDS = load_word_list("kinds")
 LIST_KEYS = load_word_list("lists")
 """Names of lists of numbers."""
 
 _PADDING = r"[ \t*_`\"'$\\]{0,12}"
 _GLOSS = r"(?:\([^()\n]{1,60}\)[ \t*_`]{0,6}(?=[:=]))?"
-_SIGN = r"[:=]+|\u8bbe\u4e3a|\u4e3a|->|\u2192"
-_WORD = r"\b(?:to|is|at|of|with)\b"
-_INDEX = (
+_ASSIGNMENT_SIGN = r"[:=]+|\u8bbe\u4e3a|\u4e3a|->|\u2192"
+_LINK_WORD = r"\b(?:to|is|at|of|with)\b"
+_INDEXED_NAME = (
     r"params?[\s*_`\\]{0,6}[\[(]\s?(\d{1,9})[\s\\]{0,3}[\])]|(?:params?|theta|\u03b8|weights?|w|p)_?\{?(\d{1,9})\}?"
 )
-_RANGE = re.compile(
+_RANGE_OR_CHANGE = re.compile(
     r"\s*(?:[,(]?\s*(?:to|or|bis|minus|plus|times|(?:re|in)\w+ed by)|-|\u2013|\.\.)\s*[+-]?\.?\d", re.IGNORECASE
 )
-_ARROW = re.compile(rf"{_PADDING}(?:\u2192|->|=>|\u27f6){_PADDING}({NUMBER_IN_DIGITS})(?!\w)")
+_NEW_NUMBER = re.compile(rf"{_PADDING}(?:\u2192|->|=>|\u27f6){_PADDING}({NUMBER_IN_DIGITS})(?!\w)")
 MEASUREMENT = re.compile(
     r"[\s;,|*_`\"')\]-]{0,12}(?:f\s*\(\s*params\s*\)[\s*_`\"']*[:=]|->|=>|\u2192)[\s*_`\"'$]{0,6}"
     r"(?:payoff|return|value)?[\s:=]{0,4}[+-]?\.?\d",
@@ -48,17 +48,17 @@ OPERATOR = re.compile(r"(?:[+/]|(?<!\*)\*|\b(?:in|within|changes?:?|changes? (?:
 """Text before a list that is a term of a sum, an interval, or a change."""
 _LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 _TUPLE = re.compile(r"(?:[=:]|\bis|\bare|\bof|\bto)\s?\(([^()\n]{1,2000})\)")
-_LIST = re.compile(r"(?<![\w\]])\[([^\[\]]{1,8000})\]")
+_BRACKETED_LIST = re.compile(r"(?<![\w\]])\[([^\[\]]{1,8000})\]")
 _SINGLE_NUMBER = re.compile(
     r"(?:(?:the |my |final )*(?:action|answer|value|number)[\s*_`]*(?::|=|\bis\b)[\s*_`]*)?"
     rf"(?:\\boxed\{{)?({NUMBER_IN_DIGITS})(?: ?[A-Za-z]{{1,3}})?\}}?",
     re.IGNORECASE,
 )
 _ROW_LABEL = re.compile(r"^(?:row|r|y)[\s_]*\d{0,2}\s*[:=]\s*", re.IGNORECASE)
-_CELL = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
+_NUMBER_CELL = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 _LIST_LABEL = re.compile(rf"^(?:the |my |new )*(?:{'|'.join(LIST_KEYS)})[\s*_`]*[:=][\s*_`]*(?=[-+.\d])", re.IGNORECASE)
 
-Pair = tuple[int, float, int, int]
+NamedNumber = tuple[int, float, int, int]
 """Index of a name, the number next to it, and the start and end of both."""
 Lists = list[CandidateAnswer[np.ndarray]]
 
@@ -74,29 +74,29 @@ class NumberListFinder:
     """
 
     def __init__(
-        self, names: Sequence[str], shares: Sequence[bool], words: NameMatcher | None, turn: int | None = None
+        self, names: Sequence[str], are_fractions: Sequence[bool], words: NameMatcher | None, turn: int | None = None
     ) -> None:
-        self.names, self.d, self.shares, self.words = list(names), len(names), list(shares), words
+        self.names, self.d, self.are_fractions, self.words = list(names), len(names), list(are_fractions), words
         self.turn = turn
         self.position_by_name = {normalize_name(name): i for i, name in enumerate(names)}
-        self.indexed = all(name == f"params[{i}]" for i, name in enumerate(names))
+        self.is_indexed = all(name == f"params[{i}]" for i, name in enumerate(names))
         self._order = sorted(range(self.d), key=lambda i: len(names[i]), reverse=True)
-        self._assignments = Assignments(names, self.parse_value)
-        name = _INDEX if self.indexed else "|".join(f"({spelling_pattern(names[i])})" for i in self._order)
-        self._pair, self._loose = (
+        self.assignments = AssignmentFinder(names, self.parse_value)
+        name = _INDEXED_NAME if self.is_indexed else "|".join(f"({spelling_pattern(names[i])})" for i in self._order)
+        self._named_number, self._loosely_named_number = (
             re.compile(
                 rf"(?<![\w.]){_PADDING}(?:{name})(?![\w\[]){_PADDING}{_GLOSS}(?:{separator})[\s*_`\"'$\\]{{0,12}}"
                 rf"(?P<number>{NUMBER_IN_DIGITS})(?![\w%]|\.\d)",
                 re.IGNORECASE,
             )
-            for separator in (_SIGN, f"{_SIGN}|{_WORD}")
+            for separator in (_ASSIGNMENT_SIGN, f"{_ASSIGNMENT_SIGN}|{_LINK_WORD}")
         )
 
-    def parse_value(self, raw: Any, position: int = 0) -> float | None:
+    def parse_value(self, value: Any, position: int = 0) -> float | None:
         """Return the only number that a value means for a position; None if there is none."""
-        if isinstance(raw, str) and self.words is not None and (index := self.words.exact(raw)) is not None:
+        if isinstance(value, str) and self.words is not None and (index := self.words.find_exact(value)) is not None:
             return float(index)
-        return parse_number(raw, self.shares[position])
+        return parse_number(value, self.are_fractions[position])
 
     def name_index(self, key: str) -> int | None:
         """Return the index of the number that a key names.
@@ -104,18 +104,18 @@ class NumberListFinder:
         A word for its kind is ignored: `thigh_torque` means `thigh`.
         """
         i = self.position_by_name.get(normalize_name(re.sub(r"\([^()]*\)", "", key)))
-        if i is None and not self.indexed:
-            i = self.position_by_name.get("".join(word for word, _, _ in words(key) if word not in _KINDS))
+        if i is None and not self.is_indexed:
+            i = self.position_by_name.get("".join(word for word, _, _ in split_words(key) if word not in _KIND_WORDS))
         return i
 
-    def parse_values(self, raw: Sequence[Any]) -> list[float] | None:
+    def parse_values(self, value: Sequence[Any]) -> list[float] | None:
         """Return the `d` numbers that a sequence of values means; None if one of them means no number."""
-        numbers = [self.parse_value(number, i) for i, number in enumerate(raw)] if len(raw) == self.d else [None]
+        numbers = [self.parse_value(number, i) for i, number in enumerate(value)] if len(value) == self.d else [None]
         return None if None in numbers else [number for number in numbers if number is not None]
 
     def parse_numbers(self, text: str) -> list[float] | None:
         """Return the numbers of a text that consists of numbers only, with or without names; None if it does not."""
-        pairs = self._pairs(to_ascii(text), False)
+        pairs = self._find_named_numbers(to_ascii(text), False)
         if pairs:
             number_by_index = {i: number for i, number, _, _ in pairs}
             is_complete = len(pairs) == len(number_by_index) == self.d
@@ -133,14 +133,15 @@ class NumberListFinder:
         text = strip_latex(text)
         tables = list(find_tables(text))
         text = blank_spans(text, ((table.start, table.end) for table in tables))
-        lists = [*_read_tables(tables, self), *self._named_lists(text, truncated)]
-        if lists:
-            return [*lists, *self._delimited_lists(text)]
-        return [*self._delimited_lists(text), *self._bracketed_lists(text), *self._line_lists(text, truncated)]
+        lists = [*_read_tables(tables, self), *self._find_named_lists(text, truncated)]
+        others = self._find_delimited_lists(text)
+        if not lists:
+            others += [*self._find_bracketed_lists(text), *self._find_line_lists(text, truncated)]
+        return [*lists, *others]
 
     def describe_incomplete(self, text: str) -> str:
         """Describe the numbers that a text with some named numbers lacks; "" if it has none or all."""
-        positions = {position for position, *_ in self._pairs(text, False, loose=True)}
+        positions = {position for position, *_ in self._find_named_numbers(text, False, loose=True)}
         return self.describe_missing(positions) if positions and not positions >= set(range(self.d)) else ""
 
     def describe_missing(self, present: Container[int]) -> str:
@@ -153,89 +154,86 @@ class NumberListFinder:
         text = "\n".join(line for line in text.split("\n") if not MEASUREMENT.search(line))
         return any(
             position < self.d and number != answer[position] and not is_doubtful(*sentence_around(text, start, end))
-            for position, number, start, end in self._pairs(text, False, loose=True)
+            for position, number, start, end in self._find_named_numbers(text, False, loose=True)
         )
 
-    def parse_sentences(self, text: str) -> list[float] | None:
-        """Return the list that the sentences of a text give; None if there is none or it is not certain."""
-        return self._assignments.read(to_ascii(text))
-
-    def _pairs(self, text: str, truncated: bool, loose: bool = False) -> list[Pair]:
+    def _find_named_numbers(self, text: str, truncated: bool, loose: bool = False) -> list[NamedNumber]:
         """Return all names with a number next to them; if `loose`, also with a word between them.
 
         Of an old and a new number, `0.9 -> 0.7`, the new one counts.
         """
-        pairs: list[Pair] = []
-        for match in (self._loose if loose else self._pair).finditer(text):
+        pairs: list[NamedNumber] = []
+        for match in (self._loosely_named_number if loose else self._named_number).finditer(text):
             end, number_text = match.end(), match["number"]
             group = next(k for k in range(1, match.re.groups) if match[k] is not None)
-            position = int(match[group]) if self.indexed else self._order[group - 1]
-            if arrow := _ARROW.match(text, end):
+            position = int(match[group]) if self.is_indexed else self._order[group - 1]
+            if arrow := _NEW_NUMBER.match(text, end):
                 number_text, end = arrow[1], arrow.end()
             is_uncertain = (
-                _RANGE.match(text, end)
+                _RANGE_OR_CHANGE.match(text, end)
                 or text[end : end + 2].lstrip().startswith("?")
                 or (truncated and end >= len(text.rstrip()))
             )
-            number = parse_number(number_text, position < self.d and self.shares[position])
+            number = parse_number(number_text, position < self.d and self.are_fractions[position])
             if number is not None and not is_uncertain:
                 pairs.append((position, number, match.start(), end))
         return pairs
 
-    def _named_lists(self, text: str, truncated: bool) -> Lists:
+    def _find_named_lists(self, text: str, truncated: bool) -> Lists:
         """Return the complete sets of named numbers, in order."""
-        pairs = self._pairs(text, truncated)
-        counts_from_one = self.indexed and {position for position, *_ in pairs} == set(range(1, self.d + 1))
+        pairs = self._find_named_numbers(text, truncated)
+        counts_from_one = self.is_indexed and {position for position, *_ in pairs} == set(range(1, self.d + 1))
         offset = 1 if counts_from_one and _INDEX_ORIGIN.search(text) else 0
         lists: Lists = []
         partial: dict[int, float] = {}
-        first = 0
+        first_start = 0
         for position, number, start, end in pairs:
             i = position - offset
             if i >= self.d:
                 continue
             if partial.get(i, number) != number:
                 partial = {}
-            first = first if partial else start
+            first_start = first_start if partial else start
             partial[i] = number
             if len(partial) == self.d:
-                line = text[max(text.rfind("\n", 0, first) + 1, first - 300) : first]
+                line = text[max(text.rfind("\n", 0, first_start) + 1, first_start - 300) : first_start]
                 in_sentence = not _ANNOUNCEMENT.search(line) and line.strip(" -*#>`|.0123456789") != ""
-                form = 1 if self.d == 1 and in_sentence else 2
-                lists.append(CandidateAnswer(first, end, np.array([partial[i] for i in range(self.d)]), form=form))
+                certainty = 1 if self.d == 1 and in_sentence else 2
+                numbers = np.array([partial[i] for i in range(self.d)])
+                lists.append(CandidateAnswer(first_start, end, numbers, certainty=certainty))
                 partial = {}
         return lists
 
-    def _delimited_lists(self, text: str) -> Lists:
+    def _find_delimited_lists(self, text: str) -> Lists:
         """Return lists between dollar signs, in boxes, and in round brackets after an equals sign."""
         lists: Lists = []
-        for pattern, form in ((_LATEX_BOX, 2), (_TUPLE, 1)):
+        for pattern, certainty in ((_LATEX_BOX, 2), (_TUPLE, 1)):
             for match in pattern.finditer(text):
                 if (numbers := self.parse_numbers(match[1])) is not None:
-                    lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), form=form))
+                    lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), certainty=certainty))
         text = text.replace("\\$", " $")
         signs = list(re.finditer(r"\$+", text))
         for sign, after in pairwise(signs):
             inner = text[sign.end() : after.start()]
             if self.d > 1 and (numbers := self.parse_numbers(inner)) is not None:
                 # A list in round brackets may only mention a point.
-                form = 1 if inner.startswith("(") else 2
-                lists.append(CandidateAnswer(sign.start(), after.end(), np.array(numbers), form=form))
+                certainty = 1 if inner.startswith("(") else 2
+                lists.append(CandidateAnswer(sign.start(), after.end(), np.array(numbers), certainty=certainty))
         singles = list(re.finditer(rf"\$\s?({NUMBER_IN_DIGITS})\s?\$", text))
         if not lists and singles and (numbers := self.parse_values([match[1] for match in singles])) is not None:
             lists.append(CandidateAnswer(singles[0].start(), singles[-1].end(), np.array(numbers)))
         return lists
 
-    def _bracketed_lists(self, text: str) -> Lists:
+    def _find_bracketed_lists(self, text: str) -> Lists:
         """Return plain lists in brackets, except lines of the table of tried values; JSON is also read elsewhere."""
         return [
-            CandidateAnswer(match.start(), match.end(), np.array(numbers), form=1)
-            for match in _LIST.finditer(text)
+            CandidateAnswer(match.start(), match.end(), np.array(numbers), certainty=1)
+            for match in _BRACKETED_LIST.finditer(text)
             if not MEASUREMENT.match(text[match.end() : match.end() + 80])
             and (numbers := self.parse_numbers(match[1])) is not None
         ]
 
-    def _line_lists(self, text: str, truncated: bool) -> Lists:
+    def _find_line_lists(self, text: str, truncated: bool) -> Lists:
         """Return the lists that lines of numbers, or a grid of words or arrows, consist of."""
         lists: Lists = []
         grid: list[float] = []
@@ -250,30 +248,30 @@ class NumberListFinder:
             elif self.d > 1 and line[:1] in tuple("+-.0123456789"):
                 numbers = self.parse_numbers(line)
             if numbers is not None:
-                lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), form=1))
+                lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), certainty=1))
             elif len(line) < 400:
-                cells = self._cells(line)
+                cells = self._parse_cells(line)
                 if len(cells) > 1 and None not in cells and len(cells) in (width, 0 if grid else len(cells)):
                     width = len(cells)
                     start = start if grid else match.start()
                     grid, end = [*grid, *(float(cell) for cell in cells if cell is not None)], match.end()
         if not lists and len(grid) == self.d:
-            lists.append(CandidateAnswer(start, end, np.array(grid), form=1))
+            lists.append(CandidateAnswer(start, end, np.array(grid), certainty=1))
         return lists
 
-    def _cells(self, line: str) -> list[float | None]:
+    def _parse_cells(self, line: str) -> list[float | None]:
         """Return the numbers of one line of a grid, or those that its words stand for; None for other cells."""
         cells = [cell for cell in re.split(r"[\s,|]+", _ROW_LABEL.sub("", line).strip("[]() ")) if cell]
-        if self.words is not None and None not in (indices := [self.words.exact(cell) for cell in cells]):
+        if self.words is not None and None not in (indices := [self.words.find_exact(cell) for cell in cells]):
             return [float(index) for index in indices if index is not None]
-        return [float(cell) if _CELL.fullmatch(cell) else None for cell in cells] if self.d > 3 else []
+        return [float(cell) if _NUMBER_CELL.fullmatch(cell) else None for cell in cells] if self.d > 3 else []
 
 
-_NEW = load_pattern("new_columns")
-_PLAIN = load_pattern("plain_columns")
-_NON_PROPOSAL = load_pattern("other_columns")
-_TURN = re.compile(r"\b(?:generation|gen|iteration|round|proposal|row)\b\W{0,3}(\d+)", re.IGNORECASE)
-_INDEXED = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|entry|position)?", re.IGNORECASE)
+_NEW_COLUMN = load_pattern("new_columns")
+_PLAIN_COLUMN = load_pattern("plain_columns")
+_OTHER_COLUMN = load_pattern("other_columns")
+_TURN_NUMBER = re.compile(r"\b(?:generation|gen|iteration|round|proposal|row)\b\W{0,3}(\d+)", re.IGNORECASE)
+_INDEX_HEADER = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|entry|position)?", re.IGNORECASE)
 
 
 def _read_tables(tables: Sequence[Table], finder: NumberListFinder) -> Lists:
@@ -286,58 +284,58 @@ def _read_tables(tables: Sequence[Table], finder: NumberListFinder) -> Lists:
     ]
 
 
-def _read_rows(table: Table, parser: NumberListFinder) -> list[str] | None:
+def _read_rows(table: Table, finder: NumberListFinder) -> list[str] | None:
     """Return the column of proposed cells of a table with one row for each name; None if there is not exactly one."""
     width = max(map(len, table.rows))
     for name_column in range(min(width, 3)):
         header = table.header[name_column : name_column + 1]
         row_by_index: dict[int, list[str]] = {}
         for row in table.rows:
-            if name_column < len(row) and (i := _cell_index(row[name_column], header, parser)) is not None:
+            if name_column < len(row) and (i := _cell_index(row[name_column], header, finder)) is not None:
                 row_by_index.setdefault(i, row)
-        if len(row_by_index) < parser.d:
+        if len(row_by_index) < finder.d:
             continue
-        rows = [row_by_index[i] for i in range(parser.d)]
+        rows = [row_by_index[i] for i in range(finder.d)]
         columns: list[tuple[str, list[str]]] = []  # header and numbers of each column with numbers only
         for k in range(name_column + 1, width):
-            cells = [_new_number(row[k]) if k < len(row) else "" for row in rows]
-            if parser.parse_values(cells) is not None:
+            cells = [_last_number(row[k]) if k < len(row) else "" for row in rows]
+            if finder.parse_values(cells) is not None:
                 columns.append((table.header[k] if k < len(table.header) else "", cells))
-        new = [cells for head, cells in columns if _NEW.search(head) and not _TURN.search(head)]
-        usual = [cells for head, cells in columns if _PLAIN.search(head) and not _NON_PROPOSAL.search(head)]
-        other = [cells for head, cells in columns if not _NON_PROPOSAL.search(head) and not _TURN.search(head)]
+        new = [cells for head, cells in columns if _NEW_COLUMN.search(head) and not _TURN_NUMBER.search(head)]
+        usual = [cells for head, cells in columns if _PLAIN_COLUMN.search(head) and not _OTHER_COLUMN.search(head)]
+        other = [cells for head, cells in columns if not _OTHER_COLUMN.search(head) and not _TURN_NUMBER.search(head)]
         matches = new or usual or other
         return matches[0] if len(matches) == 1 else None
     return None
 
 
-def _read_columns(table: Table, parser: NumberListFinder) -> list[str] | None:
+def _read_columns(table: Table, finder: NumberListFinder) -> list[str] | None:
     """Return the row of proposed cells of a table with one column for each name; None if there is not exactly one."""
     column_by_index: dict[int, int] = {}
     for k, cell in enumerate(table.header):
-        if (i := _cell_index(cell, (), parser)) is not None:
+        if (i := _cell_index(cell, (), finder)) is not None:
             column_by_index.setdefault(i, k)
-    if len(column_by_index) < parser.d or (parser.d == 1 and len(table.rows) > 1):
+    if len(column_by_index) < finder.d or (finder.d == 1 and len(table.rows) > 1):
         return None
-    columns = [column_by_index[i] for i in range(parser.d)]
+    columns = [column_by_index[i] for i in range(finder.d)]
     rows = [row for row in table.rows if max(columns) < len(row)]
     if len(rows) > 1:
-        rows = [row for row in rows if _NEW.search(row[0]) and min(columns) > 0]
-    elif rows and min(columns) > 0 and ((turn := _TURN.search(rows[0][0])) or _NON_PROPOSAL.search(rows[0][0])):
-        rows = [] if not (turn and int(turn[1]) == parser.turn) else rows
-    return [_new_number(rows[0][k]) for k in columns] if len(rows) == 1 else None
+        rows = [row for row in rows if _NEW_COLUMN.search(row[0]) and min(columns) > 0]
+    elif rows and min(columns) > 0 and ((turn := _TURN_NUMBER.search(rows[0][0])) or _OTHER_COLUMN.search(rows[0][0])):
+        rows = [] if not (turn and int(turn[1]) == finder.turn) else rows
+    return [_last_number(rows[0][k]) for k in columns] if len(rows) == 1 else None
 
 
-def _cell_index(cell: str, head: Sequence[str], parser: NumberListFinder) -> int | None:
+def _cell_index(cell: str, head: Sequence[str], finder: NumberListFinder) -> int | None:
     """Return the index of the name that a cell contains, possibly with a description; None if there is none."""
     for text in (cell, re.sub(r"\([^()]*\)", "", cell), re.split(r"\s[-\u2013\u2014]\s|:|,", cell)[0]):
-        if (i := parser.name_index(text)) is not None:
+        if (i := finder.name_index(text)) is not None:
             return i
-    if parser.indexed and cell.isdigit() and head and _INDEXED.fullmatch(head[0]):
-        return int(cell) if int(cell) < parser.d else None
+    if finder.is_indexed and cell.isdigit() and head and _INDEX_HEADER.fullmatch(head[0]):
+        return int(cell) if int(cell) < finder.d else None
     return None
 
 
-def _new_number(cell: str) -> str:
+def _last_number(cell: str) -> str:
     """Return the new number of a cell that holds an old and a new one."""
     return re.split(r"->|=>|\u2192", cell)[-1].strip(" *`")

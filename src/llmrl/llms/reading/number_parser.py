@@ -13,9 +13,9 @@ from typing import Any
 from llmrl.llms.reading.word_lists import load_word_list
 
 _NUMBER = r"[+-]?\s?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,10})?"
-_PLAIN = re.compile(_NUMBER)
+_PLAIN_NUMBER = re.compile(_NUMBER)
 _FRACTION = re.compile(rf"({_NUMBER})\s?/\s?({_NUMBER})")
-_COMMA = re.compile(r"([+-]?[0-9]{1,20}),([0-9]{1,20})")
+_DECIMAL_COMMA = re.compile(r"([+-]?[0-9]{1,20}),([0-9]{1,20})")
 _CHANGE_NOTE = re.compile(
     r"(?<=[\d%])\s*\((?:up|down|was|from|increased|decreased|raised|lowered|unchanged|same|as before|slightly)\b"
     r"[^()]{0,80}\)\s*$",
@@ -24,7 +24,7 @@ _CHANGE_NOTE = re.compile(
 _EXPRESSION = re.compile(r"[\s\d.()+\-*/eE]{3,80}")
 _COMPARISON = re.compile(rf"\b(?:{'|'.join(load_word_list('comparisons'))})\b", re.IGNORECASE)
 """Words that make a number a bound, a difference or a direction; units are other words."""
-_UNIT = re.compile(
+_NUMBER_WITH_UNIT = re.compile(
     rf"({_NUMBER})\s*(%|per ?cent|percent|[A-Za-z\u00b0\u00b5][A-Za-z\u00b0/\u00b2*^ "
     rf"]{{0,24}})?\s*\.?"
 )
@@ -72,16 +72,16 @@ NUMBER_IN_DIGITS = rf"{_NUMBER}(?:\s?/\s?[0-9]{{1,9}})?(?:,(?=[0-9])[0-9]{{1,9}}
 """Numbers in digits, as a regular expression."""
 
 
-def parse_number(value: Any, is_share: bool = False) -> float | None:
+def parse_number(value: Any, is_fraction: bool = False) -> float | None:
     """Return the only finite number that `value` means; None if there is none or it is not certain.
 
     Args:
         value: a number, or a text such as `"0.8 N"`, `"3/4"`, `"0,25"`, `"-50%"`, `"one half"`, `"0.25 + 0.1"`.
-        is_share: whether percentages are divided by 100; otherwise they mean no number.
+        is_fraction: whether percentages are divided by 100; otherwise they mean no number.
     """
     if isinstance(value, str) and len(value) <= 1000:
         text = _CHANGE_NOTE.sub("", value)
-        value = _parse_text(" ".join(text.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), is_share)
+        value = _parse_text(" ".join(text.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), is_fraction)
     if isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             return float(value) if math.isfinite(value) else None
@@ -108,10 +108,10 @@ def _evaluate(node: ast.expr) -> float:
     raise ValueError("the text is not an arithmetic expression")
 
 
-def _parse_text(text: str, is_share: bool) -> float | None:
-    if _PLAIN.fullmatch(text):
+def _parse_text(text: str, is_fraction: bool) -> float | None:
+    if _PLAIN_NUMBER.fullmatch(text):
         return float(text.replace(" ", ""))
-    if comma := _COMMA.fullmatch(text):
+    if comma := _DECIMAL_COMMA.fullmatch(text):
         return float(f"{comma[1]}.{comma[2]}")
     if fraction := _FRACTION.fullmatch(text):
         denominator = float(fraction[2].replace(" ", ""))
@@ -120,12 +120,12 @@ def _parse_text(text: str, is_share: bool) -> float | None:
         return value
     if (value := parse_number_words(text)) is not None:
         return value
-    unit = _UNIT.fullmatch(re.sub(r"\A([+-]?\d{1,20}),(?=\d{1,20}\s?[A-Za-z%])", r"\1.", text))
+    unit = _NUMBER_WITH_UNIT.fullmatch(re.sub(r"\A([+-]?\d{1,20}),(?=\d{1,20}\s?[A-Za-z%])", r"\1.", text))
     if unit is None or _RANGE.search(text) or _COMPARISON.search(unit[2] or ""):
         return None
     number = float(unit[1].replace(" ", ""))
     if unit[2] and unit[2].replace(" ", "") in ("%", "percent"):
-        return number / 100 if is_share else None
+        return number / 100 if is_fraction else None
     return number
 
 

@@ -12,12 +12,15 @@ from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import strip_tags
 from llmrl.llms.reading.latex_and_tables import find_tables, strip_latex
-from llmrl.llms.reading.name_matcher import negated, normalize_name, words
+from llmrl.llms.reading.name_matcher import has_negation, normalize_name, split_words
 from llmrl.llms.reading.non_answer_text import is_conditional, is_doubtful, is_reopened
 from llmrl.llms.reading.number_parser import ORDINALS
 from llmrl.llms.reading.step_parser import OBJECT_KEYS, SKILL_KEYS, STEP_SEPARATOR, Step, StepParser, is_possible
 from llmrl.llms.reading.word_lists import load_pattern, load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
+
+Plan = tuple[Step, ...]
+PlanCandidates = list[CandidateAnswer[Plan]]
 
 _PLAN_KEYS = load_word_list("plans")
 _CALL_KEYS = ("arguments", "parameters", "input", "function", "functioncall")
@@ -27,37 +30,37 @@ _STATE = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(r"<\s*(?:skill|object|action|why|at most[^<>]*)\s*\d?\s*>", re.IGNORECASE)
-_LABEL = re.compile(
+_PLAN_LABEL = re.compile(
     r"(?:^|(?<=[.!?]\s)|(?<=\*\*))[ \t>*#_\-\u2022\d.)]{0,20}(?:step[ \t]*\d{1,2}[.:)][ \t]*)?(?:the |my |final |"
     r"revised |new |corrected |next |best |own ){0,3}(?:actions?|plans?|answer|steps|sequence|skills|"
     r"\u8ba1\u5212|\u884c\u52a8)\b"
     r"[ \t]*(?:\([^()\n]{0,60}\))?[ \t]*[*_`]{0,3}[ \t]*(?:[:=]|\bis\b:?|\n)[ \t*_`]*(?:\n[ \t]*){0,3}",
     re.IGNORECASE | re.MULTILINE,
 )
-_PREFIX = re.compile(
+_PLAN_PREFIX = re.compile(
     r"\A\s*(?:the |my |final |best )*(?:action|plan|answer|steps|sequence)\s*(?:=|:|\bis\b)\s*", re.IGNORECASE
 )
 # Start of a line of a list: a bullet, a number, `Step 2 -`, an ordinal.
-_BEGINS = (
+_LIST_MARKER = (
     r"(?:[-*\u2022\u25cf]|\(?\d{1,2}[.):,]\)?|\(\d{1,2}\)|[\u2460-\u2473]|\d\u20e3)"
     r"[ \t]*[*_]{0,2}(?=[^\d\s]|[ \t])[ \t]*"
 )
 _STEP = r"(?:step|schritt|\u6b65\u9aa4)[ \t]*\#?\d{1,2}\b[ \t*_]*(?:[.):\u2013\u2014-][ \t*_]*)?"
 _ORDER = rf"(?:{'|'.join(ORDINALS)}|finally|then|next|last(?:ly)?|after that)(?:ly)?[ \t*_]*[:\u2013\u2014-][ \t*_]*"
-_ITEM = re.compile(
-    rf"^[ \t>#*_]*(?:{_BEGINS}[*_]{{0,2}}(?:{_STEP}|{_ORDER})?|{_STEP}|{_ORDER})([^\n]{{1,400}})$",
+_LIST_ITEM = re.compile(
+    rf"^[ \t>#*_]*(?:{_LIST_MARKER}[*_]{{0,2}}(?:{_STEP}|{_ORDER})?|{_STEP}|{_ORDER})([^\n]{{1,400}})$",
     re.MULTILINE | re.IGNORECASE,
 )
 _STEP_NUMBER = re.compile(r"\A\W*(?:step\W*)?(\d{1,2})|\A\W*([\u2460-\u2473])", re.IGNORECASE)
 _LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
-_INLINE = re.compile(r"[\s,]\(?\d{1,2}[.)]\s")
+_INLINE_NUMBER = re.compile(r"[\s,]\(?\d{1,2}[.)]\s")
 _CALL = re.compile(r"(?<![\w.])(?:\w{1,20}\.)?([A-Za-z][\w-]{0,30}(?: [A-Za-z]\w{0,20}){0,3})\(\s*([^()\n]{0,60})\s*\)")
-_FILLER = re.compile(
+_SEPARATOR = re.compile(
     r"(?:\s|[`*_;,.\u2022>|-]|\d{1,2}[.)]|->|=>|\u2192|#[^\n]*|//[^\n]*|\bthen\b|\band\b|\bawait\b|\bstep \d:?)*",
     re.IGNORECASE,
 )
 _SUBCLAUSE = load_pattern("subclauses")
-_REASON = re.compile(
+_REASON_START = re.compile(
     r"[.!;](?:\s|\Z)|\s[-\u2013\u2014]\s|:\s|\s\((?=[a-zA-Z ])|,?\s+(?:because|since|so that|as (?=it|the|there|"
     r"this|we|that)|"
     r"in order|which|where|while|for (?:it|the agent) to)\b|,\s+(?:as|so|to|and now|now|it|the|this)\b|"
@@ -65,7 +68,7 @@ _REASON = re.compile(
     r"be able|reveal|look|check)\b|\s+(?:that|who) ",
     re.IGNORECASE,
 )
-_OPEN = load_pattern("open_plans")
+_OPEN_PLAN = load_pattern("open_plans")
 _NON_PLAN_HEADING = re.compile(
     r"\b(?:skills|available|possible|options?|vocabulary|objects|sees|allowed|rules|example|not|cannot|can't|never|don't|"
     r"wrong|impossible|if|other agents?|others)\b[^\n]*:?\s*\Z",
@@ -76,7 +79,7 @@ _CONSEQUENCE = re.compile(
 )
 
 
-class PlanParser(AnswerParser[tuple[Step, ...]]):
+class PlanParser(AnswerParser[Plan]):
     """Parser of a list of steps (skill, object), in the names' own spelling; "" for no object.
 
     Steps for absent objects are skipped, because they cannot be done yet. A plan ends before its first invalid step,
@@ -94,13 +97,13 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
     def __init__(
         self, skills: Sequence[tuple[str, bool]], objects: Sequence[str], max_steps: int, state: str = ""
     ) -> None:
-        self.steps = StepParser(skills, objects, max_steps)
+        self.step_parser = StepParser(skills, objects, max_steps)
         self.state = normalize_name(state)
         agent_match = _AGENT.search(state)
-        self._cue = _cue_pattern(agent_match[1] if agent_match else "")
-        self.turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
+        self._cue = _build_cue_pattern(agent_match[1] if agent_match else "")
+        self.next_turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
 
-    def answers_this_question(self, text: str, candidate: CandidateAnswer[tuple[Step, ...]]) -> bool | None:
+    def answers_this_question(self, text: str, candidate: CandidateAnswer[Plan]) -> bool | None:
         """Return False for an answer under another state, True under a line with this state, else None."""
         if not self.state:
             return None
@@ -110,7 +113,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         sentence = normalize_name(states[-1]["line"] or states[-1]["quoted"])
         return sentence == self.state if states[-1]["line"] or sentence != self.state else None
 
-    def parse_value(self, value: Any, depth: int = 0) -> tuple[Step, ...] | None:
+    def parse_value(self, value: Any, depth: int = 0) -> Plan | None:
         if depth > 6:
             return None
         if isinstance(value, list):
@@ -125,28 +128,26 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             ):
                 continue
             if isinstance(inner, str):
-                return self.steps.parse_list(inner)
+                return self.step_parser.parse_text(inner)
             if isinstance(inner, list):
-                return (
-                    self.steps.parse_plan(inner)
-                    if key != "answer" or _are_steps(inner)
-                    else self.parse_value(inner, depth + 1)
-                )
+                if key == "answer" and not (inner and all(isinstance(item, dict | str) for item in inner)):
+                    return self.parse_value(inner, depth + 1)
+                return self.step_parser.parse_plan(inner)
             if isinstance(inner, dict) and (plan := self._parse_steps_object(inner, depth)) is not None:
                 return plan
         if self._is_step(value) and "skill" in fields:
-            return self.steps.parse_plan([value])
+            return self.step_parser.parse_plan([value])
         return self._parse_nested(value.values(), depth)
 
-    def _parse_steps_object(self, value: dict[Any, Any], depth: int) -> tuple[Step, ...] | None:
+    def _parse_steps_object(self, value: dict[Any, Any], depth: int) -> Plan | None:
         """Return the plan of an object that is a step itself, has a key for each step, or contains a plan."""
         if self._is_step(value):
-            return self.steps.parse_plan([value])
+            return self.step_parser.parse_plan([value])
         if value and all(str(key).strip().lower().removeprefix("step").strip(" _").isdigit() for key in value):
-            return self.steps.parse_plan(list(value.values()))
+            return self.step_parser.parse_plan(list(value.values()))
         return self.parse_value(value, depth + 1)
 
-    def _parse_nested(self, values: Iterable[Any], depth: int) -> tuple[Step, ...] | None:
+    def _parse_nested(self, values: Iterable[Any], depth: int) -> Plan | None:
         """Return the only plan inside `values`; None if there is none. Raises InvalidReply for different plans."""
         nested = [inner for inner in values if isinstance(inner, dict | list)]
         plans = {plan for inner in nested if (plan := self.parse_value(inner, depth + 1))}
@@ -154,17 +155,16 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             raise InvalidReply("there are several different plans in the reply; give one")
         return plans.pop() if plans else None
 
-    def _parse_sequence(self, value: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
+    def _parse_sequence(self, value: Sequence[Any], depth: int) -> Plan | None:
         """Return the plan of a list of steps, or the only one inside the values of another list; else None."""
         keys = [normalize_name(str(key)) for raw_step in value if isinstance(raw_step, dict) for key in raw_step]
-        are_steps = _are_steps(value) and any(
-            isinstance(raw_step, str) or self._is_step(raw_step) for raw_step in value
-        )
+        can_be_steps = all(isinstance(item, dict | str) for item in value)
+        are_steps = can_be_steps and any(isinstance(item, str) or self._is_step(item) for item in value)
         if are_steps and not set(keys) & set(_CALL_KEYS):
-            is_plan = isinstance(value[0], dict) or is_possible(self.steps.parse_step(value[0]))
-            return self.steps.parse_plan(value) if is_plan else None
+            is_plan = isinstance(value[0], dict) or is_possible(self.step_parser.parse_step(value[0]))
+            return self.step_parser.parse_plan(value) if is_plan else None
         if value and all(isinstance(pair, list) and 1 <= len(pair) <= 2 for pair in value):
-            return self.steps.parse_plan(value) if is_possible(self.steps.parse_step(value[0])) else None
+            return self.step_parser.parse_plan(value) if is_possible(self.step_parser.parse_step(value[0])) else None
         return self._parse_nested(value, depth)
 
     def _is_step(self, value: Any) -> bool:
@@ -172,22 +172,22 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             normalize_name(str(key)) in SKILL_KEYS and isinstance(inner, str) for key, inner in value.items()
         )
 
-    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def find_in_text(self, text: str, truncated: bool) -> PlanCandidates:
         text = strip_latex(to_ascii(strip_tags(text)))
         candidates = []
         for match in _LATEX_BOX.finditer(text):
-            candidates += self._line_plan(match.start(), match.end(), _PREFIX.sub("", match[1]).strip(" {}"))
-        for match in _LABEL.finditer(text):
-            candidates += self._labeled_plans(text, match.start(), match.end(), truncated)
+            candidates += self._parse_line(match.start(), match.end(), _PLAN_PREFIX.sub("", match[1]).strip(" {}"))
+        for match in _PLAN_LABEL.finditer(text):
+            candidates += self._find_labeled_plans(text, match.start(), match.end(), truncated)
         if not truncated:
-            candidates += self._table_plans(text)
+            candidates += self._find_table_plans(text)
         if candidates or truncated:
             return candidates
         text = blank_spans(text, ((table.start, table.end) for table in find_tables(text)))
-        return self._list_plans(text) or self._call_plans(text) or self._bare_plan(text)
+        return self._find_list_plans(text) or self._find_call_plans(text) or self._find_bare_plan(text)
 
-    def parse_prose(self, text: str) -> tuple[Step, ...] | None:
-        if REFUSAL.search(text) or _OPEN.search(text) or is_reopened(text):
+    def parse_prose(self, text: str) -> Plan | None:
+        if REFUSAL.search(text) or _OPEN_PLAN.search(text) or is_reopened(text):
             return None
         steps: list[Step] = []
         for sentence in re.split(r"(?<=[.!?])\s+|\n+|\u3002", text)[:100]:
@@ -195,39 +195,37 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
                 if (cue := self._cue.search(part)) is None:
                     continue
                 instruction = _SUBCLAUSE.split(part[cue.end() :], maxsplit=1)[0]
-                if negated(f"{part[: cue.end()]}{instruction}"):
+                if has_negation(f"{part[: cue.end()]}{instruction}"):
                     continue
                 clause_steps = self._parse_steps(instruction, steps)
                 if clause_steps is None or (clause_steps and is_conditional(part)):
                     return None
                 steps += clause_steps
-        return tuple(steps[: self.steps.max_steps]) or None
+        return tuple(steps[: self.step_parser.max_steps]) or None
 
     def _parse_steps(self, instruction: str, previous: Sequence[Step]) -> list[Step] | None:
         """Return the steps of a sentence; None if one of them is invalid."""
         steps: list[Step] = []
         for clause in re.split(r"[,;]|\band\b|\bthen\b|\uff0c", instruction):
-            for mention in self.steps.names.mentions(clause)[:1]:
+            for mention in self.step_parser.skill_matcher.find_mentions(clause)[:1]:
                 *_, (_, previous_object) = ("", ""), *previous, *steps
-                step = self.steps.parse_step(clause[mention[0] :], previous_object)
+                step = self.step_parser.parse_step(clause[mention[0] :], previous_object)
                 if isinstance(step, str):
                     return None
                 steps.append(step)
         return steps
 
-    def _line_plan(self, start: int, end: int, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def _parse_line(self, start: int, end: int, text: str) -> PlanCandidates:
         """Return the plan of a text that consists of steps; a candidate with an error if its first step is invalid."""
         if _PLACEHOLDER.search(text):
             return []
         try:
-            plan = self.steps.parse_list(text)
+            plan = self.step_parser.parse_text(text)
         except InvalidReply as error:
             return [CandidateAnswer(start, end, (), error=str(error))]
         return [CandidateAnswer(start, end, plan)] if plan else []
 
-    def _labeled_plans(
-        self, text: str, start: int, content_start: int, truncated: bool
-    ) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def _find_labeled_plans(self, text: str, start: int, content_start: int, truncated: bool) -> PlanCandidates:
         """Return the plans that follow a label: a list in brackets, a line, or numbered lines."""
         rest = text[content_start : content_start + 4000]
         if rest.startswith(("{", "[")):
@@ -244,36 +242,34 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             if '"' in inner or ":" in inner or (truncated and closing < 0):
                 return []
             end = content_start + (closing + 1 if closing >= 0 else len(rest))
-            return self._line_plan(start, end, inner)
+            return self._parse_line(start, end, inner)
         items, last = [], content_start
-        for item in _ITEM.finditer(rest):
+        for item in _LIST_ITEM.finditer(rest):
             if rest[last - content_start : item.start()].strip():
                 break
             items.append(item[1])
             last = content_start + item.end()
         max_end = len(text.rstrip()) if truncated else len(text) + 1  # a text at the end may be incomplete
-        if len(items) > 1 or (items and not _INLINE.search(items[0])):
-            return self._plan(start, last, items) if last < max_end else []
+        if len(items) > 1 or (items and not _INLINE_NUMBER.search(items[0])):
+            return self._parse_items(start, last, items) if last < max_end else []
         line = rest.split("\n", 1)[0]
         end = content_start + len(line)
-        candidates = self._line_plan(start, end, line.strip(" *`")) if line.strip() and end < max_end else []
+        candidates = self._parse_line(start, end, line.strip(" *`")) if line.strip() and end < max_end else []
         return [candidate for candidate in candidates if not candidate.error]
 
-    def _plan(
-        self, start: int, end: int, items: Sequence[str], form: int = 2
-    ) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        instructions = [_instruction(item) for item in items]
-        skills = [self.steps.names.exact(instruction) for instruction in instructions]
-        is_skill_list = len(skills) > 2 and skills == list(range(len(self.steps.skills)))
+    def _parse_items(self, start: int, end: int, items: Sequence[str], certainty: int = 2) -> PlanCandidates:
+        instructions = [_strip_reason(item) for item in items]
+        skills = [self.step_parser.skill_matcher.find_exact(instruction) for instruction in instructions]
+        is_skill_list = len(skills) > 2 and skills == list(range(len(self.step_parser.skills)))
         with contextlib.suppress(InvalidReply):
-            plan = self.steps.parse_plan(instructions)
-            return [] if is_skill_list else [CandidateAnswer(start, end, plan, form=form)]
+            plan = self.step_parser.parse_plan(instructions)
+            return [] if is_skill_list else [CandidateAnswer(start, end, plan, certainty=certainty)]
         return []
 
-    def _list_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def _find_list_plans(self, text: str) -> PlanCandidates:
         """Return the plans among the lists of a text. Each line of such a list begins with a step."""
-        items = list(_ITEM.finditer(text))[:300]
-        if not items or REFUSAL.search(text) or _OPEN.search(text):
+        items = list(_LIST_ITEM.finditer(text))[:300]
+        if not items or REFUSAL.search(text) or _OPEN_PLAN.search(text):
             return []
         candidates = []
         for run in _split_lists(text, items):
@@ -281,17 +277,17 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             heading = heading.strip().rsplit("\n", 1)[-1]
             if _NON_PLAN_HEADING.search(heading) or (heading.endswith(":") and is_doubtful(heading)):
                 continue
-            instructions = [_instruction(item[1]) for item in run]
-            steps = [self.steps.parse_step(instruction) for instruction in instructions]
+            instructions = [_strip_reason(item[1]) for item in run]
+            steps = [self.step_parser.parse_step(instruction) for instruction in instructions]
             if all(isinstance(step, str) for step in steps) or not is_possible(steps[0]):
                 continue
             invalid = [text for text, step in zip(instructions, steps, strict=True) if isinstance(step, str)]
-            are_short = len(run) > 1 and all(len(words(instruction)) <= 7 for instruction in invalid)
+            are_short = len(run) > 1 and all(len(split_words(instruction)) <= 7 for instruction in invalid)
             if all(map(is_possible, steps)) or are_short:
-                candidates += self._plan(run[0].start(), run[-1].end(), [item[1] for item in run], form=1)
+                candidates += self._parse_items(run[0].start(), run[-1].end(), [item[1] for item in run], certainty=1)
         return candidates
 
-    def _call_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def _find_call_plans(self, text: str) -> PlanCandidates:
         """Return plans of consecutive calls such as `go_to(key)`.
 
         A single call counts only if it is alone on its line.
@@ -300,55 +296,57 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         for call in _CALL.finditer(text):
             # `the calls are go_to(key)`: the call starts at the words that name a skill, else at the last word.
             starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
-            skills = [at for at in starts if self.steps.names.exact(text[at : call.end(1)]) is not None]
+            skills = [
+                at for at in starts if self.step_parser.skill_matcher.find_exact(text[at : call.end(1)]) is not None
+            ]
             start = [*skills, starts[-1]][0]
-            if not runs or not _FILLER.fullmatch(text[runs[-1][-1][1] : start]):
+            if not runs or not _SEPARATOR.fullmatch(text[runs[-1][-1][1] : start]):
                 runs.append([])
             runs[-1].append((start, call.end(), text[start : call.end(1)]))
         candidates = []
         for run in runs[:50]:
             begin, end = run[0][0], run[-1][1]
             line = text[text.rfind("\n", 0, begin) + 1 : begin]
-            if len(run) == 1 and not (_FILLER.fullmatch(line) and _FILLER.fullmatch(text[end:].split("\n", 1)[0])):
+            if len(run) == 1 and not (
+                _SEPARATOR.fullmatch(line) and _SEPARATOR.fullmatch(text[end:].split("\n", 1)[0])
+            ):
                 continue
-            if self.steps.names.exact(run[0][2]) is not None:
-                candidates += self._plan(begin, end, [text[first:last] for first, last, _ in run], form=1)
-        return candidates if not _OPEN.search(text) else []
+            if self.step_parser.skill_matcher.find_exact(run[0][2]) is not None:
+                candidates += self._parse_items(begin, end, [text[first:last] for first, last, _ in run], certainty=1)
+        return candidates if not _OPEN_PLAN.search(text) else []
 
-    def _table_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def _find_table_plans(self, text: str) -> PlanCandidates:
         """Return the plans of tables with one row for each step."""
         candidates = []
         for table in find_tables(text):
-            skill = table.column_index(("skill", "action", "name", "verb", "command", "what", "step"))
-            target = table.column_index([word for word in OBJECT_KEYS if word not in ("on", "to", "agent")])
-            if skill is None:
+            skill_column = table.column_index(("skill", "action", "name", "verb", "command", "what", "step"))
+            object_column = table.column_index([word for word in OBJECT_KEYS if word not in ("on", "to", "agent")])
+            if skill_column is None:
                 instructions = []
-            elif target is None or target == skill:
-                instructions = [row[skill] if skill < len(row) else "" for row in table.rows]
+            elif object_column is None or object_column == skill_column:
+                instructions = [row[skill_column] if skill_column < len(row) else "" for row in table.rows]
             else:
-                rows = [row for row in table.rows if max(skill, target) < len(row)]
-                instructions = [f"{row[skill]} <{row[target].strip(' <>-')}>" for row in rows]
-            if instructions and is_possible(self.steps.parse_step(instructions[0])):
-                candidates += self._plan(table.start, table.end, instructions, form=1)
+                rows = [row for row in table.rows if max(skill_column, object_column) < len(row)]
+                instructions = [f"{row[skill_column]} <{row[object_column].strip(' <>-')}>" for row in rows]
+            if instructions and is_possible(self.step_parser.parse_step(instructions[0])):
+                candidates += self._parse_items(table.start, table.end, instructions, certainty=1)
         return candidates
 
-    def _bare_plan(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def _find_bare_plan(self, text: str) -> PlanCandidates:
         """Return the plan of a text whose lines consist of steps only."""
         lines = [line.strip(" *`.") for line in text.strip().splitlines() if line.strip(" *`.")]
-        if not lines or len(lines) > self.steps.max_steps or len(text) > 2000:
+        if not lines or len(lines) > self.step_parser.max_steps or len(text) > 2000:
             return []
         lines = [re.sub(r"^\(([^()]*)\)$", r"\1", line) for line in lines]
         items = [item for line in lines for item in STEP_SEPARATOR.split(line.strip("{}[] ")) if item and item.strip()]
         steps: list[Step | str] = []
         for item in items:
-            steps.append(self.steps.parse_step(item, steps[-1][1] if steps and not isinstance(steps[-1], str) else ""))
-        are_possible = all(map(is_possible, steps)) and all(len(words(item)) <= 7 for item in items)
+            steps.append(
+                self.step_parser.parse_step(item, steps[-1][1] if steps and not isinstance(steps[-1], str) else "")
+            )
+        are_possible = all(map(is_possible, steps)) and all(len(split_words(item)) <= 7 for item in items)
         plan = tuple(step for step in steps if not isinstance(step, str))
-        return [CandidateAnswer(0, len(text), plan, form=1)] if plan and are_possible else []
-
-
-def _are_steps(value: Sequence[Any]) -> bool:
-    return bool(value) and all(isinstance(item, dict | str) for item in value)
+        return [CandidateAnswer(0, len(text), plan, certainty=1)] if plan and are_possible else []
 
 
 def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
@@ -358,7 +356,7 @@ def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.
     """
     run = [*items[:1]]
     for previous, item in pairwise(items):
-        previous_number, number = _item_number(previous[0]), _item_number(item[0])
+        previous_number, number = _parse_item_number(previous[0]), _parse_item_number(item[0])
         if number is None or previous_number is None:
             is_new_list = number != previous_number or bool(text[previous.end() : item.start()].strip())
         else:
@@ -370,19 +368,19 @@ def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.
     yield run
 
 
-def _item_number(line: str) -> int | None:
+def _parse_item_number(line: str) -> int | None:
     match = _STEP_NUMBER.match(line)
     return None if match is None else int(match[1]) if match[1] else ord(match[2]) - 0x245F
 
 
-def _instruction(item: str) -> str:
+def _strip_reason(item: str) -> str:
     """Return the instruction of a line of a list, without the reason for it."""
     item = re.sub(r"[*`]{1,3}|__|\b(?:skill|object|action)\s?[:=]", " ", item).strip(" _")
-    first = _REASON.split(item, maxsplit=1)[0].strip()
+    first = _REASON_START.split(item, maxsplit=1)[0].strip()
     return first or item
 
 
-def _cue_pattern(agent_name: str) -> re.Pattern[str]:
+def _build_cue_pattern(agent_name: str) -> re.Pattern[str]:
     """Return the pattern of sentence beginnings that say what the agent should do."""
     agent = rf"(?:(?:the|this) agent|it|i|we{'|' + re.escape(agent_name) if agent_name else ''})"
     adjectives = r"(?:best|right|next|only|correct|optimal|sensible|natural|obvious|logical|safest|first)"

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER
-from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
+from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, split_words
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
@@ -23,17 +23,17 @@ STEP_SEPARATOR = re.compile(
 )
 _NO_OBJECT = frozenset(normalize_name(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
 _ARTICLES, _OBJECT_FILLERS = ("the", "a", "an"), ("object", "to", "it", "this", "that", "of")
-_LEADS = load_word_list("leads")
+_LEAD_WORDS = load_word_list("leads")
 """Words before the skill of a step."""
 _MAX_STEP_LENGTH = 300
 _UNDECIDED = re.compile(r"\W*(?:or|either|maybe|perhaps)\b", re.IGNORECASE)
 _PRONOUN = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
 _AND = re.compile(r"\band\s+(?:then\s+)?", re.IGNORECASE)
-_TOOL = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
+_TOOL_PHRASE = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
 
 
 class _AbsentObject(str):
-    """Reason why a step is skipped: it looks ahead to an object that is absent from the present state."""
+    """Reason why a step is skipped: its object is absent from the present state, so it can only be done later."""
 
 
 class StepParser:
@@ -47,8 +47,8 @@ class StepParser:
 
     def __init__(self, skills: Sequence[tuple[str, bool]], objects: Sequence[str], max_steps: int) -> None:
         self.skills, self.objects, self.max_steps = list(skills), list(objects), max_steps
-        self.names = NameMatcher([name for name, _ in skills])
-        self._object_names = NameMatcher(objects)
+        self.skill_matcher = NameMatcher([name for name, _ in skills])
+        self._object_matcher = NameMatcher(objects)
 
     def parse_plan(self, raw_steps: Sequence[Any]) -> tuple[Step, ...]:
         """Return the steps before the first invalid one, without those for absent objects.
@@ -76,7 +76,7 @@ class StepParser:
             raise InvalidReply(error)
         return tuple(steps)
 
-    def parse_list(self, text: str) -> tuple[Step, ...] | None:
+    def parse_text(self, text: str) -> tuple[Step, ...] | None:
         """Return the plan of a text that consists of steps with separators between them; None if it is empty."""
         texts = [part for part in STEP_SEPARATOR.split(to_ascii(text).strip(" .{}[]\n")) if part.strip(" .*`")]
         return self.parse_plan([step for part in texts for step in self._split_at_and(part)]) if texts else None
@@ -85,7 +85,7 @@ class StepParser:
         """Split `go to the door and open it` into two steps; a part after `and` is a step if it begins with a skill."""
         parts: list[str] = []
         for part in _AND.split(text):
-            mentions = self.names.mentions(part)
+            mentions = self.skill_matcher.find_mentions(part)
             if parts and not (mentions and not part[: mentions[0][0]].strip()):
                 parts[-1] += f" and {part}"
             else:
@@ -97,7 +97,7 @@ class StepParser:
 
         The pronoun "it" refers to `previous_object`, the object of the previous step.
         """
-        skill, target = "", ""
+        skill, object_name = "", ""
         if isinstance(raw_step, dict):
             fields = {normalize_name(str(key)): inner for key, inner in raw_step.items()}
             skill = next((str(fields[key]) for key in SKILL_KEYS if isinstance(fields.get(key), str)), "")
@@ -108,64 +108,64 @@ class StepParser:
                 argument = argument[0] if len(argument) == 1 else " ".join(map(str, argument))
             if not skill and len(raw_step) == 1:
                 skill, argument = next(iter(raw_step.items()))
-            target = "" if argument is None or isinstance(argument, bool | dict | list) else str(argument)
+            object_name = "" if argument is None or isinstance(argument, bool | dict | list) else str(argument)
         elif (
             isinstance(raw_step, list)
             and 1 <= len(raw_step) <= 2
             and all(isinstance(part, str | None) for part in raw_step)
         ):
-            skill, target = (text or "" for text in (*raw_step, "")[:2])
+            skill, object_name = (text or "" for text in (*raw_step, "")[:2])
         elif isinstance(raw_step, str):
             skill = raw_step
-        return self._parse_text(f"{skill} <{target}>" if target else skill, skill, previous_object)
+        return self._match_step(f"{skill} <{object_name}>" if object_name else skill, skill, previous_object)
 
-    def _parse_text(self, text: str, skill: str, previous_object: str) -> Step | str:
+    def _match_step(self, text: str, skill: str, previous_object: str) -> Step | str:
         text = text[:_MAX_STEP_LENGTH]
         if "(" in text and not re.search(r"\w\(", text):
             text = re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text)
         text = to_ascii(text)
-        starts = [(word, text[start:]) for word, start, _ in words(text)] or [("", "")]
-        while len(starts) > 1 and starts[0][0] in _LEADS and not self._begins_with_skill(starts[0][1]):
-            starts = starts[1:]
-        text = starts[0][1]
+        suffixes = [(word, text[start:]) for word, start, _ in split_words(text)] or [("", "")]
+        while len(suffixes) > 1 and suffixes[0][0] in _LEAD_WORDS and not self._begins_with_skill(suffixes[0][1]):
+            suffixes = suffixes[1:]
+        text = suffixes[0][1]
         if not self._begins_with_skill(text):
             skill_text = " ".join(re.sub(r"[<>]", " ", text if not skill or len(skill) > 60 else skill).split())[:60]
             return f"there is no skill {skill_text!r}; there are {', '.join(name for name, _ in self.skills)}"
-        _, end, index = self.names.mentions(text)[0]
+        _, end, index = self.skill_matcher.find_mentions(text)[0]
         name, takes_object = self.skills[index]
         rest = text[end:]
         if not takes_object:
             return name, ""
-        target = self._find_object(_TOOL.sub("", rest)) or self._find_object(rest)
-        if target is None and previous_object and _PRONOUN.search(text):
-            target = previous_object
-        if target is not None:
-            return name, target
+        object_name = self._find_object(_TOOL_PHRASE.sub("", rest)) or self._find_object(rest)
+        if object_name is None and previous_object and _PRONOUN.search(text):
+            object_name = previous_object
+        if object_name is not None:
+            return name, object_name
         object_text = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
         objects = ", ".join(self.objects) or "none"
         error = f"the skill {name!r} needs an object of this state, and {object_text!r} is none; there are: {objects}"
-        tokens = [word for word, _, _ in words(rest) if word not in _ARTICLES]
+        tokens = [word for word, _, _ in split_words(rest) if word not in _ARTICLES]
         is_invalid = normalize_name(object_text) in _NO_OBJECT or len(self._indices_with_ending(tokens)) > 1
         return error if is_invalid else _AbsentObject(error)
 
     def _begins_with_skill(self, text: str) -> bool:
-        return any(start == 0 for start, _, _ in self.names.mentions(text)[:1])
+        return any(start == 0 for start, _, _ in self.skill_matcher.find_mentions(text)[:1])
 
     def _find_object(self, text: str) -> str | None:
         """Return the object that a text means by its name or the end of it; None if there is none or several."""
-        tokens = [word for word, _, _ in words(text) if word not in (*_ARTICLES, *_OBJECT_FILLERS)]
+        tokens = [word for word, _, _ in split_words(text) if word not in (*_ARTICLES, *_OBJECT_FILLERS)]
         if not tokens or "".join(tokens) in _NO_OBJECT:
             return None
-        index = self._object_names.exact(" ".join(tokens))
+        index = self._object_matcher.find_exact(" ".join(tokens))
         indices = [index] if index is not None else self._indices_with_ending(tokens)
         if not indices and len(tokens) <= 6:
-            indices = list({i for _, _, i in self._object_names.mentions(text)})
+            indices = list({i for _, _, i in self._object_matcher.find_mentions(text)})
         return self.objects[indices[0]] if len(indices) == 1 else None
 
     def _indices_with_ending(self, tokens: Sequence[str]) -> list[int]:
         """Return the indices of the objects whose names end with some words, but have further ones before them."""
         ending = "".join(tokens)
-        names = [[word for word, _, _ in words(name)] for name in self.objects]
+        names = [[word for word, _, _ in split_words(name)] for name in self.objects]
         return [i for i, name in enumerate(names) if any("".join(name[k:]) == ending for k in range(1, len(name)))]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
-from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, DuplicateKey, strip_tags
+from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, ConflictingValues, strip_tags
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name
 from llmrl.llms.reading.number_list_parser import LIST_KEYS, MEASUREMENT, OPERATOR, NumberListFinder
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, ORDINALS, parse_number
@@ -19,9 +19,9 @@ from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
 _FOREIGN_KEYS = tuple(load_word_list("foreign_keys"))
-_HIDDEN = (*load_word_list("reasons"), "confidence")
-_TURN = re.compile(r"\b(generation|gen|iteration|round|step)\b[\s*#:]{0,4}(\d{1,9})", re.IGNORECASE)
-_PROPOSAL = re.compile(
+_IGNORED_KEYS = (*load_word_list("reasons"), "confidence")
+_TURN_NUMBER = re.compile(r"\b(generation|gen|iteration|round|step)\b[\s*#:]{0,4}(\d{1,9})", re.IGNORECASE)
+_PROPOSAL_NUMBER = re.compile(
     rf"\bproposal\b[\s*#]{{0,3}}(?P<number>\d{{1,6}})\b(?! of)|\b(?P<ordinal>{'|'.join(ORDINALS)}) proposal\b",
     re.IGNORECASE,
 )
@@ -75,11 +75,11 @@ class VectorParser(AnswerParser[np.ndarray]):
         self.question = question or VectorQuestion()
         self.contexts = {normalize_name(name) for name in self.question.contexts}
         self.history = {tuple(map(float, vector)) for vector in self.question.history}
-        shares = [low >= -1 and high <= 1 for low, high in bounds] or [False] * self.d
+        are_fractions = [low >= -1 and high <= 1 for low, high in bounds] or [False] * self.d
         word_matcher, turn = NameMatcher(words, numbered=True) if words else None, self.question.turn
-        self.finder = NumberListFinder(names, shares, word_matcher, turn)
+        self.finder = NumberListFinder(names, are_fractions, word_matcher, turn)
         lookahead = "" if turn is None else rf"(?!{turn}\b)"
-        self.turn = re.compile(
+        self.next_turn = re.compile(
             rf"^[ \t*#]*(?:iteration|generation|round)\W{{0,4}}{lookahead}\d+", re.IGNORECASE | re.MULTILINE
         )
 
@@ -96,7 +96,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
             values = [parse_number(token) for token in re.findall(NUMBER_IN_DIGITS, enumeration[1])]
             return np.array(values, dtype=np.float64) if len(values) == self.d and None not in values else None
-        numbers = self.finder.parse_sentences(text)
+        numbers = self.finder.assignments.find_numbers(to_ascii(text))
         return None if numbers is None else np.array(numbers)
 
     def contradicts(self, text: str, answer: np.ndarray) -> bool:
@@ -106,22 +106,22 @@ class VectorParser(AnswerParser[np.ndarray]):
         return self.finder.describe_incomplete(to_ascii(text))
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[np.ndarray]) -> bool | None:
-        begin = max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400)
-        line = text[begin : candidate.start]
-        turns, proposals = list(_TURN.finditer(line)), list(_PROPOSAL.finditer(line))
+        line_start = max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400)
+        line = text[line_start : candidate.start]
+        turns, proposals = list(_TURN_NUMBER.finditer(line)), list(_PROPOSAL_NUMBER.finditer(line))
         if turns and self.question.turn is not None:
             return int(turns[-1][2]) == self.question.turn
         if proposals and self.question.proposal is not None:
             number, ordinal = proposals[-1]["number"], proposals[-1]["ordinal"]
             return self.question.proposal == (int(number) if number else ORDINALS.index(ordinal.lower()) + 1)
         after = to_ascii(text[candidate.end : candidate.end + 80])
-        if candidate.form == 1 and (OPERATOR.search(line) or re.match(r"\s*(?:[+/]|\*(?!\*))", after)):
+        if candidate.certainty == 1 and (OPERATOR.search(line) or re.match(r"\s*(?:[+/]|\*(?!\*))", after)):
             return False
         measurement = None if _EXPECTED.search(after) else MEASUREMENT.match(after)
         is_repeat = tuple(candidate.answer.tolist()) in self.history
-        if (is_repeat or measurement) and (candidate.form == 1 or (is_repeat and measurement)):
+        if (is_repeat or measurement) and (candidate.certainty == 1 or (is_repeat and measurement)):
             return False
-        candidate.weak = candidate.weak or measurement is not None
+        candidate.is_fallback = candidate.is_fallback or measurement is not None
         return None
 
     def _parse_list(self, value: Any, depth: int) -> list[float] | None:
@@ -140,10 +140,10 @@ class VectorParser(AnswerParser[np.ndarray]):
                 if normalize_name(key) == normalize_name(self.question.context) and isinstance(inner, dict):
                     return self._parse_object(inner, depth + 1)
         numbers: dict[int, float] = {}
-        self._collect(value, numbers, 0)
+        self._collect_named_numbers(value, numbers, 0)
         if len(numbers) == self.d:
             return [numbers[i] for i in range(self.d)]
-        if self.finder.indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
+        if self.finder.is_indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
             return self._parse_sequence([value[str(i)] for i in range(self.d)], depth)
         lists, errors = self._find_lists(value, depth)
         if len(lists) > 1:
@@ -160,7 +160,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         for key, inner in [(key, value[key]) for key in parameter_keys or value]:
             name = normalize_name(key)
             if (
-                name.startswith((*_HIDDEN, *_FOREIGN_KEYS))
+                name.startswith((*_IGNORED_KEYS, *_FOREIGN_KEYS))
                 or name in self.contexts
                 or (not isinstance(inner, dict | list) and name not in LIST_KEYS)
             ):
@@ -179,12 +179,12 @@ class VectorParser(AnswerParser[np.ndarray]):
                 lists.append(numbers)
         return lists, errors
 
-    def _collect(self, value: Any, numbers: dict[int, float], depth: int) -> None:
+    def _collect_named_numbers(self, value: Any, numbers: dict[int, float], depth: int) -> None:
         """Add the numbers under their names, nested up to four levels deep, to `numbers`."""
         if isinstance(value, list) and depth <= 4:
             for inner in value:
                 if isinstance(inner, dict):
-                    self._collect(inner, numbers, depth + 1)
+                    self._collect_named_numbers(inner, numbers, depth + 1)
         if not isinstance(value, dict) or depth > 4:
             return
         fields = {normalize_name(str(key)): inner for key, inner in value.items()}
@@ -195,17 +195,17 @@ class VectorParser(AnswerParser[np.ndarray]):
             self._add_number(i, fields.get("value"), numbers)
         for key, inner in value.items():
             name = normalize_name(str(key))
-            if name in _HIDDEN or name in self.contexts:
+            if name in _IGNORED_KEYS or name in self.contexts:
                 continue
             if (i := self.finder.name_index(str(key))) is not None:
                 self._add_number(i, _sole_number(inner) if isinstance(inner, dict) else inner, numbers)
             elif isinstance(inner, dict | list) and not name.startswith(_FOREIGN_KEYS):
-                self._collect(inner, numbers, depth + 1)
+                self._collect_named_numbers(inner, numbers, depth + 1)
 
-    def _add_number(self, i: int, raw: Any, numbers: dict[int, float]) -> None:
-        number = self.finder.parse_value(raw, i)
-        if number is None and not isinstance(raw, DuplicateKey):
-            raise InvalidReply(f"{self.names[i]} must be a number, got {repr(raw)[:60]}")
+    def _add_number(self, i: int, value: Any, numbers: dict[int, float]) -> None:
+        number = self.finder.parse_value(value, i)
+        if number is None and not isinstance(value, ConflictingValues):
+            raise InvalidReply(f"{self.names[i]} must be a number, got {repr(value)[:60]}")
         if number is None or numbers.setdefault(i, number) != number:
             raise InvalidReply(f"{self.names[i]} is given twice, with different values")
 
@@ -214,7 +214,7 @@ class VectorParser(AnswerParser[np.ndarray]):
             raise InvalidReply("a list of numbers was cut off")
         if value and all(isinstance(item, dict) for item in value):
             number_by_index: dict[int, float] = {}
-            self._collect(value, number_by_index, 0)
+            self._collect_named_numbers(value, number_by_index, 0)
             return [number_by_index[i] for i in range(self.d)] if len(number_by_index) == self.d else None
         elements = [element for row in value for element in (row if isinstance(row, list) else [row])]
         if len(elements) != self.d or any(isinstance(element, dict | list) for element in elements):
