@@ -242,6 +242,21 @@ class TestConfig:
         assert resolved["agent"]["init_from"] == "preset:regimes/cleanup_pretrain"
         assert [member["begins"] for member in resolved["agent"]["members"]] == [True, False]
         assert resolved["agent"]["members"][0]["agent"]["init_from"] is None
+        assert resolved["agent"]["init_from_seed"] == "own"
+
+    @pytest.mark.parametrize(
+        ("option", "members"),
+        [
+            ("agent.init_from_seed=2", "[{count:7,agent:cleanup_society}]"),
+            (
+                "agent.init_from_seed=own",
+                "[{count:6,agent:cleanup_society,init_from_seed:2},{count:1,agent:cleanup_society}]",
+            ),
+        ],
+    )
+    def test_seed_of_initial_run_is_that_of_society_or_member(self, option, members):
+        resolved = with_members(compose("env=cleanup", "agent=mixed", f"agent.members={members}", option))
+        assert resolved["agent"]["init_from_seed"] == 2
 
     def test_text_is_added_for_readers(self):
         assert with_texts(config(KINDS))["env"]["observe"] == ["vector", "text"]

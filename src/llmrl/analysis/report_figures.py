@@ -124,8 +124,9 @@ def _draw_regret(regret: RegretMatrix) -> Figure:
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             color = "white" if abs(value) > 0.6 * maximum else "black"
-            ax.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=color)
-    ax.set_xticks(range(len(regret.groups)), [textwrap.fill(group, 12) for group in regret.groups], fontsize=9)
+            text = f"{round(float(value), 1) + 0.0:.1f}"  # no negative zero
+            ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
+    ax.set_xticks(range(len(regret.groups)), regret.groups, fontsize=8)
     ax.set_yticks(range(len(regret.rows)), regret.rows, fontsize=9)
     ax.grid(visible=False)
     ax.tick_params(length=0)

@@ -99,7 +99,8 @@ def _complete_member(index: int, member: Any, society: dict[str, Any]) -> dict[s
                 f"{path}.init_from={node['init_from']} must be {society['init_from']}, because all members take "
                 "initial weights from the same run"
             )
-        society |= {key: node[key] for key in _INITIAL_WEIGHTS_KEYS if key in node}
+        has_seed = society.get("init_from_seed", "own") != "own"  # one for the society overrides those of members
+        society |= {key: node[key] for key in _INITIAL_WEIGHTS_KEYS[: 1 if has_seed else 2] if key in node}
         node["init_from"] = None
     return {
         "_target_": _MEMBER_TARGET,
