@@ -1,4 +1,4 @@
-"""`llmrl-llm`: check or try a language model, or sum up the calls of runs."""
+"""`llmrl-llm`: check a language model, or sum up the calls of runs."""
 
 from __future__ import annotations
 
@@ -40,19 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
     check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
-    trial = commands.add_parser(
-        "trial",
-        help="run a small experiment of each family with a model, within a budget, and write a page of results",
-        description="Try a model in all families, within a budget: llmrl-llm trial llm=gpt4o_mini budget=1",
-    )
-    trial.add_argument(
-        "overrides",
-        nargs="+",
-        help="llm=<option>, its fields, budget=<US dollars>, families=principal,search,teacher,player (all)",
-    )
-    trial.add_argument(
-        "--out", type=Path, default=None, help="folder of the page (default: outputs/trials/<overrides>)"
-    )
     totals = commands.add_parser("totals", help="calls, tokens and costs of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_output_root_option(totals)
@@ -168,32 +155,6 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
     ]
 
 
-def run_trial(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list[str], list[list[str]]]:
-    """Run a trial of the model that `overrides` choose; return the page, and the columns and rows of its table.
-
-    Raises:
-        ConfigError: an unknown model or family, an invalid budget, or a model that costs money without a budget.
-    """
-    from llmrl.core.errors import ConfigError
-    from llmrl.experiment.model_trial import PAGE_NAME, format_result_table, run_model_trial
-
-    model_overrides = [word for word in overrides if not word.startswith(("budget=", "families="))]
-    options = dict(word.split("=", 1) for word in overrides if word not in model_overrides)
-    try:
-        budget = float(options["budget"]) if "budget" in options else None
-    except ValueError:
-        raise ConfigError(f"budget={options['budget']} must be a number of US dollars") from None
-    if budget is not None and not 0 <= budget < float("inf"):
-        raise ConfigError(f"budget={options['budget']} must be 0 or more")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(model_overrides))[:80]
-    folder = Path("outputs/trials") / name if out is None else out
-    trial_result = run_model_trial(
-        model_overrides, budget, folder, [family for family in options.get("families", "").split(",") if family]
-    )
-    columns, rows = format_result_table(trial_result)
-    return folder / PAGE_NAME, columns, rows
-
-
 def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of a table of calls: one row for each model of each run in `folder`, and their sum.
 
@@ -238,10 +199,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_fields("One request", checked)
         if dict(checked).get("form", VALID_FORM) != VALID_FORM:
             raise SystemExit(1)
-    elif args.command == "trial":
-        page, columns, rows = run_trial(args.overrides, args.out)
-        print_table("Trial", columns, rows)
-        print(f"The page: {page}")
     else:
         from llmrl.experiment.run_lookup import resolve_folder
 
