@@ -7,7 +7,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from llmrl.analysis.final_episodes import build_players_table
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, select_best_groups
-from llmrl.results.groups import Group, ReportTask
+from llmrl.results.groups import ReportTask
 from llmrl.results.principal_scores import (
     OBJECTIVE_METRIC,
     ONLINE_PERFORMANCE,
@@ -344,7 +343,14 @@ def build_config_differences(task: ReportTask) -> ReportTable:
     Raises:
         RunFolderError: the config of a run cannot be read.
     """
-    configs = [_read_flat_config(group) for group in task.groups]
+    configs = [
+        {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in flatten_config(read_config(group.runs[0].folder, ())).items()
+            if key != "seed" and not is_excluded(key)
+        }
+        for group in task.groups
+    ]
     keys = sorted({key for config in configs for key in config})
     values = {key: [config.get(key, EMPTY_CELL) for config in configs] for key in keys}
     differences = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
@@ -385,12 +391,3 @@ def _drop_absent_parts(
         if len(within) > 1 and not key.endswith("._target_"):
             rows[key] = cells
     return rows
-
-
-def _read_flat_config(group: Group) -> dict[str, str]:
-    config: dict[str, Any] = flatten_config(read_config(group.runs[0].folder, ()))
-    return {key: _format_value(value) for key, value in config.items() if key != "seed" and not is_excluded(key)}
-
-
-def _format_value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -133,7 +133,8 @@ def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(arguments)
     from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import restrict_permissions_like
-    from llmrl.display.results import print_evaluation, print_suite
+    from llmrl.display.console import print_line, print_report_table
+    from llmrl.display.results import print_evaluation
     from llmrl.run.command_exit import exit_on_signal
 
     note = "the tests of the suite that had ended are written" if suite_options else "no results are written"
@@ -157,4 +158,5 @@ def main(argv: list[str] | None = None) -> None:
             raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
         changes = [option for option in suite_options if not option.startswith("suite=")]
         for results in evaluate_suite(runs, suites[-1], parse_settings(args), print_message, changes):
-            print_suite(build_suite_table(results), results["out"])
+            print_report_table(build_suite_table(results))
+            print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")

@@ -40,11 +40,6 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
     return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
 
 
-def gif_frame_indices(n: int) -> range:
-    """Return the indices of the frames of a video of `n` frames that its GIF shows."""
-    return range(0, n, max(1, n // MAX_GIF_FRAMES))
-
-
 def add_text_column(picture: np.ndarray, texts: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
     """Return a picture, scaled to `height` pixels, with a column of `width` pixels to its right that holds texts.
 
@@ -218,7 +213,7 @@ def _write_gif(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> N
     # Several times faster than PIL's other methods for 128 colors, which are enough for drawn worlds.
     images = (
         Image.fromarray(_load_image(frames[i])).quantize(128, method=Image.Quantize.FASTOCTREE)
-        for i in gif_frame_indices(len(frames))
+        for i in range(0, len(frames), max(1, len(frames) // MAX_GIF_FRAMES))
     )
     next(images).save(path, save_all=True, append_images=images, duration=max(20, round(1000 / fps)), loop=0)
 

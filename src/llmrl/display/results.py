@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.trust import SHELL_PERMISSION
-from llmrl.display.console import print_fields, print_line, print_report_table, print_table, relative_to_cwd
+from llmrl.display.console import print_fields, print_line, print_table, relative_to_cwd
 from llmrl.llms.budget import LATENCY_METRIC
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import FAILED_CALLS_KEY, VALIDITY_KEYS
 from llmrl.llms.validity import validity_warning
 from llmrl.results.principal_scores import ONLINE_PERFORMANCE, RECOMMENDATION, RECOMMENDATION_ERROR, REFERENCE_LEVELS
-from llmrl.results.table_format import ReportTable
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY, read_config
 from llmrl.run.files import read_json_or_empty
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
@@ -32,11 +31,6 @@ _SCORE_KEYS = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE_PERFORMANCE)
 """Keys of a summary that `build_objective_rows` shows in words."""
 _LEVEL_NAMES = {**REFERENCE_LEVELS, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
 """Levels of each context in a summary's `references`, in the order of the table, and their display names."""
-
-
-def print_plan(rows: Sequence[tuple[str, str]]) -> None:
-    """Print the plan of a dry run."""
-    print_fields("Plan (dry_run=true: all parts were built; only a few steps were run to measure their time)", rows)
 
 
 def print_skipped(run: Run) -> None:
@@ -138,16 +132,10 @@ def describe_loggers(loggers: Mapping[str, Any], folder: Path) -> list[str]:
 
         uri = loggers["mlflow"].get("tracking_uri") or database_uri(folder.parents[2])
         is_server = "://" in uri and not uri.startswith("sqlite")
-        lines.append(f"MLflow: {uri if is_server else _mlflow_server_command(uri)}")
+        # The extra `loggers` installs only the client, which cannot serve a database.
+        command = f"{shlex.join(['mlflow', 'server', '--backend-store-uri', uri])} (after pip install mlflow)"
+        lines.append(f"MLflow: {uri if is_server else command}")
     return lines
-
-
-def _mlflow_server_command(uri: str) -> str:
-    """Return the command that serves an MLflow database.
-
-    The extra `loggers` installs only the client, which cannot serve it.
-    """
-    return f"{shlex.join(['mlflow', 'server', '--backend-store-uri', uri])} (after pip install mlflow)"
 
 
 def find_validity_warning(summary: Mapping[str, Any]) -> str:
@@ -360,12 +348,6 @@ def _print_comparison(title: str, results: dict[str, Any]) -> None:
         print_line(f"Video, side by side: {relative_to_cwd(Path(file))}")
     for sentence in results["sentences"]:
         print_line(sentence, style="bold")
-
-
-def print_suite(table: ReportTable, folder: str) -> None:
-    """Print the table of the results of a suite, and the names of the files in its folder."""
-    print_report_table(table)
-    print_line(f"Saved in {folder}: results.json, table.csv, table.md")
 
 
 def _print_player_table(title: str, players: Sequence[dict[str, Any]]) -> None:

@@ -56,7 +56,7 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         print_line("The same command continues the unfinished runs.")
     if not commands:
         return
-    print_next_commands(find_common_folder([outcome.folder for outcome in outcomes]))
+    print_next_commands(Path(os.path.commonpath([outcome.folder.parent.parent for outcome in outcomes])))
 
 
 def print_next_commands(folder: Path) -> None:
@@ -107,12 +107,6 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
         rows.append([prerequisite.name, prerequisite.what, state or "-", duration, str(relative_to_cwd(folder))])
     columns = ["name", "what", "state", "duration", "folder"]
     print_table("Prerequisite runs", columns, rows, "lllrl", styles)
-
-
-def find_common_folder(folders: Sequence[Path]) -> Path:
-    """Return the deepest folder that contains the groups of all run folders of a sweep."""
-    parents = [str(folder.parent.parent) for folder in folders]
-    return Path(os.path.commonpath(parents))
 
 
 def create_report(

@@ -184,7 +184,7 @@ class SocietyPictures(LazyFrames):
         box, at = (x, top, x + width, top + self._plot_height), x
         lines = []
         for name, max_level in self._max_levels.items():
-            label, color = _level_style(name)
+            label, color = LEVEL_STYLES.get(name, (name.replace("_", " "), _BAR_COLOR))
             level_text = f"{label} {moment.levels.get(name, 0.0):,.0f}"
             draw.text((at, self._plots_y), level_text, fill=color, font=load_font(_SMALL_SIZE))
             at += int(load_font(_SMALL_SIZE).getlength(level_text)) + 12
@@ -253,10 +253,6 @@ def _range_with_margin(values: np.ndarray) -> tuple[float, float]:
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     margin = 0.04 * (high - low) if high - low > _MIN_RANGE else 1.0
     return low - margin * (low < 0), high + margin
-
-
-def _level_style(name: str) -> tuple[str, Color]:
-    return LEVEL_STYLES.get(name, (name.replace("_", " "), _BAR_COLOR))
 
 
 def _draw_bold(draw: Any, xy: tuple[int, int], text: str, color: Color) -> None:

@@ -22,10 +22,10 @@ from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_run_folder, parse_seed
 from llmrl.run.ownership import is_in_use
 from llmrl.run.progress_bar import format_clock, get_active_row
-from llmrl.run.queued import read_launch_record, read_typed_overrides
+from llmrl.run.queued import read_launch_record
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
-from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
+from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress, read_status
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,15 @@ def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, An
 
     Raises:
         ConfigError: the config names code that is not `trusted`.
-        RunFolderError: there is no readable config.
+        RunFolderError: there is no readable config, or a record of the run cannot be read.
     """
     config = read_config(folder, trusted)
     check_permissions(config, str(folder / CONFIG_NAME))
     # The folder may be a copy in another place.
     config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": parse_seed(folder) or 0}
-    return config | {"rerun": False, "resume": True}, read_typed_overrides(folder)
+    records = (read_status(folder), read_launch_record(folder))
+    overrides = next((list(record.overrides) for record in records if record is not None and record.overrides), [])
+    return config | {"rerun": False, "resume": True}, overrides
 
 
 ComputeRun = Callable[[Mapping[str, Any], Sequence[str]], object]

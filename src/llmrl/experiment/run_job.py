@@ -48,13 +48,16 @@ def run_and_print(experiment: Experiment) -> float | None:
     Raises:
         LlmrlError, Stopped: as `Experiment.run`.
     """
-    from llmrl.display.results import print_plan, print_skipped
+    from llmrl.display.console import print_fields
+    from llmrl.display.results import print_skipped
 
     if experiment.config["dry_run"]:
         processes = ProcessGroup.join()
         rows = experiment.plan()
         if processes.is_main:
-            print_plan(rows)
+            print_fields(
+                "Plan (dry_run=true: all parts were built; only a few steps were run to measure their time)", rows
+            )
         return None
     run = experiment.run()
     if run.processes.is_main:

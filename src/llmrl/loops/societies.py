@@ -9,8 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from llmrl.algorithms.societies.partitioned_policy import combine_policies, split_rollout
+from llmrl.algorithms.societies.partitioned_policy import ObservingPartitionedPolicy, PartitionedPolicy, split_rollout
 from llmrl.core.agent_interfaces import LearnsFromEpisodeGroups, pause_recording
+from llmrl.core.observers import StepObserver
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds, make_generators
@@ -50,7 +51,8 @@ class Societies:
         if replicates == 1:  # otherwise games are paired by equal seeds in a reset
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
-        self.policy = combine_policies(policies, self.games)
+        observes_steps = any(isinstance(policy, StepObserver) for policy in policies)
+        self.policy = (ObservingPartitionedPolicy if observes_steps else PartitionedPolicy)(policies, self.games)
 
     def reset(self) -> None:
         """Reset all agents to their original weights.

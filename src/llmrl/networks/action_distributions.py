@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from llmrl.core.spaces import ContinuousActions, EnvSpec
+from llmrl.core.spaces import ContinuousActions
 
 MAX_CATEGORIES = 256
 """Integers with more values are drawn as real numbers, which the environment rounds."""
@@ -161,12 +161,6 @@ class NumericActions:
 
 ActionDistribution = CategoricalActions | NumericActions
 """Distribution of an action, given the outputs [..., n_outputs] of a network; methods: see `CategoricalActions`."""
-
-
-def make_action_distribution(spec: EnvSpec) -> ActionDistribution:
-    """Return the distribution of an agent's actions in an environment."""
-    actions = spec.continuous_actions
-    return CategoricalActions(spec.n_actions) if actions is None else NumericActions(actions)
 
 
 def sample_actions(

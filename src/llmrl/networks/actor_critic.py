@@ -19,7 +19,7 @@ from torch import nn
 from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks.action_distributions import NumericActions, make_action_distribution, mask_logits
+from llmrl.networks.action_distributions import ActionDistribution, CategoricalActions, NumericActions, mask_logits
 from llmrl.networks.layers import (
     POLICY_GAIN,
     VALUE_GAIN,
@@ -125,7 +125,10 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
         super().__init__()
         s = settings
-        self.distribution = make_action_distribution(spec)
+        numbers = spec.continuous_actions
+        self.distribution: ActionDistribution = (
+            CategoricalActions(spec.n_actions) if numbers is None else NumericActions(numbers)
+        )
         if s.core == "film":
             _check_mission(spec, s.observation_channels)
         channel_names = list_readable_channels(spec, s.observation_channels)
@@ -197,7 +200,9 @@ class ActorCritic(nn.Module):
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the inputs [batch, F] of memory and heads: core output, then joined channels, from [batch, ...]."""
         if self.spatial_channel is None:
-            return self.core(self._read_vectors(channels, self._core_input_width()))  # type: ignore[no-any-return]
+            weight = next(self.core.parameters(), None)
+            width = 0 if weight is None else weight.shape[-1]  # stacked layers are padded to whole cache lines
+            return self.core(self._read_vectors(channels, width))  # type: ignore[no-any-return]
         core_inputs = (self.spatial_channel, self.instruction_channel)
         features = self._encode_spatial(*(channels[name] for name in core_inputs if name is not None))
         return torch.cat([features, self._read_vectors(channels)], dim=-1) if self.vector_inputs else features
@@ -248,11 +253,6 @@ class ActorCritic(nn.Module):
             self.normalizer.update(self._concatenate([samples[name] for name in self.vector_inputs]))
         if self.joint_normalizer is not None:
             self.joint_normalizer.update(self._concatenate([samples[JOINT_CHANNEL], samples[PLAYER_CHANNEL]]))
-
-    def _core_input_width(self) -> int:
-        """Return the number of inputs of the core's first layer; stacked layers are padded to whole cache lines."""
-        weight = next(self.core.parameters(), None)
-        return 0 if weight is None else weight.shape[-1]
 
     def _read_vectors(self, channels: dict[str, torch.Tensor], width: int = 0) -> torch.Tensor:
         """Return all numbers except those of an image or map, [batch, n]; there must be at least one channel of them.

@@ -109,7 +109,8 @@ class LLMSearch(LLMPrincipal):
         return self.prompts.render(
             self.prompt,
             **self._constant_fields(),
-            layout=getattr(self.controller, "layout", None) or self._describe_parameters(),
+            layout=getattr(self.controller, "layout", None)
+            or "\n".join(f"- {p.name}: {p.description}" for p in self.space.parameters),
             name=spec.name,
             horizon=spec.horizon,
             goal=None if text is None else text.goal,
@@ -222,10 +223,6 @@ class LLMSearch(LLMPrincipal):
             (str(i), ": ".join(part for part in (name if name != str(i) else "", descriptions.get(name, "")) if part))
             for i, name in enumerate(names)
         ]
-
-    def _describe_parameters(self) -> str:
-        """Return a description of each parameter, for policies without `layout`."""
-        return "\n".join(f"- {p.name}: {p.description}" for p in self.space.parameters)
 
 
 def format_number(value: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,7 +105,7 @@ class VotePrincipal(StateFields):
             llm,
             "nomination",
             self._parse_nomination,
-            self._repair_nomination,
+            lambda reason: self.prompts.render("_repair", fault=reason, parameters=self.space.parameters),
             json_schema(create_reply_model(self.space)),
             settings.repair_turns,
         )
@@ -232,7 +231,7 @@ class VotePrincipal(StateFields):
             self.llm,
             "vote",
             lambda reply: parse_answer(reply.text, BallotParser(options), reply.is_truncated).answer,
-            partial(self._repair_vote, options),
+            lambda reason: self.prompts.render("_repair_vote", fault=reason, options=options),
             build_vote_schema(options),
             self.settings.repair_turns,
         )
@@ -278,12 +277,6 @@ class VotePrincipal(StateFields):
             parameter = parameters[int(np.flatnonzero(outside)[0])]
             raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")
         return vector
-
-    def _repair_vote(self, options: Sequence[str], reason: str) -> Prompt:
-        return self.prompts.render("_repair_vote", fault=reason, options=options)
-
-    def _repair_nomination(self, reason: str) -> Prompt:
-        return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
 
 def build_vote_schema(options: Sequence[str]) -> dict[str, Any]:

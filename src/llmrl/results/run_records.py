@@ -23,7 +23,7 @@ from llmrl.run.folder import is_run_folder, parse_seed, split_overrides
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND_KEY, X_KEY
 from llmrl.run.ownership import seems_alive
-from llmrl.run.queued import LaunchRecord, read_launch_record
+from llmrl.run.queued import ALIVE_NAME, LaunchRecord, read_launch_record
 from llmrl.run.status import SUMMARY_NAME, RunProgress, Status, StatusState, read_status
 
 RunState = StatusState | Literal["queued", "cancelled", "lost", "unreadable"]
@@ -309,7 +309,8 @@ def _judge_queued_run(launch_record: LaunchRecord, queue: QueueSnapshot | None) 
     if launch_record.error:
         return "lost", launch_record.error
     if not launch_record.job_id:
-        if launch_record.is_launcher_alive():
+        alive_file = Path(launch_record.sweep) / ALIVE_NAME
+        if seems_alive(launch_record.machine, launch_record.pid, launch_record.process_start, alive_file):
             return "queued", ""
         return (
             "lost",

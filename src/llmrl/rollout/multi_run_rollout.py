@@ -109,7 +109,10 @@ class RunBatch:
             env.set_mechanism(np.concatenate([np.asarray(start.mechanism) for start in starts]))
         if starts[0].context is not None:
             env.set_context(np.repeat([start.context for start in starts], self.games))
-        self._generators = [generator for start in starts for generator in self._society_generators(start.actions)]
+        self._generators = []
+        for seeds in (start.actions for start in starts):
+            # Societies with the same seed share a generator.
+            self._generators += make_generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
         self._collector.reset([seed for start in starts for seed in self._society_seeds(start.seed)])
 
     def update(
@@ -142,10 +145,6 @@ class RunBatch:
     def _society_seeds(self, seed: int | Sequence[int]) -> list[int]:
         """Return a seed for each society of a run; games with the same seed draw alike (`VecEnv.pair_games`)."""
         return [seed] * self.societies if isinstance(seed, int | np.integer) else list(seed)
-
-    def _society_generators(self, seeds: Sequence[int]) -> list[torch.Generator]:
-        """Return a generator for each society of a run; societies with the same seed share one."""
-        return make_generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
 
 
 class _AllRunsFailed(Exception):  # noqa: N818  (ends a rollout, not an error)

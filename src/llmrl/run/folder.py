@@ -247,9 +247,3 @@ def format_label(overrides: Mapping[str, str]) -> str:
         text = sanitize(value)[:_MAX_VALUE_LENGTH]
         parts.append(text if key in _KEYLESS_OPTIONS else f"{sanitize(name)}_{text}")
     return sanitize("-".join(parts))[:MAX_LABEL_LENGTH].strip("-._") or "defaults"
-
-
-def filter_label_overrides(overrides: Iterable[str], differing: Iterable[str]) -> list[str]:
-    """Return the overrides that a label shows: those with a key in `differing` or in `LABEL_OPTIONS`."""
-    keys = {*differing, *LABEL_OPTIONS}
-    return [override for override in overrides if override.partition("=")[0].lstrip("+~") in keys]

@@ -177,7 +177,12 @@ class MetricLog(LineFile):
         if not self._file.closed:
             super().close()
             summary = dict(final or {})
-            self._sinks.close(Ending(state, error, select_final_metrics(summary), self._x_value, time.time(), summary))
+            final_metrics = {
+                FINAL_PREFIX + name: value
+                for name, value in summary.items()
+                if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
+            }
+            self._sinks.close(Ending(state, error, final_metrics, self._x_value, time.time(), summary))
 
     def wait(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Wait a limited time for sinks that are still closing, less if `is_stopping()`, and report incomplete ones."""
@@ -316,15 +321,6 @@ def _drop_from_line(line: bytes) -> bytes:
         ).encode()
     except (ValueError, AttributeError, RecursionError):
         return line
-
-
-def select_final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the floats of a run's findings as metrics `Final/<name>`, without those that have a curve."""
-    return {
-        FINAL_PREFIX + name: value
-        for name, value in summary.items()
-        if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
-    }
 
 
 def to_sink_row(number: int, line: Mapping[str, Any]) -> Row:

@@ -14,8 +14,7 @@ from typing import Any
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import parse_record, read_json_object
 from llmrl.run.files import write_json
-from llmrl.run.ownership import seems_alive
-from llmrl.run.status import PrerequisiteRecord, read_status
+from llmrl.run.status import PrerequisiteRecord
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +73,6 @@ class LaunchRecord:
         content = asdict(self)
         write_json(folder / FILE_NAME, {k: x for k, x in content.items() if x or k not in _OPTIONAL_FIELD_DEFAULTS})
 
-    def is_launcher_alive(self) -> bool:
-        """Return whether the launching process exists; on another machine, whether its `ALIVE_NAME` file is fresh."""
-        return seems_alive(self.machine, self.pid, self.process_start, Path(self.sweep) / ALIVE_NAME)
-
 
 def read_launch_record(folder: Path) -> LaunchRecord | None:
     """Return the record in the run folder `folder`; None if no launcher has accepted the run.
@@ -92,16 +87,6 @@ def read_launch_record(folder: Path) -> LaunchRecord | None:
         return None
     except ValueError as error:
         raise RunFolderError(f"{path} cannot be read ({error}); delete that file") from error
-
-
-def read_typed_overrides(folder: Path) -> list[str]:
-    """Return the Hydra overrides of a run as typed, from its status or from the record of its launcher.
-
-    Raises:
-        RunFolderError: one of these records cannot be read.
-    """
-    records = (read_status(folder), read_launch_record(folder))
-    return next((list(record.overrides) for record in records if record is not None and record.overrides), [])
 
 
 def record_cancellation(folder: Path, reason: str) -> None:

@@ -19,7 +19,7 @@ from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME, save_config
 from llmrl.run.command_exit import EXIT_IN_USE
 from llmrl.run.files import write_atomic
-from llmrl.run.folder import create_run_folder, filter_label_overrides, split_overrides
+from llmrl.run.folder import LABEL_OPTIONS, create_run_folder, split_overrides
 from llmrl.run.provenance import compute_code_digest
 from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
@@ -44,7 +44,8 @@ def select_label_overrides(overrides: Sequence[str], differing: set[str]) -> lis
 
     The study, the length of the run and the language model are always included (`llmrl.run.folder.LABEL_OPTIONS`).
     """
-    return filter_label_overrides(overrides, differing) if differing else list(overrides)
+    keys = {*differing, *LABEL_OPTIONS}
+    return [override for override in overrides if not differing or override.partition("=")[0].lstrip("+~") in keys]
 
 
 def check_distinct_folders(jobs: Sequence[Job]) -> None:

@@ -15,7 +15,7 @@ from llmrl.run.folder import make_write_error
 from llmrl.run.ownership import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Job, JobOutcome, format_job_ids
+from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import (
     cancel_before_start,
     check_distinct_folders,
@@ -130,7 +130,8 @@ def _compute(
                 log.info(
                     "submitted %d runs as job %s",
                     len(submissions),
-                    format_job_ids(outcome.job_id for outcome in submissions),
+                    # The tasks of an array are one job.
+                    ", ".join(dict.fromkeys(outcome.job_id.partition("_")[0] for outcome in submissions)),
                 )
                 submitted.append(submissions)
             outcomes += [outcome for outcome in group_outcomes if outcome.state != "submitted"]

@@ -115,10 +115,6 @@ class PlayerConversation:
         self.observations.append(observation)
         self.reward = None
 
-    def add_image(self, image: str, max_images: int) -> None:
-        """Add a frame of the present state; the newest `max_images` frames remain."""
-        self.images = [*self.images, image][-max_images:]
-
     def add_messages(self, sent: str, recipient: str, received: Sequence[dict[str, str]]) -> None:
         """Add a round of talk: the player's own message, its recipient, and the messages from others."""
         if sent:

@@ -198,7 +198,7 @@ class LLMPolicy:
                 shown_text = text if self.settings.show_text else None
                 conversation.add_observation(shown_text, legal_answers, self.settings.observation_extras)
                 if images:
-                    conversation.add_image(images[agent], self.settings.show_frames)
+                    conversation.images = [*conversation.images, images[agent]][-self.settings.show_frames :]
                 observing_players.append((game, agent))
                 if is_forced:
                     conversation.observations = conversation.observations[-MAX_FORCED_STEPS:]
@@ -370,7 +370,7 @@ class LLMPolicy:
         speakers = [
             (game, agent)
             for game, agent in observing_players
-            if talk.is_round_due(self.conversations[game][agent].steps)
+            if self.conversations[game][agent].steps % talk.interval == 0
         ]
         queries = []
         for game, agent in speakers:

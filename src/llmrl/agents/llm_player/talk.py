@@ -73,10 +73,6 @@ class Talk:
                 f"agent.message_interval={self.interval} needs at least two language players; set it to 0"
             )
 
-    def is_round_due(self, step: int) -> bool:
-        """Return whether there is a round before the action of a step, counted from 0."""
-        return step % self.interval == 0
-
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of a message."""
         recipient = {"to": {"type": "string", "enum": list(self.names)}} if self.recipient_mode == "one" else {}

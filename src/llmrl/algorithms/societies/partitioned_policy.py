@@ -159,12 +159,6 @@ class ObservingPartitionedPolicy(PartitionedPolicy):
                 policy.on_step(transition.select(self._game_slice(i), slice(None)))
 
 
-def combine_policies(policies: Sequence[Policy], games: int) -> PartitionedPolicy:
-    """Combine policies into one policy, which observes steps if any of them does."""
-    observes_steps = any(isinstance(policy, StepObserver) for policy in policies)
-    return ObservingPartitionedPolicy(policies, games) if observes_steps else PartitionedPolicy(policies, games)
-
-
 def _offset_camera(camera: Camera, offset: int) -> Camera:
     return lambda game: camera(offset + game)
 

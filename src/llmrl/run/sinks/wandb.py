@@ -92,7 +92,8 @@ class WandB(Sink):
             x_save_requirements=False,
         )
         self._run = wandb.init(
-            project=_project_name(self._project or opening.name),
+            # Weights & Biases refuses these characters.
+            project=re.sub(r"[/\\#?%:]", "-", self._project or opening.name)[:128],
             entity=self._entity,
             id=opening.run_id(),
             name=opening.label,
@@ -164,8 +165,3 @@ def _has_key() -> bool:
         return netrc.netrc(str(path)).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _project_name(name: str) -> str:
-    """Return a project's name without the characters that Weights & Biases refuses."""
-    return re.sub(r"[/\\#?%:]", "-", name)[:128]

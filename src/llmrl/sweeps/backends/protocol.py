@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -339,12 +339,3 @@ class JobOutcome:
 def qualified_backend_name(backend: Backend) -> str:
     """Return the dotted name of a backend's class, by which records of runs refer to it."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
-
-
-def format_job_ids(ids: Iterable[str]) -> str:
-    """List job ids for a message, with the tasks of an array as one.
-
-    >>> format_job_ids(["12_0", "12_1", "14"])
-    '12, 14'
-    """
-    return ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
