@@ -154,7 +154,7 @@ class BatchedExecutor:
             batch = self._batch_of(connections)
             for i, connection in enumerate(connections):
                 connection.batch, connection.index = batch, i
-            starts = [_episode_start(request) for request in requests]  # type: ignore[arg-type]
+            starts = [_build_episode_start(request) for request in requests]  # type: ignore[arg-type]
             outputs = batch.play(first.steps, starts, (), **options)
         else:
             assert connections[0].batch is not None
@@ -303,7 +303,7 @@ def _play_options(request: PlaySteps) -> tuple[object, ...]:
     return (request.steps, request.learn, request.reward_jacobian, request.greedy, request.restart)
 
 
-def _episode_start(request: PlayEpisode) -> EpisodeStart:
+def _build_episode_start(request: PlayEpisode) -> EpisodeStart:
     assert request.action_seeds is not None
     return EpisodeStart(
         seed=request.seed, actions=request.action_seeds, mechanism=request.mechanism, context=request.context
