@@ -102,7 +102,7 @@ class RandomGames:
         """Return a function that runs the loops and the painting, with its own arrays."""
         env, observer = self.env, self.env.observer
         checked_actions = [env._check_actions(action) for action in self.actions]
-        rooms = [env._allocate(3, self.games, PLAYERS), env._allocate(8, self.games)]
+        rooms = [env._allocate((3, self.games, PLAYERS)), env._allocate((8, self.games))]
         written = [room if env._on_host else to_loop_array(room) for room in rooms]
 
         def kernel_step(k: int) -> None:

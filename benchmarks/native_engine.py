@@ -106,7 +106,7 @@ class Native:
         generator = torch.Generator().manual_seed(0)
         self.actions = torch.randint(self.env.spec.n_actions, (16, batch, PLAYERS), generator=generator)
         observer, frame = self.env.observer, self.env.observer.next_buffers()
-        room = self.env._allocate(3, batch, PLAYERS), self.env._allocate(8, batch)
+        room = self.env._allocate((3, batch, PLAYERS)), self.env._allocate((8, batch))
         vector = observer.allocate_vector()[1] if observer.has_vectors else self.env.engine.empty_vectors
         self._outputs = LoopOutputs(*room, frame["grid"][1], frame["tile_ids"][1], vector)
         self._frame = frame
