@@ -8,24 +8,20 @@ asked for the players' pictures alone. Ours plays in one process with one thread
 are cores, and in a process a core with one thread each, as the runs of a sweep do: `rules` without anything seen,
 `grid` and `pixels` with what all players see. `kernel` is the compiled loops alone, `step` is `VecEnv.step`. Everything
 is measured in turns, `--rounds` times, and the medians are printed, with their ratio to `stock` on all cores. Starts of
-episodes, which take the reference as long as a thousand steps and ours less than one, are left out. Last comes which
-share of the memory's streaming bandwidth `pixels` reach, measured by a loop that only writes past the caches.
+episodes, which take the reference as long as a thousand steps and ours less than one, are left out. Last comes the
+speed of `pixels` as a share of the speed at which torch fills the same memory with zeros.
 `--cpu` counts processor time instead, of one process of each kind: for machines that others use, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import multiprocessing
 import statistics
-import subprocess
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,22 +42,6 @@ MIN_GAMES_IN_PROCESSES = 1024
 STEPS = 1000
 """Number of steps of an episode of the reference; native games have no horizon."""
 CLOCK = time.perf_counter
-STREAM = r"""
-#include <cstdint>
-#include <emmintrin.h>
-#include <thread>
-#include <vector>
-extern "C" void stream(uint8_t* out, int64_t size, int64_t threads) {
-  std::vector<std::thread> all;
-  for (int64_t t = 0; t < threads; ++t) all.emplace_back([=] {
-    const __m128i zero = _mm_setzero_si128();
-    for (int64_t i = size / 16 * t / threads; i < size / 16 * (t + 1) / threads; ++i)
-      _mm_stream_si128((__m128i*)out + i, zero);
-    _mm_sfence();
-  });
-  for (auto& each : all) each.join();
-}
-"""
 
 
 def reference_process(kind: str, substrate: SubstrateName, seconds: float, barrier: Barrier, rates: Any) -> None:
@@ -173,7 +153,6 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
             except ConfigError as error:
                 print(f"left out: {error}")
     measured: dict[Any, list[float]] = defaultdict(list)
-    fill = build_stream_writer()
     threads = sorted({1, cores})
     for _ in range(arguments.rounds):
         for kind in ("stock", "pictures"):
@@ -183,10 +162,10 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                 torch.set_num_threads(n)
                 for way in ("kernel", "step"):
                     measured[(*key, way, n)].append(player.rate(arguments.seconds, way))
-                if key[0] == "pixels" and fill is not None:
+                if key[0] == "pixels":
                     room = player.env.observer.next_buffers()["pixels"][0]
                     views = room.numel() / np.prod(PIXELS_SHAPE)
-                    measured[(*key, "stream", n)].append(views / best(lambda r=room, n=n: fill(r, n), 5))  # type: ignore[misc]
+                    measured[(*key, "fill", n)].append(views / best(room.zero_, 5))
     large = [key for key in players if key[1] >= MIN_GAMES_IN_PROCESSES and not arguments.cpu]
     many = {key: measure_in_processes(substrate, key[1], key[0], cores, arguments) for key in large}
     median = {key: statistics.median(rates) for key, rates in measured.items()}
@@ -205,29 +184,12 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
                 whole = statistics.median(together)
                 rates += f"   {cores} processes {whole:12,.0f} ({whole / stock:6.1f}x)"
             print(f"  native {what:7} {batch:6,} games {way:7} {rates}")
-    for (what, batch, way, n), rate in ((key, x) for key, x in median.items() if key[2:3] == ("stream",)):
-        share = median[what, batch, "step", n] / rate
-        print(
-            f"  {batch:6,} games, {n} threads: {share:.0%} of {rate / 1e6:.2f} M views/s, which is what can be {way}ed"
-        )
+    for what, batch, n in ((key[0], key[1], key[3]) for key in median if key[2:3] == ("fill",)):
+        share = median[what, batch, "step", n] / median[what, batch, "fill", n]
+        print(f"  {batch:6,} games, {n} threads: {share:.0%} of the speed at which torch fills this memory with zeros")
     for (what, batch), player in players.items():
         if batch == arguments.batch[-1]:
             print(f"  memory of a game with {what}: {player.env.observer.bytes_per_game / 1024:,.1f} KiB")
-
-
-def build_stream_writer() -> Callable[[torch.Tensor, int], None] | None:
-    """Return a loop that writes zeros past the caches; None without a compiler for it."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, built = Path(folder) / "stream.cpp", Path(folder) / "stream.so"
-        source.write_text(STREAM)
-        command = ["g++", "-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", str(source), "-o", str(built)]
-        try:
-            subprocess.run(command, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        function = ctypes.CDLL(str(built)).stream
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    return lambda room, threads: function(room.data_ptr(), room.numel(), threads)
 
 
 def best(work: Callable[[], Any], times: int) -> float:
