@@ -38,6 +38,14 @@ options name. `llmrl-train --explain env=cleanup` explains the options of any ch
 A section is a file, or one of the variants in a file. Keys of the files that it includes are documented in their own
 sections; the section lists only the keys that it sets itself, some with a reason. Options whose names begin with `_`
 are included by others and cannot be chosen.
+
+An editor with a YAML language server checks and completes the keys of a file whose first line names the schema. This
+prints that line for an experiment, and with the name of a group for an option of it:
+
+```bash
+python -m llmrl.config.option_schema          # experiment/mine.yaml
+python -m llmrl.config.option_schema agent    # agent/mine.yaml
+```
 """
 _COMMANDS = {"_run": "both commands", "train": "llmrl-train", "finetune": "llmrl-finetune"}
 

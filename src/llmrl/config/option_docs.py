@@ -99,7 +99,7 @@ def read_keys(path: Path) -> tuple[OptionFileKey, ...]:
 
 def read_description(path: Path) -> str:
     """Return the comment at the top of an option file in one line: the description of the option."""
-    lines = [line for line in read_comment(path) if not line.startswith(("# @", "#   "))]
+    lines = [line for line in read_comment(path) if not line.startswith(("# @", "# yaml-language-server", "#   "))]
     return " ".join(line.lstrip("# ").rstrip() for line in lines)
 
 

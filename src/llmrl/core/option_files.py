@@ -32,6 +32,8 @@ FREE_FORM_KEYS = ("kwargs", "arguments", "replace")
 """Keys below which any entries are allowed: arguments of foreign classes, and replacements of texts."""
 VARIANTS_KEY = "variants"
 """Key of a file under which it holds further options."""
+SCHEMA_FOLDER = "schema"
+"""Folder of the JSON schemas for editors, if they have been built."""
 
 
 @functools.cache
@@ -51,7 +53,7 @@ def is_choosable(path: str) -> bool:
 
 def list_part_groups() -> list[str]:
     """Return the groups whose options are parts of a run, sorted."""
-    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", "__pycache__")
+    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", SCHEMA_FOLDER, "__pycache__")
     folders = (path.name for path in root().iterdir() if path.is_dir() and is_choosable(path.name))
     return sorted(name for name in folders if name not in other_groups)
 
