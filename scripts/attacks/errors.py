@@ -683,7 +683,7 @@ def until(condition: Callable[[], bool], seconds: float = 90) -> None:
 
 for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted"), ("kill -9 of the launcher", "lost")):
 
-    @attack(f"{how} on a sweep of which one run runs and two wait", "who waits is cancelled; lost after kill -9 alone")
+    @attack(f"{how} on a sweep of which one run runs and two wait", "who waits is canceled; lost after kill -9 alone")
     def _(folder: Path, how: str = how, expected: str = expected) -> tuple[bool, str]:
         process = launched(folder, "design.steps=100000", "seed=0,1,2", "hardware.parallel=1")
         until(lambda: "running" in states(folder))
@@ -702,7 +702,7 @@ for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted")
             until(lambda: "running" not in states(folder) and not list(folder.rglob("owner.json")))
             time.sleep(1)  # its process leaves after it has let go of the folder
             return seen == ["lost", "lost", "running"] and "Traceback" not in err, str(seen)
-        held = seen == sorted(["cancelled", "cancelled", expected]) and "Traceback" not in err
+        held = seen == sorted(["canceled", "canceled", expected]) and "Traceback" not in err
         return held, f"{seen}, exit code {process.returncode}"
 
 
@@ -742,7 +742,7 @@ def _(folder: Path) -> tuple[bool, str]:
         bystander.wait()
 
 
-@attack("SLURM's accounts of arrays that were cancelled, in 5 spellings", "cancelled for tasks that never began")
+@attack("SLURM's accounts of arrays that were canceled, in 5 spellings", "canceled for tasks that never began")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.sweeps.backends.slurm_submission import expand_array_job_ids
 

@@ -175,7 +175,7 @@ class BackendConformance:
         assert done.returncode == 0, done.stdout + done.stderr
         message = "canceled 2 jobs" if place.interrupted is None else "2 processes of this machine"
         assert message in done.stdout
-        wait_for(lambda: sorted(states(tmp_path).values()) == ["cancelled", "preempted"], LIMIT_S)
+        wait_for(lambda: sorted(states(tmp_path).values()) == ["canceled", "preempted"], LIMIT_S)
         launcher.communicate(timeout=WAIT_S if place.interrupted is None else LIMIT_S)
         assert launcher.returncode == 143
         assert sorted(place.finish(*overrides, cwd=tmp_path).values()) == [1, 2]
@@ -199,8 +199,8 @@ class BackendConformance:
             assert place.finish(*overrides, cwd=tmp_path) == {0: 1, 1: 1}
             return
         state, code = place.interrupted
-        assert launcher.returncode == code and f"1 {state}, 1 cancelled" in out, out + err
-        assert states(tmp_path) == {("slow", 0): state, ("slow", 1): "cancelled"}
+        assert launcher.returncode == code and f"1 {state}, 1 canceled" in out, out + err
+        assert states(tmp_path) == {("slow", 0): state, ("slow", 1): "canceled"}
         assert place.finish(*overrides, cwd=tmp_path) == {0: 2, 1: 1}
 
     def test_dependency_runs_single_time(self, place: Place, tmp_path: Path):

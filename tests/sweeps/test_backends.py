@@ -129,7 +129,7 @@ def test_stop_cancels_pending_jobs(tmp_path):
     jobs = [job(tmp_path, 0, Here(), "stop"), job(tmp_path, 1, Here(), "finish"), job(tmp_path, 2, Local(), "x")]
     handler = signal.getsignal(signal.SIGTERM)
     outcomes, code = launch(jobs, computes, tmp_path / "sweep")
-    assert [outcome.state for outcome in outcomes] == ["preempted", "cancelled", "cancelled"]
+    assert [outcome.state for outcome in outcomes] == ["preempted", "canceled", "canceled"]
     assert code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler
 
 
@@ -241,7 +241,7 @@ def test_custom_scheduler_lifecycle(tmp_path, detached):
     second_outcomes, code = launch(jobs, computes, tmp_path / "again")
     assert [outcome.state for outcome in second_outcomes] == ["elsewhere"] * 2 and code == 0
     assert cancel(query_run_records(tmp_path / "outputs")[:1]) == (1, 0, [])
-    sweeping.wait_for(lambda: [r.state for r in query_run_records(tmp_path / "outputs")] == ["cancelled", "queued"], 20)
+    sweeping.wait_for(lambda: [r.state for r in query_run_records(tmp_path / "outputs")] == ["canceled", "queued"], 20)
 
     threading.Timer(0.5, write_finished_status, (place, tmp_path / "scratch")).start()
     outcomes_ = list(scheduling.wait_for_jobs(outcomes[1:]))

@@ -247,7 +247,7 @@ def test_group_signal_is_not_repeated(tmp_path):
     os.killpg(launcher.pid, signal.SIGTERM)
     out, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 143, out + err
-    assert set(states(tmp_path).values()) <= {"preempted", "cancelled"} and "preempted" in out
+    assert set(states(tmp_path).values()) <= {"preempted", "canceled"} and "preempted" in out
 
 
 @pytest.mark.slow

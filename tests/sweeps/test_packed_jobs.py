@@ -96,7 +96,7 @@ def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
     assert not (cluster / "scancel.asked").exists()
     assert cancel(query_run_records(tmp_path / "outputs")) == (2, 0, [])
     assert (cluster / "scancel.asked").read_text().split() == ["77_0", "77_1"]
-    assert [record.state for record in query_run_records(tmp_path / "outputs")].count("cancelled") == 9
+    assert [record.state for record in query_run_records(tmp_path / "outputs")].count("canceled") == 9
 
 
 def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> None:

@@ -220,7 +220,7 @@ def sweep(
         ]
     )
     interrupted = [
-        run for run in sweep_result if run.state in ("stopped", "cancelled", *(["submitted"] if wait else []))
+        run for run in sweep_result if run.state in ("stopped", "canceled", *(["submitted"] if wait else []))
     ]
     if interrupted:
         raise KeyboardInterrupt(f"{sweep_result}: the sweep was interrupted; the same call continues it")

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 _RIGHT_ALIGNED = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
 STATE_STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
-RETRIED_STATES = "failed,stopped,preempted,cancelled,lost"
+RETRIED_STATES = "failed,stopped,preempted,canceled,lost"
 
 
 def build_parser() -> argparse.ArgumentParser:

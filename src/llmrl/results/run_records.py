@@ -26,15 +26,15 @@ from llmrl.run.ownership import seems_alive
 from llmrl.run.queued import ALIVE_NAME, LaunchRecord, read_launch_record
 from llmrl.run.status import SUMMARY_NAME, RunProgress, Status, StatusState, read_status
 
-RunState = StatusState | Literal["queued", "cancelled", "lost", "unreadable"]
+RunState = StatusState | Literal["queued", "canceled", "lost", "unreadable"]
 """State of a run from its records.
 
-`queued`: a launcher has accepted it, and it waits. `cancelled`: the user canceled it before it started. `lost`: its
+`queued`: a launcher has accepted it, and it waits. `canceled`: the user canceled it before it started. `lost`: its
 process or its job ended without recording an outcome (possibly SIGKILL, out of memory or a node failure). `unreadable`:
 a record is damaged or was written by a newer version of llmrl.
 """
 
-RESUMABLE_STATES: tuple[RunState, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "cancelled", "lost")
+RESUMABLE_STATES: tuple[RunState, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "canceled", "lost")
 """States of runs that are not active and that repeating the command would resume or start."""
 
 _SKIPPED_FOLDERS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
@@ -189,11 +189,11 @@ class JobEnd:
 
     Attributes:
         description: final state as named by the scheduler.
-        cancelled: whether a user canceled it.
+        canceled: whether a user canceled it.
     """
 
     description: str
-    cancelled: bool
+    canceled: bool
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,8 @@ def read_run(folder: Path, queues: Sequence[QueueSnapshot] = ()) -> RunRecord:
 
 def _judge_queued_run(launch_record: LaunchRecord, queue: QueueSnapshot | None) -> tuple[RunState, str]:
     """Return the state of a run that has not started, and an error message."""
-    if launch_record.cancelled:
-        return "cancelled", f"canceled before it started: {launch_record.cancelled}"
+    if launch_record.canceled:
+        return "canceled", f"canceled before it started: {launch_record.canceled}"
     if launch_record.error:
         return "lost", launch_record.error
     if not launch_record.job_id:
@@ -319,8 +319,8 @@ def _judge_queued_run(launch_record: LaunchRecord, queue: QueueSnapshot | None) 
     if queue is None or _get_job_state(queue, launch_record.job_id) != "":
         return "queued", ""
     end = queue.job_ends.get(launch_record.job_id)
-    if end is not None and end.cancelled:
-        return "cancelled", f"canceled before it started: job {launch_record.job_id} ({end.description})"
+    if end is not None and end.canceled:
+        return "canceled", f"canceled before it started: job {launch_record.job_id} ({end.description})"
     return "lost", f"job {launch_record.job_id} left the queue before the run had started"
 
 

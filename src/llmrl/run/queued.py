@@ -44,7 +44,7 @@ class LaunchRecord:
         code: digest of the package's code at that time (`run.provenance.code_digest`).
         overrides: Hydra overrides of this run as typed.
         error: reason why the scheduler refused the job; empty if it accepted it.
-        cancelled: who or what canceled the run before it started; empty if it was not canceled.
+        canceled: who or what canceled the run before it started; empty if it was not canceled.
         other_run_folders: folders of the other runs in its process, which end when the process ends.
         after: runs of this launch that must be finished before it starts.
     """
@@ -64,7 +64,7 @@ class LaunchRecord:
     code: str
     overrides: list[str]
     error: str = ""
-    cancelled: str = ""
+    canceled: str = ""
     other_run_folders: list[str] = field(default_factory=list)
     after: list[PrerequisiteRecord] = field(default_factory=list)
 
@@ -98,7 +98,7 @@ def record_cancellation(folder: Path, reason: str) -> None:
     try:
         launch_record = read_launch_record(folder)
         if launch_record is not None:
-            replace(launch_record, cancelled=reason).write(folder)
+            replace(launch_record, canceled=reason).write(folder)
     except RunFolderError as error:
         log.warning("%s: the run is canceled, but this could not be recorded: %s", folder, error)
 

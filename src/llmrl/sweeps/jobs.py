@@ -189,7 +189,7 @@ def cancel_before_start(job: Job) -> JobOutcome:
     """Record in the run folder, if it exists, that the job was canceled before it started; return its outcome."""
     if job.folder.is_dir():
         record_cancellation(job.folder, CANCELLATION_REASON)
-    return JobOutcome(job, job.folder, "cancelled", error=CANCELLATION_REASON)
+    return JobOutcome(job, job.folder, "canceled", error=CANCELLATION_REASON)
 
 
 def outcome_from_exit(

@@ -40,7 +40,7 @@ EXIT_CODES = {
     "budget_exhausted": 3,
     "preempted": 128 + signal.SIGTERM,
     "stopped": 128 + signal.SIGINT,
-    "cancelled": 128 + signal.SIGINT,
+    "canceled": 128 + signal.SIGINT,
 }
 """Exit code by the state of a run, worst first."""
 

@@ -64,8 +64,8 @@ def query_run_records(folder: Path, strict: bool = False) -> list[RunRecord]:
 def _add_job_end(run: RunRecord, end: JobEnd) -> RunRecord:
     """Return the record of an unfinished run with the end of its job added."""
     error = f"{run.error} ({end.description})"
-    if run.state == "lost" and run.attempt == 0 and end.cancelled:
-        return replace(run, state="cancelled", error=error)
+    if run.state == "lost" and run.attempt == 0 and end.canceled:
+        return replace(run, state="canceled", error=error)
     return replace(run, error=error)
 
 
@@ -153,11 +153,11 @@ def _find_running_pid(run: RunRecord) -> int | None:
     return holder.pid
 
 
-def _find_launcher_pid(run: RunRecord, cancelled_folders: set[Path]) -> int | None:
+def _find_launcher_pid(run: RunRecord, canceled_folders: set[Path]) -> int | None:
     """Return the process id of the local launcher of a waiting run; None if it is not on this machine.
 
     Raises:
-        RunFolderError: the launcher also has runs that are not in `cancelled_folders`.
+        RunFolderError: the launcher also has runs that are not in `canceled_folders`.
     """
     launch_record = read_launch_record(run.folder)
     if launch_record is None or not ownership.has_open_for_writing(
@@ -166,7 +166,7 @@ def _find_launcher_pid(run: RunRecord, cancelled_folders: set[Path]) -> int | No
         return None
     sweep = launch_record.sweep
     peer_folders = [
-        f for f in find_runs(run.folder.parent.parent) if f not in cancelled_folders and _belongs_to_launch(f, sweep)
+        f for f in find_runs(run.folder.parent.parent) if f not in canceled_folders and _belongs_to_launch(f, sweep)
     ]
     if peer_folders:
         raise RunFolderError(

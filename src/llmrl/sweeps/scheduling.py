@@ -143,7 +143,7 @@ def read_job_outcome(submitted: JobOutcome, launch_record: LaunchRecord, queues:
     job_id = launch_record.job_id
     end = find_job_ends(qualified_backend_name(job.hardware.backend), [job_id], queues).get(job_id)
     error = record.error if has_started else f"job {job_id} left the queue before the run had started"
-    is_cancellation = record.state == "cancelled" or (end is not None and end.cancelled)
-    state = record.state if has_started else "cancelled" if is_cancellation else "lost"
+    is_cancellation = record.state == "canceled" or (end is not None and end.canceled)
+    state = record.state if has_started else "canceled" if is_cancellation else "lost"
     end_text = "" if end is None else f" ({end.description})"
     return JobOutcome.from_record(job, record, state=state, error=error + end_text)

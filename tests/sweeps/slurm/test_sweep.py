@@ -212,7 +212,7 @@ def test_submitted_sweep_is_canceled(slurm_cluster: Cluster, tmp_path: Path):
     assert canceled.returncode == 0 and "canceled 4 jobs" in canceled.stdout
     wait_for(lambda: not {"running", "queued"} & set(states(tmp_path).values()))
     rows = table(tmp_path)
-    assert {row["state"] for row in rows} <= {"preempted", "cancelled"} and "preempted" in states(tmp_path).values()
+    assert {row["state"] for row in rows} <= {"preempted", "canceled"} and "preempted" in states(tmp_path).values()
     for row in rows:
         message = "everything is saved" if row["state"] == "preempted" else "canceled before it started"
         assert message in row["error"], row

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OutcomeState = RunState | Literal["submitted", "elsewhere", "refused"]
 """State of a run as reported by its launcher.
 
-`cancelled`: the launcher was stopped before the run started. `submitted`: the launcher does not wait for it.
+`canceled`: the launcher was stopped before the run started. `submitted`: the launcher does not wait for it.
 `elsewhere`: another process or job already computes it. `refused`: it could not be submitted.
 """
 
@@ -120,7 +120,7 @@ class Backend(Protocol):
 
         Record the launch of each run first (`llmrl.sweeps.jobs.record_launch`), then compute it by a call of
         `llmrl.sweeps.payload.RunPayload`.
-        A stop signal (`llmrl.run.signals.StopFlag`) is passed on to running runs; waiting ones become `cancelled`.
+        A stop signal (`llmrl.run.signals.StopFlag`) is passed on to running runs; waiting ones become `canceled`.
 
         Args:
             jobs: runs that are missing, with equal options of this backend.

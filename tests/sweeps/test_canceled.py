@@ -61,11 +61,11 @@ def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signa
     outcomes = BatchProcessPool(Backend.make_batches(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
     stopper.join()
     assert states == ["queued"]
-    assert [outcome.state for outcome in outcomes] == ["cancelled"] * 3
+    assert [outcome.state for outcome in outcomes] == ["canceled"] * 3
     assert exit_code(outcomes) == 128 + signal.SIGINT
     for job_ in jobs:
         record = read_run(job_.folder)
-        assert record.state == "cancelled" and "before" in record.error and record.attempt == 0
+        assert record.state == "canceled" and "before" in record.error and record.attempt == 0
     retried_folders = [
         record.folder for record in query_run_records(tmp_path) if record.state in RETRIED_STATES.split(",")
     ]
@@ -83,7 +83,7 @@ def test_stop_during_takeover_cancels_all(tmp_path: Path) -> None:
         launch(number, batch)
 
     pool._record_and_queue = stopped  # type: ignore[method-assign]
-    assert [outcome.state for outcome in pool.run()] == ["cancelled"] * 2
+    assert [outcome.state for outcome in pool.run()] == ["canceled"] * 2
     assert not (tmp_path / "begun").exists()
 
 
@@ -159,7 +159,7 @@ def test_slurm_end_states(tmp_path: Path, cluster: Callable[[str, str], Path]) -
     records_ = {record.job_id: record for record in query_run_records(tmp_path / "outputs")}
     states = {job_id: record.state for job_id, record in records_.items()}
     assert states == {
-        **dict.fromkeys(("11", "13_1", "14", "16_2", "16_3"), "cancelled"),
+        **dict.fromkeys(("11", "13_1", "14", "16_2", "16_3"), "canceled"),
         **dict.fromkeys(("12", "15", "16_4", "17"), "lost"),
         "13_0": "queued",
     }
@@ -192,16 +192,16 @@ def test_sweep_cancel_is_persistent(
     assert (bin_folder / "scancel.asked").read_text() == "31 32\n"
     (bin_folder / "squeue.said").write_text("")
     states = {record.seed: record.state for record in query_run_records(tmp_path / "outputs")}
-    assert states == {0: "cancelled", 1: "preempted"}
+    assert states == {0: "canceled", 1: "preempted"}
     with pytest.raises(SystemExit) as stop:
         sweep.main(["status", str(tmp_path / "outputs")])
     assert stop.value.code == 0, "nothing has failed"
-    assert "1 cancelled" in capsys.readouterr().out
+    assert "1 canceled" in capsys.readouterr().out
 
 
 def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
     cluster("", "41|CANCELLED by 1000\n42|NODE_FAIL\n")
-    for seed, (job_id, state) in enumerate((("41", "cancelled"), ("42", "lost"), ("43", "lost"))):
+    for seed, (job_id, state) in enumerate((("41", "canceled"), ("42", "lost"), ("43", "lost"))):
         job_ = job(tmp_path / "outputs", seed, Slurm())
         queued = in_slurm(job_.folder, job_id)
         queues = query_schedulers([job_.folder])
@@ -212,21 +212,19 @@ def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, s
 
 def test_takeover_resets_to_waiting(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "s0"
-    in_slurm(folder, "51", cancelled="job 51")
+    in_slurm(folder, "51", canceled="job 51")
     queues = [QueueSnapshot(SLURM, "atlas", frozenset(["ada"]), {"52": "PENDING"})]
-    assert read_run(folder, queues).state == "cancelled"
+    assert read_run(folder, queues).state == "canceled"
     in_slurm(folder, "52")
     assert read_run(folder, queues).state == "queued"
-    assert (
-        read_launch_record(folder) is not None and json.loads((folder / "queued.json").read_text())["cancelled"] == ""
-    )
+    assert read_launch_record(folder) is not None and json.loads((folder / "queued.json").read_text())["canceled"] == ""
 
 
 def test_sigkill_loses_queue(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "s0"
     in_slurm(folder, "", backend="llmrl.sweeps.backends.local.Local", machine="elsewhere")
     assert read_run(folder).state == "lost"
-    assert {"cancelled", "lost"} <= set(RESUMABLE_STATES)
+    assert {"canceled", "lost"} <= set(RESUMABLE_STATES)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=4), st.booleans())
