@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import contextvars
 import json
 import logging
 import os
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.progress import Progress as Bars
 
 from experiments import comparable_metrics, compose
 from fake_openai_server import FakeOpenAIServer
@@ -30,8 +29,9 @@ from llmrl.principals import scripted_mechanism
 from llmrl.principals.nonadaptive import RandomPrincipal
 from llmrl.run import signals
 from llmrl.run.artifacts import load_saved_state
+from llmrl.run.log_file import LogFile
 from llmrl.run.ownership import read_owner
-from llmrl.run.progress_bar import MultiRunDisplay, ProgressBar
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import record_launch
@@ -299,27 +299,27 @@ def test_uninterruptible_thread_ends_with_process(monkeypatch):
         assert stderr_file.read() == b"recorded"
 
 
-def test_runs_are_displayed_jointly(monkeypatch):
-    displays = []
-    monkeypatch.setattr(Bars, "start", lambda bars: displays.append(bars))
-    for terminal in (True, False):
-        monkeypatch.setattr("sys.stderr", stderr_text := io.StringIO())
-        with MultiRunDisplay(3, every_s=0.0, terminal=terminal) as display:
+def test_progress_in_threads_is_in_run_logs(tmp_path, caplog):
+    """Of runs that share a process, also if the main thread counts their steps."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
 
-            def play(display, name):
-                display.register_thread(name)
-                with ProgressBar(10, "steps", "design") as progress:
-                    progress.update(5 if name == "a" else 10)
+    def play(name, counts):
+        file = LogFile(tmp_path / name)
+        with ProgressBar(10, "steps", "design", terminal=True) as progress:
+            counts[name] = progress
+            progress.update(5)
+        file.close()
 
-            for name in ("a", "b"):
-                thread = threading.Thread(target=play, args=(display, name))
-                thread.start()
-                thread.join()
-        if terminal:
-            [bars] = displays
-            assert [(task.description, task.completed) for task in bars.tasks] == [("a design", 5), ("b design", 10)]
-        else:
-            assert stderr_text.getvalue().splitlines()[-1].startswith("2 of 3 runs under way, 75.0% of these, ")
+    counts = {}
+    for name in ("a", "b"):
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(play, name, counts))
+        thread.start()
+        thread.join()
+        assert not counts[name].has_bar
+    for name in ("a", "b"):
+        assert (tmp_path / name / "run.log").read_text().count("design 5/10 steps (50.0%)") == 1
+    assert not caplog.records
 
 
 def test_process_settings_must_agree():

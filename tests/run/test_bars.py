@@ -13,7 +13,7 @@ from rich.console import Console
 
 from llmrl.results.run_records import read_runs
 from llmrl.run.bars import Bars
-from llmrl.run.progress_bar import DisplayRow, MultiRunDisplay, ProgressBar, shorten
+from llmrl.run.progress_bar import ProgressBar, shorten
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
 from llmrl.sweeps.watch import summarize_running
@@ -95,29 +95,6 @@ def test_sweep_line_has_last_proposal(running):
         summarize_running(running)
         == "3 running, 10% done, 2:00 left, $0.25 spent; objective 9.5 with clean: 2, eat: 0.5"
     )
-
-
-def test_packed_runs_share_lines(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with MultiRunDisplay(2, every_s=0.0, terminal=False) as display:
-        display.update_row("first", Numbers(1, 10, steps_per_second=2.0, value=1.0, proposed="a: 1"))
-        display.update_row("second", Numbers(3, 10, steps_per_second=2.0, value=2.0, proposed="a: 2"))
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "1 of 2 runs under way, 10.0% of these, 2 a second; first: objective 1 with a: 1"
-    assert lines[1] == "2 of 2 runs under way, 20.0% of these, 4 a second; second: objective 2 with a: 2"
-
-
-def test_dependent_runs_are_not_counted(monkeypatch):
-    """The progress of a run that waits is that of the needed run."""
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with MultiRunDisplay(2, every_s=0.0, terminal=False) as display:
-        row = DisplayRow(display, "first")
-        row.stage = "pre-training"
-        row.show("design", Numbers(9, 10), "")
-        assert not stream.getvalue()
-        row.stage = ""
-        row.show("design", Numbers(3, 10), "")
-    assert "30.0%" in stream.getvalue()
 
 
 def test_notebook_shows_line(monkeypatch, capsys):

@@ -29,7 +29,6 @@ from llmrl.experiment.run_job import compute_job
 from llmrl.loops.batched_executor import BatchedExecutor, RunConnection
 from llmrl.run.command_exit import EXIT_FAILED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
-from llmrl.run.progress_bar import MultiRunDisplay
 from llmrl.run.signals import MAX_STOP_S, StopFlag, WorkDiscarded
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import Machine
@@ -68,12 +67,11 @@ def compute_batch(payloads: Sequence[RunPayload]) -> list[RunExit]:
         try:
             name = f"{payload.folder.parent.name}/{payload.folder.name}"
             stop.lead()
-            display.register_thread(name)
             exits[index] = payload.execute_and_capture_exit(partial(compute_job, connection=connection, label=name))
         finally:
             connection.close()
 
-    with stop, MultiRunDisplay(len(payloads)) as display:
+    with stop:
         threads = []
         for index, payload in enumerate(payloads):
             context = contextvars.copy_context()

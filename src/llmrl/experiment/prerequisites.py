@@ -21,7 +21,7 @@ from llmrl.run.artifacts import CONFIG_NAME, read_config
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_run_folder, parse_seed
 from llmrl.run.ownership import is_in_use
-from llmrl.run.progress_bar import format_clock, get_active_row
+from llmrl.run.progress_bar import format_clock
 from llmrl.run.queued import read_launch_record
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -197,7 +197,7 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
     """Return a context in which a run that another run needs is computed, by this process or another one.
 
     The stage's first and last moments are logged. Meanwhile the progress in `folder` is copied to the `status.json` of
-    `run`, and the stage's name is shown in the display of several runs.
+    `run`.
 
     Args:
         run: run that waits.
@@ -206,10 +206,7 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
         env_steps: environment steps of the needed run.
     """
     log.info("%s: started, %s environment steps", stage, f"{env_steps:,}")
-    start_time, progress_row = time.monotonic(), get_active_row()
-    previous_stage = "" if progress_row is None else progress_row.stage
-    if progress_row is not None:
-        progress_row.stage = stage.name
+    start_time = time.monotonic()
     stop_event = threading.Event()
     reporter = daemon_thread("llmrl-stage", _copy_progress, run, stage, folder, stop_event)
     reporter.start()
@@ -219,8 +216,6 @@ def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Ite
         stop_event.set()
         reporter.join()
         run.status.stage = None
-        if progress_row is not None:
-            progress_row.stage = previous_stage
     log.info("%s: finished after %s", stage, format_clock(time.monotonic() - start_time))
 
 

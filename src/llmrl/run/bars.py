@@ -1,4 +1,4 @@
-"""Progress bars on a terminal: one for each task, with its latest result, and a text below them."""
+"""A progress bar on a terminal, with the latest result, and a text below it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -17,13 +17,13 @@ from llmrl.run.status import RunProgress
 
 
 class Bars(Progress):
-    """Progress bars of tasks, not started.
+    """A progress bar, not started.
 
     Args:
         console: console to draw on; None: standard error.
 
     Attributes:
-        note: text below the bars; empty: none.
+        note: text below the bar; empty: none.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -41,8 +41,8 @@ class Bars(Progress):
             expand=True,
         )
 
-    def show_progress(self, task: TaskID | None, description: str, progress: RunProgress, speed: str) -> TaskID:
-        """Show the progress of a task in its bar and return the task; None: add a bar."""
+    def show_progress(self, description: str, progress: RunProgress, speed: str) -> None:
+        """Show the progress in the bar."""
         fields: dict[str, Any] = {
             "description": printable(description),
             "total": progress.total,
@@ -51,13 +51,12 @@ class Bars(Progress):
             "speed": speed,
             "result_text": printable(progress.result_text),
         }
-        if task is None:
-            return self.add_task(**fields)
-        self.update(task, **fields)
-        return task
+        if not self.task_ids:
+            self.add_task(**fields)
+        self.update(self.task_ids[0], **fields)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Return the bars and the note below them."""
+        """Return the bar and the note below it."""
         yield from super().get_renderables()
         if self.note:
             yield Text(self.note)

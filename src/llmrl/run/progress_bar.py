@@ -1,7 +1,7 @@
 """Display of a run's progress: a bar on a terminal, a line in a notebook, else log lines at intervals.
 
-The numbers also go to `status.json`. Several runs of one process are shown together: on a terminal each run has a bar;
-otherwise a line about all of them is printed to standard error at intervals. Each run's lines are in its `run.log`.
+The numbers also go to `status.json`, which the launcher of a sweep and `llmrl-sweep status` read. Several runs of one
+process, each in a thread of its own, have lines in their `run.log` only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
@@ -19,8 +18,6 @@ from llmrl.run import status
 from llmrl.run.log_file import active_log_files
 
 if TYPE_CHECKING:
-    import rich.progress
-
     from llmrl.run.bars import Bars
 
 
@@ -67,24 +64,20 @@ class ProgressBar:
         self._report = on_report
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bar: Bars | None = None
-        self._task: rich.progress.TaskID | None = None
         self._in_notebook = "ipykernel" in sys.modules
-        self._row: DisplayRow | None = None
-        self._files = active_log_files()
+        self._is_main_thread, self._files = True, active_log_files()
         self._first_done = done
         self._is_warmed_up = self._logged = False
         self._first_time = self._last_report = self._last_log = self._last_notebook_time = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
         self._first_time = self._last_report = self._last_log = self._last_notebook_time = time.monotonic()
-        self._row, self._files = get_active_row(), active_log_files()
-        if self._row is not None:
-            self._row.show(self._description, self.progress, self._speed())
-        elif self._terminal:
+        self._is_main_thread, self._files = threading.current_thread() is threading.main_thread(), active_log_files()
+        if self._terminal and self._is_main_thread:
             from llmrl.run.bars import Bars
 
             self._bar = Bars()
-            self._task = self._bar.show_progress(None, self._description, self.progress, self._speed())
+            self._bar.show_progress(self._description, self.progress, self._speed())
             self._bar.start()
         return self
 
@@ -113,15 +106,13 @@ class ProgressBar:
             if progress.total is not None:
                 progress.eta_s = max(progress.total - done, 0) / progress.steps_per_second
         if self._bar is not None:
-            self._bar.show_progress(self._task, self._description, progress, self._speed())
+            self._bar.show_progress(self._description, progress, self._speed())
         elif now - self._last_log >= (LOG_INTERVAL_S if self._logged else FIRST_LOG_S):
             self._last_log, self._logged = now, True
             self._log()
         if self._in_notebook and now - self._last_notebook_time >= NOTEBOOK_INTERVAL_S:
             self._last_notebook_time = now
             self._write_notebook_line()
-        if self._row is not None:
-            self._row.show(self._description, progress, self._speed())
         if self._report is not None and now - self._last_report >= REPORT_INTERVAL_S:
             self._last_report = now
             self._report(progress)
@@ -159,9 +150,10 @@ class ProgressBar:
             log.info("%s; %s", self, text)
 
     def _log(self) -> None:
-        if self._row is None:
+        if self._is_main_thread:
             log.info("%s", self)
-        for file in self._files if self._row is not None else ():  # also if another thread computes the run
+            return
+        for file in self._files:  # by themselves, because the main thread may compute the run
             file.write(log, logging.INFO, str(self))
 
     def _write_notebook_line(self, end: str = "") -> None:
@@ -207,83 +199,3 @@ def format_duration(seconds: float) -> str:
     if hours:
         return f"{hours:,} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-_row: ContextVar[DisplayRow | None] = ContextVar("llmrl_progress_row", default=None)
-
-
-class MultiRunDisplay:
-    """A display of the progress of runs, each in a thread of its own; a context manager.
-
-    Args:
-        runs: number of runs.
-        every_s: seconds between two lines, if there is no terminal.
-        terminal: whether to draw bars; None: if standard error is a terminal.
-    """
-
-    def __init__(self, runs: int, every_s: float = 60.0, terminal: bool | None = None) -> None:
-        self._runs, self._every_s = runs, every_s
-        self._terminal = sys.stderr.isatty() if terminal is None else terminal
-        self._bars: Bars | None = None
-        self._lock = threading.Lock()
-        self._rows: dict[str, tuple[float, float]] = {}  # finished share and steps per second, by run
-        self._last_report = time.monotonic()
-
-    def __enter__(self) -> MultiRunDisplay:
-        if self._terminal:
-            from llmrl.run.bars import Bars
-
-            self._bars = Bars()
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def register_thread(self, name: str) -> None:
-        """Show the progress of this thread, from now on, as that of the run called `name`."""
-        _row.set(DisplayRow(self, name))
-
-    def update_row(self, name: str, progress: status.RunProgress) -> None:
-        """Store the progress of a run, and print a line about all runs if one is due."""
-        share = min(progress.done / progress.total, 1.0) if progress.total else 0.0
-        with self._lock:
-            self._rows[name] = share, progress.steps_per_second or 0.0
-            if (now := time.monotonic()) - self._last_report < self._every_s:
-                return
-            self._last_report = now
-            shares, speeds = zip(*self._rows.values(), strict=True)
-        text = f"{len(shares)} of {self._runs} runs under way, {sum(shares) / len(shares):.1%} of these"
-        result_text = f"; {name}: {progress.result_text}" if progress.result_text else ""
-        sys.stderr.write(printable(f"{text}, {sum(speeds):,.4g} a second{result_text}") + "\n")
-
-
-class DisplayRow:
-    """The row of one run in a display.
-
-    Args:
-        display: display of all runs.
-        name: name of the run.
-
-    Attributes:
-        stage: name of the stage, while the run waits for another run; empty while it is computed itself.
-    """
-
-    def __init__(self, display: MultiRunDisplay, name: str) -> None:
-        self._display, self._name, self.stage = display, name, ""
-        self._task: rich.progress.TaskID | None = None
-
-    def show(self, description: str, progress: status.RunProgress, speed: str) -> None:
-        """Show the progress of the run; may be called in any thread and at every step."""
-        bars = self._display._bars
-        if bars is None:
-            if not self.stage:
-                self._display.update_row(self._name, progress)
-            return
-        self._task = bars.show_progress(self._task, f"{self._name} {self.stage or description}", progress, speed)
-
-
-def get_active_row() -> DisplayRow | None:
-    """Return the row of this thread's run in the display of several runs; None if there is no such display."""
-    return _row.get()
