@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import compose, only_run_folder, run
 from llmrl.cli.evaluate import build_parser, evaluate, main
@@ -235,11 +234,6 @@ def test_output_contains_all_mechanisms(cleanup, capsys):
         rows = list(csv.DictReader(stream))
     assert [(row["mechanism"], row["episode"]) for row in rows[::8]] == [("none", "0"), ("best", "0"), ("0,3,0", "0")]
     assert [float(row[column]) for row in rows[8:16]] == pytest.approx(left.tolist(), rel=1e-5)
-    for mechanism_result in results["mechanisms"]:
-        accumulator = EventAccumulator(str(out / mechanism_result["name"]))
-        accumulator.Reload()
-        [point] = accumulator.Scalars("evaluation/objective")
-        assert point.value == pytest.approx(mechanism_result["table"][column]["mean"])
     output = capsys.readouterr().out
     assert output.splitlines()[-1] == results["sentences"][1].strip() and "no incentives" in output
     assert "2 rounds of 2 games from the initial weights of the run" in output and "Video" not in output
@@ -325,10 +319,6 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
         assert (half[:, top + height :] < 128).any((1, 2, 3)).all(), "and below it what became of the agents"
     assert np.abs(single_frames["none"][0] - single_frames["0,3,0"][0]).mean() < 1, "the same game begins"
     assert (np.abs(single_frames["none"][-1] - single_frames["0,3,0"][-1]).max(-1) > 100).any(), "and becomes another"
-    for name in ("none", "0,3,0"):
-        accumulator = EventAccumulator(str(tmp_path / name))
-        accumulator.Reload()
-        assert "evaluation/episode" in accumulator.Tags()["images"]
 
 
 def test_video_needs_frames(escape, monkeypatch):

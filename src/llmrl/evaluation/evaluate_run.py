@@ -13,7 +13,7 @@ import numpy as np
 from llmrl.config.builder import Config
 from llmrl.config.input_digests import with_digests
 from llmrl.config.overrides import check_same_shapes, evaluation_folder_name, parse_env_changes
-from llmrl.core.errors import BudgetExhausted, ConfigError
+from llmrl.core.errors import BudgetExhausted, ConfigError, RunFolderError
 from llmrl.core.option_files import read_file, root
 from llmrl.core.protocols import Agent
 from llmrl.core.records import State
@@ -54,13 +54,9 @@ from llmrl.rollout.episode_summaries import (
     compute_objective,
     compute_welfare,
     describe_measurements,
-    summarize_evaluation,
 )
-from llmrl.run.artifacts import RUN_KEY
+from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.files import check_no_links, path_inside, write_json
-from llmrl.run.metrics import FILE_NAME as METRICS_NAME
-from llmrl.run.metrics import find_last_x_value, read_metrics
-from llmrl.run.tensorboard_file import write_evaluation
 
 Columns = Mapping[str, np.ndarray]
 """Name of a metric -> its value in each episode, [n_episodes]; NaN in episodes without a value."""
@@ -112,16 +108,14 @@ def write_results(
     description: Mapping[str, Any],
     mechanism_episodes: Sequence[Mapping[PlayerMode, Sequence[Episode]]],
     videos: Videos,
-    checkpoint_x: int,
 ) -> dict[str, Any]:
-    """Write `results.json`, `episodes.csv` and the events of an evaluation; return the results.
+    """Write `results.json` and `episodes.csv` of an evaluation; return the results.
 
     Args:
         evaluation: evaluation that was played.
         description: description of the evaluation.
         mechanism_episodes: episodes of each player under each mechanism.
         videos: files of videos.
-        checkpoint_x: counter of the run at its checkpoint (`metrics.find_last_x_value`).
     """
     is_comparison, out, objective = evaluation.is_comparison, evaluation.out, evaluation.parts.objective
     spec, spending_cost = evaluation.parts.env.spec, evaluation.parts.spending_cost
@@ -141,20 +135,6 @@ def write_results(
     results = {**description, "episodes": n_episodes, **mechanism_results}
     write_json(out / "results.json", results)
     write_episodes(out / "episodes.csv", [*["mechanism"] * is_comparison, "policy", "mode"], columns_by_player)
-    for mechanism, player_episodes in zip(evaluation.mechanisms, mechanism_episodes, strict=True):
-        first = next(iter(player_episodes.values()))
-        folder = evaluation.folder(mechanism)
-        gif = _find_gif(videos.paths_by_mechanism.get(mechanism.name, ()), "world")
-        folder.mkdir(exist_ok=True)
-        # With the tags of evaluations during training, at their next point.
-        write_evaluation(folder, checkpoint_x, summarize_evaluation(first, objective, spending_cost), gif)
-    if is_comparison:
-        column = name_objective_column(objective)
-        mean_differences = {
-            f"gain/{difference['reference']}/{difference['name']}": difference["table"][column]["mean"]
-            for difference in mechanism_results["differences"]
-        }
-        write_evaluation(out, checkpoint_x, mean_differences, _find_gif(videos.side_by_side))
     return results
 
 
@@ -201,10 +181,6 @@ def _summarize_comparison(
         "sentences": describe_differences(entries, mean_differences, column),
         "videos": [str(file) for file in videos.side_by_side],
     }
-
-
-def _find_gif(files: Sequence[Path], stem: str | None = None) -> Path | None:
-    return next((file for file in files if file.suffix == ".gif" and stem in (None, file.stem)), None)
 
 
 def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> dict[str, Any]:
@@ -259,10 +235,9 @@ def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> d
         raise explain_exhausted_budget(error) from error
     finally:
         parts.close()
-    logged = read_metrics(run / METRICS_NAME)[: saved.state[RUN_KEY]["metrics"]["lines"]]
-    return write_results(
-        evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos, find_last_x_value(logged)
-    ) | {"out": str(out)}
+    return write_results(evaluation, _describe_evaluation(saved, plan, evaluation), mechanism_episodes, videos) | {
+        "out": str(out)
+    }
 
 
 def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[str]) -> Path:
@@ -273,6 +248,8 @@ def _create_output_folder(run: Path, settings: EvaluationSettings, mechanism_nam
         else []
     )
     out = settings.out or path_inside(run, evaluation_folder_name([*settings.env, *comparison]))
+    if (out / CONFIG_NAME).exists():
+        raise RunFolderError(f"out={out} is a run folder, whose results would be lost; use e.g. {out / 'evaluation'}")
     out.mkdir(parents=True, exist_ok=True)
     if settings.out is None:
         check_no_links(out)

@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -41,8 +41,6 @@ first."""
 KINDS: tuple[RowKind, ...] = get_args(RowKind)
 COUNTERS: tuple[CounterName, ...] = get_args(CounterName)
 KIND_KEY, X_KEY = "kind", "x"
-_KINDS_WITHOUT_FINAL_X: tuple[RowKind, ...] = ("adaptation", "confirmation", "recommendation", "race")
-"""Kinds of rows whose counter is not the x coordinate of final numbers."""
 _NON_METRIC_KEYS = frozenset({KIND_KEY, X_KEY, *COUNTERS})
 _SHARED_PREFIXES = (TIME_PREFIX, USAGE_PREFIX)
 """Prefixes of metrics that rows of every kind may have."""
@@ -284,14 +282,6 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
     for name, value in row.items():
         if name not in (KIND_KEY, X_KEY) and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise ValueError(f"{name} is {repr(value)[:60]}, not a number")
-
-
-def find_last_x_value(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the x coordinate that a run had reached after `rows`, for its evaluations or proposals; 0 without rows.
-
-    Rows of the kinds in `_KINDS_WITHOUT_FINAL_X` have other x coordinates and are skipped.
-    """
-    return next((_x_value(row) for row in reversed(rows) if row[KIND_KEY] not in _KINDS_WITHOUT_FINAL_X), 0)
 
 
 def list_metrics(row: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """TensorBoard event files, written record by record with TensorBoard's own protocol buffers (no TensorFlow, no torch).
 
 Unlike a summary writer, this keeps one file for each run, has no background thread whose queue a killed process would
-lose, and stores hyperparameters in the same file as the curves. Evaluations have event files of their own.
+lose, and stores hyperparameters in the same file as the curves.
 """
 
 from __future__ import annotations
@@ -141,43 +141,13 @@ def parse_hyperparameters(overrides: list[str], seed: int) -> HyperParameters:
     return values | {"seed": seed}
 
 
-EPISODE = "evaluation/episode"
-FIRST_FRAME = "evaluation/first_frame"
 GIF_BYTES = 5_000_000
 """Maximum size of the animation in the event file, bytes; TensorBoard sends all of it to each browser."""
 _MIN_FRAMES_TO_SKIP = 40
 
 
-def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Path | None = None) -> None:
-    """Write the event file of an evaluation, replacing an earlier one.
-
-    Args:
-        folder: folder of the evaluation, inside the run folder: TensorBoard shows it as another run,
-            `<run>/evaluation`.
-        x: x coordinate of the run's evaluations and proposals in TensorBoard (`metrics.last_x_value`).
-        scalars: numbers by tag; with a tag of the run's own curves, the point is in their chart.
-        gif: animation of an episode; None: there is none.
-
-    Raises:
-        RunFolderError: `folder` is a run folder itself, whose curves would be lost.
-    """
-    if (folder / "config.yaml").exists():
-        raise RunFolderError(
-            f"{folder} is a run folder; an evaluation needs a folder of its own, such as {folder}/evaluation"
-        )
-    now = time.time()
-    events = EventFile(folder, started=now)
-    events.scalars(x, now, scalars)
-    if gif is not None:
-        animation, first_frame, size = read_animation(gif)
-        events.image(x, now, EPISODE, animation, size)
-        events.image(x, now, FIRST_FRAME, first_frame, size)
-    events.publish()
-    events.close()
-
-
-def read_animation(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, bytes, tuple[int, int]]:
-    """Return the animation with at most `max_bytes` bytes, its first frame as PNG, and their (height, width)."""
+def read_animation(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, tuple[int, int]]:
+    """Return the animation with at most `max_bytes` bytes, and its (height, width)."""
     import imageio.v3 as iio
 
     animation = gif.read_bytes()
@@ -189,5 +159,4 @@ def read_animation(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, bytes,
         else:
             frames = frames[:, ::2, ::2]
         animation = iio.imwrite("<bytes>", frames, extension=".gif", duration=duration, loop=0)
-    first_frame = iio.imwrite("<bytes>", frames[0], extension=".png")
-    return animation, first_frame, (frames.shape[1], frames.shape[2])
+    return animation, (frames.shape[1], frames.shape[2])

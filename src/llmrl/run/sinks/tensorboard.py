@@ -106,7 +106,7 @@ class TensorBoard(Sink):
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         if path.suffix == ".gif":
-            animation, _, size = read_animation(path)
+            animation, size = read_animation(path)
             self._event_file.image(row.place, row.unix, tag, animation, size)
         elif path.suffix == ".png":
             import imageio.v3 as iio
