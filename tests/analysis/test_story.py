@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from explored import played
@@ -14,7 +13,6 @@ from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.analysis.story.group_tables import select_informative_metrics
 from llmrl.analysis.story.story import MAX_CHARACTERS, truncate_start
-from llmrl.core.frames import save_video
 from llmrl.results.table_format import ReportTable
 from llmrl.run.run import Run
 
@@ -112,16 +110,15 @@ def test_teacher_plans_and_invalid_shares(tmp_path: Path) -> None:
 
 
 def test_page_shows_conversation(tmp_path: Path) -> None:
-    played(tmp_path, 3, video=True)
+    played(tmp_path, 3)
     report = compute_report(tmp_path, SETTINGS)
     [section] = report.sections
     [exchange] = section.story.exchanges
     assert exchange.prompt.endswith("prompt of step 0 for 0") and exchange.action == "go 0" and exchange.reward == 1.0
     page = write_report(report, tmp_path / "report")
     text = page.read_text()
-    assert "Requests and replies of language models" in text and "data:image/gif;base64," in text
+    assert "Requests and replies of language models" in text
     assert "<script>" not in text and "&lt;script&gt;" in text
-    assert (page.parent / "figures" / "corridor_video_0.gif").is_file()
     # What these runs have nothing of has no heading.
     assert not [title for title in ("Proposals over time", "Society of agents", "Advice of teachers") if title in text]
 
@@ -154,14 +151,7 @@ def test_page_shows_principal_text(tmp_path: Path) -> None:
         for reply in ("fee 1", "fee 2")
     ]
     (folder / "llm_calls.jsonl").write_text("".join(json.dumps(call_line) + "\n" for call_line in calls))
-    frames = [np.full((16, 32, 3), 60 * i, dtype=np.uint8) for i in range(3)]
-    videos = folder / "evaluation_mechanism_none-best" / "videos"
-    (videos / "best").mkdir(parents=True)
-    save_video(frames, videos / "best", "world", 2.0)
-    save_video(frames, videos, "side_by_side", 2.0)
     [section] = compute_report(tmp_path, SETTINGS).sections
     [exchange] = section.story.exchanges
     assert (exchange.prompt, exchange.reply, exchange.source) == ("Propose a fee.", "fee 2", "principal, call 2")
-    [video] = section.story.videos
-    assert video.path == videos / "side_by_side.gif" and "side by side" in video.caption
     assert "fee 2" in write_report(compute_report(tmp_path, SETTINGS), tmp_path / "report").read_text()

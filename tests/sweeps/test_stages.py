@@ -5,12 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-
-import pytest
 
 from llmrl.cli.sweep import to_json
-from llmrl.display.sweeps import print_prerequisites
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.queued import LaunchRecord
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
@@ -67,34 +63,3 @@ def test_queued_run_shows_first_dependency(tmp_path: Path) -> None:
     (missing_folder / "summary.json").write_text("{}")
     Status(state="finished").write(missing_folder)
     assert find_stage(waiting) is None
-
-
-def test_closing_table_lists_dependencies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs of the sweep, and runs that the statuses of results, or of needed runs, refer to."""
-    pretraining, scan, nested = (tmp_path / name for name in ("pretraining", "scan", "nested"))
-    refer = [
-        PrerequisiteRecord("pre-training", "preset", str(pretraining)),
-        PrerequisiteRecord("lines", "a scan", str(scan)),
-    ]
-    for folder, records in ((scan, [PrerequisiteRecord("pre-training", "of the scan", str(nested))]), (nested, [])):
-        folder.mkdir()
-        (folder / "summary.json").write_text("{}")
-        Status(state="finished", prerequisites=records, started=time.time() - 75).write(folder)
-    outcomes = [
-        SimpleNamespace(folder=pretraining, state="failed", job=SimpleNamespace(purpose="pre-training", name="preset"))
-    ]
-    for seed in (0, 1):
-        folder = record(tmp_path, seed, "finished").folder
-        Status(state="finished", prerequisites=refer).write(folder)
-        outcomes.append(SimpleNamespace(folder=folder, state="finished", job=SimpleNamespace(purpose="", name="")))
-    print_prerequisites(outcomes)  # type: ignore[arg-type]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
-    assert [line.split("│")[1].strip() for line in lines if line.split("│")[1].strip()] == [
-        "a scan",
-        "of the scan",
-        "preset",
-    ]
-    assert ["failed" in line for line in lines if "preset" in line] == [True]
-    assert sum("1:15" in line for line in lines) == 2
-    print_prerequisites([])
-    assert not capsys.readouterr().out

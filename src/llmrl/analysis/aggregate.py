@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,8 @@ def compute_report(
         finished = [(group, [run for run in group.runs if run.state == "finished"]) for group in task.groups]
         folders = [run.folder for _, finished_runs in finished for run in finished_runs]
         frames = find_common_frames(folders, settings.budget, settings.bin_width)
-        rule = settings.rule.with_frame_budget(frames)
+        # The runs of a task are compared over the same number of frames.
+        rule = settings.rule if frames is None else replace(settings.rule, budget=settings.rule.budget or frames.budget)
         scores = {group.label: _score_runs(task, group, rule, excluded) for group in task.groups}
         for group, finished_runs in finished:
             scored_runs += [(task.title, group, run, scores[group.label].get(run.folder)) for run in group.runs]

@@ -21,7 +21,7 @@ from llmrl.analysis.report_tables import (
     compare_tasks,
     compute_online_performance,
 )
-from llmrl.analysis.story.story import Exchange, StoryVideo
+from llmrl.analysis.story.story import Exchange
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import explain_scripted_groups
@@ -60,7 +60,7 @@ class Chapter:
         title: heading; empty for the chapter of a study.
         notes: sentences at the start.
         drawings, tables: figures, then tables.
-        exchanges, videos: conversations with language models, and videos of agents.
+        exchanges: conversations with language models.
     """
 
     title: str
@@ -68,10 +68,9 @@ class Chapter:
     drawings: Sequence[RenderedFigure] = ()
     tables: Sequence[ReportTable] = ()
     exchanges: Sequence[Exchange] = ()
-    videos: Sequence[StoryVideo] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.drawings or self.tables or self.exchanges or self.videos)
+        return bool(self.drawings or self.tables or self.exchanges)
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,6 @@ def write_report(
     for drawing in (*overview, *(d for part in parts for chapter in part.chapters for d in chapter.drawings)):
         write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
         write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
-    for part in parts:
-        for number, video in enumerate(video for chapter in part.chapters for video in chapter.videos):
-            write_bytes(out / "figures" / f"{part.name}_video_{number}.gif", video.content)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
         write_atomic(path, _render_template(template, report, parts, tables, comparison, overview))
     return out / PAGE
@@ -169,8 +165,7 @@ def _build_chapters(
 
     study = chapter("", _STUDY_KINDS, section.study.sentences if section.study is not None else ())
     story = [chapter(title, kinds) for title, kinds in _STORY_KINDS.items()]
-    videos = section.story.videos if drawings else ()
-    story.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges, videos=videos))
+    story.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges))
     curves = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
     notes = ["No run has finished."] if not section.compared else [*section.omitted_groups_notes, *section.notes]
     scores = chapter("Scores", (*curves, "scores", "efficiency", "improvement"), notes)

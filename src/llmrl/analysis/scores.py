@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,6 @@ class ScoreRule:
             if self.budget is None
             else (f"first {self.budget:,} frames of training")
         )
-
-    def with_frame_budget(self, frames: training_curves.FrameBudget | None) -> ScoreRule:
-        """Return the rule with the frame budget of one task, whose runs are compared over the same number of frames."""
-        return self if frames is None or self.budget is not None else replace(self, budget=frames.budget)
 
     def score(self, run: RunRecord) -> float | str:
         """Return the score of a finished run, or a text with the reason why it has none."""

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 MAX_GIF_FRAMES = 150
 """Approximate maximum number of frames of a GIF, whose frames are not compressed as a video's are."""
-SIDE_BY_SIDE_STEM = "side_by_side"
-"""Stem of the names of videos that show several mechanisms side by side."""
 TARGET_HEIGHT = 336
 """Height in pixels up to which small engine frames are enlarged, by a whole factor, so that cells stay sharp."""
 

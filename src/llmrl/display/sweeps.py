@@ -1,4 +1,4 @@
-"""Printed tables at the end of a sweep, reports of folders of runs, and printed results of studies."""
+"""The printed table at the end of a sweep, reports of folders of runs, and printed results of studies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
-    """Print the final tables of a sweep: prerequisite runs, and results.
+    """Print the final table of a sweep.
 
     Args:
         outcomes: outcomes of all jobs.
@@ -31,7 +31,6 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
 
     unique_outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     outcomes = [outcome for outcome in unique_outcomes if not outcome.job.purpose]
-    print_prerequisites(unique_outcomes)
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
     for i, outcome in enumerate(outcomes):
@@ -64,49 +63,6 @@ def print_next_commands(folder: Path) -> None:
     root = shlex.quote(str(relative_to_cwd(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         print_line(f"{command} {root}")
-
-
-def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
-    """Print the table of the prerequisite runs of a sweep; nothing without any.
-
-    Args:
-        outcomes: outcomes of all jobs of the sweep; jobs of prerequisite runs have `Job.purpose`.
-    """
-    from llmrl.core.errors import RunFolderError
-    from llmrl.run.progress_bar import format_clock
-    from llmrl.run.status import PrerequisiteRecord, read_status
-
-    jobs = {outcome.folder: outcome for outcome in outcomes if outcome.job.purpose}
-    results = {outcome.folder for outcome in outcomes} - jobs.keys()
-    prerequisites = {folder: PrerequisiteRecord(o.job.purpose, o.job.name, str(folder)) for folder, o in jobs.items()}
-    folders = [outcome.folder for outcome in outcomes]
-    for folder in folders:  # grows in the loop, because prerequisite runs may need others
-        try:
-            status = read_status(folder)
-        except RunFolderError:
-            continue  # the row of that run reports this error
-        for prerequisite in [] if status is None else status.prerequisites:
-            if (path := Path(prerequisite.folder)) not in results and path not in prerequisites:
-                prerequisites[path] = prerequisite
-                folders.append(path)
-    if not prerequisites:
-        return
-    rows, styles = [], []
-    for folder, prerequisite in sorted(
-        prerequisites.items(), key=lambda item: (item[1].what, item[1].name, str(item[0]))
-    ):
-        state, seconds = jobs[folder].state if folder in jobs else "", None
-        try:
-            status = read_status(folder)
-        except RunFolderError:
-            status, state = None, state or "unreadable"
-        if status is not None:
-            state, seconds = state or status.state, status.updated - status.started
-        duration = "-" if seconds is None else format_clock(seconds)
-        styles.append(None if state in ("finished", "submitted") else "bold")
-        rows.append([prerequisite.name, prerequisite.what, state or "-", duration, str(relative_to_cwd(folder))])
-    columns = ["name", "what", "state", "duration", "folder"]
-    print_table("Prerequisite runs", columns, rows, "lllrl", styles)
 
 
 def create_report(

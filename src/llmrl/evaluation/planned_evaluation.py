@@ -23,7 +23,8 @@ from llmrl.core.services import TeacherServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
-from llmrl.evaluation.videos import record_video, save_side_by_side_video, save_single_video
+from llmrl.evaluation.society_pictures import SocietyPictures
+from llmrl.evaluation.videos import record_video, save_side_by_side_video
 from llmrl.experiment.parts import Parts
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector, evaluate_policy
@@ -115,9 +116,9 @@ class PlannedEvaluation:
         if not self.is_comparison:
             [mechanism], [video] = self.mechanisms, videos
             folder = self.folder(mechanism, "videos")
-            return Videos(
-                {mechanism.name: save_single_video(video, mechanism.heading, mechanism.sentence, folder, fps)}
-            )
+            society = [video.to_society(mechanism.heading, mechanism.sentence)]
+            pictures = None if video.setting is None else SocietyPictures(society, video.setting)
+            return Videos({mechanism.name: video.recorder.save(folder, fps, pictures)})
         files: dict[str, Sequence[Path]] = {}
         for mechanism, video in zip(self.mechanisms, videos, strict=True):
             video.pad_to(max(map(len, videos)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.core.frames import SIDE_BY_SIDE_STEM, LazyFrames, add_text_column, enlarge, save_video
+from llmrl.core.frames import LazyFrames, add_text_column, enlarge, save_video
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import Observation, PolicyOutput, to_numpy
@@ -308,12 +308,6 @@ def _display_name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def save_single_video(video: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
-    """Write a video by itself, and the view of each agent in it; return the files."""
-    pictures = None if video.setting is None else SocietyPictures([video.to_society(title, sentence)], video.setting)
-    return video.recorder.save(folder, fps, pictures)
-
-
 MAX_SIDE_BY_SIDE_FRAMES = 400
 """Maximum number of pictures of a video of several societies, because drawing is slow; it suffices for 20 seconds."""
 
@@ -336,4 +330,4 @@ def save_side_by_side_video(
     stride = -(-len(all_frames) // MAX_SIDE_BY_SIDE_FRAMES)
     frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
     pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
-    return save_video(pictures, folder, SIDE_BY_SIDE_STEM, fps)
+    return save_video(pictures, folder, "side_by_side", fps)

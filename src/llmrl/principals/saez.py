@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -131,7 +131,9 @@ class SaezPrincipal(StateFields):
         difference between the formula's rates and the last ones.
         """
         for outcome in outcomes:
-            amounts = self._bracket_amounts(outcome.summaries)
+            amounts = np.array(
+                [[outcome.summaries[f"{name}_{k + 1}"] for k in range(self.space.dim)] for name in BRACKET_METRICS]
+            )
             income = float(amounts[0].sum())
             # Without any income the formula is undefined.
             if income > 0:
@@ -156,7 +158,3 @@ class SaezPrincipal(StateFields):
             return self.elasticity
         estimate = estimate_elasticity(*np.array(self.log_points).T) if len(self.log_points) > 1 else None
         return 0.5 if estimate is None else estimate
-
-    def _bracket_amounts(self, summaries: Mapping[str, float]) -> np.ndarray:
-        """Return `BRACKET_METRICS`, [3, K]."""
-        return np.array([[summaries[f"{name}_{k + 1}"] for k in range(self.space.dim)] for name in BRACKET_METRICS])

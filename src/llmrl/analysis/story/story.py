@@ -1,35 +1,26 @@
-"""Story of a task: proposals, tables of societies and teachers, exchanges with language models, and videos."""
+"""Story of a task: proposals, tables of societies and teachers, and exchanges with language models."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
-from pathlib import Path
 
 from llmrl.analysis.explorer.episodes import read_episodes
 from llmrl.analysis.story.group_tables import NamedRuns, build_plans_table, build_society_table, build_teacher_table
 from llmrl.analysis.story.proposed import GroupProposals, build_best_table, read_group_proposals
 from llmrl.core.errors import RunFolderError
-from llmrl.core.frames import SIDE_BY_SIDE_STEM
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.results.groups import FinishedGroups, ReportTask
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import shorten_group_names
 from llmrl.results.table_format import ReportTable
-from llmrl.run.episode_files import FOLDER
-from llmrl.run.tensorboard_file import read_animation
 
 log = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 900
 """Maximum number of characters of a text: the end of a prompt, the beginning of a reply."""
-MAX_VIDEOS = 4
-VIDEO_BYTES = 1_500_000
-"""Maximum size of a video in the page, bytes."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +44,6 @@ class Exchange:
     reward: float = 0.0
 
 
-@dataclass(frozen=True)
-class StoryVideo:
-    """An episode, or several side by side, as an animation.
-
-    Attributes:
-        name: name of the group.
-        run: reference of the run.
-        path: GIF file.
-    """
-
-    name: str
-    run: str
-    path: Path
-
-    @property
-    def caption(self) -> str:
-        """Caption of the video."""
-        return f"{self.name}, mechanisms side by side" if self.path.stem == SIDE_BY_SIDE_STEM else self.name
-
-    @cached_property
-    def content(self) -> bytes:
-        """The animation, with fewer and smaller pictures if it is too large for a page."""
-        is_small = self.path.stat().st_size <= VIDEO_BYTES
-        return self.path.read_bytes() if is_small else read_animation(self.path, VIDEO_BYTES)[0]
-
-
 def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
     """Return one exchange of each group whose players or principal asked a language model.
 
@@ -89,23 +54,6 @@ def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
         for name, runs in groups
     )
     return tuple(exchange for exchange in first_exchanges if exchange is not None)
-
-
-def find_videos(groups: NamedRuns) -> tuple[StoryVideo, ...]:
-    """Return a video of each group that has one, of at most `MAX_VIDEOS` groups."""
-    first_videos = (
-        next((StoryVideo(name, run.run_reference, path) for run in runs for path in _find_videos(run.folder)), None)
-        for name, runs in groups
-    )
-    return tuple(islice((video for video in first_videos if video is not None), MAX_VIDEOS))
-
-
-def _find_videos(folder: Path) -> Iterator[Path]:
-    yield from sorted(
-        folder.glob(f"evaluation*/videos/{SIDE_BY_SIDE_STEM}.gif"), key=lambda path: -path.stat().st_mtime
-    )
-    yield from sorted((folder / FOLDER).glob("*/episode.gif"), key=lambda path: int(path.parent.name))
-    yield from sorted(folder.glob("evaluation*/videos/**/*.gif"))
 
 
 def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
@@ -165,13 +113,11 @@ class Story:
         proposals: proposals of each group.
         tables: tables in the order in which they are shown.
         exchanges: prompts to language models with their replies.
-        videos: videos of agents.
     """
 
     proposals: tuple[GroupProposals, ...] = ()
     tables: tuple[ReportTable, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
-    videos: tuple[StoryVideo, ...] = ()
 
 
 def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
@@ -193,7 +139,7 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
         for build_table in (build_society_table, build_teacher_table, build_plans_table)
         if (table := build_table(groups)) is not None
     ]
-    return Story(proposals, tuple(tables), find_exchanges(groups), find_videos(groups))
+    return Story(proposals, tuple(tables), find_exchanges(groups))
 
 
 def _shorten_names(task: ReportTask) -> dict[str, str]:

@@ -115,7 +115,17 @@ class WorldTexts:
             agent_spaces = interface.observation_space, interface.action_space
             describer = next((d for described_spaces, d in describers if described_spaces == agent_spaces), None)
             if describer is None:
-                agent_env = _build_agent_env(game, interface, settings.kwargs or {})
+                # In the form of a Gymnasium environment, as describers expect it.
+                identity = SimpleNamespace(
+                    id=game.name, kwargs=dict(settings.kwargs or {}), max_episode_steps=game.horizon
+                )
+                agent_env: Any = SimpleNamespace(
+                    observation_space=interface.observation_space,
+                    action_space=interface.action_space,
+                    env=game.world,
+                    unwrapped=game.world.unwrapped,
+                    spec=identity,
+                )
                 if settings.text == "auto":
                     describer = DraftDescriber(agent_env, game, has_text)
                 else:
@@ -194,17 +204,6 @@ _MECHANISM_FIELDS = (
         "payments: what was added or taken",
     ),
 )
-
-
-def _build_agent_env(game: Game, interface: AgentInterface, kwargs: Mapping[str, Any]) -> Any:
-    """Return one agent of a world in the form of a Gymnasium environment, as describers expect it."""
-    return SimpleNamespace(
-        observation_space=interface.observation_space,
-        action_space=interface.action_space,
-        env=game.world,
-        unwrapped=game.world.unwrapped,
-        spec=SimpleNamespace(id=game.name, kwargs=dict(kwargs), max_episode_steps=game.horizon),
-    )
 
 
 def _round_numbers(*numbers: float) -> list[float]:
