@@ -300,7 +300,7 @@ def test_uninterruptible_thread_ends_with_process(monkeypatch):
 
 
 def test_progress_in_threads_is_in_run_logs(tmp_path, caplog):
-    """Of runs that share a process, also if the main thread counts their steps."""
+    """Progress of runs that share a process, also if the main thread counts their steps."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
 
