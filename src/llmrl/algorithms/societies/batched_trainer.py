@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,6 +18,7 @@ from llmrl.algorithms.societies.stacked_networks import (
     are_stackable,
     count_cells,
     make_member_views,
+    pad_inputs,
     slices_to_stack,
 )
 from llmrl.core.errors import Diverged
@@ -93,6 +95,8 @@ class BatchedTrainer:
     ) -> dict[int, dict[str, float] | Diverged]:
         """Update the agents of a group, whose networks are stacked; return results by agent index."""
         learners = [all_learners[i] for i in group]
+        if rollout.features is not None:
+            rollout = replace(rollout, features=pad_inputs(rollout.features))  # once rather than in every minibatch
         for ppo in learners:
             ppo.begin_update(rollout)
         first_learner = learners[0]

@@ -44,11 +44,17 @@ class StackedLinear(nn.Module):
         self.bias = None if layer.bias is None else _make_parameter(layer.bias, k, self.n_out)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (n_padding := self.weight.shape[-1] - x.shape[-1]) > 0:
-            x = functional.pad(x, (0, n_padding))
-        if self.bias is None:
-            return torch.bmm(x, self.weight.mT)[..., : self.n_out]
-        return torch.baddbmm(self.bias[:, None], x, self.weight.mT)[..., : self.n_out]
+        x = pad_inputs(x)
+        weight = self.weight.mT
+        outputs = torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias[:, None], x, weight)
+        # The gradient of a slice is a copy, even if the slice has all elements.
+        return outputs if outputs.shape[-1] == self.n_out else outputs[..., : self.n_out]
+
+
+def pad_inputs(x: torch.Tensor) -> torch.Tensor:
+    """Return inputs of a `StackedLinear`, [..., n_in], padded with zeros to whole cache lines."""
+    n_padding = -x.shape[-1] % FLOATS_PER_CACHE_LINE
+    return functional.pad(x, (0, n_padding)) if n_padding else x
 
 
 class StackedConv2d(nn.Module):
