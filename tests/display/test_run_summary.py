@@ -1,13 +1,11 @@
 """The closing tables of a run."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from llmrl.display.results import describe_loggers, format_evaluate_command, print_recommendations, print_summary
-from llmrl.llms.budget import LATENCY_METRIC
 
 
 def measurement(objective, fee):
@@ -58,15 +56,6 @@ def test_contexts_lacking_proposal_are_marked(capsys):
     print_recommendations({"recommendations": rows})
     output = capsys.readouterr().out
     assert "wet (not tried)" in output and "dry (not tried)" not in output
-
-
-def test_waiting_time_is_last_total(capsys, tmp_path):
-    seconds = [1.5, 4.0]
-    lines = [
-        json.dumps({"kind": "proposal", "x": "steps", "steps": i, LATENCY_METRIC: s}) for i, s in enumerate(seconds)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert closing_table(capsys, tmp_path, True, llm="a model")["llm waiting time"].startswith("4 s")
 
 
 @pytest.mark.parametrize("evaluations", [True, False])

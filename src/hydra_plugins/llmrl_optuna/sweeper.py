@@ -80,8 +80,9 @@ class OptunaSweeper(LlmrlSweeper):
                 for trial in trials:
                     failures = failures + 1 if trial.state == "failed" else 0
                     if failures == settings.max_failures:
+                        errors = [f"seed {seed}: {r}" for seed, r in trial.results.items() if isinstance(r, str)]
                         raise ConfigError(
-                            f"{failures} trials in a row failed, the last with {_find_error(trial)}. Tracebacks are in "
+                            f"{failures} trials in a row failed, the last with {errors[0]}. Tracebacks are in "
                             f"the run folders, all trials in {study.folder}. Repeat the command to go on with other "
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
@@ -233,10 +234,6 @@ def _get_run_result(job: JobReturn) -> Result:
     if outcome is not None or (interrupted and getattr(error, "code", None) != EXIT_FAILED):
         raise error
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _find_error(trial: TuningTrial) -> str:
-    return next((f"seed {seed}: {r}" for seed, r in trial.results.items() if isinstance(r, str)), "")
 
 
 def _print_trials(title: str, study: Study, trials: Sequence[TuningTrial]) -> None:

@@ -18,8 +18,8 @@ from llmrl.analysis.scores import ScoreRule, list_metric_names
 from llmrl.analysis.story.story import build_story
 from llmrl.analysis.training_curves import (
     EFFICIENCY_METRIC,
+    TRAIN_PREFIX,
     FrameBudget,
-    explain_training_curves,
     find_common_frames,
     is_training_metric,
 )
@@ -85,7 +85,12 @@ def compute_report(
             if (episodes := summarize_final_episodes(task, group, finished_runs)) is not None:
                 players.append(episodes)
         sections.append(_build_section(task, scores, settings, frames))
-    calls = _sum_llm_calls(tasks)
+    call_totals = [
+        (task.title, group, sum((read_run_totals(run.folder) for run in group.runs), CallTotals()))
+        for task in tasks
+        for group in task.groups
+    ]
+    calls = tuple((title, group, total) for title, group, total in call_totals if group.llm or total.models)
     return Report(folder, settings, tuple(scored_runs), tuple(sections), tuple(excluded), calls, tuple(players))
 
 
@@ -130,6 +135,13 @@ def _build_section(
     ]
     bin_width = None if frames is None else frames.bin_width
     curves, notes = build_curves(groups, settings.curves, settings.x_axis, bin_width)
+    if frames is not None:
+        notes = (
+            *notes,
+            f"{TRAIN_PREFIX}... are means over training episodes, in bins of {frames.bin_width:,} frames, the same for "
+            "all groups: each frame has the value of the next episode that starts in its game, so short episodes do "
+            f"not count more than long ones. Sample efficiency is the mean over the first {frames.budget:,} frames.",
+        )
     references, warnings = read_reference_lines(groups)
     study = _analyze_study(task, groups, references, settings.study, bin_width) if settings.by_name else None
     if not isinstance(study, Landscape):  # whose proposals are identical by design
@@ -145,7 +157,7 @@ def _build_section(
             [find_replication_units(runs) for _, runs in compared],
         ),
         curves,
-        notes if frames is None else (*notes, explain_training_curves(frames)),
+        notes,
         () if frames is None else _summarize_efficiency(task, frames),
         references,
         (*find_task_warnings(groups), *warnings),
@@ -202,16 +214,6 @@ def _analyze_study(
     if settings.map is not None:
         return build_landscape(settings, {names[group.label]: group_runs for group, group_runs in groups})
     return compare_groups(settings, names, groups, references, bin_width)
-
-
-def _sum_llm_calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:
-    """Return the totals of language-model calls of each group; groups without a model are left out."""
-    totals = [
-        (task.title, group, sum((read_run_totals(run.folder) for run in group.runs), CallTotals()))
-        for task in tasks
-        for group in task.groups
-    ]
-    return tuple((title, group, total) for title, group, total in totals if group.llm or total.models)
 
 
 _FIXED_PROPOSALS = ("fixed", "listed")

@@ -138,7 +138,13 @@ def compare_groups(
         tuple(traces),
         tuple(comparisons),
         references,
-        _describe_online_figure(settings, traces) if anytime and online else "",
+        (
+            f"Online performance: {settings.score_name}, {_describe_runs(traces)}. Left, the objective of proposals "
+            f"over {_describe_x_axis(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and "
+            "their mean with its 95% interval."
+        )
+        if anytime and online
+        else "",
     )
 
 
@@ -236,15 +242,6 @@ def _describe_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> s
     return title + dots[:1].upper() + dots[1:]
 
 
-def _describe_online_figure(settings: StudySettings, traces: Sequence[GroupTrace]) -> str:
-    """Return the caption of the figure of online performance."""
-    return (
-        f"Online performance: {settings.score_name}, {_describe_runs(traces)}. Left, the objective of proposals over "
-        f"{_describe_x_axis(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and their "
-        "mean with its 95% interval."
-    )
-
-
 def _describe_runs(traces: Sequence[GroupTrace]) -> str:
     counts = sorted({len(trace.scores) for trace in traces})
     runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
@@ -329,7 +326,10 @@ def _build_comparisons_table(comparisons: Sequence[Comparison], axis: str) -> Re
         names = [comparison.group.display_name, comparison.baseline.display_name]
         sign = "+" if fmt.signed(float(comparison.difference.estimate)).startswith("+") else ""
         cells = [sign + format_estimate(comparison.difference, fmt)]
-        cells += [_format_p_value(p) for p in (comparison.p, comparison.p_adjusted)]
+        cells += [
+            EMPTY_CELL if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+            for p in (comparison.p, comparison.p_adjusted)
+        ]
         cells += [format_estimate(comparison.probability, "{:.2f}".format)]
         cells += [EMPTY_CELL if comparison.onset is None else f"{comparison.onset:,.0f}"] if has_onset else []
         rows.append([*names, *cells])
@@ -339,11 +339,6 @@ def _build_comparisons_table(comparisons: Sequence[Comparison], axis: str) -> Re
     design = "paired by pre-training run" if is_any_paired else "of independent runs"
     caption = f"Planned comparisons, {design}: 95% intervals, p-values, and p-values adjusted by Holm's method"
     return ReportTable("study_comparisons", caption, data, columns, rows, n_text_columns=2)
-
-
-def _format_p_value(p: float) -> str:
-    """Return a p-value as text; `-` if there is none."""
-    return EMPTY_CELL if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
 def _build_curves_table(name: str, curves: Mapping[str, GroupCurve | None], x_axis: str) -> ReportTable:

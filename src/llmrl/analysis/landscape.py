@@ -114,7 +114,9 @@ def build_landscape(settings: StudySettings, groups: Mapping[str, Sequence[RunRe
     best = int(band.estimate.argmax())
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
     fmt = NumberFormat(band.estimate)
-    setting = _format_setting(names, vectors[best])
+    # All parameters if they are few, otherwise those that are not zero.
+    listed_values = [(name, x) for name, x in zip(names, vectors[best], strict=True) if x != 0 or len(names) <= 3]
+    setting = ", ".join(f"{name} {x:g}" for name, x in listed_values) or "nothing"
     sentence = f"The best of {len(vectors)} settings, {setting}, brings {format_estimate(band[best], fmt)} {unit}"
     unbiased_best = _compute_unbiased_best(values)
     if unbiased_best is not None:
@@ -197,12 +199,6 @@ def _mean_by_setting(
             value = row["objective"] if rounds is None else row["validated"][str(rounds)]
         values_by_setting[row["mechanism"]].append(float(value))
     return {setting: float(np.mean(values)) for setting, values in values_by_setting.items()}
-
-
-def _format_setting(names: Sequence[str], vector: np.ndarray) -> str:
-    """Return a setting as text: all parameters if they are few, otherwise those that are not zero."""
-    listed_values = [(name, x) for name, x in zip(names, vector, strict=True) if x != 0 or len(names) <= 3]
-    return ", ".join(f"{name} {x:g}" for name, x in listed_values) or "nothing"
 
 
 def _build_settings_table(

@@ -173,15 +173,6 @@ def find_common_frames(folders: Iterable[Path], budget: int | None, bin_width: i
     )
 
 
-def explain_training_curves(frames: FrameBudget) -> str:
-    """Return an explanation of curves and means of training episodes."""
-    return (
-        f"{TRAIN_PREFIX}... are means over training episodes, in bins of {frames.bin_width:,} frames, the same for all "
-        "groups: each frame has the value of the next episode that starts in its game, so short episodes do not count "
-        f"more than long ones. Sample efficiency is the mean over the first {frames.budget:,} frames."
-    )
-
-
 def compute_binned_curve(training: TrainingCurves, metric: str, bin_width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a metric over bins of `bin_width` frames: their middles, and the means of covered bins, [n_bins] each."""
     edges = np.arange(0, training.frames // bin_width + 1) * bin_width

@@ -63,6 +63,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         noise = history.noise
         if noise is None and briefing is not None and history.pooled:
             noise = briefing.noise
+        repeated_records = history.pool_repeated(self.history_settings.history)
         return self.prompts.render(
             self.prompt,
             name=spec.name,
@@ -86,7 +87,10 @@ class LLMMechanismPrincipal(LLMPrincipal):
             made=len(history.records),
             made_here=len(history.records_in_context(context)),
             history=[self._format_record(record) for record in records],
-            repeated=[self._format_record(record, noise) for record in self._repeated_records()],
+            repeated=[
+                self._format_record(record, noise)
+                for record in history.trim(repeated_records, "best", min(len(repeated_records), MAX_LISTED_REPEATS))
+            ],
             best=None if (best := history.best_record(context)) is None else self._format_record(best, noise),
             measures=history.describe_measures() if observations else [],
             selection=selection,
@@ -136,11 +140,6 @@ class LLMMechanismPrincipal(LLMPrincipal):
             "note": record.get("note", ""),
         }
         return fields if self.settings.observations else {**fields, "curves": [], "summaries": [], "returns": []}
-
-    def _repeated_records(self) -> list[Record]:
-        """Return proposals that were tried more than once; if there are many, the best, oldest first."""
-        records = self.history.pool_repeated(self.history_settings.history)
-        return self.history.trim(records, "best", min(len(records), MAX_LISTED_REPEATS))
 
     def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:
         available = self.prompts.names

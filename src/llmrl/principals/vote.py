@@ -124,7 +124,8 @@ class VotePrincipal(StateFields):
         row = self.space.find_row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
         vote_seeds = self.seeds.child("vote").child(self.votes)
-        status_quo_vector = self._status_quo_vector(name)
+        records = [record for record in self.records if record["context"] == name]
+        status_quo_vector = np.array(records[-1]["vector"]) if records else self.space.neutral
         candidates = [status_quo_vector, *self._collect_nominations(vote_seeds, name)]
         ballot = np.array(
             list(dict.fromkeys(tuple(vector) for vector in self.space.round_values(np.array(candidates)).tolist()))
@@ -192,11 +193,6 @@ class VotePrincipal(StateFields):
         max_calls = calls * (1 + self.settings.repair_turns)
         prompt_tokens = steps * (self.voters * ballot_tokens + n_nominations * nomination_tokens)
         return CallEstimate(calls, max_calls, prompt_tokens, calls * TYPICAL_REPLY_TOKENS)
-
-    def _status_quo_vector(self, context: str | None) -> np.ndarray:
-        """Return the vector of the last generation of a context, [d]; at first the neutral one."""
-        records = [record for record in self.records if record["context"] == context]
-        return np.array(records[-1]["vector"]) if records else self.space.neutral
 
     def _collect_nominations(self, seeds: Seeds, context: str | None) -> list[np.ndarray]:
         """Return the nominations, each [d]; citizens without a valid nomination are omitted."""

@@ -158,7 +158,8 @@ def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     return {
         name: np.array([row[name] for row in rows], dtype=np.float64)
         for name in (rows[0] if rows else ())
-        if name not in _IDENTIFIER_KEYS and all(_is_number(row.get(name)) for row in rows)
+        if name not in _IDENTIFIER_KEYS
+        and all(isinstance(x := row.get(name), int | float) and not isinstance(x, bool) for row in rows)
     }
 
 
@@ -217,7 +218,3 @@ def add_costs(total: dict[str, Any], note: Mapping[str, Any]) -> None:
         if name in note:
             previous, increment = total.get(name, 0), note[name]
             total[name] = None if previous is None or increment is None else previous + increment
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -42,13 +42,16 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         raise UnreadPromptError("the rules of the game (a system message)")
     question = first_prompt(messages)
     if question.startswith("An episode is over."):
-        return json.dumps({"lesson": _write_lesson(question)})
+        ending = require(re.search(r"^How it ended: (.+)$", question, re.MULTILINE), "how the episode ended")[1]
+        return json.dumps({"lesson": f"By rule, not by thought: the episode ended like this: {ending}"})
     system = messages[0]["content"]
     section = require(_ACTIONS_SECTION_PATTERN.search(system), "the actions (a section `# What you can do`)")[1]
     actions = require(_ACTION_LINE_PATTERN.findall(section), "the actions (`- name: what it does`)")
     user_turn = _find_last_user_turn(messages)
     if _AMOUNT_ACTION_TEXT in section:
-        actions = _list_amounts(actions[0][1])
+        [(_, description), *_] = actions
+        bounds = require(_BOUNDS_PATTERN.search(description), "the bounds (`(a whole number from 0 to 20)`)")
+        actions = [(name, description) for name in _expand_range(f"{bounds[1]} to {bounds[2]}")]
     if user_turn.get("talk") is True:
         return json.dumps(_write_message([name for name, _ in actions], system, user_turn))
     if _NUMERIC_ACTION_TEXT in section:
@@ -81,7 +84,8 @@ def _choose_action(
     rule_actions = _apply_rules(observation) if isinstance(observation, Mapping) else []
     for rule_action in rule_actions:
         # With numbered answers, the names of actions are in the descriptions.
-        action = rule_action if rule_action in names else _find_action_number(rule_action, system)
+        numbered = re.search(rf"^- (\d+): {re.escape(rule_action)}: ", system, re.MULTILINE)
+        action = rule_action if rule_action in names or numbered is None else numbered[1]
         if _AMOUNT_ACTION_TEXT in system:
             action = rule_action.removeprefix("take_")
         if action in legal:
@@ -114,12 +118,6 @@ def _write_message(names: Sequence[str], system: str, user_turn: Mapping[str, An
     return {"to": f"player {int(player_match[1]) % n_players + 1}", **message}
 
 
-def _list_amounts(description: str) -> list[tuple[str, str]]:
-    """Return the amounts of an action that is one number, as actions."""
-    bounds = require(_BOUNDS_PATTERN.search(description), "the bounds of the number (`(a whole number from 0 to 20)`)")
-    return [(name, description) for name in _expand_range(f"{bounds[1]} to {bounds[2]}")]
-
-
 def _expand_range(range_text: str) -> list[str]:
     """Return the integers of a range such as `0 to 20`."""
     low, _, high = range_text.partition(" to ")
@@ -128,12 +126,6 @@ def _expand_range(range_text: str) -> list[str]:
 
 def _to_json_value(name: str) -> Any:
     return int(name) if name.isdigit() else name
-
-
-def _find_action_number(name: str, system: str) -> str:
-    """Return the number of an action in a prompt with numbered actions; "" if there is none."""
-    match = re.search(rf"^- (\d+): {re.escape(name)}: ", system, re.MULTILINE)
-    return match.group(1) if match else ""
 
 
 def _choose_numbers(actions: Sequence[tuple[str, str]], user_turn: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
@@ -157,12 +149,6 @@ def _format_with_rounded_numbers(user_turn: Any) -> str:
     return re.sub(
         r"-?\d+\.\d+", lambda number: f"{float(number.group()):.{_SIGNIFICANT_DIGITS}g}", json.dumps(user_turn)
     )
-
-
-def _write_lesson(lesson_question: str) -> str:
-    """Return a lesson that repeats how the episode ended."""
-    end_match = require(re.search(r"^How it ended: (.+)$", lesson_question, re.MULTILINE), "how the episode ended")
-    return f"By rule, not by thought: the episode ended like this: {end_match.group(1)}"
 
 
 def _play_blackjack(observation: Mapping[str, Any]) -> str:

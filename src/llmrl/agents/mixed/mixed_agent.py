@@ -93,7 +93,10 @@ class MixedAgent:
         valid_members = [member for member in members if isinstance(member, Member)]
         if len(valid_members) < len(members):
             raise ConfigError("agent.members must be `Member` objects; compose the config with `llmrl.compose`")
-        self.spec, self._names = spec, _make_unique([member.name for member in valid_members])
+        names = [member.name for member in valid_members]
+        repetitions = [names[:i].count(name) for i, name in enumerate(names)]
+        self._names = [f"{name}_{n + 1}" if n else name for name, n in zip(names, repetitions, strict=True)]
+        self.spec = spec
         self._seats = assign_seats(valid_members, spec)
         self.agents: list[Agent] = []
         for i, (member, seats) in enumerate(zip(valid_members, self._seats, strict=True)):
@@ -211,13 +214,6 @@ def assign_seats(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ..
             seats.append(tuple(free[: member.count]))
             free = free[member.count :]
     return seats
-
-
-def _make_unique(names: Sequence[str]) -> list[str]:
-    """Return the names, with numbers appended to repeated ones."""
-    return [
-        name if names[:i].count(name) == 0 else f"{name}_{names[:i].count(name) + 1}" for i, name in enumerate(names)
-    ]
 
 
 @dataclass(frozen=True)

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from llmrl.core.text_array import TextTable
 from llmrl.llms.images import IMAGES_KEY
 
 CallRecord = dict[str, Any]
 """A call in the explorer's format, plain data (`to_call_record`)."""
 
 
-@dataclass
-class Texts:
-    """Texts by index, each stored once.
-
-    Attributes:
-        all: the texts, in the order of their first use.
-    """
-
-    all: list[str] = field(default_factory=list)
-    _index_by_text: dict[str, int] = field(default_factory=dict)
-
-    def add(self, text: str) -> int:
-        """Return the index of a text in `all`; a new text is added."""
-        if text not in self._index_by_text:
-            self._index_by_text[text] = len(self.all)
-            self.all.append(text)
-        return self._index_by_text[text]
-
-
-def to_call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
+def to_call_record(call: Mapping[str, Any], texts: TextTable) -> CallRecord:
     """Return a record of `llm_calls.jsonl` (`read_calls`) in the explorer's format.
 
     `messages` are pairs of a role and the index of a text. `reply` is null if none arrived, and `error` has the
@@ -43,7 +24,8 @@ def to_call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
         "time": call.get("time"),
         "model": str(call.get("model", "")),
         "messages": [
-            [str(message.get("role", "")), texts.add(_message_text(message))] for message in call.get("messages") or ()
+            [str(message.get("role", "")), texts.index(_message_text(message))]
+            for message in call.get("messages") or ()
         ],
         "reply": call.get("reply"),
         "thought": str(call.get("thoughts") or ""),

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.analysis.explorer.conversations import Texts, drop_repeats, to_call_record
+from llmrl.analysis.explorer.conversations import drop_repeats, to_call_record
+from llmrl.core.text_array import TextTable
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES, TEXT_COLUMN_WIDTH
 from llmrl.run.files import read_json_lines, write_bytes
@@ -89,7 +90,7 @@ def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:
 
 
 def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> dict[str, Any]:
-    texts = Texts()
+    texts = TextTable()
     steps: list[list[dict[str, Any]]] = []
     decisions: dict[int, int] = defaultdict(int)
     for line in lines:
@@ -99,9 +100,9 @@ def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> di
         if "observation" in line:
             observation = line["observation"]
             is_text = isinstance(observation, str)
-            record["observation"] = texts.add(observation if is_text else format_observation(observation))
+            record["observation"] = texts.index(observation if is_text else format_observation(observation))
         if "reply" in line:
-            record["reply"] = texts.add(str(line["reply"]))
+            record["reply"] = texts.index(str(line["reply"]))
         if "lesson" in line:
             record["lesson_calls"] = _build_call_records(calls.get(f"{player}/lesson", []), texts)
         # A player that repeats its action makes no call, and other kinds of players never do.
@@ -110,10 +111,10 @@ def _build_episode(number: int, lines: list[dict[str, Any]], calls: Calls) -> di
             decisions[player] += 1
         steps[int(line["step"])].append(record)
     players = 1 + max((int(line.get("agent", 0)) for line in lines), default=0)
-    return {"episode": number, "players": players, "texts": texts.all, "steps": steps}
+    return {"episode": number, "players": players, "texts": texts.texts, "steps": steps}
 
 
-def _build_call_records(calls: list[Mapping[str, Any]], texts: Texts) -> list[dict[str, Any]]:
+def _build_call_records(calls: list[Mapping[str, Any]], texts: TextTable) -> list[dict[str, Any]]:
     return [to_call_record(call, texts) for call in drop_repeats(calls)]
 
 

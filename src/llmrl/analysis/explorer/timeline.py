@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.explorer.conversations import Texts, find_valid_call, group_conversations, to_call_record
+from llmrl.analysis.explorer.conversations import find_valid_call, group_conversations, to_call_record
+from llmrl.core.text_array import TextTable
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
@@ -63,9 +64,9 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
 def iterate_chunks(conversations: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
     """Yield the content of each file of conversations, `{texts, talks}` with `conversations.to_call_record`s."""
     for start in range(0, len(conversations), CONVERSATIONS_PER_FILE):
-        texts, chunk = Texts(), conversations[start : start + CONVERSATIONS_PER_FILE]
+        texts, chunk = TextTable(), conversations[start : start + CONVERSATIONS_PER_FILE]
         records = [[to_call_record(call, texts) for call in conversation] for conversation in chunk]
-        yield {"talks": records, "texts": texts.all}
+        yield {"talks": records, "texts": texts.texts}
 
 
 def match_conversations(
