@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.agents.search_agent import QTableController, TabularAgent, TabularController
+from llmrl.agents.search_agent import TabularAgent, TabularController
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller, SearchableAgent
 from llmrl.core.seeding import Seeds
@@ -26,9 +26,7 @@ AGENTS = {
     "mlp": lambda: search_agent("mlp_policy", ARM, hidden=[5, 3]),
     "leaky mlp": lambda: search_agent("mlp_policy", POLE, hidden=[4], activation="leaky_relu", bias=False),
     "table": lambda: TabularAgent(LAKE),
-    "q-table": lambda: TabularAgent(LAKE, entries="values"),
     "table of bins": lambda: TabularAgent(POLE, bins=BINS),
-    "q-table of bins": lambda: TabularAgent(POLE, entries="values", bins=BINS),
     "projection": lambda: search_agent("projection", ARM, Seeds(0), rank=2, hidden=[4]),
 }
 
@@ -37,7 +35,7 @@ def observations(controller, n, seed=0):
     rng = np.random.default_rng(seed)
     if controller.channel == "state":
         return rng.integers(0, 4, n)
-    if isinstance(controller, TabularController | QTableController):
+    if isinstance(controller, TabularController):
         return rng.normal(size=(n, 3))
     inner = getattr(controller, "inner", controller)
     return rng.normal(size=(n, inner.layer_sizes[0][0]))
@@ -137,10 +135,6 @@ def test_tables():
     controller = TabularAgent(LAKE).controller
     assert controller.act(np.array([0, 3, 1]), np.tile([2.0, 1.0, 0.0, 2.0], (3, 1))).tolist() == [2, 2, 1]
     assert {(p.low, p.high, p.decimals) for p in controller.space.parameters} == {(0.0, 2.0, 0)}
-    values = TabularAgent(LAKE, entries="values").controller
-    table = np.zeros((4, 3))
-    table[1, 2] = table[3, 1] = 0.5
-    assert values.act(np.arange(4), np.tile(table.ravel(), (4, 1))).tolist() == [0, 2, 0, 1]
 
 
 def test_directions_are_orthonormal_and_seed_dependent():
@@ -261,7 +255,6 @@ class TestAgent:
     [
         (lambda: TabularAgent(POLE), "env=pole.*agent=linear"),
         (lambda: search_agent("linear", replace(LAKE, observation={"state": LAKE.observation["state"]})), "env=lake"),
-        (lambda: TabularAgent(LAKE, decimals=1), "agent.decimals=1: a table of actions holds integers"),
         (lambda: search_agent("linear", POLE, bound=0.25), "agent.bound=0.25 has more digits than agent.decimals=1"),
         (lambda: search_agent("linear", POLE, output="tanh"), "agent.output=tanh needs numeric actions"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from llmrl.agents.controllers.linear import LayeredController, LayerSettings, Pr
 from llmrl.core.agent_interfaces import NonLearningAgent, PolicyWithoutValues
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import AgentLoop, Controller
-from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_STATES = 100_000
 """Maximum number of states of a table."""
-DEFAULT_VALUE_BOUND = 1.0
-"""Default bound of a table's values, of which only the order matters."""
 
 
 class ControllerPolicy(PolicyWithoutValues):
@@ -179,23 +177,8 @@ class Bins:
         return "\n".join(lines) + "\nNumbers outside a range are in its first or last bin.\n"
 
 
-class _TableController:
-    """Table with a row for each state; the state is observed, or computed from numbers by `bins`."""
-
-    def __init__(self, spec: EnvSpec, bins: Bins | None) -> None:
-        self.channel, self._bins = "state" if bins is None else "vector", bins
-        self.n_states = count_states(spec, "agent=tabular") if bins is None else bins.n_states
-        self.n_actions = spec.require_discrete_actions("agent=tabular")
-        self.action_labels = tuple(format_action_label(spec, i) for i in range(self.n_actions))
-        state_description = describe_states(spec) if bins is None else bins.description
-        self._description = f"{state_description}The actions are: {join_abbreviated(self.action_labels)}."
-
-    def _compute_states(self, observation: np.ndarray) -> np.ndarray:
-        return observation if self._bins is None else self._bins.compute_states(observation)
-
-
-class TabularController(_TableController):
-    """Table with one integer per state, the action taken in it.
+class TabularController:
+    """Table with one integer per state, the action taken in it; the state is observed, or computed from numbers.
 
     Args:
         spec: spec of the environment.
@@ -205,117 +188,44 @@ class TabularController(_TableController):
         ConfigError: there are no `bins` and the observation is not the index of a state, or actions are not discrete.
     """
 
-    name = "table of actions"
-
     def __init__(self, spec: EnvSpec, bins: Bins | None) -> None:
-        super().__init__(spec, bins)
-        parameters = (
-            Parameter(f"params[{s}]", 0.0, self.n_actions - 1.0, "action", f"action in state {s}", 0, choice=True)
-            for s in range(self.n_states)
+        self.channel, self._bins = "state" if bins is None else "vector", bins
+        n_states = count_states(spec, "agent=tabular") if bins is None else bins.n_states
+        n_actions = spec.require_discrete_actions("agent=tabular")
+        actions = join_abbreviated([format_action_label(spec, i) for i in range(n_actions)])
+        self.layout = (
+            f"params[s] is the number of the action taken in state s, for s from 0 to {n_states - 1}.\n"
+            f"{describe_states(spec) if bins is None else bins.description}The actions are: {actions}."
         )
-        self.space = ParameterSpace(self.name, tuple(parameters))
+        parameters = (
+            Parameter(f"params[{s}]", 0.0, n_actions - 1.0, "action", f"action in state {s}", 0, choice=True)
+            for s in range(n_states)
+        )
+        self.space = ParameterSpace("table of actions", tuple(parameters))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, states]."""
-        states = self._compute_states(observation)
+        states = observation if self._bins is None else self._bins.compute_states(observation)
         actions: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
         return actions
 
-    @property
-    def layout(self) -> str:
-        return (
-            f"params[s] is the number of the action taken in state s, for s from 0 to {self.space.dim - 1}.\n"
-            f"{self._description}"
-        )
-
-
-class QTableController(_TableController):
-    """Table with a value for each state and action; the action with the largest value is taken.
-
-    Of equal values the first counts. Parameter s * n_actions + a is the value of action a in state s.
-
-    Args:
-        spec: spec of the environment.
-        bound: each value is between -bound and bound.
-        decimals: digits after the decimal point; None: all.
-        bins: as in `TabularController`.
-
-    Raises:
-        ConfigError: there are no `bins` and the observation is not the index of a state, or actions are not discrete.
-    """
-
-    name = "table of values"
-
-    def __init__(self, spec: EnvSpec, bound: float, decimals: int | None, bins: Bins | None) -> None:
-        super().__init__(spec, bins)
-        pairs = [(s, label) for s in range(self.n_states) for label in self.action_labels]
-        parameters = (
-            Parameter(f"params[{i}]", -bound, bound, "value", f"action {label} in state {s}", decimals)
-            for i, (s, label) in enumerate(pairs)
-        )
-        self.space = ParameterSpace(self.name, tuple(parameters))
-
-    def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Return actions [n] for states [n], or observations [n, k], under tables [n, states * actions]."""
-        states = self._compute_states(observation)
-        tables = parameters.reshape(-1, self.n_states, self.n_actions)
-        actions: np.ndarray = np.argmax(tables[np.arange(len(states)), states], axis=1)
-        return actions
-
-    @property
-    def invariances(self) -> str:
-        """Description of the changes to the parameters that affect no action, for prompts."""
-        return (
-            "Only which value of a state is largest counts. So nothing changes where all values of one state are "
-            "multiplied by the same positive factor, or the same amount is added to all of them."
-        )
-
-    @property
-    def layout(self) -> str:
-        return (
-            f"params[{self.n_actions} * s + a] is the value of action a in state s, for s from 0 to "
-            f"{self.n_states - 1}. In a state the action with the largest value is taken.\n"
-            f"{self._description}"
-        )
-
 
 class TabularAgent(SearchAgent):
-    """Agent `agent=tabular`, a table with actions or values for every state.
+    """Agent `agent=tabular`, a table with the action for every state.
 
     The state is the observed number, or is computed with `bins`.
 
     Args:
         spec: spec of the environment.
-        entries: `actions`: one integer per state, the action taken; `values`: one number per state and action, the
-            largest of which determines the action.
-        bound, decimals: bound and precision of `values`, as in `LayerSettings`.
         bins: [low, high, number of bins of equal width] for each number of a numeric observation; None: the observation
             is the index of the state.
 
     Raises:
-        ConfigError: the observation is not a state index and there are no bins, the bins do not fit it, or `bound` or
-            `decimals` is given for a table of actions.
+        ConfigError: the observation is not a state index and there are no bins, or the bins do not fit it.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        entries: Literal["actions", "values"] = "actions",
-        bound: PositiveFloat | None = None,
-        decimals: NonNegativeInt | None = None,
-        bins: list[list[float]] | None = None,
-    ) -> None:
-        state_bins = None if bins is None else Bins(spec, bins)
-        if entries == "actions":
-            if bound is not None or decimals is not None:
-                raise ConfigError(
-                    f"agent.bound={bound}, agent.decimals={decimals}: a table of actions holds integers; use null for "
-                    "both, or agent.entries=values"
-                )
-            controller: Controller = TabularController(spec, state_bins)
-        else:
-            controller = QTableController(spec, DEFAULT_VALUE_BOUND if bound is None else bound, decimals, state_bins)
-        super().__init__(spec, controller)
+    def __init__(self, spec: EnvSpec, bins: list[list[float]] | None = None) -> None:
+        super().__init__(spec, TabularController(spec, None if bins is None else Bins(spec, bins)))
 
 
 @dataclass(frozen=True, kw_only=True)
