@@ -8,7 +8,6 @@ import pytest
 
 from experiments import only_run_folder, run, search_in
 from fake_openai_server import FakeOpenAIServer
-from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
@@ -120,8 +119,6 @@ def test_finetuning_rejects_impossible_actions():
     )
     assert prompt_format.to_played_vector(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
     assert searcher(LAKE, out_of_range="clamp").parse_reply("[0, -3, 1, 9]").vector.tolist() == [0, 0, 1, 2]
-    weights = searcher(LAKE, TabularAgent(LAKE, entries="values"), out_of_range="accept")
-    assert weights.parse_reply(str([7.0] * 12)).vector.tolist() == [7.0] * 12, "values of actions are no choices"
 
 
 def test_random_table_trials_use_valid_actions(tmp_path):

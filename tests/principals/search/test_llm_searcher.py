@@ -207,19 +207,7 @@ class TestAdvice:
         assert f"params[{last}] to params[25] are multiplied" in searcher(agent=agent).build_question(None).text
         assert "add" not in searcher(ARM, search_agent("linear", ARM)).controller.invariances
 
-    def test_advice_on_tables(self):
-        agent = TabularAgent(LAKE, entries="values")
-        text = searcher(LAKE, agent).build_question(None).text
-        assert "all values of one state are multiplied" in text
-        table = np.random.default_rng(1).normal(size=(4, 3))
-        states, transformed = (
-            np.arange(4),
-            (table * [[1.0], [2.0], [0.1], [3.0]] + [[1.0], [-4.0], [2.0], [0.0]]).ravel(),
-        )
-        actions = [
-            agent.controller.act(states, np.tile(vector, (4, 1))).tolist() for vector in (table.ravel(), transformed)
-        ]
-        assert actions[0] == actions[1]
+    def test_no_scaling_advice_on_tables(self):
         assert "multiplied" not in searcher(LAKE).build_question(None).text
 
     def test_advice_on_measuring_repeatedly(self):
@@ -471,7 +459,7 @@ def test_mechanism_prompts_differ_from_policy_prompts():
         searcher(prompt="cleanup")
     with pytest.raises(ConfigError, match="no mechanism"):
         llm_principal(POLE, scripted())
-    assert isinstance(searcher(LAKE, TabularAgent(LAKE, entries="values")), LLMSearch)
+    assert isinstance(searcher(LAKE, TabularAgent(LAKE)), LLMSearch)
 
 
 @pytest.mark.parametrize(
