@@ -281,16 +281,16 @@ class TestWelfare:
 class TestWages:
     def test_quantiles_match_samples(self) -> None:
         wages = Wages(25.0, 0.5, 3.0)
-        samples = wages.draw(np.random.default_rng(0).random((200_000, 3)))
+        samples = wages.sample(np.random.default_rng(0).random((200_000, 3)))
         assert np.exp(np.log(samples).mean()) == pytest.approx(25, rel=0.01)
         middle = (np.arange(10) + 0.5) / 10
         assert np.quantile(samples, middle) == pytest.approx(wages.quantiles(10), rel=0.02)
 
     def test_upper_tail_is_pareto(self) -> None:
-        samples = Wages(25.0, 0.5, 3.0).draw(np.random.default_rng(0).random((400_000, 3)))
+        samples = Wages(25.0, 0.5, 3.0).sample(np.random.default_rng(0).random((400_000, 3)))
         top = samples[samples > np.quantile(samples, 0.999)]
         assert 1 / np.log(top / top.min()).mean() == pytest.approx(3.0, rel=0.2)  # Hill's estimator
-        assert Wages(25.0, 0.5, None).draw(np.array([[0.5, 0.25, 0.999]]))[0] == pytest.approx(25.0)
+        assert Wages(25.0, 0.5, None).sample(np.array([[0.5, 0.25, 0.999]]))[0] == pytest.approx(25.0)
 
     def test_skills_are_drawn_per_episode_or_fixed(self) -> None:
         varying, fixed = make(n_envs=2), make(n_envs=2, skills="quantiles")

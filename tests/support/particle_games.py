@@ -59,7 +59,7 @@ def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
     """Games in the middle of something: everything moves, and something was said."""
     rng = np.random.default_rng(seed)
     world = ParticleWorld(scenario.bodies, n_envs, scenario.message_dim, len(scenario.guides))
-    world.reset(np.ones(n_envs, dtype=bool), *scenario.draw(rng, n_envs))
+    world.reset(np.ones(n_envs, dtype=bool), *scenario.sample_start(rng, n_envs))
     world.velocity = rng.normal(size=world.velocity.shape) * scenario.bodies.movable[:, None]
     if scenario.guides:
         mask = (

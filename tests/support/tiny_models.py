@@ -18,12 +18,12 @@ _TEXT = "the quick brown fox jumps over the lazy dog while 0123456789 tax rates 
 def make_model_for_env(folder: Path, *overrides: str, kind: str = "causal", **settings) -> Path:
     """Return `folder` with a small model for the environment that overrides choose."""
     from experiments import compose
-    from llmrl.experiment.small_models import make_for_env
-    from llmrl.llms.local.small import SmallModel
+    from llmrl.experiment.small_models import create_model_for_env
+    from llmrl.llms.local.small import SmallModelSettings
 
     defaults = {"reads": "nothing", "stories": 20_000, "pretraining_steps": 1500, "channel": "prompt"}
     config = compose(*overrides)
-    make_for_env(folder, config, kind, SmallModel(**{**defaults, "seed": config["seed"], **settings}))
+    create_model_for_env(folder, config, kind, SmallModelSettings(**{**defaults, "seed": config["seed"], **settings}))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Base class of environments that keep the state of all games in arrays and step them at once."""
+"""Base classes of environments whose parallel copies (games) can be grouped, and whose state is stored in arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl.core.state_fields import StateFields
 
 
 class GroupedGames:
-    """Base class of environments with equal groups of games that may draw the same random numbers.
+    """Base class of environments with equal groups of games that may get the same random numbers.
 
     A subclass sets `spec`.
     """
@@ -25,7 +25,7 @@ class GroupedGames:
     _groups = 1
 
     def pair_games(self, groups: int) -> None:
-        """Draw the same random numbers in each of `groups` equal groups of games, from the next reset on."""
+        """Use the same random numbers in each of `groups` equal groups of games, from the next reset on."""
         self.spec.games_per_group(groups)
         self._groups = groups
 
@@ -40,7 +40,7 @@ class GroupedGames:
         """Return discrete actions [n_envs, n_agents].
 
         Raises:
-            ValueError: wrong shape, or an action that does not exist.
+            ValueError: the shape is wrong, or an action does not exist.
         """
         spec, actions = self.spec, np.asarray(action)
         if actions.shape != (spec.n_envs, spec.n_agents):
@@ -65,10 +65,10 @@ class GroupedGames:
 
 
 class ArrayGames(GroupedGames, StateFields, ABC):
-    """Games in lock step whose states can be continued with other random numbers (`llmrl.core.protocols.Forkable`).
+    """Base class of games in lock step that can be forked: continued from a state with other random numbers.
 
-    All random numbers come from the generators in `_rngs`, which draw for all games of a group, or from the seeds in
-    `_roots`, each of a group. A subclass lists one of the two in `_state_fields`.
+    A subclass lists `_rngs` or `_roots` in `_state_fields` (`llmrl.core.protocols.Forkable`). `_rngs` contains a random
+    generator for each group of games; `_roots` contains a seed for each group.
     """
 
     _stream_name: ClassVar[str]
@@ -95,7 +95,7 @@ class ArrayGames(GroupedGames, StateFields, ABC):
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
 
-        `seed` reseeds all draws; a sequence seeds equal groups of games separately (`VecEnv.reset`).
+        `seed` replaces all random generators; m seeds are those of m equal groups of games (`VecEnv.reset`).
         """
         if seed is not None:
             seeds = seed if isinstance(seed, Sequence) else [seed]
@@ -119,21 +119,21 @@ class ArrayGames(GroupedGames, StateFields, ABC):
         self._reseed([(seeds, i) for i in range(n_streams)])
 
     def _reseed(self, streams: Sequence[tuple[Seeds, str | int]]) -> None:
-        """Seed each of equal groups of games by a stream, a node of a seed tree and a name in it."""
+        """Seed each of several equal groups of games by a stream: a seed tree and the name of a stream in it."""
         if "_rngs" in self._state_fields:
             self._rngs = [seeds.numpy(name) for seeds, name in streams]
         else:
             self._roots = [seeds.integer(name) for seeds, name in streams]
 
-    def _draw(self, sample: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-        """Return the arrays [n_envs, ...] that `sample` draws, given a generator and the number of games.
+    def _sample(self, sample: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+        """Return the arrays [n_envs, ...] that `sample` generates, given a generator and the number of games.
 
-        Numbers are drawn for every game, even those in progress, so that a game's draws do not depend on the others.
+        Numbers are generated for every game, even those in progress, so that they do not depend on other games.
         """
         n_streams = len(self._rngs)
         group_size = self.spec.games_per_group(n_streams if n_streams > 1 else self._groups)
-        draws = [sample(rng, group_size) for rng in self._rngs]
-        arrays = (np.concatenate(draws_by_group) for draws_by_group in zip(*draws, strict=True))
+        samples = [sample(rng, group_size) for rng in self._rngs]
+        arrays = (np.concatenate(arrays_by_group) for arrays_by_group in zip(*samples, strict=True))
         return [np.concatenate([array] * (self.spec.n_envs // len(array))) for array in arrays]
 
     def _group_seed_and_index(self, game: int) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class ArrayGames(GroupedGames, StateFields, ABC):
         """Return actions [n_envs, n_agents].
 
         Raises:
-            ValueError: wrong shape, an action that does not exist, or a game was never reset.
+            ValueError: the shape is wrong, an action does not exist, or a game was never reset.
         """
         actions = super()._check_actions(action)
         if not self._started_mask.all():
@@ -162,14 +162,14 @@ class ArrayGames(GroupedGames, StateFields, ABC):
         info: Mapping[str, Any],
         jacobian: Any = None,
     ) -> Step:
-        """Return a step with the observation after it and copies of the other arrays, numbers as float32.
+        """Return a step with the current observation and copies of the arrays, in which numbers are float32.
 
         Args:
-            reward, base_reward: [n_envs, n_agents].
-            terminated, truncated: [n_envs] bool.
+            reward, base_reward: rewards after and before the mechanism's payments, [n_envs, n_agents].
+            terminated, truncated: whether and how each episode ended, [n_envs] bool.
             info: metrics (`EnvSpec.per_step`), [n_envs] each.
-            jacobian: derivative of rewards by the mechanism's values, [n_envs, n_agents, d], which is left out unless
-                `EnvSpec.has_reward_jacobian`.
+            jacobian: derivatives of rewards with respect to the mechanism's values, [n_envs, n_agents, d]; ignored
+                unless `EnvSpec.has_reward_jacobian`.
         """
         metrics = {name: np.array(info[name], dtype=np.float32) for name in self.spec.per_step}
         rewards, base_rewards = (np.array(x, dtype=np.float32) for x in (reward, base_reward))

@@ -1,7 +1,7 @@
 """Common-pool resource game: players harvest a shared stock that regrows unless they take too much of it.
 
-Rules, numbers and measures are those of GovSim (Piatti et al., "Cooperate or Collapse: Emergence of Sustainable
-Cooperation in a Society of LLM Agents", NeurIPS 2024, arXiv 2404.16698). Sections of that paper are cited below.
+Rules, default numbers and metrics come from GovSim (Piatti et al., "Cooperate or Collapse: Emergence of Sustainable
+Cooperation in a Society of LLM Agents", NeurIPS 2024, arXiv 2404.16698). Section numbers below refer to this paper.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METRICS: Mapping[str, Aggregate] = {
     "stock": "last",
     "efficiency": "last",
 }
-_PLOT_HEIGHT, _STOCK_WIDTH, _BAR_WIDTH, _GAP = 120, 60, 20, 8  # pixels
+_PLOT_HEIGHT, _STOCK_WIDTH, _BAR_WIDTH, _GAP = 120, 60, 20, 8  # sizes in frames, in pixels
 _BACKGROUND_COLOR, _FRAME_COLOR, _STOCK_COLOR, _LIMIT_COLOR = (
     (244, 242, 236),
     (60, 62, 68),
@@ -40,36 +40,37 @@ _BACKGROUND_COLOR, _FRAME_COLOR, _STOCK_COLOR, _LIMIT_COLOR = (
 
 
 class Commons(ArrayGames):
-    """A vectorized environment of `n_envs` common-pool resource games.
+    """A vectorized environment of `n_envs` parallel copies (games) of the common-pool resource game.
 
-    **Month.** A step. All players simultaneously choose how much to take. If they request more than the stock, it is
-    distributed unit by unit: each unit goes to a player drawn uniformly from those who still want more (appendix B.1).
-    The rest is multiplied by `growth`, up to `capacity`. Amounts are integers. The initial stock is `capacity`.
+    **Month.** One step. All players simultaneously request amounts. If the sum exceeds the stock, the stock is
+    distributed unit by unit: each unit goes to a player sampled uniformly from those whose request is not yet met
+    (appendix B.1). The remaining stock is multiplied by `growth`, up to `capacity`. Amounts are integers. The initial
+    stock is `capacity`.
 
-    **Sustainable amount.** f = max {x: growth * (stock - x) >= stock}: the most that all players together can take
-    without a smaller stock next month (section 2.3). A player's share is f // n_agents.
+    **Sustainable harvest.** f = max {x: growth * (stock - x) >= stock}: the maximum that all players together can take
+    without a smaller stock next month (section 2.3). A player's sustainable share is f // n_agents.
 
     **Reward before the mechanism.** 1 for each unit taken.
 
-    **Mechanism.** `harvest_tax` for each unit that a player takes, `excess_tax` for each unit above its sustainable
-    share, both in [0, `max_tax`]. Every player gets an equal part of all taxes of the month.
+    **Mechanism.** A player pays `harvest_tax` for each unit that it takes, and also `excess_tax` for each unit above
+    its sustainable share; both are in [0, `max_tax`]. Every player gets an equal part of all taxes of the month.
 
-    **Observation.** `vector` [n_envs, n_agents, n_agents + 2 or 3] float32: stock / capacity; months played / horizon,
-    if `show_horizon`; the last harvest of every player / capacity; the agent's own last harvest / capacity. `text`: a
-    JSON object (`commons_text`). `action_mask` [n_envs, n_agents, n_actions] bool: amounts of at most the stock, if it
-    can be smaller than `max_catch`; a larger request counts as a request of the whole stock. `mechanism` [n_envs,
-    n_agents, 2] float32 if it is shown.
+    **Observation.** `vector` [n_envs, n_agents, n_agents + 2 or 3] float32: stock / capacity; months played / horizon
+    (only with `show_horizon`); the last harvest of every player / capacity; the agent's last harvest / capacity.
+    `text`: a JSON object (`commons_text`). `action_mask` [n_envs, n_agents, n_actions] bool: whether an amount is at
+    most the stock; only if the stock can be below `max_catch`. A larger request counts as a request of the whole stock.
+    `mechanism` [n_envs, n_agents, 2] float32: the taxes, with `show_mechanism`.
 
     **End.** Terminated when fewer than `collapse_threshold` units are left after a harvest: the stock has collapsed.
     Truncated after `horizon` months.
 
-    **Metrics.** `stock`: units at the end. `harvested`: units taken by all. `months`: survival time. `survived`: 1 if
-    the last month was reached, whatever was left in it. `over_usage`: share of players' harvests above the sustainable
-    share. `efficiency`: min(1, harvested / (horizon * f of a full stock)). Definitions: section 2.4.
+    **Metrics** (section 2.4). `stock`: units at the end. `harvested`: units taken by all. `months`: months played.
+    `survived`: 1 if the last month was reached, whatever stock remained. `over_usage`: fraction of harvests that exceed
+    the sustainable share. `efficiency`: min(1, harvested / (horizon * sustainable harvest of a full stock)).
 
     Args:
         settings: options of the game.
-        seeds: the environment's node of the seed tree.
+        seeds: seed tree of the environment.
     """
 
     _state_fields = (
@@ -90,7 +91,7 @@ class Commons(ArrayGames):
 
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int | None:
-        """Return the size of one agent's observation of a step, bytes; None if runs cannot share a batch of games."""
+        """Return the bytes of one agent's observation in a step; None if runs cannot share a batch of games."""
         if "text" in options["observe"]:
             return None
         n_actions = options["max_catch"] + 1
@@ -146,7 +147,7 @@ class Commons(ArrayGames):
         self._collapsed = np.zeros(n_envs, dtype=bool)
 
     def resized(self, n_envs: int) -> Commons:
-        """Return the same environment with `n_envs` games, which have not begun."""
+        """Return the same environment with `n_envs` games, which were never reset."""
         return Commons(replace(self.settings, n_envs=n_envs), self._seeds)
 
     def one_game(self) -> Commons:
@@ -171,10 +172,10 @@ class Commons(ArrayGames):
             self._report.begin(reset_mask)
 
     def step(self, action: Array) -> Step:
-        """Play a month with the amounts that `action` [n_envs, n_agents] chooses. Games that have ended do not change.
+        """Advance by a month with the requests `action` [n_envs, n_agents]. Games that have ended do not change.
 
         Raises:
-            ValueError: wrong shape, an action that does not exist, or a game was never reset.
+            ValueError: the shape is wrong, an action does not exist, or a game was never reset.
         """
         actions = self._check_actions(action)
         active = ~self._ended
@@ -218,8 +219,8 @@ class Commons(ArrayGames):
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [136, 84 + 28 * n_agents, 3] uint8.
 
-        On the left is the stock, with a red line where it collapses. On the right is each player's last harvest, on the
-        same scale enlarged by half the number of players, with a red line at the sustainable share of a full stock.
+        Left: the stock, with a red line at the collapse threshold. Right: each player's last harvest, with a red line
+        at the sustainable share of a full stock. The scale of harvests is that of the stock times n_agents / 2.
         """
         settings, n_agents = self.settings, self.spec.n_agents
         width = _STOCK_WIDTH + 3 * _GAP + n_agents * (_BAR_WIDTH + _GAP)
@@ -248,17 +249,17 @@ class Commons(ArrayGames):
         return np.asarray(self._collapsed | (self._month >= self.settings.horizon))
 
     def _sustainable_harvest(self, stock: np.ndarray) -> np.ndarray:
-        """Return the most that can be taken without a smaller stock next month, units, of the shape of `stock`."""
+        """Return the maximum harvest without a smaller stock next month, in units, for each element of `stock`."""
         return np.asarray(stock + -stock // self.settings.growth)
 
     def _sustainable_shares(self) -> np.ndarray:
-        """Return the sustainable share of a player now, units, [n_envs]."""
+        """Return the current sustainable share of a player, in units, [n_envs]."""
         return np.asarray(self._sustainable_harvest(self._stock) // self.spec.n_agents)
 
     def _allocate_harvests(self, requests: np.ndarray) -> np.ndarray:
-        """Return the harvest of each player, units, given the requests; both [n_envs, n_agents].
+        """Return the harvest of each player, in units, given the requests; both [n_envs, n_agents].
 
-        Random numbers are a function of (root, game, episode, month), so that no draw depends on the other games.
+        Random numbers are a function of (root, game, episode, month), so that they do not depend on other games.
         """
         harvests = requests.copy()
         for game in np.flatnonzero(requests.sum(axis=1) > self._stock).tolist():
@@ -317,11 +318,11 @@ class Commons(ArrayGames):
 
 
 def allocate_units(requests: np.ndarray, stock: int, generator: np.random.Generator) -> np.ndarray:
-    """Return the harvest of each player, units, [n_agents], if the requests `requests` [n_agents] exceed the stock.
+    """Return the harvest of each player, in units, [n_agents], if the sum of `requests` [n_agents] exceeds the stock.
 
-    Each unit goes to a player drawn uniformly from those who still want more. Players arrive as Poisson processes of
-    one rate until they have what they want, so the next to arrive is each of them with equal probability. The first
-    `stock` arrivals get the units.
+    Each unit goes to a player sampled uniformly from those whose request is not yet met. In the code, each player has a
+    Poisson process of arrivals, all with the same rate, with as many arrivals as requested units. So the next arrival
+    is equally likely for each player that still has some. The first `stock` arrivals get the units.
     """
     unit_indices = np.arange(min(int(requests.max()), stock))
     arrival_times = generator.exponential(size=(len(requests), len(unit_indices))).cumsum(axis=1)

@@ -1,6 +1,6 @@
 """Options and texts of a common-pool resource game: a fishery, a pasture or a polluted river.
 
-The three stories are those of GovSim (Piatti et al. 2024, arXiv 2404.16698), rephrased. Their games are the same.
+The three stories are rephrased from GovSim (Piatti et al. 2024, arXiv 2404.16698). Their rules are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CommonsSettings:
     """Options of `Commons`; meanings, units and ranges are in `conf/env/fishery.yaml`.
 
     Raises:
-        ConfigError: options that contradict each other.
+        ConfigError: options contradict each other.
     """
 
     scenario: ScenarioName
@@ -64,16 +64,16 @@ class Scenario:
     """Words that describe the game in a story.
 
     Attributes:
-        player_plural: what the players are called, plural.
-        opening_sentence: first sentence, with `{n}` players and `{capacity}` units at most.
-        stock_units: units of the stock, plural.
-        choice_phrase: the decision of each player in a month.
-        cost_sentence: sentence about the effect of a unit of the harvest on the stock.
-        action_phrase: effect of an action, with `{amount}`.
-        harvest_units: units of the harvest, plural.
-        remainder_phrase: words for the rest of the stock.
-        reward_unit: a unit of the player's own harvest.
-        warning_sentence: universalization, with `{share}`.
+        player_plural: noun for the players, plural.
+        opening_sentence: first sentence, with the placeholders `{n}` (players) and `{capacity}` (maximum stock).
+        stock_units: noun for units of the stock, plural.
+        choice_phrase: clause about the decision of each player in a month.
+        cost_sentence: sentence about the effect of a harvested unit on the stock.
+        action_phrase: effect of an action, with the placeholder `{amount}`.
+        harvest_units: noun for units of the harvest, plural.
+        remainder_phrase: noun phrase for the stock after the harvest.
+        reward_unit: noun phrase for a unit that the player harvests.
+        warning_sentence: sentence of `env.universalization`, with the placeholder `{share}`.
     """
 
     player_plural: str
@@ -129,7 +129,7 @@ SCENARIOS: Mapping[ScenarioName, Scenario] = {
         "than {share} pallets.",
     ),
 }
-"""With a capacity of 100, a unit of clean water is 1 % of the river, as published."""
+"""Texts of each scenario. With a capacity of 100, a unit of clean water is 1 % of the river, as in GovSim."""
 
 
 def describe_game(settings: CommonsSettings, tax_space: ParameterSpace | None) -> EnvDescription:
@@ -137,7 +137,7 @@ def describe_game(settings: CommonsSettings, tax_space: ParameterSpace | None) -
 
     Args:
         settings: options of the game.
-        tax_space: the taxes that a planner sets; None: there are none.
+        tax_space: space of the taxes that a planner sets; None: there are no taxes.
     """
     story, capacity = SCENARIOS[settings.scenario], settings.capacity
     growth_phrase = {2: "doubles", 3: "triples"}.get(settings.growth, f"becomes {settings.growth} times as much")
@@ -208,12 +208,12 @@ def describe_observation(
         settings: options of the game.
         mechanism_report: entries about the taxes (`MechanismReport.observation_entries`).
         player: index of the player.
-        stock: units now.
-        month: months played.
-        sustainable_share: sustainable share of a player now, units.
+        stock: current stock, in units.
+        month: number of months played.
+        sustainable_share: current sustainable share of a player, in units.
         harvests: units that each player got last month, [n_agents].
-        request: units that the player wanted last month.
-        total_harvest: units that the player got since the game began.
+        request: units that the player requested last month.
+        total_harvest: units that the player got since the episode began.
     """
     facts: dict[str, object] = {"players": settings.n_agents, "stock": stock, "months_played": month}
     if settings.show_horizon:
@@ -232,7 +232,7 @@ def describe_observation(
 
 
 def build_tax_space(max_tax: float, harvest: str) -> ParameterSpace:
-    """Return the space of the two taxes on a harvest, whose units are called `harvest`."""
+    """Return the space of the two taxes on harvests; `harvest` is the plural noun for harvested units."""
     descriptions = (
         ("harvest_tax", f"paid by a player for each of its {harvest}", "{value:.3g} for each unit"),
         (

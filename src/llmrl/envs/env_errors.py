@@ -21,10 +21,9 @@ log = logging.getLogger(__name__)
 Env = TypeVar("Env")
 
 _CREATION_ERROR_TYPES = (KeyError, IndexError, ValueError, AssertionError, ImportError)
-"""Errors that constructors raise for invalid arguments; an ImportError is raised for an environment that has moved to
-another package."""
+"""Errors that constructors raise for invalid arguments; ImportError: the environment has moved to another package."""
 READING_ERROR_TYPES = (KeyError, IndexError, ValueError, TypeError)
-"""Errors that reading an observation raises if it is not in its space."""
+"""Errors that encoders raise for an observation that is not in its space."""
 
 
 def name_env_in_errors(env: Env) -> Env:
@@ -33,8 +32,8 @@ def name_env_in_errors(env: Env) -> Env:
     These methods then raise EngineError for every exception except an LlmrlError. If `close` fails while another
     exception is handled, its failure is only logged.
 
-    `copy.deepcopy` of the environment raises TypeError: the methods would stay bound to the original, and games in
-    compiled code, in other processes or in views of one array cannot be copied attribute by attribute.
+    `copy.deepcopy` of the environment raises TypeError: the wrapped methods of a copy would change the original, and
+    state in compiled code, in other processes or in views of one array cannot be copied attribute by attribute.
     """
     env_name = env.spec.name  # type: ignore[attr-defined]
     for name in ("reset", "step", "close"):
@@ -51,8 +50,8 @@ def build_engine_error(env: str, call: str, error: BaseException) -> EngineError
 def _raise_copy_error(env: str, memo: dict[int, Any]) -> NoReturn:
     raise TypeError(
         f"the environment {env} cannot be copied with copy.deepcopy. For an independent environment in the same state, "
-        "make another one with the same arguments and call its load_state_dict with state_dict() of this one; adapters "
-        "have both in their attribute env."
+        "create another one with the same arguments and call its load_state_dict with state_dict() of this one; "
+        "adapters have both methods in their attribute env."
     )
 
 
@@ -76,7 +75,7 @@ def _wrap_method(env: str, name: str, method: Callable[..., Any]) -> Callable[..
 
 @contextmanager
 def convert_creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Raise ConfigError for an environment that cannot be made with `kwargs`; let ModuleNotFoundError pass."""
+    """Raise ConfigError for an environment that cannot be created with `kwargs`; let ModuleNotFoundError pass."""
     try:
         yield
     except ModuleNotFoundError:
@@ -86,7 +85,7 @@ def convert_creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None
             raise
         raise ConfigError(f"{id} does not accept env.kwargs={dict(kwargs)}: {error}") from error
     except _CREATION_ERROR_TYPES as error:
-        # The text of a KeyError is only its key.
+        # The text of a KeyError is only the key, so the name of the exception is added.
         name = type(error).__name__
         message = f"{name} {error}" if isinstance(error, KeyError) else str(error) or name
         cause = f" with env.kwargs={dict(kwargs)}" if kwargs else ""
@@ -94,7 +93,7 @@ def convert_creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None
 
 
 def build_observation_error(id: str, space: Space[Any], observation: Any, step: int) -> EngineError:
-    """Return the error for an observation that is not in its space."""
+    """Return the EngineError for an observation of the environment `id` that is not in its space."""
     text = " ".join(repr(observation).split())
     return EngineError(
         f"{id} returned in step {step} of an episode an observation that is not in its observation_space {space}: "
@@ -103,7 +102,7 @@ def build_observation_error(id: str, space: Space[Any], observation: Any, step: 
 
 
 def check_rewards(id: str, reward: np.ndarray, steps: np.ndarray) -> None:
-    """Raise EngineError unless each `reward` [n] of games in step `steps` [n] of their episodes is finite."""
+    """Raise EngineError unless all rewards [n] are finite; `steps` [n] are the episodes' steps, for the message."""
     if not np.isfinite(reward).all():
         game = int(np.flatnonzero(~np.isfinite(reward))[0])
         raise EngineError(

@@ -1,7 +1,7 @@
 """Contextual Escape Room: some agents must hold a lever at a cost so that others can leave and are rewarded.
 
-The game follows the Large Legislative Models experiments (Hegazy et al., 2024, arXiv 2410.08345). They extend the
-Escape Room of Yang et al. (2020, arXiv 2006.06051) by a context, the lever that works.
+The game is that of Large Legislative Models (Hegazy et al., 2024, arXiv 2410.08345). It extends the Escape Room of Yang
+et al. (2020, arXiv 2006.06051) by a context: the lever that works.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EscapeRoomSettings:
     """Options of `EscapeRoom`; meanings, units and ranges are in `conf/env/escape_room.yaml`.
 
     Raises:
-        ConfigError: options that contradict each other.
+        ConfigError: options contradict each other.
     """
 
     n_envs: PositiveInt
@@ -77,7 +77,7 @@ def describe_game(settings: EscapeRoomSettings, space: ParameterSpace | None) ->
 
     Args:
         settings: options of the game.
-        space: the incentives that a planner sets; None: there are none.
+        space: space of the incentives that a planner sets; None: there are no incentives.
     """
     places, show_mechanism = settings.places, settings.show_mechanism
     penalized_players = "every other player" if settings.stay_penalty else "every other player that moved"
@@ -136,25 +136,25 @@ def describe_observation(
     return json.dumps({**facts, "steps_left": steps_left, **mechanism_report})
 
 
-_TILE_SIZE = 56  # pixels
+_TILE_SIZE = 56  # width and height of a place in frames, in pixels
 _WALL_COLOR, _FLOOR_COLOR = (40, 42, 48), (226, 222, 212)
 _LEVER_COLOR, _WORKING_LEVER_COLOR = (150, 150, 150), (214, 164, 32)
 _CLOSED_DOOR_COLOR, _OPEN_DOOR_COLOR, _START_COLOR = (150, 60, 50), (70, 160, 90), (120, 150, 190)
 
 
 class EscapeRoom(ArrayGames):
-    """A vectorized environment of `n_envs` escape rooms.
+    """A vectorized environment of `n_envs` parallel copies (games) of the escape room.
 
-    **World.** Places 0 .. n_levers - 1 are levers, then the door, then the start. Every place can be reached from every
+    **Places.** 0 .. n_levers - 1 are levers, then follow the door and the start. Every place can be reached from every
     other in one step. All agents begin at the start.
 
-    **Context.** One lever works. It is drawn for each new episode, or set with `set_context`, or fixed. Without
+    **Context.** One lever works. It is sampled for each episode, or set with `set_context` or `fixed_context`. Without
     `name_lever`, contexts are called `room_0`, `room_1`, ..., in an order that depends on the seeds, so that a
     language-model principal must discover the lever.
 
     **Actions.** The next place; an agent stays by choosing its current place. All agents move at once.
 
-    **Door.** Open in a step if at least `min_agents_per_lever` agents are at the working lever after moving.
+    **Door.** It is open in a step if at least `min_agents_per_lever` agents are at the working lever after moving.
 
     **Reward before the mechanism.** Door open: +10 for each agent at the door, -1 for every other agent (without
     `stay_penalty`, only for those that moved). Door closed: -1 for an agent that moved, 0 for an agent that stayed.
@@ -163,15 +163,15 @@ class EscapeRoom(ArrayGames):
     after moving.
 
     **Observation.** `vector` [n_envs, n_agents, n_agents * n_places + n_levers] float32: the place of each agent and
-    the context, one-hot, the same for all agents. `mechanism` [n_envs, n_agents, n_places] float32 if it is shown.
-    `text` [n_envs, n_agents] if it is observed: the same in words (`describe_game`).
+    the context, one-hot, the same for all agents. `mechanism` [n_envs, n_agents, n_places] float32: the incentives,
+    with `show_mechanism`. `text` [n_envs, n_agents]: JSON with the same facts (`describe_observation`).
 
     **End.** Truncated after `horizon` steps; no other end. With 5 agents, 3 levers, 2 needed and 5 steps, the maximum
     total return of an episode before incentives is 5 * (3 * 10 - 2) = 140.
 
     Args:
         settings: options of the game.
-        seeds: the environment's node of the seed tree.
+        seeds: seed tree of the environment.
     """
 
     _state_fields = ("_rngs", "_next_context", "_incentives", "_place", "_lever", "_time", "_ended", "_report")
@@ -180,7 +180,7 @@ class EscapeRoom(ArrayGames):
 
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
-        """Return the size of one agent's observation of a step under these options, bytes."""
+        """Return the bytes of one agent's observation in a step, given the options of the environment."""
         n_levers = options["n_levers"]
         n_mechanism_values = n_levers + 2 if options["show_mechanism"] else 0
         return int(4 * (options["n_agents"] * (n_levers + 2) + n_levers + n_mechanism_values))
@@ -227,7 +227,7 @@ class EscapeRoom(ArrayGames):
         if space is not None and "text" in settings.observe:
             self._report = MechanismReport(space, n_envs, n_agents, settings.show_mechanism)
         self._reseed([(seeds, self._stream_name)])
-        # Working levers of the next episodes, [n_envs]; None: they are drawn.
+        # Working levers of the next episodes, [n_envs]; None: they are sampled.
         self._next_context = None if settings.fixed_context is None else np.full(n_envs, settings.fixed_context)
         self._incentives = np.zeros((n_envs, n_places))
         self._place = np.full((n_envs, n_agents), self._start_index)
@@ -236,7 +236,7 @@ class EscapeRoom(ArrayGames):
         self._ended = np.ones(n_envs, dtype=bool)
 
     def resized(self, n_envs: int) -> EscapeRoom:
-        """Return the same environment with `n_envs` games, which have not begun."""
+        """Return the same environment with `n_envs` games, which were never reset."""
         return EscapeRoom(replace(self.settings, n_envs=n_envs), self._seeds)
 
     def one_game(self) -> EscapeRoom:
@@ -248,7 +248,7 @@ class EscapeRoom(ArrayGames):
         return np.asarray(self._lever >= 0)
 
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
-        (levers,) = self._draw(lambda rng, n: (rng.integers(self.settings.n_levers, size=n),))
+        (levers,) = self._sample(lambda rng, n: (rng.integers(self.settings.n_levers, size=n),))
         self._lever[reset_mask] = levers[reset_mask] if self._next_context is None else self._next_context[reset_mask]
         self._place[reset_mask] = self._start_index
         self._time[reset_mask] = 0
@@ -260,7 +260,7 @@ class EscapeRoom(ArrayGames):
         """Move all agents to the places `action` [n_envs, n_agents]. Games that have ended do not change.
 
         Raises:
-            ValueError: wrong shape, an action out of range, or a game that was never reset.
+            ValueError: the shape is wrong, an action is out of range, or a game was never reset.
         """
         target = self._check_actions(action)
         active = ~self._ended
@@ -284,7 +284,8 @@ class EscapeRoom(ArrayGames):
         info["incentives_paid"] = incentives.sum(axis=1)
         reward_jacobian: np.ndarray | None = None
         if self.spec.has_reward_jacobian:
-            # 1 for the agent's place in games that are in progress, else 0; less the mean over agents if they pay.
+            # 1 for the agent's place in games in progress, else 0. If agents pay for incentives equally, the mean over
+            # agents is subtracted.
             occupancy = self._place[:, :, None] == np.arange(self._n_places)
             reward_jacobian = (occupancy & active[:, None, None]).astype(np.float32)
             reward_jacobian = charge_equally(reward_jacobian) if self.settings.budget_balanced else reward_jacobian
@@ -294,7 +295,7 @@ class EscapeRoom(ArrayGames):
         return self._build_step(reward, base_reward, terminated, self._ended, info, reward_jacobian)
 
     def set_context(self, context: int | np.ndarray) -> None:
-        """Set the context (index into `spec.contexts`) of all games, or of each, [n_envs], from the next reset on.
+        """Set the context (index into `spec.contexts`) of all games or of each game [n_envs], from the next reset on.
 
         Raises:
             ConfigError: the context does not exist.
@@ -309,7 +310,8 @@ class EscapeRoom(ArrayGames):
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [2 * 56, max(n_levers, 2) * 56, 3] uint8.
 
-        Levers are in the upper row (the working one golden), start and door (green if open) below; agents are dots.
+        Upper row: levers, of which the working one is golden. Lower row: start, and door (green if open). Agents are
+        dots.
         """
         n_columns = max(self.settings.n_levers, 2)
         image = np.full((2 * _TILE_SIZE, n_columns * _TILE_SIZE, 3), _WALL_COLOR, dtype=np.uint8)
@@ -365,10 +367,7 @@ class EscapeRoom(ArrayGames):
         return observation
 
     def _draw_agents(self, tile: np.ndarray, agents_mask: np.ndarray) -> None:
-        """Draw agents as dots.
-
-        Each agent has a fixed position in its tile, so that it can be followed between frames.
-        """
+        """Draw a dot for each agent where `agents_mask` [n_agents] is true, at the same position in every tile."""
         side = int(np.ceil(np.sqrt(len(agents_mask))))
         pitch = (_TILE_SIZE - 16) / side
         y, x = np.mgrid[:_TILE_SIZE, :_TILE_SIZE]

@@ -1,4 +1,4 @@
-"""Texts about a mechanism for players: its rules, its values, and its effect on their last reward."""
+"""Texts about a mechanism for players: its rules, its values, and its payments in the last reward."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def describe_rules(space: ParameterSpace, base_reward: str, constant_rule: str, 
     """Return the sentences about a mechanism for the goal that players read before a game begins.
 
     Args:
-        space: the numbers that are set.
-        base_reward: reward of an agent before the mechanism, in words.
+        space: space of the mechanism's values.
+        base_reward: words for the reward of an agent before payments.
         constant_rule: sentence that holds for all values, e.g. about the use of the revenue; "": none.
-        shows_values: whether players see the numbers; otherwise the sentences say only that there are payments.
+        shows_values: whether players see the values; otherwise the sentences only mention that there are payments.
     """
     base_sentence = f"Before payments, a step is rewarded like this: {base_reward}."
     if not shows_values:
@@ -45,25 +45,25 @@ def describe_report_fields(
 
 
 def build_example_report(space: ParameterSpace, player_facts: Mapping[str, str], shows_values: bool) -> dict[str, Any]:
-    """Return an example of `MechanismReport.observation_entries`, to estimate lengths of prompts.
+    """Return an example of `MechanismReport.observation_entries` in which all values cause payments.
 
-    Every value in it is set and has an effect on the reward.
+    It serves to estimate the lengths of prompts.
     """
     report = MechanismReport(space, 1, 1, shows_values, player_facts)
-    values, jacobian = (space.high * 0.123)[None], np.ones((1, 1, space.dim))
+    values, jacobian = (space.high * 0.123)[None], np.ones((1, 1, space.dim))  # 0.123: numbers with several digits
     facts = dict.fromkeys(player_facts, np.ones((1, 1)))
     report.settle(np.ones((1, 1)), jacobian, values, np.ones(1, dtype=bool), facts)
     return report.observation_entries(0, 0, values[0])
 
 
 class MechanismReport(StateFields):
-    """The values of a mechanism and its effect in the last step, for each player of each game of a batch.
+    """Record of the mechanism's payments in the last step, for each player of each game.
 
     Args:
-        space: the mechanism's values.
-        n_envs, n_agents: size of the batch.
+        space: space of the mechanism's values.
+        n_envs, n_agents: number of games, and of players in each.
         shows_values: whether players see the values.
-        player_facts: names of further numbers about a player, 0 when an episode begins.
+        player_facts: names of further numbers about a player, which are 0 when an episode begins.
     """
 
     _state_fields = ("_began", "_before", "_payments", "_facts")
@@ -78,7 +78,7 @@ class MechanismReport(StateFields):
         self._facts = {name: np.zeros_like(self._before) for name in player_facts}
 
     def begin(self, reset_mask: NDArray[np.bool_]) -> None:
-        """Clear the last step of the games where `reset_mask` [n_envs] is true."""
+        """Clear the record of the games where `reset_mask` [n_envs] is true."""
         self._began[reset_mask] = False
         for fact_array in self._facts.values():
             fact_array[reset_mask] = 0
@@ -86,13 +86,13 @@ class MechanismReport(StateFields):
     def settle(
         self, base_reward: Any, reward_jacobian: Any, values: Any, active: NDArray[np.bool_], facts: Mapping[str, Any]
     ) -> None:
-        """Record a settled step.
+        """Record the payments of a step. Arguments except `active` may be tensors on any device.
 
         Args:
-            base_reward: [n_envs, n_agents], an array or a tensor on any device, as are the others.
-            reward_jacobian: derivative of rewards by the values, [n_envs, n_agents, d].
+            base_reward: rewards before payments, [n_envs, n_agents].
+            reward_jacobian: derivatives of rewards with respect to the values, [n_envs, n_agents, d].
             values: the mechanism's values during the step, [n_envs, d].
-            active: games that were played, [n_envs]; the others do not change.
+            active: whether each game was advanced, [n_envs] bool; records of others do not change.
             facts: the `player_facts` after the step, each [n_envs, n_agents].
         """
         jacobian, value_array = np.asarray(to_numpy(reward_jacobian)), np.asarray(to_numpy(values))
@@ -103,7 +103,7 @@ class MechanismReport(StateFields):
             self._facts[name][active] = np.asarray(to_numpy(fact_array))[active]
 
     def observation_entries(self, game: int, player: int, values: NDArray[Any]) -> dict[str, Any]:
-        """Return the entries about the mechanism in one player's observation; `values` [d] are those of its game."""
+        """Return the entries about the mechanism in a player's observation; `values` [d] are those of its game."""
         report: dict[str, Any] = {}
         if self._shows_values:
             report["mechanism"] = {name: _round(x) for name, x in zip(self._names, values, strict=True)}

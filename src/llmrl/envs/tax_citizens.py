@@ -13,32 +13,31 @@ import numpy as np
 from llmrl.core.welfare_measures import Objective, SocietyEpisodes, gini
 
 FULL_TIME_HOURS = 40.0
-"""Unit of weekly hours in the disutility of labor."""
-MAX_HOURS = 100.0
+"""Weekly hours of full-time work, the unit of hours in the disutility of work."""
+MAX_HOURS = 100.0  # maximum weekly hours
 WEEKS_PER_YEAR = 52.0
 
 
 def yearly_income(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
-    """Return the income of a year in thousand dollars, for `wage` in dollars an hour and `hours` a week."""
+    """Return the income of a year in thousand dollars, for `wage` in dollars per hour and weekly `hours`."""
     return np.asarray(wage * hours * (WEEKS_PER_YEAR / 1000.0))
 
 
 @dataclass(frozen=True)
 class Citizens:
-    """Preferences over a year's net income c, thousand dollars, and weekly hours l.
+    """Preferences over a year's net income c, in thousand dollars, and weekly hours l.
 
-    Utility is (c^(1 - eta) - 1) / (1 - eta) - psi (l / 40)^delta: log c - psi (l / 40)^delta for eta = 1. For eta = 0
-    it is c - psi (l / 40)^delta, in thousand dollars. For eta > 0 net income below 1 counts as 1, as the isoelastic
-    utility of nothing may be minus infinity.
+    Utility is u(c) - psi (l / 40)^delta, with u(c) = (c^(1 - eta) - 1) / (1 - eta), u(c) = log c for eta = 1, and
+    u(c) = c for eta = 0. For eta > 0, a net income below 1 counts as 1, because u(0) may be minus infinity.
 
     Attributes:
         eta: relative risk aversion of income, >= 0; 0: linear.
         psi: disutility of a year of full-time work, > 0.
-        delta: exponent of labor, > 1. Without taxes and for eta = 0 the elasticity of income to the net-of-tax rate
-            is 1 / (delta - 1).
+        delta: exponent of hours, > 1. For eta = 0, the elasticity of income with respect to 1 - tax rate is
+            1 / (delta - 1).
         n_hours: number of choices of weekly hours, evenly spaced from 0 to 100, >= 2.
-        steps_per_year: choices a year, >= 1.
-        edges: lower edges of the tax brackets, thousand dollars a year, [K].
+        steps_per_year: number of choices per year, >= 1.
+        edges: lower edges of the tax brackets, in thousand dollars per year, [K].
     """
 
     eta: float
@@ -50,7 +49,7 @@ class Citizens:
 
     @property
     def hours(self) -> np.ndarray:
-        """The weekly hours that can be chosen, [n_hours]."""
+        """The possible weekly hours, [n_hours]."""
         return np.linspace(0.0, MAX_HOURS, self.n_hours)
 
     def income_utility(self, net: np.ndarray) -> np.ndarray:
@@ -63,11 +62,11 @@ class Citizens:
         return np.asarray((income ** (1.0 - self.eta) - 1.0) / (1.0 - self.eta))
 
     def marginal_utility(self, net: np.ndarray) -> np.ndarray:
-        """Return the derivative of `income_utility` from above, [...] > 0."""
+        """Return the right derivative of `income_utility`, [...] > 0."""
         return np.asarray(np.maximum(net, 1.0) ** -self.eta)
 
     def work_disutility(self, hours: np.ndarray) -> np.ndarray:
-        """Return the disutility of working `hours` a week for a year, [...] >= 0."""
+        """Return the disutility of weekly `hours` for a year, [...] >= 0."""
         return np.asarray(self.psi * (np.asarray(hours) / FULL_TIME_HOURS) ** self.delta)
 
     def best_actions(
@@ -78,17 +77,17 @@ class Citizens:
         earned: np.ndarray | float = 0.0,
         n_remaining: np.ndarray | float | None = None,
     ) -> np.ndarray:
-        """Return the index of the hours that maximize a worker's utility if worked for the rest of the year, [n].
+        """Return the indices [n] of the hours that maximize each worker's utility if chosen for the rest of the year.
 
-        The transfer is taken as given, as the influence of one worker on it is small. Among equally good choices, the
-        fewest hours are returned.
+        The effect of a worker's hours on the transfer is neglected. Among equally good choices, the fewest hours are
+        returned.
 
         Args:
-            wage: dollars an hour, [n].
+            wage: wages, in dollars per hour, [n].
             rates: marginal tax rates, [n, K].
-            transfer: expected transfer of the year, thousand dollars, [n].
-            earned: income of the year so far, thousand dollars, [n].
-            n_remaining: number of remaining steps of the year, this one included, [n]; None: all.
+            transfer: expected transfers of the year, in thousand dollars, [n].
+            earned: incomes of the year so far, in thousand dollars, [n].
+            n_remaining: number of remaining steps of the year, including this one, [n]; None: all steps of a year.
         """
         n_steps = self.steps_per_year if n_remaining is None else np.asarray(n_remaining, dtype=np.float64)[..., None]
         year_part = n_steps / self.steps_per_year
@@ -99,13 +98,13 @@ class Citizens:
 
     @property
     def facts(self) -> dict[str, float | bool]:
-        """All attributes as numbers, for `EnvSpec.facts`; `from_facts` reads them."""
+        """All attributes as numbers, for `EnvSpec.facts`; inverse of `from_facts`."""
         attributes = {name: getattr(self, name) for name in ("eta", "psi", "delta", "n_hours", "steps_per_year")}
         return attributes | {f"edge_{k + 1}": edge for k, edge in enumerate(self.edges)}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, float | bool]) -> Citizens:
-        """Return the citizens whose `facts` these are."""
+        """Return the citizens with these `facts`."""
         edges = tuple(float(facts[name]) for name in facts if name.startswith("edge_"))
         eta, psi, delta = (float(facts[name]) for name in ("eta", "psi", "delta"))
         return cls(eta, psi, delta, int(facts["n_hours"]), int(facts["steps_per_year"]), edges)
@@ -113,13 +112,13 @@ class Citizens:
 
 @dataclass(frozen=True)
 class Wages:
-    """A distribution of wages with a heavy upper tail: lognormal times Pareto (Colombi 1990).
+    """Distribution of wages: a lognormal times a Pareto variable (Colombi 1990), which has a heavy upper tail.
 
-    log wage = log `mean` + `sigma` Z + (E - 1) / `tail`, Z standard normal and E standard exponential. Wages far above
-    the mean follow a Pareto law with exponent `tail`.
+    log wage = log `mean` + `sigma` Z + (E - 1) / `tail` with Z standard normal and E standard exponential. Wages far
+    above the mean follow a Pareto law with exponent `tail`.
 
     Attributes:
-        mean: geometric mean, dollars an hour, > 0.
+        mean: geometric mean, in dollars per hour, > 0.
         sigma: standard deviation of the normal part of log wages, >= 0.
         tail: exponent of the Pareto part, > 1; None: there is none, and wages are lognormal.
     """
@@ -128,14 +127,16 @@ class Wages:
     sigma: float
     tail: float | None
 
-    def draw(self, uniform: np.ndarray) -> np.ndarray:
-        """Return wages [...] for independent uniform numbers [..., 3] in [0, 1)."""
-        normal = np.sqrt(-2.0 * np.log1p(-uniform[..., 0])) * np.cos(2.0 * np.pi * uniform[..., 1])  # Box and Muller
+    def sample(self, uniform: np.ndarray) -> np.ndarray:
+        """Return random wages [...], given independent uniform random numbers [..., 3] in [0, 1)."""
+        normal = np.sqrt(-2.0 * np.log1p(-uniform[..., 0])) * np.cos(
+            2.0 * np.pi * uniform[..., 1]
+        )  # Box-Muller transform
         return self._wages(normal, -np.log1p(-uniform[..., 2]))
 
     def quantiles(self, n: int) -> np.ndarray:
-        """Return the (i + 1/2) / n quantiles, i = 0 ... n - 1, rising: a typical society of n workers."""
-        normal, exponential = _normal_exponential_grid()
+        """Return the quantiles (i + 1/2) / n for i = 0 ... n - 1, ascending, as wages of n typical workers."""
+        normal, exponential = _build_normal_exponential_grid()
         return np.asarray(np.quantile(self._wages(normal, exponential), (np.arange(n) + 0.5) / n))
 
     def _wages(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
@@ -144,8 +145,8 @@ class Wages:
 
 
 @cache
-def _normal_exponential_grid(n_points: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """Return midpoint quantiles of a standard normal and a standard exponential variable, all pairs, [points**2]."""
+def _build_normal_exponential_grid(n_points: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Return all pairs of midpoint quantiles of a standard normal and an exponential variable, two [n_points²]."""
     midpoints = (np.arange(n_points) + 0.5) / n_points
     normal = np.array([NormalDist().inv_cdf(p) for p in midpoints])
     x, y = np.meshgrid(normal, -np.log1p(-midpoints), indexing="ij")
@@ -154,7 +155,7 @@ def _normal_exponential_grid(n_points: int = 400) -> tuple[np.ndarray, np.ndarra
 
 WelfareName = Literal["inverse_income", "inverse_wage", "utilitarian", "lowest", "equality_productivity"]
 SOCIAL_WELFARE = "social_welfare"
-"""Key of `EnvSpec.metrics` that the objective reads."""
+"""Metric that the objective reads."""
 
 _FORMULA_SUFFIX = ", in each year and after taxes and transfers; of that the mean over the years"
 _WEIGHTED_PAYOFF = (
@@ -213,23 +214,23 @@ def social_welfare(
     net: np.ndarray,
     utility: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the welfare of a year, [n_envs], and the value of a dollar more for each worker, [n_envs, n_agents].
+    """Return the welfare of a year, [n_envs], and the social value of a dollar for each worker, [n_envs, n_agents].
 
-    These values, the social marginal welfare weights (g in Saez 2001), have a mean of 1 in each game. The weights of
-    utilities are treated as constant. The welfare `equality_productivity` is not a sum of utilities; its weights are
-    those of `inverse_income`.
+    These values are the social marginal welfare weights (g in Saez 2001), with a mean of 1 in each game. Weights of
+    utilities are treated as constants. `equality_productivity` is not a sum of utilities, so the values are computed as
+    for `inverse_income`.
 
     Args:
-        welfare_name: the measure.
+        welfare_name: the welfare measure.
         citizens: preferences of the workers.
-        wage: dollars an hour, [n_envs, n_agents].
-        income: thousand dollars a year before taxes, [n_envs, n_agents].
-        net: thousand dollars a year after taxes and transfer, [n_envs, n_agents].
-        utility: utility of the year, [n_envs, n_agents].
+        wage: wages, in dollars per hour, [n_envs, n_agents].
+        income: incomes of the year before taxes, in thousand dollars, [n_envs, n_agents].
+        net: incomes after taxes and transfer, in thousand dollars, [n_envs, n_agents].
+        utility: utilities of the year, [n_envs, n_agents].
     """
     weight = np.ones_like(utility)
     if welfare_name in ("inverse_income", "equality_productivity"):
-        # A worker who does not work is weighted as if it worked the minimum of hours.
+        # A worker without income gets the weight of one with the fewest hours above 0.
         weight = 1.0 / np.maximum(income, yearly_income(wage, citizens.hours[1]))
     elif welfare_name == "inverse_wage":
         weight = 1.0 / wage
@@ -243,7 +244,7 @@ def social_welfare(
 
 
 def split_by_bracket(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
-    """Return the part of each income that falls into each of K brackets, [..., K]; parts add up to the income.
+    """Return the part of each income in each of K brackets, [..., K]; the sum of the parts is the income.
 
     `income` [...] >= 0 and the lower `edges` [K] have the same unit. A tax with marginal rates [K] is the sum of rate
     times part.
@@ -255,9 +256,9 @@ def split_by_bracket(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
 
 
 def top_bracket_mask(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
-    """Return whether each income ends in each of K brackets, [..., K] bool: exactly one is true.
+    """Return whether each of K brackets is the highest one that an income reaches, [..., K] bool.
 
-    An income on an edge ends in the bracket below it, whose rate its last dollar was taxed at.
+    An income equal to an edge does not reach the bracket above it.
     """
     top_bracket_index = np.maximum(np.searchsorted(np.asarray(edges, dtype=np.float64), income, side="left") - 1, 0)
     return np.asarray(top_bracket_index[..., None] == np.arange(len(edges)))

@@ -1,7 +1,7 @@
 """A tax economy: workers choose their hours, a planner sets the marginal rates of a bracketed income tax.
 
-Rules follow the LLM Economist (Karten et al. 2025, arXiv 2507.15815), whose planner, workers and rebates continue the
-AI Economist (Zheng et al. 2020, arXiv 2004.13332). Differences are in docs/tax_economy.md.
+Rules follow the LLM Economist (Karten et al. 2025, arXiv 2507.15815), which builds on the AI Economist (Zheng et al.
+2020, arXiv 2004.13332). Differences are in docs/tax_economy.md.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ VECTOR_FIELDS = (
     "share_of_year",
     "share_of_episode",
 )
-"""Entries of the channel `vector`. Wage is its logarithm relative to the geometric mean, hours are shares of 100, money
-is log(1 + x / income of full-time work at that wage), `share_of_...` are in [0, 1)."""
+"""Entries of the channel `vector`. `wage`: log(wage / geometric mean wage). `last_hours`: hours / 100. Amounts x of
+money: log(1 + x / income of full-time work at the geometric mean wage). `share_of_...`: elapsed fraction, 0 to 1."""
 
 _METRICS = (
     *(SOCIAL_WELFARE, "utility", "income", "hours", "tax", "income_gini", "net_income_gini"),
     "income_equality_productivity",
 )
 _BRACKET_METRICS = ("workers", "earned", "taxed", "weighted")
-_BAR_WIDTH, _GAP, _HEIGHT, _MARGIN = 14, 4, 160, 8  # pixels
+_BAR_WIDTH, _GAP, _HEIGHT, _MARGIN = 14, 4, 160, 8  # sizes in frames, in pixels
 _BACKGROUND_COLOR, _INCOME_COLOR, _NET_INCOME_COLOR = (238, 236, 228), (120, 150, 190), (70, 140, 90)
 
 
@@ -114,10 +114,10 @@ class TaxEconomy(ArrayGames):
 
     Args:
         settings: options of the environment.
-        seeds: the environment's node of the seed tree.
+        seeds: seed tree of the environment.
 
     Raises:
-        ConfigError: invalid tax brackets.
+        ConfigError: tax brackets are invalid.
     """
 
     _state_fields = ("_rngs", "_rates", "_wage", "_time", "_ended", "_earned", "_effort", "_hours", "_last")
@@ -126,7 +126,7 @@ class TaxEconomy(ArrayGames):
 
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
-        """Return the size of one agent's observation of a step under these options, bytes."""
+        """Return the bytes of one agent's observation in a step, given the options; a text counts as 600 bytes."""
         n_mechanism_values = len(options["brackets"]) if options["show_mechanism"] else 0
         return 4 * (len(VECTOR_FIELDS) + n_mechanism_values) + (600 if "text" in options["observe"] else 0)
 
@@ -161,8 +161,8 @@ class TaxEconomy(ArrayGames):
             mechanism=_build_tax_space(edges, settings.max_rate),
             objective=welfare_objective(settings.welfare),
             metrics=metrics,
-            # A meta-gradient considers only how behavior changes the objective. Only in this case the rates have no
-            # direct effect: the mean of linear utilities does not depend on the distribution of money.
+            # A meta-gradient includes only the effect of rates through behavior. It is complete only if rates have no
+            # direct effect on the objective: the mean of linear utilities does not depend on who gets the money.
             has_reward_jacobian=settings.eta == 0 and settings.welfare == "utilitarian",
             text=text,
             facts={**self.citizens.facts, "mean_wage": settings.mean_wage, "full_time_income": self._full_time_income},
@@ -173,13 +173,13 @@ class TaxEconomy(ArrayGames):
         self._wage = np.zeros(shape)  # 0: the game was never reset
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
-        # Income and disutility of work in this year so far.
+        # Income (thousand dollars) and disutility of work in this year so far.
         self._earned, self._effort = np.zeros(shape), np.zeros(shape)
         self._hours = np.zeros(shape)  # hours of the last step
         self._last = np.zeros((5, *shape))  # income, tax, transfer, net income, utility of the last year
 
     def resized(self, n_envs: int) -> TaxEconomy:
-        """Return the same environment with `n_envs` games, which have not begun."""
+        """Return the same environment with `n_envs` games, which were never reset."""
         return TaxEconomy(replace(self.settings, n_envs=n_envs), self._seeds)
 
     def one_game(self) -> TaxEconomy:
@@ -194,18 +194,18 @@ class TaxEconomy(ArrayGames):
         if self.settings.skills == "quantiles":
             self._wage[reset_mask] = self._wages.quantiles(self.spec.n_agents)
         else:
-            (uniform,) = self._draw(lambda rng, n: (rng.random((n, self.spec.n_agents, 3)),))
-            self._wage[reset_mask] = self._wages.draw(uniform)[reset_mask]
+            (uniform,) = self._sample(lambda rng, n: (rng.random((n, self.spec.n_agents, 3)),))
+            self._wage[reset_mask] = self._wages.sample(uniform)[reset_mask]
         for array in (self._time, self._earned, self._effort, self._hours):
             array[reset_mask] = 0
         self._last[:, reset_mask] = 0.0
         self._ended[reset_mask] = False
 
     def step(self, action: Array) -> Step:
-        """Work the hours of `action` [n_envs, n_agents]. Games that have ended do not change.
+        """Advance by one step; `action` [n_envs, n_agents] chooses the hours. Games that have ended do not change.
 
         Raises:
-            ValueError: wrong shape, an action does not exist, or a game was never reset.
+            ValueError: the shape is wrong, an action does not exist, or a game was never reset.
         """
         actions, shape = self._check_actions(action), self._wage.shape
         active = ~self._ended
@@ -241,8 +241,9 @@ class TaxEconomy(ArrayGames):
     def _compute_year_metrics(self, bracket_income: np.ndarray, amounts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the metrics of a year except the hours, each [n_envs].
 
-        The metrics of a bracket k are the share of workers whose income ends in it, their income, the income taxed at
-        its rate, and this weighted by the value of a dollar for each worker (`social_welfare`), per worker.
+        Metrics of bracket k are means over all workers: `workers_k`: whether the highest part of the income is in the
+        bracket; `earned_k`: the income of these workers; `taxed_k`: the part of each income in the bracket;
+        `weighted_k`: this part times the value of a dollar for the worker (`social_welfare`).
 
         Args:
             bracket_income: the part of each income in each bracket, [n_envs, n_agents, K].
@@ -271,8 +272,8 @@ class TaxEconomy(ArrayGames):
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [176, 16 + n_agents * 36, 3] uint8.
 
-        Two bars a worker, the poorest wage first: income of the last year (blue) and net income (green). The highest
-        has the full height.
+        Each worker has two bars, in ascending order of wages: last year's income (blue) and net income (green). The
+        highest bar has the full height.
         """
         n_bars = 2 * self.spec.n_agents
         shape = (_HEIGHT + 2 * _MARGIN, 2 * _MARGIN + n_bars * (_BAR_WIDTH + _GAP), 3)
@@ -401,13 +402,13 @@ def describe_observation(
 
     Args:
         citizens: rules of the game.
-        wage: dollars an hour.
-        time: steps of the episode that are over.
-        earned: income of this year so far, thousand dollars.
-        last_hours: of the step before, a week.
-        last_year: income, tax, transfer and net income of the year before, thousand dollars, and its utility.
-        mean_income: mean income of all workers in that year, thousand dollars.
-        rates: marginal tax rates, or None where they are not shown.
+        wage: wage, in dollars per hour.
+        time: number of steps of the episode so far.
+        earned: income of this year so far, in thousand dollars.
+        last_hours: weekly hours in the previous step.
+        last_year: income, tax, transfer, net income (in thousand dollars) and utility of the previous year.
+        mean_income: mean income of all workers in the previous year, in thousand dollars.
+        rates: marginal tax rates; None: they are not shown.
     """
     year, step_index = divmod(time, citizens.steps_per_year)
     names = ("income", "tax_paid", "transfer_received", "net_income")

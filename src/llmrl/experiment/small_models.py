@@ -1,4 +1,4 @@
-"""Small language models for the environment of a run, made when they are first needed and kept in the output folder."""
+"""Small language models for the environment of a run, created when first needed and stored in the output folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrl.core.errors import ConfigError, IncompatibilityReason, Incompatible
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
-from llmrl.llms.local.small import SmallChat, SmallModel
+from llmrl.llms.local.small import SmallChatSettings, SmallModelSettings
 
 if TYPE_CHECKING:
     from llmrl.chat_learning.format_training import Exchange, RandomLegalChat
@@ -29,88 +29,90 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_N_GAMES, _N_STEPS = 16, 100
-"""Number of games, and steps of each, whose texts the tokenizer is built from."""
-_MAX_EXCHANGES = 2000
-"""Number of replies from which a chat model learns their format."""
-_LATER_ITERATIONS = 7
-"""Number of iterations of a simulated search, besides the first, in which proposals are requested."""
+_N_ENVS, _MAX_STEPS = 16, 100
+"""Number of parallel copies of the environment whose texts are collected, and maximum number of steps in each."""
+_MIN_EXCHANGES = 2000
+"""Number of requests with their replies (exchanges) after which no more are collected for a chat model."""
+_MAX_LATER_ITERATIONS = 7
+"""Maximum number of iterations of a simulated search, besides the first, in which proposals are requested."""
 
 
 class SmallModels:
-    """The small models of a config, in `<output_root>/models`.
+    """Factory of the small models of a config, which are stored in `<output_root>/models`.
 
     Args:
-        config: resolved config as plain data.
+        config: resolved config as a dictionary.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    def folder(self, kind: SmallKind, model: SmallModel | SmallChat) -> Path:
+    def folder(self, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> Path:
         """Return the folder of a model, whether or not it exists.
 
-        It is a function of the settings of the model and the environment, and for a chat model also of the part
-        that asks it.
+        The name contains a digest of the settings of the model and the environment. For a chat model, the digest also
+        includes the agent, the prompts and, if a proposer queries the model, the principal and the size of the search.
         """
-        identity_fields: list[Any] = [kind, asdict(self._seeded(model)), _env_options(self._config)]
+        identity_fields: list[Any] = [kind, asdict(self._with_seed(model)), _get_env_options(self._config)]
         if kind == "chat":
             identity_fields += [self._config.get("agent"), self._config.get("prompts")]
-            if not _is_player(self._config):
-                identity_fields += [self._config.get("principal"), _search_size(self._config)]
+            if not _is_queried_by_agent(self._config):
+                identity_fields += [self._config.get("principal"), _get_search_size(self._config)]
         identity = json.dumps(identity_fields, sort_keys=True, default=str)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         return Path(self._config["output_root"]) / "models" / f"small-{digest}"
 
-    def make(self, kind: SmallKind, model: SmallModel | SmallChat) -> None:
-        """Make the model unless it exists.
+    def make(self, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> None:
+        """Create the model unless it exists.
 
-        The first process of a run makes it, and the others wait. If several runs make it at the same time, one copy is
-        kept.
+        The first process of a run creates it, and the other processes wait. If several runs create it at the same time,
+        one copy is kept.
 
         Raises:
-            ConfigError: as `make_for_env`.
+            ConfigError, Incompatible: see `create_model_for_env` and `create_chat_model_for_env`.
         """
         folder, processes = self.folder(kind, model), ProcessGroup.get_joined()
         if processes.is_main and not folder.is_dir():
-            self._make(folder, kind, model)
+            self._create(folder, kind, model)
         processes.barrier()
 
-    def _make(self, folder: Path, kind: SmallKind, model: SmallModel | SmallChat) -> None:
-        """Make the model in a temporary folder and move it to `folder`."""
-        log.info("making %s: %s", model.label, folder)
-        # Not by `tempfile`, whose folders have other permissions than folders of runs.
+    def _create(self, folder: Path, kind: SmallKind, model: SmallModelSettings | SmallChatSettings) -> None:
+        """Create the model in a temporary folder and move it to `folder`."""
+        log.info("creating %s: %s", model.label, folder)
+        # Folders of `tempfile` can be read by one user only, unlike folders of runs.
         temporary_folder = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
         temporary_folder.mkdir(parents=True)
         try:
-            seeded_model = self._seeded(model)
-            if isinstance(seeded_model, SmallChat):
-                make_chat_for_env(temporary_folder, self._config, seeded_model)
+            seeded_model = self._with_seed(model)
+            if isinstance(seeded_model, SmallChatSettings):
+                create_chat_model_for_env(temporary_folder, self._config, seeded_model)
             else:
-                make_for_env(temporary_folder, self._config, kind, seeded_model)  # type: ignore[arg-type]
+                create_model_for_env(temporary_folder, self._config, kind, seeded_model)  # type: ignore[arg-type]
             if not folder.is_dir():
                 temporary_folder.replace(folder)
         except OSError:
-            if not folder.is_dir():  # no other run has made it meanwhile
+            if not folder.is_dir():  # no other run has created it meanwhile
                 raise
         finally:
             shutil.rmtree(temporary_folder, ignore_errors=True)
 
-    def _seeded(self, model: SmallModel | SmallChat) -> SmallModel | SmallChat:
+    def _with_seed(self, model: SmallModelSettings | SmallChatSettings) -> SmallModelSettings | SmallChatSettings:
+        """Return the settings with the seed of the run if they have none."""
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
-def make_for_env(folder: Path, config: Config, kind: ModelKind, model: SmallModel) -> None:
+def create_model_for_env(folder: Path, config: Config, kind: ModelKind, model: SmallModelSettings) -> None:
     """Write a small model for the environment of a config.
 
     Args:
-        folder: folder to write; missing or empty.
+        folder: folder to write to; missing or empty.
         config: `env` and `trusted_modules` of a resolved config.
         kind: architecture.
         model: settings of the model; without a seed, 0 is used.
 
     Raises:
-        ConfigError: the environment has no such texts, or the numbers do not fit each other.
+        ConfigError: the channel contains no text, `kind` cannot be pretrained, or sizes of the model do not fit.
+        Incompatible: the environment has no text channel at all.
     """
     from llmrl.envs.babyai.pretraining_texts import stories
     from llmrl.experiment.build_env import build_env
@@ -121,91 +123,95 @@ def make_for_env(folder: Path, config: Config, kind: ModelKind, model: SmallMode
             f"llm.make.reads={model.reads} needs a causal model, which is trained by next-token prediction; "
             "set llm.make.reads=nothing"
         )
-    # Models of one environment have the same tokenizer whatever their seeds and stories, so weights of one fit another.
-    shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
-    env = build_env(_env_options(config), Builder(EnvServices(shared.child("env")), config["trusted_modules"]))
+    # The tokenizer depends on no seed of a run, so models of one environment can exchange weights.
+    tokenizer_seeds, model_seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
+    builder = Builder(EnvServices(tokenizer_seeds.child("env")), config["trusted_modules"])
+    env = build_env(_get_env_options(config), builder)
     try:
-        game_texts = _collect_texts(env, model.channel, shared)
+        env_texts = _collect_texts(env, model.channel, tokenizer_seeds)
     finally:
         env.close()
     reads_stories = model.reads != "nothing"
     n_stories = model.stories if reads_stories else 0
-    story_texts = stories(n_stories, seeds.integer("stories"), informative=model.reads == "stories")
-    # The tokenizer is built from texts of the game and of the stories, so a word has the same tokens in both.
-    tokenizer_texts = [*game_texts, *stories(len(game_texts) if reads_stories else 0, shared.integer("stories"))]
-    make_small_model(folder, tokenizer_texts, kind, model, seeds.integer("weights"))
-    if story_texts:
+    training_stories = stories(n_stories, model_seeds.integer("stories"), informative=model.reads == "stories")
+    # The tokenizer is built from texts of the environment and from stories, so a word has the same tokens in both.
+    tokenizer_stories = stories(len(env_texts) if reads_stories else 0, tokenizer_seeds.integer("stories"))
+    tokenizer_texts = [*env_texts, *tokenizer_stories]
+    make_small_model(folder, tokenizer_texts, kind, model, model_seeds.integer("weights"))
+    if training_stories:
         from llmrl.llms.local.small import train_on_texts
 
-        losses = train_on_texts(folder, story_texts, model.pretraining_steps, seeds.integer("reading"))
-        log.info("loss on held-out stories: %.3g nats per token before training, %.3g after", *losses)
+        training_seed = model_seeds.integer("reading")
+        loss_before, loss_after = train_on_texts(folder, training_stories, model.pretraining_steps, training_seed)
+        log.info("loss on held-out stories: %.3g nats per token, before training %.3g", loss_after, loss_before)
 
 
-def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
-    """Write a small chat model that knows the format of the replies of a player, or of a proposer of a policy search.
+def create_chat_model_for_env(folder: Path, config: Config, model: SmallChatSettings) -> None:
+    """Write a small chat model that has learned the format of the replies of an agent or of a policy-search proposer.
 
     Args:
-        folder: folder to write; missing or empty.
+        folder: folder to write to; missing or empty.
         config: `env`, `agent`, `principal`, `prompts`, `search` or `dataset`, and `trusted_modules` of a resolved
             config.
         model: settings of the model; without a seed, 0 is used.
 
     Raises:
-        Incompatible: neither the agent nor the proposer of a policy asks a chat model.
-        ConfigError: the numbers do not fit each other.
+        Incompatible: neither the agent nor the proposer of a policy search queries a chat model.
+        ConfigError: the sizes of the model do not fit each other.
     """
     from llmrl.chat_learning.format_training import train_format
     from llmrl.experiment.build_env import build_env
     from llmrl.llms.local.small import make_small_model
 
-    shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
+    exchange_seeds, model_seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
     builder = Builder(trusted=config["trusted_modules"])
-    env = build_env(_env_options(config), builder.replace_services(EnvServices(shared.child("env"))))
+    env = build_env(_get_env_options(config), builder.replace_services(EnvServices(exchange_seeds.child("env"))))
+    collect_exchanges = _collect_agent_exchanges if _is_queried_by_agent(config) else _collect_proposer_exchanges
     try:
-        exchanges = (_player_exchanges if _is_player(config) else _proposer_exchanges)(config, env, builder, shared)
+        exchanges = collect_exchanges(config, env, builder, exchange_seeds)
     finally:
         env.close()
     texts = [text for messages, reply in exchanges for text in (messages[-1]["content"], reply)]
-    make_small_model(folder, texts, "chat", model, seeds.integer("weights"))
+    make_small_model(folder, texts, "chat", model, model_seeds.integer("weights"))
     steps, learning_rate = model.format_steps, model.format_learning_rate
-    loss = train_format(folder, exchanges, steps, learning_rate, seeds.integer("reading"))
-    log.info("the model has learned the format of replies: %.3g nats per token", loss)
+    loss = train_format(folder, exchanges, steps, learning_rate, model_seeds.integer("reading"))
+    log.info("the model has learned the format of replies: loss of %.3g nats per token", loss)
 
 
-def _is_player(config: Config) -> bool:
-    """Return whether the agent asks the chat model."""
+def _is_queried_by_agent(config: Config) -> bool:
+    """Return whether the agent queries the chat model; true for a config without an agent."""
     agent = config.get("agent")
     return agent is None or Builder(trusted=config.get("trusted_modules", ())).needs(agent, "llm", "agent")
 
 
-def _player_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
-    """Return exchanges of an agent with random legal replies."""
+def _collect_agent_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
+    """Return requests of the agent, each with a random legal reply."""
     import torch
 
     from llmrl.chat_learning.format_training import RandomLegalChat
     from llmrl.rollout.collector import Collector
 
     chat = RandomLegalChat()
-    agent = builder.replace_services(_agent_services(config, env, seeds, chat)).build(config["agent"], "agent")
+    agent = builder.replace_services(_build_agent_services(config, env, seeds, chat)).build(config["agent"], "agent")
     collector = Collector(env, agent.policy, "cpu")
     collector.reset(seeds.integer("games"))
     generator = torch.Generator().manual_seed(seeds.integer("actions"))
-    for _ in range(_N_STEPS):
+    for _ in range(_MAX_STEPS):
         collector.collect(1, generator, learn=False)
-        if len(chat.exchanges) >= _MAX_EXCHANGES:
+        if len(chat.exchanges) >= _MIN_EXCHANGES:
             break
     return chat.exchanges
 
 
-def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
-    """Return exchanges of a proposer in searches whose proposals and returns are random numbers.
+def _collect_proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Seeds) -> list[Exchange]:
+    """Return requests of a policy-search proposer with their replies; proposals and returns are random numbers.
 
     Raises:
-        Incompatible: the principal asks no chat model, or the agent has no parameters to propose.
+        Incompatible: the principal queries no chat model, or the agent has no parameters to propose.
     """
     from llmrl.chat_learning.format_training import RandomProposals
 
-    services = _agent_services(config, env, seeds, None)
+    services = _build_agent_services(config, env, seeds, chat=None)
     controller = None
     if config["principal"]["_target_"] is not None and builder.needs(config["principal"], "llm", "principal"):
         agent = builder.replace_services(services).build(config["agent"], "agent")
@@ -213,17 +219,17 @@ def _proposer_exchanges(config: Config, env: VecEnv, builder: Builder, seeds: Se
     if controller is None:
         raise Incompatible(
             IncompatibilityReason.MODEL,
-            "llm=small_chat learns the format of replies from the part that asks it; use agent=llm_player, or "
-            "principal=llm with an agent whose parameters it can search, such as agent=linear",
+            "llm=small_chat learns the format of replies from the agent or principal that queries it; use "
+            "agent=llm_player, or principal=llm with an agent whose parameters it can search, such as agent=linear",
         )
-    space, rng, size = controller.space, seeds.numpy("proposals"), _search_size(config)
+    space, rng, size = controller.space, seeds.numpy("proposals"), _get_search_size(config)
     chat = RandomProposals(space, rng)
     principal_services = PrincipalServices.from_agent(services, llm=chat, space=space, controller=controller)
     principal = builder.replace_services(principal_services).build(config["principal"], "principal")
     principal.on_search_start(size["iterations"], size["episodes"])
-    initial = principal.state_dict()
-    while len(chat.exchanges) < _MAX_EXCHANGES:
-        principal.load_state_dict(initial)
+    initial_state = principal.state_dict()
+    while len(chat.exchanges) < _MIN_EXCHANGES:
+        principal.load_state_dict(initial_state)
         simulate_search(principal, **size, max_return=env.spec.max_return, rng=rng)
     return chat.exchanges
 
@@ -236,51 +242,52 @@ def simulate_search(
     max_return: float | None,
     rng: np.random.Generator,
 ) -> None:
-    """Request proposals in some iterations of a search whose proposals and returns are random numbers.
+    """Request proposals in the first and some later iterations of a search; all other proposals are random vectors.
 
-    The first iteration is one of these. In some of them proposals are replaced by fallbacks, as after invalid replies.
+    Returns are random numbers. In some of the chosen iterations, fallbacks replace proposals, as after invalid replies.
 
     Args:
         principal: proposer without a history.
         iterations: number of iterations of the search, >= 1.
         candidates: number of proposals in each iteration, >= 1.
-        episodes: number of returns of each proposal, >= 1.
+        episodes: number of episodes of each proposal, each with one return, >= 1.
         max_return: greatest possible return; None: it is unknown.
-        rng: random numbers of returns, iterations and the proposals between them.
+        rng: generator of returns, of the chosen iterations and of the random vectors.
     """
     from llmrl.core.records import Outcome
     from llmrl.core.unit_cube import from_unit
     from llmrl.principals.llm_principal import FALLBACK_NOTE
     from llmrl.statistics.estimators import standard_error_of_mean
 
-    space, best = principal.space, 100.0 if max_return is None else max_return
+    space, greatest_return = principal.space, 100.0 if max_return is None else max_return
 
-    def tell(vectors: np.ndarray) -> None:
-        # Some proposals reach the greatest return in all episodes, as at the end of a search.
-        levels = rng.uniform(-0.2, 1.2, (len(vectors), 1))
-        shares = np.clip(rng.normal(levels, 0.1, (len(vectors), episodes)), 0.0, 1.0)
-        returns = (best - (abs(best) or 1.0) * (1.0 - shares**2)).round()
+    def tell_random_returns(vectors: np.ndarray) -> None:
+        # A quality of 1 gives the greatest return, as for some proposals in all episodes at the end of a search.
+        mean_qualities = rng.uniform(-0.2, 1.2, (len(vectors), 1))
+        qualities = np.clip(rng.normal(mean_qualities, 0.1, (len(vectors), episodes)), 0.0, 1.0)
+        returns = (greatest_return - (abs(greatest_return) or 1.0) * (1.0 - qualities**2)).round()
         pairs = zip(vectors, returns, strict=True)
         principal.tell([Outcome(v, float(x.mean()), x, standard_error_of_mean(x)) for v, x in pairs])
 
-    for iteration in sorted({0, *rng.integers(iterations, size=_LATER_ITERATIONS).tolist()}):
+    for iteration in sorted({0, *rng.integers(iterations, size=_MAX_LATER_ITERATIONS).tolist()}):
         n_missing = candidates * iteration - len(principal.history.records)
-        tell(from_unit(space, rng.random((n_missing, space.dim))))
+        tell_random_returns(from_unit(space, rng.random((n_missing, space.dim))))
         principal.iteration = iteration
         vectors = principal.ask(n=candidates)
+        # No fallbacks in half of the iterations, some in a quarter, and only fallbacks in a quarter.
         is_fallback = rng.random(candidates) < rng.choice([0.0, 0.0, 0.5, 1.0])
         vectors[is_fallback] = principal.choose_fallback(None)
         principal.notes = [FALLBACK_NOTE if x else "" for x in is_fallback]
-        tell(vectors)
+        tell_random_returns(vectors)
 
 
-def _search_size(config: Config) -> dict[str, Any]:
-    """Return the size of the search that prompts state; for `llmrl-finetune`, that of the dataset."""
+def _get_search_size(config: Config) -> dict[str, Any]:
+    """Return the iterations, candidates and episodes of the policy search or, for `llmrl-finetune`, of the dataset."""
     section = {"candidates": 1} | (config.get("dataset") or {}) | (config.get("search") or {})
     return {name: section.get(name) for name in ("iterations", "candidates", "episodes")}
 
 
-def _agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: RandomLegalChat | None) -> AgentServices:
+def _build_agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: RandomLegalChat | None) -> AgentServices:
     return AgentServices(
         spec=env.spec,
         seeds=seeds.child("agent"),
@@ -290,14 +297,14 @@ def _agent_services(config: Config, env: VecEnv, seeds: Seeds, chat: RandomLegal
     )
 
 
-def _env_options(config: Config) -> dict[str, Any]:
-    """Return the options of the environment whose texts are read, with `_N_GAMES` games."""
-    node = dict(config["env"])
-    return {**node, "n_envs": _N_GAMES} if "n_envs" in node else node
+def _get_env_options(config: Config) -> dict[str, Any]:
+    """Return the options of the environment; if it has the option `n_envs`, the number of copies is `_N_ENVS`."""
+    options = dict(config["env"])
+    return {**options, "n_envs": _N_ENVS} if "n_envs" in options else options
 
 
 def _collect_texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
-    """Return different texts that random play encounters, and the names of the actions."""
+    """Return the different texts of a channel under random actions, and the texts of the actions."""
     from llmrl.core.protocols import ChannelsOnRequest
 
     channel_space = env.spec.observation.get(channel)
@@ -306,21 +313,19 @@ def _collect_texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
         texts = [name for name, space in env.spec.observation.items() if space.dtype == "object"]
         if texts:
             raise ConfigError(f"{problem}, but {', '.join(texts)}: set llm.make.channel={texts[0]}")
-        raise Incompatible(
-            IncompatibilityReason.INTERFACE, f"{problem}; use an environment of texts, e.g. env=babyai_text"
-        )
+        raise Incompatible(IncompatibilityReason.INTERFACE, f"{problem}; use a text environment, e.g. env=babyai_text")
     if isinstance(env, ChannelsOnRequest):
         env.provide((channel,))
     rng = seeds.numpy("actions")
     n_actions = env.spec.require_discrete_actions("a small model that scores actions")
     unique_texts: dict[str, None] = {}
     observation = env.reset(seed=seeds.integer("games"))
-    for _ in range(_N_STEPS):
+    for _ in range(_MAX_STEPS):
         unique_texts |= dict.fromkeys(str(text) for text in np.asarray(observation[channel], dtype=object).ravel())
         step = env.step(rng.integers(n_actions, size=(env.spec.n_envs, env.spec.n_agents)))
         is_done = np.asarray(step.terminated) | np.asarray(step.truncated)
         observation = env.reset(mask=is_done) if is_done.any() else step.observation
-    # Actions in the form in which a model scores them, alone and at the end of a text.
+    # A model scores actions as continuations: alone (without surrounding spaces) and at the end of a text.
     action_texts = env.spec.continuations(channel)
     last_lines = [text.rpartition("\n")[2] for text in unique_texts]
     scored_texts = (text for name in action_texts for line in last_lines for text in (name.strip(), f"{line}{name}"))

@@ -36,5 +36,5 @@ def test_missing_graphics_give_clear_error():
     )
     environment = {**os.environ, "MUJOCO_GL": "nothing"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
-    assert "ConfigError: Swimmer-v5 cannot be drawn with MUJOCO_GL=nothing" in done.stderr
+    assert "ConfigError: Swimmer-v5 cannot be rendered with MUJOCO_GL=nothing" in done.stderr
     assert "play.videos=0" in done.stderr

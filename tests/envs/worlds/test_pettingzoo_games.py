@@ -331,7 +331,11 @@ class TestUnsupportedWorlds:
             ("own_worlds", {}, "parallel_env"),
             ("own_worlds:no_world", {}, "ParallelEnv"),
             ("pettingzoo.classic.tictactoe_v99:env", {}, "PettingZoo"),
-            ("pettingzoo.classic.tictactoe_v3:warnings", {}, "no function warnings that makes a world; use env"),
+            (
+                "pettingzoo.classic.tictactoe_v3:warnings",
+                {},
+                "no function warnings that creates an environment; use env",
+            ),
             ("pettingzoo.utils.conversions:parallel_wrapper_fn", {}, "outside the trusted modules"),
             (TICTACTOE, {"kwargs": {"size": 4}}, "env.kwargs={'size': 4}"),
             ("own_worlds:Mortal", {"render": True}, "cannot be rendered"),

@@ -1,1 +1,1 @@
-"""Adapters of environments of this package to the interfaces of PettingZoo (many agents) and Gymnasium (one agent)."""
+"""Adapters that give a `VecEnv` the interface of PettingZoo (many agents) or Gymnasium (one agent)."""

@@ -1,4 +1,4 @@
-"""A `VecEnv` with one agent per game as a Gymnasium `Env` or `VectorEnv`, and conversions to its spaces."""
+"""Adapters from `VecEnv` to Gymnasium's `Env` and `VectorEnv`, for environments with one agent per game, and spaces."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MAX_TEXT_LENGTH = 100_000
 
 
 class AnyText(spaces.Text):
-    """Texts of any characters; samples are made of letters and digits."""
+    """Space of texts of any characters; samples consist of letters and digits."""
 
     def __init__(self, max_length: int = MAX_TEXT_LENGTH) -> None:
         super().__init__(max_length, min_length=0)
 
     def contains(self, x: Any) -> bool:
-        """Return whether `x` is a text that is not too long."""
+        """Return whether `x` is a text of at most `max_length` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
 
@@ -44,7 +44,10 @@ def _build_channel_space(channel: Channel) -> spaces.Space[Any]:
 
 
 def action_space(spec: EnvSpec) -> spaces.Space[Any]:
-    """Return the action space of one agent: Discrete, MultiDiscrete, or Box, whose integer entries are rounded."""
+    """Return the action space of one agent: Discrete, MultiDiscrete, or Box.
+
+    A Box may contain numbers for integers, which the environment rounds.
+    """
     box = spec.continuous_actions
     if box is None:
         return spaces.Discrete(spec.n_actions)
@@ -56,9 +59,9 @@ def action_space(spec: EnvSpec) -> spaces.Space[Any]:
 
 
 def to_vec_env_actions(spec: EnvSpec, actions: Any) -> np.ndarray:
-    """Return Gymnasium's actions, one per game and agent, in the form of a `VecEnv`.
+    """Return Gymnasium actions, one per game and agent, as an array for `VecEnv.step`.
 
-    They are [n_envs, n_agents], or [n_envs, n_agents, a] if an action is several numbers.
+    Its shape is [n_envs, n_agents], or [n_envs, n_agents, a] if an action consists of a numbers.
     """
     shape = (spec.n_envs, spec.n_agents)
     if spec.continuous_actions is None:
@@ -67,7 +70,7 @@ def to_vec_env_actions(spec: EnvSpec, actions: Any) -> np.ndarray:
 
 
 def copy_agent_observation(observation: Observation, game: int, agent: int) -> dict[str, Any]:
-    """Return copies of the observation of one agent of one game, because an environment may reuse its memory.
+    """Return copies of the channels that one agent of one game observes; an environment may reuse their memory.
 
     Booleans become int8, which `Discrete.sample(mask)` requires.
     """
@@ -75,7 +78,7 @@ def copy_agent_observation(observation: Observation, game: int, agent: int) -> d
 
 
 def copy_observations(observation: Observation) -> dict[str, Any]:
-    """Return copies of the observations of all games with one agent each: arrays [n_envs, ...], or tuples of texts."""
+    """Return copies of the channels of games with one agent each: arrays [n_envs, ...], or tuples of texts."""
     return {
         name: tuple(channel[game, 0] for game in range(channel.shape[0]))  # lazy texts have no slices
         if str(channel.dtype) == "object"
@@ -92,7 +95,7 @@ def _copy_array(value: Any) -> Any:
 
 
 def read_step_metrics(step: Step, game: int) -> dict[str, float]:
-    """Return the metrics of a step of one game (`EnvSpec.metrics`)."""
+    """Return the metrics of one game in a step (`EnvSpec.per_step`)."""
     return {name: float(value[game]) for name, value in step.info.items()}
 
 
@@ -122,7 +125,7 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
 
     def __init__(self, env: VecEnv, render_mode: str | None = None) -> None:
         if env.spec.n_envs != 1:
-            raise ConfigError(f"a Gymnasium Env contains one game; make {env.spec.name} with n_envs=1")
+            raise ConfigError(f"a Gymnasium Env contains one game; create {env.spec.name} with n_envs=1")
         _check_single_agent(env)
         self.env = env
         self.render_mode = render_mode
@@ -157,7 +160,7 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
 class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
     """A `VecEnv` of games with one agent each as a Gymnasium `VectorEnv`.
 
-    A game that ended begins its next episode in the following step, whose action is ignored and whose reward is 0
+    After an episode has ended, the next step starts another one; its action is ignored and its reward is 0
     (`AutoresetMode.NEXT_STEP`). Infos contain the metrics of the step and `base_reward`, each [num_envs].
 
     Args:
@@ -193,8 +196,8 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
         """
         if isinstance(seed, list):
             raise ConfigError(
-                "seed must be an integer or None, not a list, because the games of one environment share a stream of "
-                "random numbers"
+                "seed must be an integer or None, not a list, because all games of one environment share a random "
+                "number generator"
             )
         if options and "context" in options:
             self.env.set_context(options["context"])

@@ -40,7 +40,7 @@ class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[mi
     def __init__(self, env: VecEnv, render_mode: str | None = "rgb_array") -> None:
         spec = env.spec
         if spec.n_envs != 1:
-            raise ConfigError(f"a ParallelEnv of PettingZoo contains one game; make {spec.name} with n_envs=1")
+            raise ConfigError(f"a PettingZoo ParallelEnv contains one game; create {spec.name} with n_envs=1")
         self.env = env
         self.metadata = {"name": f"llmrl_{spec.name}", "render_modes": ["rgb_array"]}
         self.render_mode = render_mode

@@ -1,4 +1,4 @@
-"""Conversion of Gymnasium's spaces to channels and actions of a `VecEnv`, and lazily computed texts of a channel."""
+"""Conversion of Gymnasium spaces to channels and actions of a `VecEnv`, and lazily computed texts of a channel."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from gymnasium import Space, spaces
 
 MIN_IMAGE_SIDE = 16
-"""A Box of bytes is an image if its sides have at least this many pixels; MiniGrid's maps of codes are smaller."""
+"""Minimum width and height, in pixels, of a Box of bytes that counts as an image; MiniGrid's code maps are smaller."""
 
 Encoder = Callable[[Sequence[Any] | np.ndarray], np.ndarray]
 """Function from observations of n games to an array [n, 1, *channel.shape]."""
 
 
 def build_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encoder]]:
-    """Return the channels of an observation space without texts, by name, each with its encoder.
+    """Return the numeric and image channels of an observation space, by name, each with its encoder.
 
-    The channel `vector` contains every number of the observation, categories one-hot, in Gymnasium's own flat order;
-    texts and images are left out. `state` is the number of a Discrete observation, from 0. `pixels` is an image.
+    The channel `vector` contains every number of the observation, categories one-hot, in the order of
+    `gymnasium.spaces.flatten`; texts and images are omitted. `state` is a Discrete observation, shifted to start at 0.
+    `pixels` is an image.
     """
     from gymnasium import spaces
 
@@ -63,7 +64,7 @@ def is_image(space: Space[Any]) -> bool:
 
 
 def select_numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], Any]] | None:
-    """Return the numeric part of a space and a function that selects it from an observation; None if there is none."""
+    """Return a space without texts and images and a function that converts observations to it; None if it is empty."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -101,7 +102,7 @@ def _build_vector_encoder(space: Space[Any], select: Callable[[Any], Any]) -> En
 
 
 def _find_member_slices(space: Space[Any]) -> tuple[dict[str, slice], ...]:
-    """Return the position of each member of a Dict in its flat vector; () for spaces whose members have no names."""
+    """Return the slice of each member of a Dict in the flat vector, by name; () for other spaces."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict):
@@ -111,10 +112,10 @@ def _find_member_slices(space: Space[Any]) -> tuple[dict[str, slice], ...]:
 
 
 def find_continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None:
-    """Return the numbers of an action; None if an action is one of several choices.
+    """Return names, bounds and types of the numbers in an action of the environment `name`; None if it is Discrete.
 
     Raises:
-        ConfigError: an action without bounds, or of an unsupported type.
+        ConfigError: an action has no bounds or an unsupported type.
     """
     from gymnasium import spaces
 
@@ -122,7 +123,7 @@ def find_continuous_actions(space: Space[Any], name: str) -> ContinuousActions |
 
 
 def _flatten_action_space(space: Space[Any], name: str) -> ContinuousActions:
-    """Return the numbers of an action: those of all members of a Dict or Tuple; a Discrete action is one integer."""
+    """Return the numbers in an action: those of all members of a Dict or Tuple; a Discrete member is one integer."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict | spaces.Tuple):
@@ -143,10 +144,10 @@ def _flatten_action_space(space: Space[Any], name: str) -> ContinuousActions:
 
 
 def _find_bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the lowest and highest numbers of an action, float64 of its shape, and whether they are integers.
+    """Return the bounds of an action, float64 arrays of its shape, and whether its numbers are integers.
 
     Raises:
-        ConfigError: an action without bounds, or of an unsupported type.
+        ConfigError: an action has no bounds or an unsupported type.
     """
     from gymnasium import spaces
 
@@ -184,7 +185,7 @@ def _list_members(space: spaces.Dict | spaces.Tuple[Any]) -> dict[str, Space[Any
 def convert_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequence[Any] | np.ndarray:
     """Return actions of a `VecEnv`, [n, 1] choices or [n, 1, a] numbers, as elements of `space`.
 
-    Numbers are clipped to their bounds. Without `clip`, real numbers are not.
+    Integers are always clipped to their bounds, real numbers only with `clip`.
     """
     from gymnasium import spaces
 
@@ -194,7 +195,7 @@ def convert_actions(space: Space[Any], action: np.ndarray, clip: bool = True) ->
 
 
 def _unflatten_actions(space: Space[Any], action: np.ndarray, clip: bool) -> Sequence[Any] | np.ndarray:
-    """Return actions [n, 1, a], numbers also where `space` is Discrete, as elements of `space`."""
+    """Return actions [n, 1, a], in which a Discrete member is a number, as elements of `space`."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -214,11 +215,11 @@ def _unflatten_actions(space: Space[Any], action: np.ndarray, clip: bool) -> Seq
 
 
 class LazyTextArray:
-    """Texts of n games of k agents, like an array [n, k] of `str`, each computed on first access.
+    """Texts of k agents in each of n games, like an array [n, k] of `str`; a text is computed on first access.
 
     Args:
         shape: (n, k).
-        describe: function from the index of a game and of an agent to the text. The data that it reads must not change.
+        describe: function that returns a text, given a game index and an agent index. Its data must not change.
     """
 
     dtype = np.dtype(object)
@@ -228,7 +229,7 @@ class LazyTextArray:
         self._texts: dict[tuple[int, int], str] = {}
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the text at (game, agent), or the texts of all agents of a game, a list."""
+        """Return the text at (game, agent); for an index that is no tuple, the list of all texts of this game."""
         if not isinstance(index, tuple):
             return [self[index, agent] for agent in range(self.shape[1])]
         game, agent = index

@@ -1,4 +1,4 @@
-"""The factory of games of one Gymnasium environment, and games that are Gymnasium's own objects, one per game."""
+"""Factory of n parallel copies (games) of a Gymnasium environment, and games that are separate Gymnasium objects."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
 Engine = Literal["stock", "batched"]
-_MODULES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.levels", "llmrl/": "llmrl.envs.gym.tasks"}
+_MODULE_BY_PREFIX = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.levels", "llmrl/": "llmrl.envs.gym.tasks"}
 """Prefix of ids -> module that registers them."""
 _UNSUPPORTED_IDS = ("GymV21Environment", "GymV26Environment")
-"""Ids of Gymnasium that make the environment given as an argument, which would bypass the check of modules."""
+"""Gymnasium ids that create the environment given as an argument, which would bypass the check of trusted modules."""
 _EXTRA_BY_KEYWORD = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
 """Word in Gymnasium's error about a missing package -> extra of llmrl that installs the package."""
 _ENVS_THAT_KEEP_STATE = ("BipedalWalker", "CarRacing")
-"""Classes whose physics keep state across `reset(seed=...)`; they are rebuilt for each episode."""
+"""Environment classes whose physics keep state across `reset(seed=...)`; each episode gets a new object."""
 _ENVS_WITH_SHORT_EPISODES = ("BlackjackEnv",)
-"""Classes without a limit of steps whose episodes are always short."""
+"""Environment classes without a step limit whose episodes are always short."""
 
 
 @runtime_checkable
 class Games(Protocol):
-    """`n` games, numbered from 0, each of which behaves exactly as Gymnasium's own environment.
+    """`n` games, numbered from 0, each of which behaves exactly as the Gymnasium environment.
 
     Attributes:
         n: number of games.
@@ -56,9 +56,14 @@ class Games(Protocol):
     infos: Sequence[Mapping[str, Any]]
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any] | np.ndarray:
-        """Start the games where `mask` [n] is true, game i as `env.reset(seed=seeds[i])` does; `seeds` [n] int64.
+        """Start an episode in the games where `mask` is true; game i is reset as by `env.reset(seed=seeds[i])`.
 
-        Return the observation of every game, in order; those of games never started are undefined.
+        Args:
+            seeds: seed of each game, [n] int64.
+            mask: whether to start an episode in a game, [n] bool.
+
+        Returns:
+            The observation of every game, in order; undefined for games that were never started.
         """
         ...
 
@@ -67,13 +72,13 @@ class Games(Protocol):
     ) -> tuple[Sequence[Any] | np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Advance the games where `active` [n] is true; the others do not change.
 
-        `actions[i]` is an element of `action_space`. Return observations, rewards [n] float64, terminated [n] bool and
-        truncated [n] bool; 0 and false for games that are not playing.
+        `actions[i]` is an element of `action_space`. Return the observations of all games, rewards [n] float64,
+        terminated [n] bool and truncated [n] bool. Rewards and flags of games that are not active are 0 and false.
         """
         ...
 
     def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
-        """Draw the further random numbers of the games where `mask` [n] is true from generators with `seeds` [n]."""
+        """Replace the random generators of the games where `mask` [n] is true by new ones with `seeds` [n]."""
         ...
 
     def render(self, index: int) -> np.ndarray:
@@ -88,11 +93,11 @@ class EnvFactory:
     """Factory of games of one environment. It can be pickled for another process.
 
     Args:
-        id: Gymnasium's id; `module:Id-v0` imports `module` first.
+        id: Gymnasium id; `module:Id-v0` imports `module` first.
         kwargs: arguments of the environment.
-        horizon: steps after which an episode is truncated, >= 1; None: the environment's own number.
-        engine: `stock`, Gymnasium's own environment, one object per game; or `batched`, the same game as arrays.
-        trust: modules that an id, or a text of the game, may name.
+        horizon: steps after which an episode is truncated, >= 1; None: the step limit that Gymnasium registers.
+        engine: `stock`: one Gymnasium object per game; `batched`: one object with the state of all games in arrays.
+        trust: modules that `id`, or a file that describes the environment in words, may name.
     """
 
     id: str
@@ -109,8 +114,8 @@ class EnvFactory:
             render: whether `Games.render` must work.
 
         Raises:
-            ConfigError: unknown environment, missing package, invalid argument, an environment that cannot be rendered,
-                or one without a batched engine.
+            ConfigError: the environment is unknown, needs a missing package, rejects an argument, cannot be rendered
+                or has no batched engine.
         """
         if self.engine == "stock":
             return GymnasiumGames(self, n, render)
@@ -123,14 +128,14 @@ class EnvFactory:
         return games
 
     def _make_batched(self, n: int) -> Games | None:
-        """Return `n` games as arrays; None if there is no such engine, or not with these arguments."""
+        """Return `n` games of the batched engine; None if there is none for the environment or these arguments."""
         import gymnasium
         from gymnasium.envs.registration import load_env_creator
 
         from llmrl.envs.gym import tasks
 
         tasks.register()
-        # Other versions of Gymnasium have other environments, so the id may be unknown.
+        # Some versions of Gymnasium lack an environment of `BATCHED_GAMES`.
         if self.id not in BATCHED_GAMES or (spec := gymnasium.registry.get(self.id)) is None:
             return None
         check_frozen_lake_map(spec, self)
@@ -143,7 +148,7 @@ class EnvFactory:
 
 
 class GymnasiumGames:
-    """`n` environments made by `gymnasium.make`.
+    """`n` environments created by `gymnasium.make`.
 
     Args:
         env_factory: arguments that define the environment.
@@ -163,7 +168,7 @@ class GymnasiumGames:
             for _ in range(n):
                 self.envs.append(make_gymnasium_env(env_factory, render))
             if render and "envs.mujoco" in type(self.envs[0].unwrapped).__module__:
-                # A simulation that fails to draw is found before anything is played.
+                # Report a MuJoCo that cannot render before the first episode.
                 self.envs[0].reset(seed=0)
                 with _mujoco_errors(env_factory.id):
                     self.envs[0].render()
@@ -195,7 +200,7 @@ class GymnasiumGames:
             if self._remake is not None and self._started[i]:
                 self.envs[i].close()
                 self.envs[i] = self._remake()
-            # BabyAI prints each mission that it drew and rejected.
+            # BabyAI prints each mission that it samples and rejects.
             with contextlib.redirect_stdout(io.StringIO()) if self._is_minigrid else contextlib.nullcontext():
                 self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
             self._steps[i] = 0
@@ -218,9 +223,9 @@ class GymnasiumGames:
         return list(self._observations), reward, terminated, truncated
 
     def _check_state_index(self, game: int) -> None:
-        """Raise EngineError if the observation of a game should be a state number and is not.
+        """Raise EngineError if the observation space is `Discrete` and does not contain the observation of a game.
 
-        Observations of other spaces are checked where they are encoded.
+        Observations of other spaces are checked when they are encoded.
         """
         observation = self._observations[game]
         if self._state_space is not None and not self._state_space.contains(observation):
@@ -235,7 +240,7 @@ class GymnasiumGames:
 
 
 def make_gymnasium_env(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
-    """Return one environment, without Gymnasium's checks of every step, which cost as much as a small game.
+    """Return one environment without Gymnasium's checks of each step, which take as long as a step of a simple one.
 
     Raises:
         ConfigError: see `EnvFactory.make`.
@@ -258,7 +263,7 @@ def make_gymnasium_env(env_factory: EnvFactory, render: bool) -> gymnasium.Env[A
         raise ConfigError(f"{env_factory.id} needs a package that is not installed: {remedy}") from cause
     except error.Error as cause:
         raise ConfigError(
-            f"Gymnasium has no environment {env_factory.id!r} ({str(cause).rstrip('.')}). For an environment of your "
+            f"Gymnasium has no environment {env_factory.id!r} ({str(cause).rstrip('.')}). For an environment in your "
             "own package, use env.id=package.module:Id-v0"
         ) from cause
     except ModuleNotFoundError as cause:
@@ -278,20 +283,20 @@ def _find_spec(env_factory: EnvFactory) -> EnvSpec | None:
     module, separator, id = env_factory.id.rpartition(":")
     if id.startswith(_UNSUPPORTED_IDS):
         raise ConfigError(
-            f"env.id={env_factory.id} makes another environment, given as an argument; use the id of that environment"
+            f"env.id={env_factory.id} wraps an environment given as an argument; use the id of that environment"
         )
     if separator:
         env_factory.trust.load(module, f"env.id={env_factory.id}")
-    for prefix, package in _MODULES.items():
+    for prefix, registering_module in _MODULE_BY_PREFIX.items():
         if id.startswith(prefix):
-            importlib.import_module(package)
+            importlib.import_module(registering_module)
     return gymnasium.registry.get(id)
 
 
 def check_frozen_lake_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
-    """Raise ConfigError if a FrozenLake has no map or an invalid one.
+    """Raise ConfigError if the environment is FrozenLake and has no map or an invalid one.
 
-    Without a map, each object would draw its own, unseeded.
+    Without a map, each object would generate another one, without a seed.
     """
     if not str(spec.entry_point).endswith(":FrozenLakeEnv"):
         return
@@ -303,12 +308,12 @@ def check_frozen_lake_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
         len({len(row) for row in row_texts}) == 1 and "S" in letters and set(letters) <= set("SFHG")
     ):
         raise ConfigError(
-            f"{env_factory.id}: env.kwargs.desc={map_rows} is not a map; it must be rows of equal length, of the "
+            f"{env_factory.id}: env.kwargs.desc={map_rows} is not a map; it must be rows of equal length with the "
             "letters S (start, at least one), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
         )
     if row_texts is None and "map_name" in kwargs and kwargs["map_name"] is None:
         raise ConfigError(
-            f"{env_factory.id} without a map would draw a different, unseeded map for each game; set "
+            f"{env_factory.id} without a map would generate a different, unseeded map for each game; set "
             "env.kwargs.map_name=4x4 or 8x8, or a map as env.kwargs.desc (a list of rows such as SFFF)"
         )
 
@@ -318,14 +323,14 @@ def _is_minigrid(env: Any) -> bool:
 
 
 def find_step_limit(env: gymnasium.Env[Any, Any]) -> int | None:
-    """Return the number of steps after which Gymnasium or MiniGrid truncates an episode, whichever is less.
+    """Return the step limit of an episode: the lower one of Gymnasium's and MiniGrid's.
 
     None: there is no limit, or it depends on the episode (in BabyAI on the mission).
     """
     max_steps = None if env.spec is None else env.spec.max_episode_steps
-    game: Any = env.unwrapped
-    if _is_minigrid(game) and not any(base.__name__ == "RoomGridLevel" for base in type(game).__mro__):
-        return int(game.max_steps) if max_steps is None else min(max_steps, int(game.max_steps))
+    base_env: Any = env.unwrapped
+    if _is_minigrid(base_env) and not any(base.__name__ == "RoomGridLevel" for base in type(base_env).__mro__):
+        return int(base_env.max_steps) if max_steps is None else min(max_steps, int(base_env.max_steps))
     return max_steps
 
 
@@ -340,7 +345,7 @@ def find_rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
     is_mujoco = "envs.mujoco" in str(spec.entry_point)
     has_screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if is_mujoco and not has_screen and not os.environ.get("MUJOCO_GL"):
-        # MuJoCo opens a window unless it is configured to draw without a screen.
+        # MuJoCo opens a window unless it is configured to render without a screen.
         os.environ["MUJOCO_GL"] = "egl"
     with _mujoco_errors(spec.id) if is_mujoco else contextlib.nullcontext():
         env_class = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
@@ -356,14 +361,14 @@ def find_rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _mujoco_errors(name: str) -> Iterator[None]:
-    """Raise ConfigError if MuJoCo's renderer cannot be loaded or fails; errors about packages are left to others."""
+    """Raise ConfigError if MuJoCo's renderer cannot be loaded or fails; a ModuleNotFoundError passes unchanged."""
     try:
         yield
     except ModuleNotFoundError:
         raise
     except Exception as cause:  # PyOpenGL raises an AttributeError if it does not find a library
         raise ConfigError(
-            f"{name} cannot be drawn with MUJOCO_GL={os.environ.get('MUJOCO_GL') or '(unset)'}: "
-            f"{type(cause).__name__}: {cause}. Without a screen set MUJOCO_GL=egl (a GPU's driver, or Debian's "
-            "libegl1) or MUJOCO_GL=osmesa (libosmesa6); or make no videos (play.videos=0, env.render=false)"
+            f"{name} cannot be rendered with MUJOCO_GL={os.environ.get('MUJOCO_GL') or '(unset)'}: "
+            f"{type(cause).__name__}: {cause}. Without a screen set MUJOCO_GL=egl (needs a GPU driver, or libegl1 of "
+            "Debian) or MUJOCO_GL=osmesa (needs libosmesa6); or record no videos (play.videos=0, env.render=false)"
         ) from cause

@@ -1,4 +1,4 @@
-"""Scores of episodes: the criterion of success, and the scale of returns from random play to the best known player."""
+"""Scores of episodes: the success criterion, and the scale of returns from random play to the best known player."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ SuccessQuantity = Literal["return", "reward", "terminated"]
 
 @dataclass(frozen=True)
 class SuccessCriterion:
-    """A criterion: the return or the highest reward is at least `threshold`, or the episode terminated.
+    """Success criterion: the return or the highest reward is at least `threshold`, or the episode terminated.
+
+    Args:
+        quantity: the quantity that decides.
+        threshold: minimum return or reward; None for `terminated`.
 
     Raises:
         ConfigError: `threshold` is missing, or is given with the quantity `terminated`.
@@ -34,7 +38,7 @@ class SuccessCriterion:
 
     @classmethod
     def from_options(cls, success: SuccessQuantity | None, success_threshold: float | None) -> SuccessCriterion | None:
-        """Return the criterion of two options of an environment, or None if both are None.
+        """Return the criterion that the options `env.success` and `env.success_threshold` define; None if both are.
 
         Raises:
             ConfigError: the options do not fit each other.
@@ -62,7 +66,7 @@ class SuccessCriterion:
 
 @dataclass(frozen=True)
 class ReturnScale:
-    """A scale of the returns of one game: 0 is the mean of a random player, 1 that of the best known player.
+    """Scale of returns in one environment: 0 is a random player's mean return, 1 that of the best known player.
 
     It is the human-normalized score of Mnih et al. (Nature 2015, Methods) with the best known player in place of the
     human. Scores may be below 0 and above 1.
@@ -70,9 +74,9 @@ class ReturnScale:
     Attributes:
         random: mean return of `agent=random`.
         best: mean return of the best known player.
-        horizon: steps per episode in both measurements; with another horizon there is no score.
-        kwargs: arguments of the environment in both measurements; with others there is no score.
-        is_maximum: whether no episode can return more than `best`; `search.target_return=max` ends a search there.
+        horizon: step limit in both measurements; None: there was none.
+        kwargs: arguments of the environment in both measurements.
+        is_maximum: whether `best` is the greatest possible return, at which `search.target_return=max` ends a search.
 
     Raises:
         ConfigError: the best player is no better than the random one.
@@ -89,7 +93,7 @@ class ReturnScale:
             raise ConfigError(f"env.progress: best={self.best} must be above random={self.random}")
 
     def applies_to(self, horizon: int | None, kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a game has the horizon and arguments with which the scale was measured."""
+        """Return whether the scale was measured with this step limit and these arguments; else there are no scores."""
         return horizon == self.horizon and dict(kwargs) == dict(self.kwargs)
 
     def score(self, episode_return: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Evaluation of controllers, policies with few parameters, in policy search.
+"""Evaluation of controllers (policies with few parameters) in n parallel copies (games) of an environment.
 
-An `EpisodeRunner` plays episodes as a batch in one process. A `WorkerPool` starts worker processes that each run
-`python -m llmrl.envs.gym.evaluator` and have an `EpisodeRunner`. Evaluations and their results are exchanged over a
-socket to each worker. The standard input of a worker carries no data: it is closed when the parent process ends, and a
-thread of the worker waits for this, even in the middle of an episode. A worker does not import torch, unless a
-controller needs it.
+An `EpisodeRunner` plays episodes in several games of one process. A `WorkerPool` starts worker processes, each of which
+runs `python -m llmrl.envs.gym.evaluator` with an `EpisodeRunner`. A socket to each worker transmits evaluations and
+their results. The standard input of a worker transmits nothing: it is closed when the parent process ends. A thread of
+the worker waits for this and ends the process, even in the middle of an episode. A worker does not import torch unless
+a controller needs it.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from llmrl.envs.gym.env_factory import EnvFactory, Games
 from llmrl.envs.gym.episode_scores import SuccessCriterion
 
 _MAX_GYMNASIUM_GAMES = 8
-"""Maximum number of Gymnasium's own games that a process plays in lock step, with one call of the controller for all of
-them."""
+"""Maximum number of games of the stock engine in one process. A step calls the controller once for all of them."""
 _MAX_BATCHED_GAMES = 1024
-"""Maximum number of batched games in lock step, which keeps their arrays small."""
+"""Maximum number of games of the batched engine, so that their arrays fit the caches of a processor."""
 _EXIT_TIMEOUT_SECONDS = 2.0
+"""Time for a worker whose connection is closed to end, after which it counts as not responding."""
 _EPISODE_DTYPE = np.dtype([("episode_return", "f8"), ("length", "i8"), ("max_reward", "f8"), ("terminated", "?")])
 """Result of an episode: sum of its rewards, number of steps, highest reward of a step, and whether it terminated."""
 
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """A game and the rules under which its episodes are played.
+    """An environment and the rules under which its episodes are played.
 
     Args:
-        env_factory: the game.
-        clip_actions: whether numbers of an action are clipped to their bounds. If false, the environment gets the
-            unclipped numbers, and a cost of large actions depends on them, as in ProPS (arXiv 2511.21928).
-        success: criterion of a successful episode; None: there is none.
+        env_factory: factory of the games.
+        clip_actions: whether numbers of an action are clipped to their bounds. If false, a reward term for large
+            actions depends on the unclipped numbers, as in ProPS (arXiv 2511.21928).
+        success: success criterion of an episode; None: there is none.
     """
 
     env_factory: EnvFactory
@@ -65,8 +65,8 @@ class EpisodeBatch:
 
     Attributes:
         returns: sum of the rewards of each episode, [q, k] float64.
-        lengths: steps of each episode, [q, k] int64.
-        successes: whether each episode was a success, [q, k] bool; None without a criterion of success.
+        lengths: number of steps of each episode, [q, k] int64.
+        successes: whether each episode was a success, [q, k] bool; None without a success criterion.
     """
 
     returns: NDArray[np.float64]
@@ -75,56 +75,58 @@ class EpisodeBatch:
 
 
 class EpisodeRunner:
-    """Plays episodes in n games in lock step; a game whose episode ends starts the next one.
+    """Runner of episodes in n games in lock step; a game whose episode has ended starts the next one.
 
     Args:
-        rules: the game and the rules of its episodes.
+        rules: the environment and the rules of its episodes.
         n: number of games in lock step.
 
     Raises:
-        ConfigError: see `EnvFactory.make`; or the game might never end.
+        ConfigError: see `EnvFactory.make`; or the environment has no step limit.
     """
 
     def __init__(self, rules: EpisodeRules, n: int) -> None:
         self._rules = rules
         self.games: Games = rules.env_factory.make(n)
         if self.games.horizon is None:
-            raise ConfigError(
-                f"{rules.env_factory.id} has no limit of steps, so an episode may never end; set env.horizon"
-            )
+            raise ConfigError(f"{rules.env_factory.id} has no step limit, so an episode may never end; set env.horizon")
         self._channels = build_channels(self.games.observation_space)
 
     def play(
         self, controller: Controller, candidates: NDArray[np.float64], seeds: NDArray[np.int64], indices: Sequence[int]
     ) -> NDArray[Any]:
-        """Play the episodes `indices`: i * k + j is vector i of `candidates` [q, d] under seed j of `seeds` [k].
+        """Play the episodes `indices`: episode i * k + j has the parameters `candidates[i]` and the seed `seeds[j]`.
 
-        Each begins as `env.reset(seed=seeds[j])` does. So results do not depend on the other episodes or on the number
-        of games, provided that an action of `controller` depends only on its own observation and parameters.
+        An episode begins as after `env.reset(seed=seeds[j])`. Its result does not depend on other episodes or on the
+        number of games, if the controller uses only the observation and parameters of a game for its action.
 
-        If the controller has the method `bind_parameters`, it is called with the parameters of all games [n, d], and
-        the faster function that it returns is used.
+        Args:
+            controller: the policy. If it has the method `bind_parameters`, this is called with the parameters of all
+                games [n, d] and returns a function from inputs to actions, which is faster than `act`.
+            candidates: parameter vectors, [q, d].
+            seeds: seeds of episodes, [k].
+            indices: indices of the episodes to play, each in 0 .. q * k - 1.
 
         Returns:
             An array of `_EPISODE_DTYPE`, one element for each episode.
 
         Raises:
-            ConfigError: the controller reads a channel that the game does not have.
+            ConfigError: the controller reads a channel that the environment does not have.
         """
         if controller.channel not in self._channels:
-            channels = ", ".join(self._channels) or "nothing that can be read without words"
+            channels = ", ".join(self._channels) or "none without text"
             raise ConfigError(
-                f"the policy reads the channel {controller.channel}, and {self._rules.env_factory.id} has {channels}; "
-                "use a policy for one of these"
+                f"the policy reads the channel {controller.channel}, but channels of {self._rules.env_factory.id} are: "
+                f"{channels}; use a policy for one of these"
             )
-        # Inputs of the controller are [n, k] float64, or [n] int64 for states.
+        # Inputs of the controller are vectors [n, m] float64, or state indices [n] int64.
         encode_observation = self._channels[controller.channel][1]
         input_dtype = np.int64 if controller.channel == "state" else np.float64
         games, n = self.games, self.games.n
         results, remaining_episodes = np.zeros(len(indices), dtype=_EPISODE_DTYPE), iter(enumerate(indices))
         result_indices, game_seeds, lengths = np.zeros((3, n), dtype=np.int64)
         parameters, returns, max_rewards = np.zeros((n, candidates.shape[1])), np.zeros(n), np.zeros(n)
-        # All games are started once, because before that they have no observations.
+        # Start all games, even more than there are episodes: a game that was never started has no observation.
         active, start_mask = np.zeros(n, dtype=bool), np.ones(n, dtype=bool)
         while True:
             for game, (result_index, index) in zip(np.flatnonzero(~active).tolist(), remaining_episodes, strict=False):
@@ -151,7 +153,7 @@ class EpisodeRunner:
                 results[result_indices[game]] = returns[game], lengths[game], max_rewards[game], terminated[game]
             active &= ~done
 
-    def resized(self, n: int) -> EpisodeRunner:
+    def resize(self, n: int) -> EpisodeRunner:
         """Return this runner if it has `n` games; otherwise close it and return a new one."""
         if self.games.n == n:
             return self
@@ -163,14 +165,14 @@ class EpisodeRunner:
 
 
 class GymEvaluator(AbstractContextManager["GymEvaluator"]):
-    """Evaluates controllers: batched games in this process, Gymnasium's own games in worker processes.
+    """Evaluator of controllers: games of the batched engine run in this process, others in worker processes.
 
     Use it as a context manager, or call `close`.
 
     Args:
-        rules: the game and the rules of its episodes.
-        workers: number of processes for Gymnasium's own games, >= 1; None: one per core that this process may use.
-            With 1, they are played in this process, as batched games always are.
+        rules: the environment and the rules of its episodes.
+        workers: number of worker processes for the stock engine, >= 1; None: one per core that this process may use.
+            With 1, games run in this process, as those of the batched engine always do.
 
     Raises:
         ConfigError: see `EpisodeRunner`.
@@ -179,7 +181,7 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
     def __init__(self, rules: EpisodeRules, workers: int | None = None) -> None:
         self._rules = rules
         self.workers = 1 if rules.env_factory.engine == "batched" else workers or len(os.sched_getaffinity(0))
-        # Created even if worker processes play, so that invalid games raise an error at once.
+        # Created even if worker processes play, so that invalid options raise an error at once.
         self._runner = EpisodeRunner(rules, 1)
         self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
 
@@ -191,20 +193,21 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
         Results do not depend on the number of workers.
 
         Raises:
-            ConfigError: the game lacks the channel that the controller reads, or the controller cannot be pickled.
-            EngineError: a worker process died, or the game raised an error.
+            ConfigError: the environment lacks the channel that the controller reads, or the controller cannot be
+                pickled.
+            EngineError: a worker process died, or the environment raised an error.
         """
         candidates, seeds = np.asarray(candidates, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
         n_episodes = len(candidates) * len(seeds)
         if self._rules.env_factory.engine == "batched":
             n_games = min(n_episodes, _MAX_BATCHED_GAMES)
-        else:  # each process plays at least two rounds of episodes
+        else:  # so few games that each plays at least two episodes, as the work of processes is then more equal
             n_games = max(1, min(-(-n_episodes // (2 * self.workers)), _MAX_GYMNASIUM_GAMES))
         try:
             if self._pool is not None:
                 results = self._pool.play(controller, candidates, seeds, n_games)
             else:
-                self._runner = self._runner.resized(n_games)
+                self._runner = self._runner.resize(n_games)
                 results = self._runner.play(controller, candidates, seeds, range(n_episodes))
         except LlmrlError:
             raise
@@ -216,7 +219,7 @@ class GymEvaluator(AbstractContextManager["GymEvaluator"]):
         return EpisodeBatch(returns, results["length"], successes)
 
     def close(self) -> None:
-        """End the worker processes. It may be called twice."""
+        """End the worker processes; later calls do nothing."""
         self._runner.close()
         if self._pool is not None:
             self._pool.close()
@@ -231,13 +234,13 @@ class _Worker(NamedTuple):
 
 
 class WorkerPool:
-    """Worker processes that play one game, started with the first evaluation.
+    """Worker processes that play episodes of one environment; the first evaluation starts them.
 
-    They end when the pool is closed or its process has ended for any reason. They ignore the signals of a terminal and
-    of a scheduler, because only the parent process decides when an evaluation ends.
+    They end when the pool is closed or the parent process has ended for any reason. They ignore signals from a terminal
+    or a scheduler, because only the parent process decides when an evaluation ends.
 
     Args:
-        rules: the game and the rules of its episodes.
+        rules: the environment and the rules of its episodes.
         n: number of processes.
     """
 
@@ -248,11 +251,11 @@ class WorkerPool:
     def play(self, controller: Controller, candidates: np.ndarray, seeds: np.ndarray, n_games: int) -> np.ndarray:
         """Return the results of all episodes of `candidates` under `seeds` (see `EpisodeRunner.play`).
 
-        Each process plays every n-th episode, in `n_games` games in lock step.
+        Process k plays the episodes k, k + n, k + 2n and so on, in `n_games` games in lock step.
 
         Raises:
-            ConfigError: the controller cannot be pickled, or the game lacks the channel that it reads.
-            EngineError: a worker died, or its game failed.
+            ConfigError: the controller cannot be pickled, or the environment lacks the channel that it reads.
+            EngineError: a worker died, or its environment raised an error.
         """
         try:
             pickled_evaluation = pickle.dumps((controller, candidates, seeds, n_games))
@@ -286,10 +289,10 @@ class WorkerPool:
         return results
 
     def close(self) -> None:
-        """End the processes. It may be called twice, and after a process has died."""
+        """End the processes; later calls do nothing. It may be called after a process has died."""
         for worker in self._workers:
             worker.connection.close()
-        # A worker would notice the closed socket only at the end of an episode, so it is killed; it has no data to
+        # A worker would notice the closed socket only at the end of an evaluation, so it is killed; it has no data to
         # save.
         for worker in self._workers:
             worker.process.kill()
@@ -317,7 +320,7 @@ def _start_worker() -> _Worker:
     parent_socket, child_socket = socket.socketpair()
     with child_socket:
         command = [sys.executable, "-m", "llmrl.envs.gym.evaluator", str(child_socket.fileno())]
-        # A game uses one core: threads of NumPy's linear algebra would slow down the other workers.
+        # One core per worker: threads of NumPy's linear algebra would slow down the other workers.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         process = subprocess.Popen(command, pass_fds=(child_socket.fileno(),), env=environment, stdin=subprocess.PIPE)
     return _Worker(process, Connection(parent_socket.detach()))
@@ -332,17 +335,18 @@ def _serve_evaluations(connection: Connection) -> None:
         reply: Any
         try:
             controller, candidates, seeds, n_games = pickle.loads(pickled_evaluation)  # noqa: S301
-            runner = EpisodeRunner(rules, n_games) if runner is None else runner.resized(n_games)
+            runner = EpisodeRunner(rules, n_games) if runner is None else runner.resize(n_games)
             reply = runner.play(controller, candidates, seeds, indices)
         except (ConfigError, EngineError) as error:
             reply = error
-        except Exception as error:  # noqa: BLE001 (the parent process raises any error of a third party's game)
+        except Exception as error:  # noqa: BLE001 (the parent process raises any error of a third-party environment)
             reply = build_engine_error(rules.env_factory.id, "a worker process", error)
             reply.add_note(traceback.format_exc())
         connection.send(reply)
 
 
 def _exit_after_parent() -> None:
+    """End this process when its standard input is closed, which the end of the parent process causes."""
     sys.stdin.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Environments that resume exactly, by replaying the episodes in progress from their seeds."""
+"""Environments that resume exactly: they replay the episodes in progress from their seeds, actions and mechanisms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmrl.envs.array_games import GroupedGames
 
 
 class ReplayableEnv(GroupedGames, ABC):
-    """Games in lock step whose episodes are functions of a seed, of actions, and of the mechanism's values.
+    """Base class of `n_envs` parallel copies (games) whose episodes depend only on a seed, actions and the mechanism.
 
-    **Seeds.** The k-th episode of a game is seeded with a function of the seed, the game's index and k, so the games
-    after a seeded reset have the same starts whatever the agents do.
+    **Seeds.** The seed of a game's k-th episode is a function of the seed of the last seeded reset, the game's index
+    and k. Start states therefore do not depend on the agents' actions.
 
-    **Mechanism.** Values are recorded with the actions, because an episode may depend on them. A subclass with a
-    mechanism sets `_mechanism_values` to the initial values.
+    **Mechanism.** Its values are recorded with the actions. A subclass with a mechanism sets `_mechanism_values` to the
+    initial values.
 
     A subclass sets `spec`, and implements `_begin_episodes`, `_advance`, `_observe` and `_build_step`.
 
@@ -36,30 +36,31 @@ class ReplayableEnv(GroupedGames, ABC):
     def __init__(self, settings: Any, seeds: Seeds, trust: Trust) -> None:
         self.settings, self._seed_tree, self._trust = settings, seeds, trust
         n_envs: int = settings.n_envs
-        self._root_seeds = [seeds.integer("games")]  # one for each equal group of games
+        self._root_seeds = [seeds.integer("games")]  # one for each of several equal groups of games
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._episode_seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress
-        self._next_seeds: np.ndarray | None = None  # seeds of the next episodes
-        # Actions and the mechanism's values in the last steps, each of all games. Game i's episode consists of the
-        # `_episode_lengths[i]` steps from `_history_starts[i]` on.
+        self._next_seeds: np.ndarray | None = None  # seeds of the next episodes, set by `seed_games`
+        # Per step: the actions and the mechanism's values of all games. Game i's episode in progress consists of
+        # `_episode_lengths[i]` steps from the index `_history_starts[i]` on.
         self._history: list[tuple[np.ndarray, np.ndarray]] = []
-        # The mechanism's values: current ones, [n_envs, d], and those at the start of each episode.
+        # The mechanism's current values, and its values at the start of each episode, [n_envs, d].
         self._mechanism_values = np.zeros((n_envs, 0))
         self._initial_mechanism = self._mechanism_values.copy()
         self._history_starts, self._episode_lengths = np.zeros((2, n_envs), dtype=np.int64)
-        # Forks of the episodes in progress: step of each game (-1: in no present episode), and seeds, [n_envs] each.
+        # Forks during the episodes in progress: each game's step at the fork (-1: its episode began later), and the
+        # new seeds, [n_envs] each.
         self._forks: list[tuple[np.ndarray, np.ndarray]] = []
         self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
 
     @abstractmethod
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
-        """Start the games where `reset_mask` [n_envs] is true, from `_episode_seeds`."""
+        """Start an episode in the games where `reset_mask` [n_envs] is true, with the seeds `_episode_seeds`."""
 
     @abstractmethod
     def _advance(self, action: np.ndarray, active: np.ndarray) -> np.ndarray:
         """Advance the games that are `active` [n_envs] by one step; return their rewards, [n_envs].
 
-        Games may end in it.
+        Update `_terminated` and `_truncated` of games that end.
         """
 
     @abstractmethod
@@ -71,12 +72,13 @@ class ReplayableEnv(GroupedGames, ABC):
         """Return the `Step` of the games that were `active` [n_envs], given their rewards [n_envs]."""
 
     def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
-        """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds`, for `fork`."""
+        """Give new random generators with `seeds` to the games where `mask` [n_envs] is true, for `fork`."""
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of episodes.
+        """Start new episodes where `mask` [n_envs] is true (None: everywhere).
 
-        A sequence of seeds divides the games into equal groups with a series each (`VecEnv.reset`).
+        With `seed`, the seeds of this and later episodes derive from it. With a sequence of m seeds, the games are
+        divided into m equal groups, and each group derives its seeds from one of them (`VecEnv.reset`).
         """
         n = self.spec.n_envs
         if seed is not None:
@@ -98,11 +100,11 @@ class ReplayableEnv(GroupedGames, ABC):
         return self._observe()
 
     def seed_games(self, seeds: np.ndarray) -> None:
-        """Let the next reset seed game i with `seeds[i]`, [n_envs] int64, regardless of its argument `seed`."""
+        """Set the seeds of the episodes that the next reset starts, [n_envs] int64; it then ignores its `seed`."""
         self._next_seeds = np.array(seeds, dtype=np.int64)
 
     def _discard_history(self, reset_mask: np.ndarray) -> None:
-        """Drop the records of the episodes of the games where `reset_mask` is true, as they need no replay."""
+        """Delete the records of the episodes that end because `reset_mask` is true; they need no replay."""
         self._history_starts[reset_mask], self._episode_lengths[reset_mask] = len(self._history), 0
         for steps, _ in self._forks:
             steps[reset_mask] = -1
@@ -120,9 +122,9 @@ class ReplayableEnv(GroupedGames, ABC):
         self._terminated[reset_mask] = self._truncated[reset_mask] = False
 
     def step(self, action: Array) -> Step:
-        """Advance the games in progress; the others do not change.
+        """Advance the games whose episodes have not ended; the others do not change.
 
-        `action` is [n_envs, n_agents], or [n_envs, n_agents, a] where an action is several numbers.
+        `action` is [n_envs, n_agents], or [n_envs, n_agents, a] if an action consists of a numbers.
         """
         action = np.array(action)
         active = ~(self._terminated | self._truncated)
@@ -134,7 +136,7 @@ class ReplayableEnv(GroupedGames, ABC):
         """Set the mechanism's values of all games, [d], or of each game, [n_envs, d], from the next step on.
 
         Raises:
-            ConfigError: there is no mechanism, or a number is out of bounds.
+            ConfigError: there is no mechanism, or a value is out of bounds.
         """
         self._mechanism_values = self._broadcast_values(values)
 
@@ -177,7 +179,7 @@ class ReplayableEnv(GroupedGames, ABC):
         actions_by_game = [np.asarray(actions) for actions in state["acted"]]
         self._episode_lengths = np.array([len(actions) for actions in actions_by_game])
         max_length = int(self._episode_lengths.max(initial=0))
-        # All replayed episodes end in the same step, so that later actions can be appended.
+        # Episodes are aligned at their last steps, so that later actions can be appended.
         self._history_starts = max_length - self._episode_lengths
         numbers, n_agents = self.spec.continuous_actions, self.spec.n_agents
         action_shape = (n_agents,) if numbers is None else (n_agents, numbers.dim)
@@ -200,9 +202,9 @@ class ReplayableEnv(GroupedGames, ABC):
                 self._reseed(seeds, mask)
 
     def _align_steps(self, episodes: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-        """Return the arrays of each game's steps, [steps, *shape] each, as one, [steps, n_envs, *shape] float64.
+        """Return one array [max steps, n_envs, *shape] of the games' arrays [steps, *shape], aligned at the last step.
 
-        Before a game's first step, it is zero.
+        Elements before the first step of a game are zero.
         """
         padded = [
             np.concatenate([np.zeros((start, *shape)), episode.reshape(len(episode), *shape)])

@@ -1,4 +1,4 @@
-"""`GymnasiumEnv`: many games of any Gymnasium environment as one `VecEnv`."""
+"""`GymnasiumEnv`: n parallel copies (games) of any Gymnasium environment as one `VecEnv`."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class GymnasiumEnv(ReplayableEnv):
     """A vectorized environment of `n_envs` games with one agent each.
 
     **Observation.** `vector` [n_envs, 1, k] float32: every number of the observation, categories one-hot; `state`
-    [n_envs, 1] int64 if the observation is a state index; `pixels` if it is an image; `text` [n_envs, 1] if the game
-    has a text interface; `action_mask` [n_envs, 1, n_actions] bool if the environment reports legal actions
-    (`info["action_mask"]`).
+    [n_envs, 1] int64 if the observation is a state index; `pixels` [n_envs, 1, height, width, channels] uint8 if it is
+    an image; `text` [n_envs, 1] with the option `text`; `action_mask` [n_envs, 1, n_actions] bool if the environment
+    reports legal actions (`info["action_mask"]`).
 
     **Action.** One of `n_actions`, or several numbers (`spec.continuous_actions`), which are clipped to their bounds.
 
-    **Reward.** The environment's own.
+    **Reward.** The reward of the Gymnasium environment.
 
     After a resume, a game continues exactly: its episode is replayed from its seed and actions. This requires an
-    environment whose episodes depend on these alone. Gymnasium's environments that keep state across resets
-    (BipedalWalker, CarRacing) are rebuilt for each episode; other such environments cannot be detected.
+    environment whose episodes depend only on these. Gymnasium's environments that keep state across resets
+    (BipedalWalker, CarRacing) are created anew for each episode; other such environments cannot be detected.
 
     Args:
         settings: options of the environment.
@@ -69,8 +69,8 @@ class GymnasiumEnv(ReplayableEnv):
         trust: modules that `id` and `text` may name.
 
     Raises:
-        ConfigError: unknown environment, a module that is not trusted, a missing package, an unsupported action space,
-            no usable observation, or a `success` that does not fit `success_threshold`.
+        ConfigError: the environment is unknown, a module is not trusted, a package is missing, the action space is
+            unsupported, no observation is usable, or `success` and `success_threshold` do not fit each other.
     """
 
     settings: GymnasiumSettings
@@ -83,15 +83,16 @@ class GymnasiumEnv(ReplayableEnv):
         self.clip_actions = True  # An agent may set this to False, so that its actions reach the games unchanged.
         self.env_factory = EnvFactory(settings.id, kwargs, settings.horizon, settings.engine, trust)
         self._games = self.env_factory.make(n_envs, settings.render)
-        numbers = find_continuous_actions(self._games.action_space, name)
+        continuous_actions = find_continuous_actions(self._games.action_space, name)
         self._returns, self._max_rewards = np.zeros(n_envs), np.full(n_envs, -np.inf)
         # Only a reset shows whether infos contain an action mask.
         self._observations = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
         self._has_action_mask = "action_mask" in self._games.infos[0]
         self._return_scale = settings.progress
         if self._return_scale is not None and not self._return_scale.applies_to(self._games.horizon, kwargs):
-            reference = self._return_scale.horizon, dict(self._return_scale.kwargs)
-            log.info("env.progress was measured with horizon=%s and kwargs=%s: there is no score here", *reference)
+            horizon, scale_kwargs = self._return_scale.horizon, dict(self._return_scale.kwargs)
+            message = "env.progress was measured with horizon=%s and kwargs=%s, so this run has no metric progress"
+            log.info(message, horizon, scale_kwargs)
             self._return_scale = None
         self._describer: Describer | None = None
         if settings.text is not None:
@@ -99,9 +100,9 @@ class GymnasiumEnv(ReplayableEnv):
 
             self._describer = build_describer(settings.text, self.env_factory, self._success_criterion)
         self._channels = build_channels(self._games.observation_space)
-        self.spec = self._build_spec(name, numbers)
+        self.spec = self._build_spec(name, continuous_actions)
 
-    def _build_spec(self, name: str, numbers: ContinuousActions | None) -> EnvSpec:
+    def _build_spec(self, name: str, continuous_actions: ContinuousActions | None) -> EnvSpec:
         from gymnasium import spaces
 
         actions = self._games.action_space
@@ -130,7 +131,7 @@ class GymnasiumEnv(ReplayableEnv):
             action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
             metrics={score: "last" for score, definition in scores.items() if definition is not None},
-            continuous_actions=numbers,
+            continuous_actions=continuous_actions,
             text=text,
             max_return=self._return_scale.best
             if self._return_scale is not None and self._return_scale.is_maximum
@@ -183,8 +184,8 @@ class GymnasiumEnv(ReplayableEnv):
         if "action_mask" in self.spec.observation:
             if not all("action_mask" in info for info in infos):
                 raise EngineError(
-                    f"{self.spec.name} reported legal actions in its first info (info['action_mask']), and not in a "
-                    "later one; it must report them in every reset and step, or never"
+                    f"{self.spec.name} reported legal actions (info['action_mask']) at first, but not later; it must "
+                    "report them in every reset and step, or never"
                 )
             observation["action_mask"] = np.array([info["action_mask"] for info in infos], dtype=bool)[:, None]
         return observation
@@ -197,11 +198,11 @@ class GymnasiumEnv(ReplayableEnv):
         return name_env_in_errors(GymnasiumEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def single(self) -> gymnasium.Env[Any, Any]:
-        """Return one more game, as Gymnasium's own environment."""
+        """Return a new Gymnasium environment with the same options."""
         return make_gymnasium_env(replace(self.env_factory, engine="stock"), render=False)
 
     def evaluator(self, clip_actions: bool, workers: int | None) -> GymEvaluator:
-        """Return an evaluator that plays whole episodes of controllers in `workers` processes (None: one per core)."""
+        """Return an evaluator of controllers, which plays episodes in `workers` processes (None: one per core)."""
         from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 
         return GymEvaluator(EpisodeRules(self.env_factory, clip_actions, self._success_criterion), workers)

@@ -1,1 +1,1 @@
-"""Particle worlds: games of discs in a plane that cover landmarks, chase each other, or guide each other."""
+"""Particle environments: agents are discs in a plane that cover landmarks, chase each other, or guide each other."""

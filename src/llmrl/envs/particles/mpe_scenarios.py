@@ -12,9 +12,10 @@ from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario, build_slices, concatenate_features, length
 
-GOAL_DISTANCE = 0.15  # distance at which a landmark counts as reached, units
-COVERED_DISTANCE = 0.1  # distance at which a landmark counts as covered, units
-CATCH_REWARD = 10.0  # reward of a contact, per step
+GOAL_DISTANCE = 0.15  # maximum distance at which a landmark counts as reached, in length units
+COVERED_DISTANCE = 0.1  # distance below which a landmark counts as covered, in length units
+CATCH_REWARD = 10.0  # simple_tag: reward of adversaries for each contact in a step
+# simple_reference and simple_speaker_listener: observed colors of the three landmarks, [3, RGB], and number of words.
 REFERENCE_COLORS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
 REFERENCE_WORDS = 10
 SPEAKER_COLORS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
@@ -26,16 +27,16 @@ class SimpleSpread(Scenario):
 
     **Agents.** `agent_0`, `agent_1`, ..., solid discs of radius 0.15.
 
-    **Reward.** -(1 - local_ratio) * D - local_ratio * c, where D is the sum over landmarks of the distance of the
-    nearest agent, the same for all agents, and c the number of agents that overlap with the rewarded one.
+    **Reward.** -(1 - local_ratio) * D - local_ratio * c. D, the same for all agents, is the sum over landmarks of the
+    distance to the nearest agent; c is the number of agents that overlap with the rewarded agent.
 
     **Metrics.** `collisions`: pairs of agents that overlap, summed over the episode. `landmarks_covered`: landmarks
-    with an agent closer than 0.1, in the last step. `mean_distance`: mean over landmarks of the distance of the nearest
-    agent, mean over steps. `success`: every landmark has an agent within 0.15 in the last step.
+    with an agent closer than 0.1, in the last step. `mean_distance`: mean over landmarks and steps of the distance to
+    the nearest agent. `success`: every landmark has an agent within 0.15 in the last step.
 
     Args:
-        n_agents: number of agents, and of landmarks.
-        local_ratio: weight of an agent's own collisions; the shared distances have the weight 1 - local_ratio.
+        n_agents: number of agents and number of landmarks.
+        local_ratio: weight of c, the agent's collisions; D has the weight 1 - local_ratio.
     """
 
     name = "simple_spread"
@@ -89,14 +90,14 @@ def _nearest_agent_distances(world: ParticleWorld) -> np.ndarray:
 
 
 class SimpleTag(Scenario):
-    """Predators and prey (Lowe et al., 2017; rewards as in `mpe2.simple_tag_v3`).
+    """Adversaries (predators) pursue good agents (prey) (Lowe et al., 2017; rewards as in `mpe2.simple_tag_v3`).
 
     **Agents.** `adversary_0`, ... (radius 0.075, at most 1.0 units per second), then the good agents `agent_0`, ...
     (0.05, at most 1.3). Obstacles are solid and have a radius of 0.2.
 
-    **Reward.** Adversaries: +10 for each contact of any adversary with any good agent, the same for all of them. Good
-    agents: -10 for each adversary that touches them, and a penalty for leaving the arena: for each of x and y, with
-    d its absolute value, 0 up to 0.9, then 10 * (d - 0.9) up to 1, then exp(2 * d - 2), at most 10.
+    **Reward.** Every adversary: +10 for each contact of any adversary with any good agent. Good agents: -10 for each
+    adversary that touches them, minus a penalty for each coordinate. For its absolute value d, the penalty is 0 up to
+    d = 0.9, then 10 * (d - 0.9) up to d = 1, then exp(2 * d - 2), at most 10.
 
     **Metrics.** `catches`: contacts of an adversary with a good agent, summed over the episode.
 
@@ -141,7 +142,8 @@ class SimpleTag(Scenario):
         super().__init__(bodies, tuple(layouts))
         self.start_half_width[len(names) :] = 0.9
         self._pair_predators, self._pair_prey = (x.ravel() for x in np.meshgrid(predators, prey, indexing="ij"))
-        # Good agents whose velocities each agent observes; a good agent has a row of zeros (index -1) for its own.
+        # Row i: good agents whose velocities agent i observes. If agent i is a good agent, the list without it is one
+        # shorter and is padded with -1, the index of a row of zeros.
         self._observed_prey = np.array(
             [[*(j for j in prey if j != i), *([-1] if i in prey else [])] for i in range(len(names))]
         )
@@ -185,7 +187,7 @@ class SimpleTag(Scenario):
 
 
 class GuidedScenario(Scenario):
-    """Base class of scenarios in which each goal is one of three landmarks, red, green and blue."""
+    """Base class of scenarios in which each goal is one of three landmarks: red, green and blue."""
 
     metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
 
@@ -199,14 +201,14 @@ class GuidedScenario(Scenario):
         fill, outline = super().colors(goal_landmark)
         shades = (40 + 190 * np.eye(3)).astype(np.uint8)
         fill[n_agents:] = shades
-        # Hues are shifted so that no agent looks like a landmark.
+        # Hues of agents differ from those of landmarks.
         fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
         for (_, agent), landmark in zip(self.guides, goal_landmark, strict=True):
             outline[agent] = shades[landmark]
         return fill, outline
 
     def _offsets_from_goals(self, world: ParticleWorld) -> np.ndarray:
-        """Return the offset from each goal to the agent that must reach it, [n_envs, G, 2]."""
+        """Return the offset from each goal's landmark to the agent that must reach it, [n_envs, G, 2]."""
         guided_agents = [agent for _, agent in self.guides]
         targets = np.take_along_axis(world.landmark_positions, world.goal_landmark[:, :, None], axis=1)
         return np.asarray(world.agent_positions[:, guided_agents] - targets)
@@ -215,21 +217,22 @@ class GuidedScenario(Scenario):
 class SimpleReference(GuidedScenario):
     """Each agent observes the goal of the next agent (Lowe et al., 2017; rewards as in `mpe2.simple_reference_v3`).
 
-    **Agents.** `agent_0`, `agent_1`, ... in a ring: agent i observes which of the three landmarks agent i + 1 must
-    reach; the last agent observes the goal of agent 0. All agents hear each other. The published game has two agents;
-    longer rings are a generalization. No disc is solid.
+    **Agents.** `agent_0`, `agent_1`, ...: agent i observes which of the three landmarks agent i + 1 must reach; the
+    last agent observes the goal of agent 0. All agents observe each other's words. The published environment has two
+    agents; more agents are a generalization. No disc is solid.
 
-    **Actions.** One of five moves and one of ten words at once: action 5 * word + move. Words have no fixed meaning.
+    **Actions.** Each action combines one of five moves and one of ten words: action 5 * word + move. Words have no
+    fixed meaning.
 
-    **Reward.** local_ratio * r_i + (1 - local_ratio) * the mean of r over all agents, where r_i is minus the distance
-    of the agent that agent i guides to its goal.
+    **Reward.** local_ratio * r_i + (1 - local_ratio) * (mean of r over all agents), where -r_i is the distance between
+    agent i + 1 and its goal.
 
-    **Metrics.** `distance_to_goal`: mean over agents, mean over steps. `success`: every agent is within 0.15 of its
-    goal in the last step.
+    **Metrics.** `distance_to_goal`: mean over agents and steps. `success`: every agent is within 0.15 of its goal in
+    the last step.
 
     Args:
-        n_agents: length of the ring, >= 2.
-        local_ratio: weight of the guided agent's distance; the mean over all agents has the weight 1 - local_ratio.
+        n_agents: number of agents, >= 2.
+        local_ratio: weight of r_i; the mean over all agents has the weight 1 - local_ratio.
     """
 
     name = "simple_reference"
@@ -265,20 +268,21 @@ class SimpleSpeakerListener(GuidedScenario):
     """A speaker and its listeners (Lowe et al., 2017; rewards as in `mpe2.simple_speaker_listener_v4`).
 
     **Agents.** `speaker_0`, which cannot move and observes only the color of each listener's goal, then `listener_0`,
-    ..., which observe the three landmarks and the word addressed to them. The published game has one listener; more
-    listeners, each with its own goal and word, are a generalization. No disc is solid.
+    ..., which observe the three landmarks and the speaker's word for them. The published environment has one listener;
+    more listeners, each with another goal and word, are a generalization. No disc is solid.
 
-    **Actions.** 0 to 4 are moves, for listeners. From 5 on, 3^k actions of the speaker say one of 3 words to each of k
-    listeners at once. `action_mask` shows each agent's actions. In `mpe2` the speaker's actions begin at 0.
+    **Actions.** 0 to 4 are moves of listeners. From 5 on, there are 3^k actions of the speaker, each of which says one
+    of 3 words to each of k listeners. `action_mask` marks each agent's actions. In `mpe2` the speaker's actions begin
+    at 0.
 
-    **Reward.** Minus the squared distance of a listener to its goal, mean over listeners, the same for all agents.
+    **Reward.** Minus the mean over listeners of the squared distance to the goal, the same for all agents.
 
-    **Metrics.** `distance_to_goal`: mean over listeners, mean over steps. `success`: every listener is within 0.15 of
-    its goal in the last step.
+    **Metrics.** `distance_to_goal`: mean over listeners and steps. `success`: every listener is within 0.15 of its goal
+    in the last step.
 
     Args:
-        n_agents: speaker and listeners, 2 to 5. The bound of 5 limits the number of the speaker's actions, 3 to the
-            power of the number of listeners.
+        n_agents: number of agents, including the speaker, 2 to 5. More listeners would have too many combinations of
+            words.
     """
 
     name = "simple_speaker_listener"

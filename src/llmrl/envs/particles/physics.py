@@ -1,8 +1,8 @@
-"""The physics of particle worlds: discs with velocity, damping, an acceleration of their own, and soft contacts.
+"""Physics of particle environments: discs with velocity, damping, acceleration by actions, and soft contacts.
 
 The equations are those of the multi-agent particle environment (Lowe et al., 2017, arXiv 1706.02275; Mordatch and
-Abbeel, 2017, arXiv 1703.04908), for all environments and discs at once. Operations are in the same order as in `mpe2`,
-so results are bit-identical; contacts would amplify any rounding difference.
+Abbeel, 2017, arXiv 1703.04908), for all games and discs at once. Operations have the same order as in `mpe2`, so
+results are bit-identical; contacts would amplify any rounding difference.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from llmrl.core.state_fields import StateFields
 
-STEP_SECONDS = 0.1  # seconds
-DAMPING = 0.25  # share of the velocity that is lost in a step
-CONTACT_FORCE = 100.0  # stiffness, force per unit of penetration; all masses are 1
+STEP_SECONDS = 0.1  # duration of a step
+DAMPING = 0.25  # fraction of the velocity that is lost in a step
+CONTACT_FORCE = 100.0  # stiffness: force per length unit of penetration; all masses are 1
 CONTACT_MARGIN = 1e-3  # width of the soft contact zone, in length units
-ACCELERATION = 5.0  # default acceleration of agents, units per second squared
+ACCELERATION = 5.0  # default acceleration of agents, in length units per second squared
 
 MOVES = ("stay", "left", "right", "down", "up")
 DIRECTIONS = np.array([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])
@@ -26,17 +26,17 @@ DIRECTIONS = np.array([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1
 
 @dataclass(frozen=True)
 class Bodies:
-    """Constant properties of the E entities (discs) of an environment.
+    """Constant properties of the E discs of an environment.
 
-    The first A are agents, the others landmarks or obstacles, which never move.
+    The first A are agents, the others landmarks or obstacles, which never move. Lengths have arbitrary units.
 
     Attributes:
         agent_names: name of each agent, [A].
-        radius: radius, units, [E].
+        radius: radius of each disc, [E].
         solid: whether the disc takes part in contacts, [E] bool.
         movable: whether the agent can move and be pushed, [A] bool.
-        acceleration: acceleration by the agent's own move, units per second squared, [A].
-        max_speed: maximum speed, units per second, [A]; inf for none.
+        acceleration: acceleration by the agent's action, in units per second squared, [A].
+        max_speed: maximum speed, in units per second, [A]; inf: no maximum.
     """
 
     agent_names: tuple[str, ...]
@@ -62,8 +62,8 @@ class Bodies:
     ) -> Bodies:
         """Return the bodies of agents and of landmarks or obstacles.
 
-        `solid` and `solid_landmarks` are whether they take part in contacts. `radius`, `acceleration` and `max_speed`
-        are per agent [A], or one number for all. `movable` None: all agents can move.
+        `solid` and `solid_landmarks` define whether agents and landmarks take part in contacts. `radius`,
+        `acceleration` and `max_speed` are arrays [A], or one number for all agents. `movable` None: all can move.
         """
         n_agents = len(agent_names)
 
@@ -85,12 +85,12 @@ class Bodies:
 
 
 class ParticleWorld(StateFields):
-    """The state of the discs of `n_envs` environments.
+    """The state of the discs in `n_envs` parallel copies (games) of an environment.
 
     Attributes:
         bodies: constant properties of the discs.
-        position: positions in the order of `bodies`, units, [n_envs, E, 2] float64.
-        velocity: velocities of the agents, units per second, [n_envs, A, 2] float64.
+        position: positions (x, y) in the order of `bodies`, [n_envs, E, 2] float64.
+        velocity: velocities of the agents, in units per second, [n_envs, A, 2] float64.
         messages: message of each agent in the last step, [n_envs, A, message_dim] float64; zeros for silence.
         goal_landmark: index of the landmark of each goal, [n_envs, G] int64 (see `Scenario.guides`).
     """
@@ -117,23 +117,21 @@ class ParticleWorld(StateFields):
         return self.position[:, self.bodies.n_agents :]
 
     def reset(self, mask: np.ndarray, position: np.ndarray, goal_landmark: np.ndarray) -> None:
-        """Reset the environments where `mask` is true to the given positions and goals.
-
-        Velocities and messages become zero.
+        """Reset the games where `mask` is true to the given positions and goals; velocities and messages become zero.
 
         Args:
-            mask: environments to reset, [n_envs] bool.
-            position: start positions, [n_envs, E, 2]; other environments ignore theirs.
-            goal_landmark: index of the landmark of each goal, [n_envs, G].
+            mask: whether to reset each game, [n_envs] bool.
+            position: start positions, [n_envs, E, 2]; ignored in other games.
+            goal_landmark: index of the landmark of each goal, [n_envs, G]; ignored in other games.
         """
         self.position[mask], self.goal_landmark[mask] = position[mask], goal_landmark[mask]
         self.velocity[mask] = 0.0
         self.messages[mask] = 0.0
 
     def step(self, move: np.ndarray, messages: np.ndarray, active: np.ndarray) -> None:
-        """Advance the environments where `active` [n_envs] is true by 0.1 seconds.
+        """Advance the games where `active` [n_envs] is true by 0.1 seconds.
 
-        `move` [n_envs, A] indexes `MOVES`; `messages` [n_envs, A, message_dim] are those of the agents.
+        `move` [n_envs, A] contains indices into `MOVES`, `messages` [n_envs, A, message_dim] the agents' messages.
         """
         bodies, n_agents = self.bodies, self.bodies.n_agents
         force = DIRECTIONS[move] * bodies.acceleration[:, None] * bodies.movable[:, None]
@@ -150,7 +148,7 @@ class ParticleWorld(StateFields):
 
 
 class _Contacts:
-    """Softened contact forces between discs: a small repulsion starts just before they touch."""
+    """Contact forces between solid discs; they are soft: a small repulsion acts just before discs touch."""
 
     def __init__(self, bodies: Bodies) -> None:
         n_agents, n_bodies = bodies.n_agents, len(bodies.radius)
@@ -162,7 +160,7 @@ class _Contacts:
         ]
         self._first_bodies, self._second_bodies = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         self._contact_distance = bodies.radius[self._first_bodies] + bodies.radius[self._second_bodies]
-        # For each agent, the indices of its contact pairs and the sign with which each pair force acts on it. Rows are
+        # For each agent, the indices of its pairs and the sign with which the force of each pair acts on it. Rows are
         # padded with the index of an extra pair whose force is zero.
         agent_contacts = [
             [(p, 1.0 if pair[0] == i else -1.0) for p, pair in enumerate(pairs) if movable[i] and i in pair]

@@ -1,8 +1,8 @@
-"""The interface of scenarios of particle worlds: bodies, observations, actions, rewards and metrics.
+"""Base class of scenarios of particle environments: bodies, observations, actions, rewards and metrics.
 
 `EnvSpec.observation["vector"].parts[i]` maps names to slices of agent i's vector. Positions, offsets and velocities
 are pairs (x to the right, y up). Coordinates of start positions are in [-1, 1]. An offset is a position minus the
-agent's own position. Entries for other agents are in the order of `EnvSpec.agent_names`.
+observing agent's position. Entries for other agents are in the order of `EnvSpec.agent_names`.
 
 | scenario, agent | name | entries | meaning |
 | --- | --- | --- | --- |
@@ -46,7 +46,7 @@ NamedSlices = Mapping[str, slice]
 def build_slices(**sizes: int) -> NamedSlices:
     """Return consecutive slices of the given lengths by name.
 
-    >>> parts(velocity=2, position=2)
+    >>> build_slices(velocity=2, position=2)
     {'velocity': slice(0, 2, None), 'position': slice(2, 4, None)}
     """
     stops = itertools.accumulate(sizes.values())
@@ -58,17 +58,17 @@ OUTLINE_COLOR = np.array([40, 40, 40], dtype=np.uint8)
 
 
 class Scenario(ABC):
-    """Base class of scenarios, the kinds of games. It has no state, which is all in `ParticleWorld`.
+    """Base class of scenarios: goals, observations and rewards. The state is in `ParticleWorld`.
 
     Attributes:
         bodies: agents, and landmarks or obstacles.
         vector_slices: named entries of the observation vector, one mapping per agent.
         metrics: per-step metrics with their aggregation over an episode.
         action_names: names of all actions.
-        legal_actions: whether each agent may take each action, [A, n_actions] bool; None: all may take all.
-        message_dim: length of an agent's message in a step.
-        guides: for each goal, the agent that observes it and the agent that must reach it.
-        start_half_width: half-width of the square in which each disc starts, [E].
+        legal_actions: whether each agent may take each action, [A, n_actions] bool; None: all actions are legal.
+        message_dim: length of an agent's message vector in a step.
+        guides: for each goal, the indices of the agent that observes it and of the agent that must reach it.
+        start_half_width: half of the side of the square, centered at 0, in which each disc starts, [E].
     """
 
     name: ClassVar[str]
@@ -89,13 +89,13 @@ class Scenario(ABC):
             [[j for j in range(bodies.n_agents) if j != i] for i in range(bodies.n_agents)], dtype=np.int64
         )
 
-    def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions [n, E, 2] and goals [n, G] of `n` new environments."""
+    def sample_start(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return random start positions [n, E, 2] and the landmarks of the goals [n, G] of `n` games."""
         position = rng.uniform(-1.0, 1.0, (n, len(self.start_half_width), 2)) * self.start_half_width[:, None]
         return position, rng.integers(self.n_landmarks, size=(n, len(self.guides)))
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return moves [n_envs, A] in `MOVES` and messages [n_envs, A, message_dim] of actions [n_envs, A]."""
+        """Return indices into `MOVES` [n_envs, A] and messages [n_envs, A, message_dim], given actions [n_envs, A]."""
         return action, np.zeros((*action.shape, self.message_dim))
 
     @abstractmethod
@@ -108,10 +108,10 @@ class Scenario(ABC):
 
     @abstractmethod
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
-        """Return the metrics of a step named in `metrics`, each [n_envs]."""
+        """Return the values of the `metrics` in the current state, each [n_envs]."""
 
     def colors(self, goal_landmark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return colors for frames: fill and outline of each disc, [E, 3] uint8, in an environment with goals [G]."""
+        """Return fill and outline colors of the discs in a frame, [E, 3] uint8 each, given the goals [G] of a game."""
         n_agents = self.bodies.n_agents
         fill_colors = np.concatenate([agent_colors(n_agents), np.tile(LANDMARK_COLOR, (self.n_landmarks, 1))])
         return fill_colors, np.tile(OUTLINE_COLOR, (len(fill_colors), 1))
@@ -125,18 +125,18 @@ class Scenario(ABC):
         return np.asarray(world.agent_positions[:, self._other_agents] - world.agent_positions[:, :, None])
 
     def _in_contact(self, world: ParticleWorld, agents: np.ndarray, partners: np.ndarray) -> np.ndarray:
-        """Return whether agents[k] and partners[k] overlap, [n_envs, len(agents)] bool."""
+        """Return whether agents `agents[k]` and `partners[k]` overlap, [n_envs, len(agents)] bool."""
         distance = length(world.agent_positions[:, agents] - world.agent_positions[:, partners])
         return np.asarray(distance < self.bodies.radius[agents] + self.bodies.radius[partners])
 
 
 def length(vector: np.ndarray) -> np.ndarray:
-    """Return the Euclidean length of vectors [..., 2], [...]."""
+    """Return the Euclidean lengths [...] of vectors [..., 2]."""
     return np.asarray(np.sqrt(np.square(vector[..., 0]) + np.square(vector[..., 1])))
 
 
 def agent_colors(count: int) -> np.ndarray:
-    """Return `count` colors of evenly spaced hues, [count, 3] uint8."""
+    """Return `count` colors with evenly spaced hues, [count, 3] uint8."""
     phase = 2 * np.pi * (np.arange(count)[:, None] / max(count, 1) + np.array([0.0, -1 / 3, 1 / 3]))
     return np.asarray(np.clip(135 + 110 * np.cos(phase), 0, 255), dtype=np.uint8)
 

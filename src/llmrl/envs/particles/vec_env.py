@@ -1,4 +1,4 @@
-"""Particle worlds as a `VecEnv`."""
+"""`ParticlesEnv`: n parallel copies (games) of a particle environment as a `VecEnv`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from llmrl.envs.particles.scenario import OUTLINE_COLOR, Scenario
 class ParticlesEnv(ArrayGames):
     """A vectorized environment of `n_envs` games of a scenario (`simple_spread`, ...).
 
-    **Agents** are in the order of `spec.agent_names`, which is that of `mpe2`: in simple_tag adversaries before good
-    agents, in simple_speaker_listener the speaker before its listeners. `spec.n_agents` counts them all.
+    **Agents** have the order of `spec.agent_names`, which is that of `mpe2`: in simple_tag adversaries before good
+    agents, in simple_speaker_listener the speaker before its listeners.
 
     **Observation.** `vector` [n_envs, n_agents, D] float32: each agent's observation, padded with zeros to the longest;
     `spec.observation["vector"].parts` names its entries (`llmrl.envs.particles.scenario`). `action_mask`
@@ -29,10 +29,10 @@ class ParticlesEnv(ArrayGames):
     **End.** Truncated after `horizon` steps; no other end.
 
     Args:
-        seeds: the environment's node of the seed tree.
+        seeds: seed tree of the environment.
         scenario: scenario of the games.
-        n_envs: games in lock step.
-        horizon: steps per episode; a step is 0.1 seconds of the world.
+        n_envs: number of games.
+        horizon: number of steps of 0.1 seconds after which an episode is truncated.
     """
 
     _state_fields = ("_rngs", "world", "_started", "_time", "_ended")
@@ -80,7 +80,7 @@ class ParticlesEnv(ArrayGames):
         return self._started
 
     def _begin_episodes(self, reset_mask: np.ndarray) -> None:
-        position, goal_landmark = self._draw(self._scenario.draw)
+        position, goal_landmark = self._sample(self._scenario.sample_start)
         self.world.reset(reset_mask, position, goal_landmark)
         self._time[reset_mask] = 0
         self._ended[reset_mask] = False
@@ -90,7 +90,8 @@ class ParticlesEnv(ArrayGames):
         """Advance all games by `action` [n_envs, n_agents]. Games that have ended do not change.
 
         Raises:
-            ValueError: wrong shape, an action does not exist or is not legal for the agent, or a game was never reset.
+            ValueError: the shape is wrong, an action does not exist or is illegal for the agent, or a game was never
+                reset.
         """
         actions = self._check_actions(action)
         active = ~self._ended
@@ -131,18 +132,18 @@ class ParticlesEnv(ArrayGames):
         return {"vector": vector, "action_mask": self._legal_actions.copy()}
 
 
-FRAME_SIDE = 320  # pixels
-MIN_VIEW_HALF_WIDTH = 1.25  # minimum half-width of the view, units
+FRAME_SIDE = 320  # width and height of a frame, in pixels
+MIN_VIEW_HALF_WIDTH = 1.25  # minimum of half the width that a frame shows, in length units
 _BACKGROUND_GRAY, _BORDER_GRAY = 244, 205
-_MIN_DISC_RADIUS = 7.0  # minimum radius of a drawn disc, pixels
-_OUTLINE_WIDTH = 3.0  # pixels
+_MIN_DISC_RADIUS = 7.0  # minimum radius of a disc in a frame, in pixels
+_OUTLINE_WIDTH = 3.0  # in pixels
 
 
 def draw_frame(position: np.ndarray, radius: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
     """Return a frame of discs at `position` [E, 2] with radius `radius` [E] and colors [E, 3], [320, 320, 3] uint8.
 
-    The view is the square of half-width 1.25 around the origin, wider if a disc would not fit; y points up. The drawn
-    border is the square of half-width 1 in which games start. Large discs are drawn first, below smaller ones.
+    A frame shows the square with coordinates in [-1.25, 1.25], or a larger one if a disc would not fit; y points up. A
+    line marks the square [-1, 1] in which episodes start. Small discs are drawn over larger ones.
     """
     half_width = max(MIN_VIEW_HALF_WIDTH, float(np.max(np.abs(position) + radius[:, None], initial=0.0)))
     scale = FRAME_SIDE / 2 / half_width

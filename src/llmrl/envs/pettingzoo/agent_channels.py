@@ -1,4 +1,4 @@
-"""Channels and actions that agents with different observations and actions share."""
+"""Common channels and actions for the agents of a world (a PettingZoo environment), whose spaces may differ."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from llmrl.envs.pettingzoo.games import Actions, Game
 
 MASK_KEY = "action_mask"
-"""Key of an agent's observation: the mask of its legal actions."""
+"""Key of an agent's observation or info: the mask of its legal actions."""
 TEXT_KEY = "text"
-"""Key of an agent's info: the world's own text, which is used unchanged."""
+"""Key of an agent's info: the world's text observation, which is used unchanged."""
 
 
 class AgentInterface:
     """The observation channels and actions of one agent.
 
     Args:
-        name: the world's name in messages.
-        world: the environment.
-        agent: the agent.
+        name: name of the world, for messages.
+        world: the world.
+        agent: name of the agent.
 
     Attributes:
         observation_space: observation space without the mask.
         action_space: action space.
-        n_actions: number of discrete actions; 0 if an action is several numbers.
-        numbers: numbers of an action, or None.
+        n_actions: number of discrete actions; 0 if an action consists of numbers.
+        continuous_actions: the numbers in an action; None for discrete actions.
         channels: name -> (channel, encoder), as if the agent were the only one.
 
     Raises:
-        ConfigError: an unsupported action space.
+        ConfigError: the action space is not supported.
     """
 
     def __init__(self, name: str, world: Any, agent: str) -> None:
@@ -52,12 +52,12 @@ class AgentInterface:
         self._is_nested = False
         if isinstance(self.observation_space, spaces.Dict) and self._has_mask:
             members = {key: member for key, member in self.observation_space.spaces.items() if key != MASK_KEY}
-            # In PettingZoo's classic games, the only other member is called `observation`.
+            # In PettingZoo's classic environments, the only other member is called `observation`.
             self._is_nested = list(members) == ["observation"]
             self.observation_space = members["observation"] if self._is_nested else spaces.Dict(members)
         self.action_space = world.action_space(agent)
-        self.numbers = find_continuous_actions(self.action_space, f"{name} ({agent})")
-        self.n_actions = int(self.action_space.n) if self.numbers is None else 0
+        self.continuous_actions = find_continuous_actions(self.action_space, f"{name} ({agent})")
+        self.n_actions = int(self.action_space.n) if self.continuous_actions is None else 0
         self.channels: dict[str, tuple[Channel, Encoder]] = build_channels(self.observation_space)
 
     def strip_mask(self, observation: Any) -> Any:
@@ -69,28 +69,29 @@ class AgentInterface:
         return {key: x for key, x in observation.items() if key != MASK_KEY}
 
     def mask(self, observation: Any, info: Mapping[str, Any]) -> Any:
-        """Return the world's action mask, from the observation or the info; None if it reports none."""
+        """Return the action mask in the observation or the info; None if there is none."""
         return observation[MASK_KEY] if self._has_mask else info.get(MASK_KEY)
 
 
 class SharedChannels:
     """Channels and actions of all agents of a world.
 
-    A channel is as large as the largest of any agent; the rest is zeros. Action sets are as large as the largest.
+    A channel has the size of the largest one of any agent; smaller observations are padded with zeros. Actions have
+    the size of the largest action space.
 
     Args:
-        name: the world's name in messages.
-        world: the environment; only its spaces are read.
+        name: name of the world, for messages.
+        world: the world; only its spaces are read.
         agents: names of the agents.
 
     Attributes:
-        interfaces: interface of each agent, by name.
+        interfaces: name of each agent -> its interface.
         channels: observation channels.
-        n_actions: number of discrete actions; 0 if an action is several numbers.
-        numbers: numbers of an action, or None.
+        n_actions: number of discrete actions; 0 if an action consists of numbers.
+        continuous_actions: the numbers in an action; None for discrete actions.
 
     Raises:
-        ConfigError: agents that choose and agents that set numbers in one world, or an unsupported action space.
+        ConfigError: some agents have discrete and some continuous actions, or an action space is not supported.
     """
 
     def __init__(self, name: str, world: Any, agents: Sequence[str]) -> None:
@@ -101,7 +102,9 @@ class SharedChannels:
             channel: _merge_channels([interface.channels.get(channel, (None, None))[0] for interface in interfaces])
             for channel in dict.fromkeys(channel for interface in interfaces for channel in interface.channels)
         }
-        agent_by_action_type = {interface.numbers is None: agent for agent, interface in self.interfaces.items()}
+        agent_by_action_type = {
+            interface.continuous_actions is None: agent for agent, interface in self.interfaces.items()
+        }
         if len(agent_by_action_type) > 1:
             examples = ", ".join(
                 f"{agent} {self.interfaces[agent].action_space}" for agent in agent_by_action_type.values()
@@ -111,27 +114,29 @@ class SharedChannels:
                 "actions, or all set numbers"
             )
         self.n_actions = max(interface.n_actions for interface in interfaces)
-        self.numbers = _merge_numbers([interface.numbers for interface in interfaces if interface.numbers is not None])
+        self.continuous_actions = _merge_numbers(
+            [interface.continuous_actions for interface in interfaces if interface.continuous_actions is not None]
+        )
         if self.n_actions:
             self.channels[MASK_KEY] = Channel((self.n_actions,), "bool", 0, 1)
 
     def to_actions(self, action: np.ndarray, games: Sequence[Game], active: np.ndarray, clip: bool) -> list[Actions]:
-        """Return the actions of all agents of each game in the form that the world takes.
+        """Return, for each game, the actions of all agents as elements of their action spaces.
 
         Args:
             action: [n_envs, n_agents] choices, or [n_envs, n_agents, a] numbers.
             games: the games.
-            active: games that are played; actions of others are ignored, [n_envs] bool.
+            active: whether each game is advanced, [n_envs] bool; actions in other games are not checked.
             clip: whether real numbers are clipped to their bounds.
 
         Raises:
-            ValueError: an agent that decides chooses an action that it does not have.
+            ValueError: an agent whose action is needed chooses an action that it does not have.
         """
         actions_by_agent = {}
         for j, (agent, interface) in enumerate(self.interfaces.items()):
             agent_action = action[:, j : j + 1]
-            if interface.numbers is not None:
-                numbers = agent_action[..., : interface.numbers.dim]
+            if interface.continuous_actions is not None:
+                numbers = agent_action[..., : interface.continuous_actions.dim]
                 actions_by_agent[agent] = convert_actions(interface.action_space, numbers, clip)
                 continue
             is_invalid = active & ((agent_action[:, 0] < 0) | (agent_action[:, 0] >= interface.n_actions))
@@ -145,10 +150,10 @@ class SharedChannels:
         return [{agent: actions[i] for agent, actions in actions_by_agent.items()} for i in range(len(games))]
 
     def observe(self, games: Sequence[Game]) -> Observation:
-        """Return the observations of all agents; agents that are not in a game observe zeros.
+        """Return the observations of all agents; agents that have left a game observe zeros.
 
         Raises:
-            EngineError: an observation that is not in its space.
+            EngineError: an observation is not in its space.
         """
         shape = len(games), len(self.agents)
         observation: Observation = {
@@ -180,10 +185,7 @@ class SharedChannels:
             raise
 
     def _masks(self, games: Sequence[Game]) -> np.ndarray:
-        """Return legal actions, [n_envs, n_agents, n_actions] bool.
-
-        Of an agent that has nothing to decide, only the first action is legal.
-        """
+        """Return legal actions, [n_envs, n_agents, n_actions] bool; only action 0 for agents without a decision."""
         masks = np.zeros((len(games), len(self.agents), self.n_actions), dtype=bool)
         for i, game in enumerate(games):
             for j, (agent, interface) in enumerate(self.interfaces.items()):
@@ -206,7 +208,7 @@ class SharedChannels:
 
 
 def _merge_channels(channels: Sequence[Channel | None]) -> Channel:
-    """Return a channel that holds each of `channels`, one for each agent; None: the agent has no such channel."""
+    """Return a channel that can contain the channels of all agents; None: an agent has no such channel."""
     existing = [channel for channel in channels if channel is not None]
     shape = tuple(max(sizes) for sizes in zip(*(channel.shape for channel in existing), strict=True))
     bounds = min(channel.low for channel in existing), max(channel.high for channel in existing)
@@ -224,7 +226,7 @@ def _merge_channels(channels: Sequence[Channel | None]) -> Channel:
 
 
 def _merge_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions | None:
-    """Return the numbers of the longest action, with bounds that hold those of every agent."""
+    """Return the numbers in the longest action, with bounds that include the bounds of every agent."""
     if not numbers:
         return None
     longest_action = max(numbers, key=lambda space: space.dim)

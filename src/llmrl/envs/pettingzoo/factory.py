@@ -1,4 +1,7 @@
-"""Options of worlds of PettingZoo, and their factory, given the name of the function that makes one."""
+"""Options and factory of PettingZoo environments, also of games of OpenSpiel, TextArena and OpenEnv as such.
+
+World: one PettingZoo environment object (`ParallelEnv` or `AECEnv`).
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 if TYPE_CHECKING:
     from types import ModuleType
 
-_FACTORY_NAMES = ("parallel_env", "env")
-"""Functions that make a world, if the id names only a module. The first one that the module has is called."""
+_DEFAULT_FUNCTIONS = ("parallel_env", "env")
+"""Functions that create a world if the id names only a module. The first one that the module contains is called."""
 _BUILTIN_PATTERN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
-"""Modules of PettingZoo's own worlds: they belong to installed packages that llmrl requires, so they are trusted."""
+"""Pattern of modules of PettingZoo and MPE2, which are trusted because llmrl requires these packages."""
 _CONVERTER_MODULE = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
-_WORLDS_PACKAGES = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
-"""Packages that the extra `worlds` of llmrl installs."""
+_OPTIONAL_PACKAGES = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
+"""Packages that `pip install 'llmrl[worlds]'` installs."""
 
 
 Library = Literal["pettingzoo", "openspiel", "textarena", "openenv"]
@@ -49,14 +52,15 @@ class PettingZooSettings:
 
 @dataclass(frozen=True)
 class WorldFactory:
-    """Factory of games of one world.
+    """Factory of copies of one world.
 
     Args:
-        id: `module:function`, which returns a PettingZoo `ParallelEnv` or `AECEnv`; `module` alone takes its
-            `parallel_env`, else its `env`. Of OpenSpiel, the short name of a game.
-        kwargs: arguments of the function; parameters of OpenSpiel's game.
+        id: for PettingZoo, `module:function`, which returns a `ParallelEnv` or `AECEnv`; for `module` alone, the
+            function is its `parallel_env` or, without one, its `env`. For OpenSpiel, the short name of a game. For
+            TextArena and OpenEnv, see `TextArenaWorld` and `OpenEnvWorld`.
+        kwargs: arguments of the function or class; for OpenSpiel, parameters of the game.
         library: library that defines the ids.
-        trust: modules that `id` may name, in addition to PettingZoo's own worlds.
+        trust: modules that `id` may name, in addition to those of PettingZoo and MPE2.
     """
 
     id: str
@@ -66,18 +70,18 @@ class WorldFactory:
 
     @property
     def always_ends(self) -> bool:
-        """True if every episode is known to end by itself."""
+        """True if every episode is known to end without a step limit."""
         return self.library == "openspiel" or _BUILTIN_PATTERN.fullmatch(self.id.partition(":")[0]) is not None
 
     def make(self, render: bool = False) -> Any:
         """Return one world.
 
         Args:
-            render: whether it must draw itself.
+            render: whether its `render` must return frames.
 
         Raises:
-            ConfigError: an unknown module, function or game, a module that is not trusted, a missing package, an
-                invalid argument, a world that cannot be rendered, or an object that is not a world.
+            ConfigError: the module, function or game is unknown, the module is not trusted, a package is missing, an
+                argument is invalid, the world cannot be rendered, or the function returns something else.
         """
         if self.library != "pettingzoo":
             if render:
@@ -94,8 +98,8 @@ class WorldFactory:
         agents = getattr(world, "possible_agents", None)
         if not agents or not all(isinstance(agent, str) for agent in agents):
             raise ConfigError(
-                f"env.id={self.id} made a {type(world).__name__} with possible_agents={agents}; it must be a "
-                "ParallelEnv or AECEnv of PettingZoo with a list of names, one per agent"
+                f"env.id={self.id} created a {type(world).__name__} with possible_agents={agents}; it must be a "
+                "PettingZoo ParallelEnv or AECEnv with a list of names, one per agent"
             )
         if not render:
             return world
@@ -116,27 +120,27 @@ class WorldFactory:
             raise self._build_missing_package_error(error) from error
 
     def _find_constructor(self) -> Any:
-        """Return the function that makes a world."""
+        """Return the function that creates a world."""
         name, separator, function = self.id.partition(":")
         module = self._import_module(name)
-        found_names = [factory for factory in _FACTORY_NAMES if hasattr(module, factory)]
+        default_functions = [factory for factory in _DEFAULT_FUNCTIONS if hasattr(module, factory)]
         if not separator:
-            if not found_names:
+            if not default_functions:
                 raise ConfigError(
-                    f"env.id={self.id}: the module has neither {' nor '.join(_FACTORY_NAMES)}; name the function that "
-                    f"makes a world, as in {self.id}:my_world"
+                    f"env.id={self.id}: the module has neither {' nor '.join(_DEFAULT_FUNCTIONS)}; name the function "
+                    f"that creates an environment, as in {self.id}:my_world"
                 )
-            function = found_names[0]
+            function = default_functions[0]
         if _BUILTIN_PATTERN.fullmatch(name):
-            if function not in (*_FACTORY_NAMES, "raw_env") or not hasattr(module, function):
+            if function not in (*_DEFAULT_FUNCTIONS, "raw_env") or not hasattr(module, function):
                 raise ConfigError(
-                    f"env.id={self.id}: the module has no function {function} that makes a world; use "
-                    f"{', '.join(found_names) or 'another module'}"
+                    f"env.id={self.id}: the module has no function {function} that creates an environment; use "
+                    f"{', '.join(default_functions) or 'another module'}"
                 )
             return getattr(module, function)
         converter = getattr(module, function, None)
         if getattr(converter, "__module__", None) == _CONVERTER_MODULE and getattr(converter, "__closure__", None):
-            return converter  # a converter around a function of the module
+            return converter  # the closure contains a function of the module, which is trusted already
         return self.trust.locate(f"{name}.{function}", "env.id")
 
     def _import_module(self, name: str) -> ModuleType:
@@ -146,26 +150,28 @@ class WorldFactory:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is not None and name.startswith(error.name):
-                raise ConfigError(f"env.id={self.id} is not a world of PettingZoo ({error})") from error
+                raise ConfigError(f"env.id={self.id} is not a PettingZoo environment ({error})") from error
             raise self._build_missing_package_error(error) from error
         except ImportError as error:
             raise ConfigError(f"env.id={self.id} cannot be imported: {error}") from error
 
     def _build_missing_package_error(self, error: ModuleNotFoundError) -> ConfigError:
         package = (error.name or str(error)).partition(".")[0]
-        remedy = "pip install 'llmrl[worlds]'" if package in _WORLDS_PACKAGES else f"install {package}"
+        remedy = "pip install 'llmrl[worlds]'" if package in _OPTIONAL_PACKAGES else f"install {package}"
         return ConfigError(f"{self.id} needs the package {package}, which is not installed: {remedy}")
 
 
 def make_openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Return a game as an `AECEnv`; agents of a simultaneous move choose one after another, unseen by the others.
+    """Return an OpenSpiel game as an `AECEnv`.
+
+    In a simultaneous move, agents choose one after another and do not observe each other's choices.
 
     Args:
         name: OpenSpiel's short name, e.g. `kuhn_poker`.
         parameters: parameters of the game, e.g. `{"players": 3}`.
 
     Raises:
-        ConfigError: a missing package, an unknown game or parameter, or a game without observations or with an
+        ConfigError: a package is missing, the game or a parameter is unknown, or the game has no observations or an
             unsupported kind of actions.
     """
     try:
@@ -177,7 +183,7 @@ def make_openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
         ) from error
 
     class OpenSpielGame(OpenSpielCompatibilityV0):  # type: ignore[misc]
-        """A game whose infos contain the game's own text of its state."""
+        """Environment whose infos contain OpenSpiel's text of what each agent knows."""
 
         metadata = {"render_modes": [], "name": name, "is_parallelizable": False}
 
@@ -188,8 +194,7 @@ def make_openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
                     self.infos[agent][TEXT_KEY] = _format_state(self.game_state, self.game_type, i)
 
         def _update_termination_truncation(self) -> None:
-            # Shimmy compares a step count that includes chance nodes with a limit that does not; it would truncate
-            # poker.
+            # Disable Shimmy's step limit: its count includes chance moves, its limit does not. It would truncate poker.
             self.game_length = 0
             super()._update_termination_truncation()
 
@@ -201,11 +206,11 @@ def make_openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
         return OpenSpielGame(game_name=name, config=dict(parameters) or None)
     # Shimmy raises NotImplementedError for kinds of games that it does not wrap.
     except (pyspiel.SpielError, NotImplementedError, ValueError) as error:
-        raise ConfigError(f"{name} of OpenSpiel cannot be made with env.kwargs={dict(parameters)}: {error}") from error
+        raise ConfigError(f"OpenSpiel cannot create {name} with env.kwargs={dict(parameters)}: {error}") from error
 
 
 def _format_state(state: Any, game_type: Any, player: int) -> str:
-    """Return the game's own text of a player's knowledge, with the legal actions."""
+    """Return OpenSpiel's text of what a player knows, with the legal actions."""
     is_perfect = game_type.information == game_type.Information.PERFECT_INFORMATION
     text = ""
     if game_type.provides_information_state_string and not (is_perfect and game_type.provides_observation_string):

@@ -1,6 +1,6 @@
-"""One game of a world, whose agents act simultaneously or take turns, and what a world may declare beyond PettingZoo.
+"""Stepping of a world (a PettingZoo environment) with simultaneous moves or turns, and declarations of a world.
 
-A world may declare a mechanism, metrics and a limit of steps.
+A world may declare a mechanism, metrics and a step limit in attributes that PettingZoo does not define.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 
 
 def _find_mechanism_layer(world: Any) -> Any:
-    """Return the layer of a world that has `set_mechanism`; the world itself if none has."""
+    """Return the world or its unwrapped world, whichever has `set_mechanism`; the world if neither has."""
     return next((layer for layer in (world, world.unwrapped) if callable(getattr(layer, "set_mechanism", None))), world)
 
 
 def read_mechanism(name: str, world: Any) -> ParameterSpace | None:
-    """Return the space of the values that a world lets a principal set; None if it declares no mechanism.
+    """Return the space of the values that a principal can set in a world; None if it declares no mechanism.
 
-    `world.mechanism` is a `ParameterSpace`, or a list of numbers, each a mapping with `name`, `low`, `high` and, if
-    there is more to say, `unit`, `description`, `decimals`, `choice`, `effect` (`llmrl.core.spaces.Parameter`).
-    `world.set_mechanism(values)` gets them in this order, float64 [d].
+    `world.mechanism` is a `ParameterSpace`, or a list with a mapping for each value: `name`, `low`, `high` and
+    optionally `unit`, `description`, `decimals`, `choice`, `effect` (`llmrl.core.spaces.Parameter`). The argument of
+    `world.set_mechanism(values)` contains the values in this order, float64 [d].
 
     Args:
-        name: the world's name in messages.
-        world: the environment.
+        name: name of the world, for messages.
+        world: the world.
 
     Raises:
-        ConfigError: no such list, bounds that are none, or a world without `set_mechanism`.
+        ConfigError: the declaration has another form, bounds are infinite or not ascending, or `set_mechanism` is
+            missing.
     """
     declaration = _read_attribute(world, "mechanism")
     if declaration is None:
@@ -52,10 +53,10 @@ def read_mechanism(name: str, world: Any) -> ParameterSpace | None:
 
 
 def read_metrics(name: str, world: Any) -> dict[str, Aggregate]:
-    """Return the numbers in infos that are metrics of an episode, with their aggregation (`world.episode_metrics`).
+    """Return `world.episode_metrics`: keys of infos whose numbers are metrics of an episode -> their aggregation.
 
     Raises:
-        ConfigError: an aggregation that does not exist.
+        ConfigError: an aggregation does not exist.
     """
     declaration = _read_attribute(world, "episode_metrics")
     if declaration is None:
@@ -70,10 +71,7 @@ def read_metrics(name: str, world: Any) -> dict[str, Aggregate]:
 
 
 def read_max_cycles(world: Any) -> int | None:
-    """Return the number of cycles after which a world ends its episodes, if it has one (`world.max_cycles`).
-
-    A cycle is a step of all agents.
-    """
+    """Return `world.max_cycles`, the number of steps of all agents after which an episode ends; None if undefined."""
     limit = _read_attribute(world, "max_cycles")
     return int(limit) if isinstance(limit, int | np.integer) and limit > 0 else None
 
@@ -100,26 +98,26 @@ Actions = Mapping[str, Any]
 
 
 class Game(ABC):
-    """One game of a world. Subclasses define how it begins and what a step is.
+    """A world with the state of its episode. Subclasses implement reset and step.
 
     Args:
-        name: the world's name in messages.
-        world: PettingZoo's environment.
+        name: name of the world, for messages.
+        world: the world.
         horizon: steps after which an episode is truncated; None: only the world ends it.
 
     Attributes:
-        world: the environment.
-        agents: all agents, in the world's order.
-        live_agents: agents that are in the game.
-        acting_agents: agents whose action the next step takes.
-        observations: observation of each agent in the game; after its end, of the agents that were in it until then.
+        world: the world.
+        agents: all agents, in the order of `possible_agents`.
+        live_agents: agents that have neither terminated nor been truncated.
+        acting_agents: agents whose actions the next step uses.
+        observations: observation of each live agent; after the end, of the agents that were live until then.
         infos: info of each of these agents.
-        step_infos: info about the last step, by agent.
-        rewards: reward of the last step by agent; nothing of agents that were not in the game.
-        previous_agents: agents that were in the game when the last step began.
-        steps: steps of the episode.
-        terminated, truncated: how the episode ended. It is truncated if all remaining agents were truncated together,
-            or after `horizon` steps.
+        step_infos: agent -> info about the last step.
+        rewards: agent -> reward of the last step, for agents that were live before it.
+        previous_agents: agents that were live before the last step.
+        steps: number of steps of the episode so far.
+        terminated, truncated: whether and how the episode ended. It is truncated if all remaining agents were
+            truncated in the same step, or after `horizon` steps.
     """
 
     def __init__(self, name: str, world: Any, horizon: int | None) -> None:
@@ -144,7 +142,7 @@ class Game(ABC):
             raise EngineError(f"{self.name} has no agents after reset(seed={seed})")
 
     def step(self, actions: Actions) -> None:
-        """Play a step; `actions` contains at least those of the `acting_agents`."""
+        """Advance by one step; `actions` contains at least those of the `acting_agents`."""
         self.previous_agents = self.live_agents
         self._step(actions)
         self.steps += 1
@@ -153,13 +151,13 @@ class Game(ABC):
             self.truncated = True
 
     def set_mechanism(self, values: np.ndarray) -> None:
-        """Set the values [d] of the world's own mechanism, unless they are already set."""
+        """Set the values [d] of the mechanism that the world declares, unless they are already set."""
         if self._values is None or not np.array_equal(values, self._values):
             self._values = values.copy()
             _find_mechanism_layer(self.world).set_mechanism(self._values.copy())
 
     def _end(self, agents: Sequence[str], terminated: Mapping[str, bool], truncated: Mapping[str, bool]) -> None:
-        """End the episode of the last `agents`; it is truncated if all of them were truncated and not terminated."""
+        """End the episode after the last live `agents`; it is truncated if all were truncated and not terminated."""
         self.truncated = all(truncated.get(agent, False) and not terminated.get(agent, False) for agent in agents)
         self.live_agents, self.acting_agents = (), frozenset()
 
@@ -171,7 +169,7 @@ class Game(ABC):
 
 
 class ParallelGame(Game):
-    """A game of a `ParallelEnv`: a step takes an action of every agent that is in the game."""
+    """A `ParallelEnv` with the state of its episode; a step uses an action of every live agent."""
 
     def _reset(self, seed: int) -> None:
         observations, infos = self.world.reset(seed=seed)
@@ -206,9 +204,9 @@ class ParallelGame(Game):
 
 
 class AECGame(Game):
-    """A game of an `AECEnv`: a step takes the action of the agent whose turn it is.
+    """An `AECEnv` with the state of its episode; a step uses the action of the agent whose turn it is.
 
-    Agents that have died are taken out of the game at once, and not in turns of their own.
+    PettingZoo gives an agent that has ended (dead) a turn with the action None. These turns are not counted as steps.
     """
 
     def _reset(self, seed: int) -> None:
@@ -233,13 +231,13 @@ class AECGame(Game):
         return bool(self.world.terminations.get(agent, False) or self.world.truncations.get(agent, False))
 
     def _remove_dead_agents(self) -> None:
-        """Remove agents that have died from the game, as long as it is their turn."""
+        """Step with the action None while it is the turn of a dead agent, which removes it."""
         while self.world.agents and self._is_dead(self.world.agent_selection):
             self.world.step(None)
 
     def _update(self) -> None:
         live_agents = tuple(agent for agent in self.world.agents if not self._is_dead(agent))
-        # When the episode is over, the agents that were in it observe its end.
+        # After the end, agents that PettingZoo has not yet removed observe the final state.
         observers = live_agents or tuple(self.world.agents)
         self.observations = {agent: self.world.observe(agent) for agent in observers}
         self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in observers}

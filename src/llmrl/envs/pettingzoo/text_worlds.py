@@ -1,7 +1,7 @@
-"""Worlds whose observations are texts and whose actions are a list of moves: TextArena's games and OpenEnv's servers.
+"""PettingZoo environments (worlds) with text observations and a list of moves: TextArena games and OpenEnv servers.
 
-TextArena (arXiv 2504.11442) accepts any text as a move. Here a game has a fixed list of moves, so that it works with
-every agent that chooses one of several actions. A server with the protocol of OpenEnv is a world with one agent.
+TextArena (arXiv 2504.11442) accepts any text as a move. Here a game has a fixed list of moves, so that every agent with
+discrete actions can play it. A session on a server with the OpenEnv protocol is a world with one agent.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ MOVES: Mapping[str, tuple[str, ...]] = {
     "TicTacToe": tuple(str(i) for i in range(9)),
     "TowerOfHanoi": tuple(f"{start} {end}" for start in "ABC" for end in "ABC" if start != end),
 }
-"""Moves of games in their first version, by the id without version; other games need `moves`."""
+"""Moves of TextArena games, by id without version (`TicTacToe-v0`: `TicTacToe`); other games need `moves`."""
 _MAX_PLAYERS = 15
-"""Maximum number of players of a game of TextArena."""
+"""Maximum number of players of a TextArena game."""
 _LEGAL_MOVES_PATTERN = re.compile(r"(?:available|valid|legal) (?:moves|actions)[^:\n]*:([^\n]*)", re.IGNORECASE)
 """Pattern of a line of an observation that lists legal moves."""
 _BRACKETS_PATTERN = re.compile(r"\[([^\[\]\n]+)\]")
 
 _OPENENV_AGENT_NAME = "player"
 _MAX_OPENENV_MOVES = 1000
-"""Maximum number of actions that are read from a server's schema."""
+"""Maximum number of actions that a server's schema may define by the range of an integer."""
 _MAX_MESSAGE_BYTES = 100 * 2**20
 
 
 class MoveListWorld(AECEnv):  # type: ignore[misc]
-    """A world with the same moves for all agents; the text of an agent is in its info.
+    """Base class of worlds with the same moves for all agents; the text of an agent is in its info.
 
     Args:
         name: name of the world.
         agents: names of the agents.
-        action_names: texts of the moves.
+        action_names: texts of the moves; action i is the i-th move.
     """
 
     def __init__(self, name: str, agents: Sequence[str], action_names: Sequence[str]) -> None:
@@ -79,11 +79,11 @@ class MoveListWorld(AECEnv):  # type: ignore[misc]
         return self._action_space
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
-        """Return the legal moves of an agent: all."""
+        """Return the mask of legal moves of an agent, which are all."""
         return {MASK_KEY: np.ones(len(self.action_names), dtype=np.int8)}
 
     def _begin_episode(self) -> None:
-        """Put all agents into the game, without rewards and texts."""
+        """Set the PettingZoo attributes of the start of an episode: all agents, no rewards and empty texts."""
         self.agents = list(self.possible_agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
@@ -93,24 +93,24 @@ class MoveListWorld(AECEnv):  # type: ignore[misc]
 
 
 class TextArenaWorld(MoveListWorld):
-    """One game of TextArena.
+    """One TextArena game.
 
-    A turn is one text of one player: a move in brackets. The observation is the game's text, in the entry `text` of the
-    player's info. Moves are legal if the latest line of the text that lists legal moves contains them; all moves are
-    legal if there is no such line. Rewards are paid at the end. The game itself handles illegal moves: most games
-    request another move after the first one, and end with a loss after the second one.
+    In a turn, one player sends one move, which TextArena receives in brackets. The entry `text` of the player's info is
+    TextArena's text. If a line of it lists legal moves, the last such line defines the mask; else all moves are legal.
+    Rewards are paid at the end. TextArena handles illegal moves: most games request another move after the first one,
+    and end with a loss after the second one.
 
-    TextArena draws from Python's and NumPy's global generators. Each game has states of its own, which are exchanged
-    with the global ones during a call, so a game depends on its seed and moves only.
+    TextArena uses the global random generators of Python and NumPy. Each game stores states of both, which replace the
+    global states during a call, so a game depends only on its seed and moves.
 
     Args:
         id: id of the game, e.g. `TicTacToe-v0`; variants such as `TicTacToe-v0-train` differ in their texts.
-        moves: texts of the moves, without brackets; None: those of `MOVES`.
-        num_players: number of players; None: the smallest number that the game accepts.
+        moves: texts of the moves, without brackets; None: see `MOVES`.
+        num_players: number of players; None: the minimum number that the game accepts.
         kwargs: further arguments of the game.
 
     Raises:
-        ConfigError: there is no such game, or its moves are unknown.
+        ConfigError: there is no such game, or it is not in `MOVES` and `moves` is None.
         ModuleNotFoundError: TextArena is not installed.
     """
 
@@ -133,7 +133,7 @@ class TextArenaWorld(MoveListWorld):
             self._read_text()
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
-        """Return the legal moves of an agent; all moves while it is not its turn."""
+        """Return the mask of legal moves of an agent; it is true everywhere while another agent has the turn."""
         if agent == self.agent_selection and (move_lists := _LEGAL_MOVES_PATTERN.findall(self.infos[agent][TEXT_KEY])):
             legal_moves = {" ".join(move.lower().split()) for move in _BRACKETS_PATTERN.findall(move_lists[-1])}
             mask = np.array([name.lower() in legal_moves for name in self.action_names], dtype=np.int8)
@@ -161,18 +161,18 @@ class TextArenaWorld(MoveListWorld):
         self._accumulate_rewards()
 
     def _read_text(self) -> None:
-        """Read the text of the player whose turn it is; a text can be read only once in a turn."""
+        """Set whose turn it is, and this player's text; TextArena returns a text only once per turn."""
         player, text = self._game.get_observation()
         self.agent_selection = self.possible_agents[player]
         self.infos[self.agent_selection] = {TEXT_KEY: str(text).strip()}
 
     def _start_game(self, num_players: int) -> None:
-        # A new object, because TextArena's wrappers keep the texts of earlier episodes.
+        # A new object for each episode, because TextArena's wrappers keep texts of earlier episodes.
         self._game = _make_game(self._id, self._kwargs)
         self._game.reset(num_players=num_players, seed=random.getrandbits(31))
 
     def _min_num_players(self) -> int:
-        """Return the smallest number of players that the game accepts."""
+        """Return the minimum number of players that the game accepts; other numbers raise an AssertionError."""
         with self._swap_generators():
             for n in range(1, _MAX_PLAYERS + 1):
                 try:
@@ -180,11 +180,11 @@ class TextArenaWorld(MoveListWorld):
                 except AssertionError:
                     continue
                 return n
-        raise ConfigError(f"env.id={self._id}: the game starts with no number of players from 1 to {_MAX_PLAYERS}")
+        raise ConfigError(f"env.id={self._id}: the game accepts no number of players from 1 to {_MAX_PLAYERS}")
 
     @contextmanager
     def _swap_generators(self) -> Iterator[None]:
-        """Exchange the states of the global random generators with those of this game."""
+        """Give the global random generators the states of this game within the context, then restore them."""
         python_state, numpy_state = random.getstate(), np.random.get_state()
         random.setstate(self._generators[0])
         np.random.set_state(self._generators[1])
@@ -212,7 +212,7 @@ def _make_game(id: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _find_move_texts(id: str, moves: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the texts of the moves of a game of TextArena: `moves`, or (None) those of `MOVES`."""
+    """Return the texts of the moves of a TextArena game: `moves`, or those in `MOVES` if `moves` is None."""
     moves = MOVES.get(id.partition("-")[0]) if moves is None else moves
     if moves is None:
         raise ConfigError(
@@ -226,17 +226,17 @@ def _find_move_texts(id: str, moves: Sequence[str] | None) -> tuple[str, ...]:
 
 
 class OpenEnvWorld(MoveListWorld):
-    """One session of a server: one agent, whose observations are JSON texts and whose actions are a list.
+    """One session on an OpenEnv server: one agent, whose observations are JSON texts and whose actions are a list.
 
     Args:
         id: address of the server, e.g. `http://127.0.0.1:8000`.
-        moves: the actions, as the JSON objects that the server takes; None: the values of the only field of its action
-            schema, which must be an enumeration, a truth value, or an integer with a range.
+        moves: the actions, as the JSON objects that the server accepts; None: one for each value of the only field of
+            its action schema, which must be an enumeration, a boolean, or an integer with a range.
         reset: further arguments of the server's reset.
-        timeout_s: seconds to wait for an answer, > 0.
+        timeout_s: maximum time to wait for an answer, in seconds, > 0.
 
     Raises:
-        ConfigError: the address is invalid, nothing answers there, or the actions cannot be listed.
+        ConfigError: the address is invalid, no server answers, or the actions cannot be listed.
         ModuleNotFoundError: `websockets` is not installed.
     """
 
@@ -290,10 +290,10 @@ class OpenEnvWorld(MoveListWorld):
             raise ConfigError(f"env.id={self._server_url}: no server of OpenEnv answers there ({error})") from error
 
     def _request(self, message_type: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message and read its answer; the observation becomes the agent's text.
+        """Send a message and return the server's answer; its observation becomes the agent's text.
 
         Raises:
-            EngineError: the server reports an error, or sends no valid answer in time.
+            EngineError: the server reports an error, or sends no valid answer within the timeout.
         """
         from websockets.exceptions import WebSocketException
 
@@ -310,7 +310,7 @@ class OpenEnvWorld(MoveListWorld):
         return reply
 
     def _fetch_moves(self) -> list[dict[str, Any]]:
-        """Return the actions that the server's schema lists."""
+        """Return the actions that the server's schema defines."""
         import httpx
 
         try:
@@ -328,9 +328,9 @@ class OpenEnvWorld(MoveListWorld):
 
 
 def name_moves(moves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names of JSON objects: the values in them, or the objects as JSON if names would be equal or empty.
+    """Return the name of each JSON object: its values joined by `_`, or its JSON text if names are equal or empty.
 
-    >>> move_names([{"actions": {"player_0": "hit"}}, {"actions": {"player_0": "stick"}}])
+    >>> name_moves([{"actions": {"player_0": "hit"}}, {"actions": {"player_0": "stick"}}])
     ['hit', 'stick']
     """
     names = ["_".join(re.findall(r"[\w.-]+", " ".join(map(str, _collect_leaves(move))))) for move in moves]
@@ -340,7 +340,7 @@ def name_moves(moves: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _collect_leaves(content: Any) -> list[Any]:
-    """Return the values of nested objects and lists."""
+    """Return the values in nested objects and lists that are neither."""
     elements = list(content.values()) if isinstance(content, Mapping) else content
     if not isinstance(elements, list):
         return [content]
@@ -348,7 +348,7 @@ def _collect_leaves(content: Any) -> list[Any]:
 
 
 def _enumerate_values(field: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the values of a field of a JSON schema; None if they are not few."""
+    """Return the possible values of a field of a JSON schema; None if it defines no list or small range of them."""
     if "$ref" in field:
         field = schema.get("$defs", {}).get(str(field["$ref"]).rpartition("/")[2], {})
     if "enum" in field:

@@ -1,4 +1,4 @@
-"""Texts for the agents of a world, each with its own describer."""
+"""Text observations for the agents of a PettingZoo environment (world); agents with equal spaces share a describer."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 class DraftDescriber:
-    """`env.text=auto`: names and ranges derived from the spaces, without images.
+    """Describer for `env.text=auto`: names and ranges are derived from the spaces; images are omitted.
 
     If infos have the entry `text`, an observation consists of this entry instead of the numbers.
 
     Args:
-        agent_env: agent to describe; it is only inspected.
-        game: a game of the world.
+        agent_env: result of `_build_agent_env`; it is only read.
+        game: a game of the world; it is only read.
         has_text: whether infos have the entry `text`.
 
     Attributes:
@@ -79,15 +79,13 @@ class DraftDescriber:
 
 
 class WorldTexts:
-    """Texts of all agents of a world.
-
-    The text of an agent that has nothing to decide is "", so that no model is called for it.
+    """Describer of all agents of a world.
 
     Args:
         settings: options of the environment; `text` is `auto`, or a value for `llmrl.envs.texts.build_describer`.
-        game: a game that has begun; it is only inspected.
-        interfaces: interface of each agent, by name.
-        mechanism_space: the mechanism's values; None: there is no mechanism.
+        game: a game that was reset; it is only read.
+        interfaces: name of each agent -> its interface.
+        mechanism_space: space of the mechanism's values; None: there is no mechanism.
         trust: modules in which a class may be defined.
 
     Attributes:
@@ -109,7 +107,7 @@ class WorldTexts:
         self._interfaces, self._mechanism_space = interfaces, mechanism_space
         self._shows_mechanism = settings.show_mechanism
         self._describers: dict[str, Describer] = {}
-        describers: list[tuple[Any, Describer]] = []  # with the spaces of the agents that they describe
+        describers: list[tuple[Any, Describer]] = []  # (spaces of an agent, its describer)
         has_text = any(TEXT_KEY in info for info in game.infos.values())
         for agent, interface in interfaces.items():
             agent_spaces = interface.observation_space, interface.action_space
@@ -176,8 +174,8 @@ class WorldTexts:
             observation: its observation.
             info: its info.
             values: the mechanism's values, [d]; None: there is no mechanism.
-            rewards: sum of the agent's rewards since its last observation, before and after the mechanism; None before
-                the first step.
+            rewards: sums of the agent's rewards since its last observation, before and after the mechanism's payments;
+                None before the first step.
         """
         text = self._describers[agent].describe(self._interfaces[agent].strip_mask(observation), info)
         content = parse_if_json(text)

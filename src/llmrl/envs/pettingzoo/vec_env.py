@@ -1,4 +1,4 @@
-"""`PettingZooEnv`: many games of any PettingZoo world as one `VecEnv`."""
+"""`PettingZooEnv`: n copies of a world (a PettingZoo environment) as one `VecEnv`. Game: a copy and its episode."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ from llmrl.envs.pettingzoo.texts import WorldTexts
 
 
 class PettingZooEnv(ReplayableEnv):
-    """A vectorized environment of `n_envs` games of a PettingZoo world, stepped one after another in this process.
+    """A vectorized environment of `n_envs` games of one world, stepped one after another in this process.
 
-    **Agents** are the world's `possible_agents`, in this order. A step of a `ParallelEnv` takes the actions of all; a
-    step of an `AECEnv` is one agent's turn, and the actions of the others are ignored.
+    **Agents** are the world's `possible_agents`, in this order. A step of a `ParallelEnv` uses the actions of all; a
+    step of an `AECEnv` is one agent's turn, and the actions of the others are ignored. Dead: an agent that has left the
+    game, in which others may still act.
 
     **Observation.** `vector` [n_envs, n_agents, k] float32: every number of an agent's observation, categories one-hot,
     padded with zeros to the longest; `state` [n_envs, n_agents] int64 if observations are state indices; `pixels`
-    if they are images; `text` [n_envs, n_agents] if there is a text interface; `mechanism` [n_envs, n_agents, d]
-    float32 if it is shown. `action_mask` [n_envs, n_agents, n_actions] bool: the world's own, in the observation or in
-    the info. For an agent that has nothing to decide (it is not its turn, or it has died), only the first action is
-    legal; it is ignored, and the text is "". An agent that has died observes zeros (death masking, arXiv 2103.01955).
+    if they are images; `text` [n_envs, n_agents] with the option `text`; `mechanism` [n_envs, n_agents, d] float32 with
+    the option `show_mechanism`. `action_mask` [n_envs, n_agents, n_actions] bool: the mask in the world's observation
+    or info. For an agent without a decision (it is not its turn, or it is dead), only action 0 is legal; it is ignored,
+    and the text is "". A dead agent observes zeros (death masking, arXiv 2103.01955).
 
     **Action.** One of `n_actions`, the largest number of actions of any agent; or several numbers, which are clipped to
-    the agent's bounds. Numbers that an agent does not have are ignored.
+    the agent's bounds. Numbers beyond the size of an agent's action space are ignored.
 
-    **Reward.** The world's own; in an `AECEnv`, the reward of each agent in that turn. It is 0 for agents that have
-    died. The rewards of an agent from its turn to its next one add up to the cumulative reward that `AECEnv.last`
-    returns there, and the text of the next turn contains this sum. A world with its own mechanism may report the reward
-    before it in infos (`base_reward`).
+    **Reward.** The world's reward; in an `AECEnv`, the reward of each agent in that turn. It is 0 for dead agents. The
+    rewards of an agent from its turn to its next one add up to the cumulative reward that `AECEnv.last` returns there,
+    and the text of the next turn contains this sum. A world that declares a mechanism may report the reward before its
+    payments in infos (`base_reward`).
 
-    **Mechanism.** The world's own (`games.read_mechanism`), or a tax on its rewards (`tax`).
+    **Mechanism.** The one that the world declares (`games.read_mechanism`), or a tax on its rewards (`tax`).
 
     **End.** An episode ends when no agent is left: it is truncated if all remaining agents were truncated in the same
     step, else terminated. It is also truncated after `horizon` steps.
 
     After a resume, a game continues exactly: its episode is replayed from its seed, actions and mechanism. This
-    requires a world whose episodes depend only on these. A world that begins differently from the same seed is detected
-    (`spec.deterministic` is then false, and a resume begins new games).
+    requires a world whose episodes depend only on these. If two resets with the same seed return different
+    observations, `spec.deterministic` is false, and a resume starts new episodes.
 
     Args:
         settings: options of the environment.
@@ -57,11 +58,11 @@ class PettingZooEnv(ReplayableEnv):
         trust: modules that `id` and `text` may name.
 
     Attributes:
-        clip_actions: whether real numbers are clipped to their bounds; an agent may turn this off.
+        clip_actions: whether real numbers are clipped to their bounds; an agent may set it to False.
 
     Raises:
-        ConfigError: an unknown or untrusted world, a missing package, an unsupported action space, nothing that can be
-            observed, or a tax on a world that has a mechanism.
+        ConfigError: the world is unknown or not trusted, a package is missing, the action space is not supported, no
+            observation is usable, or `tax` is set for a world that declares a mechanism.
     """
 
     settings: PettingZooSettings
@@ -103,14 +104,14 @@ class PettingZooEnv(ReplayableEnv):
         if settings.text is not None:
             interfaces = self._channels.interfaces
             self._world_texts = WorldTexts(settings, self.games[0], interfaces, mechanism_space, trust)
-        # Rewards of the last step before the mechanism, and sums since each agent's last observation before and after
-        # it.
+        # Rewards of the last step before the mechanism's payments; and the sums of rewards since each agent's last
+        # observation, [..., 0] before and [..., 1] after these payments.
         self._base_reward = np.zeros((n_envs, len(self._channels.agents)))
         self._cumulative_rewards = np.zeros((n_envs, len(self._channels.agents), 2))
         self.spec = self._build_spec(name, horizon, mechanism_space, deterministic, factory.always_ends)
 
     def _check_reproducibility(self, name: str) -> bool:
-        """Return whether a seed determines how the first game begins; the game has begun afterwards."""
+        """Return whether two resets of the first game with the same seed return the same observations."""
         game, observations = self.games[0], []
         for _ in range(2):
             if self._world_mechanism is not None:
@@ -148,7 +149,7 @@ class PettingZooEnv(ReplayableEnv):
             has_reward_jacobian=self._tax is not None,
             deterministic=deterministic,
             agent_names=self._channels.agents,
-            continuous_actions=self._channels.numbers,
+            continuous_actions=self._channels.continuous_actions,
             text=text,
             endless=horizon is None and not always_ends,
         )

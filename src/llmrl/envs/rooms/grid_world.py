@@ -1,7 +1,7 @@
-"""MiniGrid's rules for many games at once, as array operations without a loop over games.
+"""MiniGrid's rules for n parallel copies (games), as array operations without a loop over games.
 
-Codes of objects, colors and states, actions and their effects, and headings are those of MiniGrid 3
-(Chevalier-Boisvert et al., 2023, arXiv 2306.13831).
+MiniGrid 3 (Chevalier-Boisvert et al., 2023, arXiv 2306.13831) defines the codes of objects, colors, states and
+headings, and the actions and their effects.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ EAST, SOUTH, WEST, NORTH = range(4)
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 ACTION_NAMES = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 NO_AGENT = 4
-"""Fourth number of a cell without the agent; on the agent's cell, it is the heading."""
+"""Value of a cell's fourth code if the agent is elsewhere; in the agent's cell, this code is the heading."""
 
 STEP_OFFSETS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
-"""Offset of a step forward, [4 headings, (x, y)]."""
+"""Offset (x, y) of a step forward for each heading, [4, 2]."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -80,21 +80,21 @@ class RoomEvents:
 
 
 class GridWorld(StateFields):
-    """`n` games on grids of `width` x `height` cells.
+    """`n` games on grids of `width` x `height` cells, each with one agent.
 
-    A grid is surrounded by walls. Boxes are empty, as in all tasks here, so a toggled box vanishes.
+    Boxes are empty, as in all tasks here, so a toggled box vanishes.
 
     Args:
         n: number of games.
-        width, height: size of a grid along x and y, cells.
-        margin: width of the wall stored around each grid, so that a view never leaves the array, cells; >= 1.
+        width, height: size of a grid along x and y, in cells.
+        margin: number of wall cells stored on each side of a grid, >= 1, so that a view does not leave the array.
 
     Attributes:
-        cells: all cells with their margin, [n, width + 2 * margin, height + 2 * margin] uint32 (see `encode_cell`).
+        cells: all cells with the margin, [n, width + 2 * margin, height + 2 * margin] uint32 (see `encode_cell`).
         at: index of each agent's cell in `cells.ravel()`, [n].
         heading: heading of each agent, 0 to 3, [n].
-        carrying: object that each agent carries, as a cell; `NOTHING` if none, 0 if the game has not begun; [n] uint32.
-        time: number of steps of the episode of each game, [n].
+        carrying: object that each agent carries (see `encode_cell`), [n] uint32; `NOTHING`: none; 0: never reset.
+        time: number of steps of each game's episode so far, [n].
     """
 
     _state_fields = ("cells", "at", "heading", "carrying", "time")
@@ -112,7 +112,7 @@ class GridWorld(StateFields):
 
     @property
     def inside(self) -> NDArray[np.uint32]:
-        """The cells of the grids, a view [n, width, height] uint32 of `cells`."""
+        """The cells without the margin, a view [n, width, height] uint32 of `cells`."""
         return self.without_margin(self.cells)
 
     @property
@@ -132,12 +132,12 @@ class GridWorld(StateFields):
         return np.not_equal(self.carrying, 0)
 
     def without_margin(self, cells: NDArray[Scalar]) -> NDArray[Scalar]:
-        """Return the grids in an array [n, W + 2 * margin, H + 2 * margin], a view [n, W, H]."""
+        """Return a view [n, W, H] of an array [n, W + 2 * margin, H + 2 * margin]."""
         margin = self.margin
         return cells[:, margin : margin + self.width, margin : margin + self.height]
 
     def begin(self, games: Sequence[int], layouts: Sequence[RoomLayout]) -> None:
-        """Start `games` from `layouts`, in their order."""
+        """Start an episode in each of `games`, with the layout at the same index of `layouts`."""
         for game, layout in zip(games, layouts, strict=True):
             as_bytes(self.cells)[game, self.margin : -self.margin, self.margin : -self.margin, :3] = layout.cells
             self.carrying[game] = NOTHING

@@ -1,8 +1,8 @@
 """Room tasks: generation of layouts and success criteria.
 
-They are those of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373), and tasks of MiniGrid, whose layouts MiniGrid draws.
-Tasks do not depend on how an environment steps or observes. The batched environment and the one built on MiniGrid
-therefore generate the same layouts from the same random numbers.
+Most tasks come from LLM4Teach (Zhou et al. 2023, arXiv 2311.13373). `DoorKey` and `UnlockPickup` are environments of
+MiniGrid, which generates their layouts. Tasks contain no code for steps or observations. The batched `RoomsEnv` and an
+environment based on MiniGrid (in the tests) therefore get the same layouts from the same random numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from llmrl.envs.rooms.grid_world import (
 if TYPE_CHECKING:
     from minigrid.minigrid_env import MiniGridEnv
 
-_N_COLORS = 6
+_N_COLORS = 6  # colors of MiniGrid
 Position = tuple[int, int]
 """Coordinates (x, y) of a cell."""
 
@@ -47,10 +47,10 @@ class RoomTask(ABC):
     """Base class of tasks.
 
     Attributes:
-        name: option name of the environment, e.g. `simple_doorkey`.
-        width, height: size of the grid, cells.
-        horizon: default number of steps after which an episode is truncated.
-        has_lava: whether an episode can end in lava.
+        name: value of the option `env`, e.g. `simple_doorkey`.
+        width, height: size of the grid, in cells.
+        horizon: default step limit of an episode.
+        has_lava: whether layouts can contain lava, which ends the episode.
     """
 
     name: str
@@ -64,22 +64,22 @@ class RoomTask(ABC):
         """Return a random layout for a new episode."""
 
     def success(self, events: RoomEvents) -> NDArray[np.bool_]:
-        """Return whether each of n games is solved by the step, [n] bool; by default, whether a door was opened."""
+        """Return whether the events of a step solved each of n games, [n] bool; by default, by opening a door."""
         return events.opened_door
 
 
 class OneRoom(RoomTask):
     """A walled room in the top left corner of the grid, with locked doors in its outer wall and nothing behind them.
 
-    Width and height of the room, walls included, are drawn independently and uniformly. The agent starts on a random
-    free cell, with a random heading. Cells outside the room are empty and never seen.
+    Width and height of the room are sampled independently and uniformly. The agent starts on a random empty cell, with
+    a random heading. Cells outside the room are empty, and agents never see them.
 
     Args:
-        min_size, max_size: minimum and maximum width and height of the room, walls included, cells. `max_size` is also
-            the width and height of the grid.
+        min_size, max_size: minimum and maximum of the room's width and of its height, in cells with the walls.
+            `max_size` is also the width and height of the grid.
 
     Attributes:
-        n_required_cells: number of keys and lava cells for which the room of minimum size must have space.
+        n_required_cells: number of cells inside the room that keys and lava occupy.
 
     Raises:
         ConfigError: `max_size` is below `min_size`, or a room of minimum size has no space for the objects.
@@ -88,7 +88,7 @@ class OneRoom(RoomTask):
     n_required_cells: int = 1
 
     def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10) -> None:
-        # Space for the objects and a free cell for the agent.
+        # The inside, (size - 2) x (size - 2) cells, must contain the objects and an empty cell for the agent.
         n_cells = self.n_required_cells
         required_size = next(size for size in range(4, n_cells + 5) if (size - 2) ** 2 > n_cells)
         if min_size < required_size:
@@ -112,37 +112,37 @@ class OneRoom(RoomTask):
 
 
 class SimpleDoorKey(OneRoom):
-    """A door and its key, of a random color, at random places."""
+    """Task with a locked door and its key at random positions; both have the same random color."""
 
     name = "simple_doorkey"
 
     def place_objects(self, room: RoomBuilder) -> None:
-        color = room.random_integer(_N_COLORS)
-        room.place_door(room.random_integer(4), color)
+        color = room.sample_integer(_N_COLORS)
+        room.place_door(room.sample_integer(4), color)
         room.place_object(KEY, color)
 
 
 class LavaDoorKey(OneRoom):
-    """The layout of `SimpleDoorKey` with one cell of lava, which is not the cell in front of the door."""
+    """Task with the layout of `SimpleDoorKey` and one lava cell, which is not the cell in front of the door."""
 
     name = "lava_doorkey"
     has_lava = True
     n_required_cells = 2
 
     def place_objects(self, room: RoomBuilder) -> None:
-        color = room.random_integer(_N_COLORS)
-        front = room.place_door(room.random_integer(4), color)
-        # Lava first, because its position is restricted; the key may lie on any other cell.
+        color = room.sample_integer(_N_COLORS)
+        front = room.place_door(room.sample_integer(4), color)
+        # Lava comes first: it must not be in front of the door, whereas the key may lie on any remaining cell.
         room.place_object(LAVA, RED, excluded=[front])
         room.place_object(KEY, color)
 
 
 class ColoredDoorKey(OneRoom):
-    """A blue door, one blue key, and red keys that open nothing. No key lies in front of the door.
+    """Task with a blue door, one blue key, and red keys that open nothing. No key lies in front of the door.
 
     Args:
-        min_size, max_size: as in `OneRoom`.
-        n_keys: number of keys, the blue one included; 2 in the paper.
+        min_size, max_size: see `OneRoom`.
+        n_keys: number of keys, including the blue one; LLM4Teach has 2.
     """
 
     name = "colored_doorkey"
@@ -152,15 +152,16 @@ class ColoredDoorKey(OneRoom):
         super().__init__(min_size, max_size)
 
     def place_objects(self, room: RoomBuilder) -> None:
-        front = room.place_door(room.random_integer(4), BLUE)
+        front = room.place_door(room.sample_integer(4), BLUE)
         for color in [BLUE] + [RED] * (self.n_required_cells - 1):
             room.place_object(KEY, color, excluded=[front])
 
 
 class TwoDoor(OneRoom):
-    """Two doors of one color in opposite walls, and their key in the middle. Opening either door solves the task.
+    """Task with two doors of one color in opposite walls and their key in the middle; opening either door solves it.
 
-    The key lies on one of the four central cells (for an odd width or height, the middle cell and the one before it).
+    The key lies on one of four central cells. If a side has an odd number of cells, these are, along that side, the
+    middle cell and the cell before it.
     """
 
     name = "two_door"
@@ -169,33 +170,33 @@ class TwoDoor(OneRoom):
         super().__init__(min_size, max_size)
 
     def place_objects(self, room: RoomBuilder) -> None:
-        color = room.random_integer(_N_COLORS)
-        for side in ((EAST, WEST), (SOUTH, NORTH))[room.random_integer(2)]:
+        color = room.sample_integer(_N_COLORS)
+        for side in ((EAST, WEST), (SOUTH, NORTH))[room.sample_integer(2)]:
             room.place_door(side, color)
-        x, y = room.width // 2 - room.random_integer(2), room.height // 2 - room.random_integer(2)
+        x, y = room.width // 2 - room.sample_integer(2), room.height // 2 - room.sample_integer(2)
         room.cells[x, y] = (KEY, color, 0)
 
 
 class RoomBuilder:
-    """Random generation of the layout of one room, with walls and no objects at first.
+    """Builder of the layout of one room, which has walls and no objects at first.
 
     Args:
         rng: random number generator.
-        grid: width and height of the grid, cells.
-        width, height: width and height of the room, walls included, cells.
+        grid_size: width and height of the grid, in cells.
+        width, height: width and height of the room, in cells with the walls.
 
     Attributes:
-        cells: kind, color and state of all cells of the grid, [W, H, 3] uint8.
+        cells: kind, color and state of all cells of the grid, [grid width, grid height, 3] uint8.
     """
 
-    def __init__(self, rng: np.random.Generator, grid: tuple[int, int], width: int, height: int) -> None:
+    def __init__(self, rng: np.random.Generator, grid_size: tuple[int, int], width: int, height: int) -> None:
         self._rng, self.width, self.height = rng, width, height
-        self.cells = np.zeros((*grid, 3), dtype=np.uint8)
+        self.cells = np.zeros((*grid_size, 3), dtype=np.uint8)
         self.cells[..., 0] = EMPTY
         self.cells[:width, :height] = (WALL, GRAY, 0)
         self.cells[1 : width - 1, 1 : height - 1] = (EMPTY, 0, 0)
 
-    def random_integer(self, n: int) -> int:
+    def sample_integer(self, n: int) -> int:
         """Return a uniform random integer in 0 .. n - 1."""
         return int(self._rng.integers(n))
 
@@ -205,7 +206,7 @@ class RoomBuilder:
         for position in excluded:
             free[position] = False
         x, y = np.divmod(np.flatnonzero(free), self.height)
-        index = self.random_integer(len(x))
+        index = self.sample_integer(len(x))
         return int(x[index]), int(y[index])
 
     def place_object(self, kind: int, color: int, excluded: Iterable[Position] = ()) -> None:
@@ -213,13 +214,13 @@ class RoomBuilder:
         self.cells[self.sample_free_position(excluded)] = (kind, color, 0)
 
     def place_door(self, side: int, color: int) -> Position:
-        """Place a locked door at a random position in a wall and return the position in front of it.
+        """Place a locked door at a random position in a wall, except its corners; return the cell in front of it.
 
         Args:
-            side: the wall, `EAST`, `SOUTH`, `WEST` or `NORTH`.
-            color: color of the door.
+            side: the wall: `EAST`, `SOUTH`, `WEST` or `NORTH`.
+            color: color of the door, 0 to 5.
         """
-        offset = 1 + self.random_integer((self.height if side in (EAST, WEST) else self.width) - 2)
+        offset = 1 + self.sample_integer((self.height if side in (EAST, WEST) else self.width) - 2)
         max_x, max_y = self.width - 1, self.height - 1
         door, front = {
             EAST: ((max_x, offset), (max_x - 1, offset)),
@@ -232,9 +233,9 @@ class RoomBuilder:
 
 
 class MiniGridTask(RoomTask):
-    """Base class of tasks whose layouts are those of a MiniGrid environment after `reset(seed)` with a random seed.
+    """Base class of tasks whose layouts a MiniGrid environment generates, by `reset(seed)` with a random seed.
 
-    The environment is made when the first layout is drawn, and then reused.
+    The environment is created for the first layout and then reused.
     """
 
     _env: MiniGridEnv | None = None
@@ -246,7 +247,7 @@ class MiniGridTask(RoomTask):
     def sample_layout(self, rng: np.random.Generator) -> RoomLayout:
         if self._env is None:
             self._env = self.make_env()
-            # MiniGrid's observation is not used, and takes longer to compute than the layout.
+            # `reset` would compute an observation, which is not used and takes longer than the layout.
             self._env.gen_obs = dict  # type: ignore[method-assign]
         self._env.reset(seed=int(rng.integers(2**31)))
         codes = [(EMPTY, 0, 0) if obj is None else obj.encode() for obj in self._env.grid.grid]
@@ -256,10 +257,10 @@ class MiniGridTask(RoomTask):
 
 
 class DoorKey(MiniGridTask):
-    """MiniGrid-DoorKey: fetch the key, open the door in the wall across the room, and reach the goal behind it.
+    """MiniGrid-DoorKey: fetch the key, open the door in the wall that divides the grid, and reach the goal behind it.
 
     Args:
-        size: width and height of the grid, walls included, cells; >= 5.
+        size: width and height of the grid, in cells with the walls, >= 5.
 
     Raises:
         ConfigError: `size` leaves no space for two rooms.
@@ -271,7 +272,7 @@ class DoorKey(MiniGridTask):
         if size < 5:
             raise ConfigError(f"doorkey: size={size} has no space for two rooms; use at least 5")
         self.width = self.height = size
-        self.horizon = 10 * size**2
+        self.horizon = 10 * size**2  # step limit of MiniGrid
 
     def make_env(self) -> MiniGridEnv:
         from minigrid.envs.doorkey import DoorKeyEnv
@@ -287,7 +288,7 @@ class UnlockPickup(MiniGridTask):
     """MiniGrid-UnlockPickup: fetch the key, open the door to the other room, and pick up the box in it."""
 
     name = "unlock_pickup"
-    width, height, horizon = 11, 6, 288
+    width, height, horizon = 11, 6, 288  # step limit of MiniGrid: 8 * (room size of 6)²
 
     def make_env(self) -> MiniGridEnv:
         from minigrid.envs.unlockpickup import UnlockPickupEnv

@@ -1,4 +1,4 @@
-"""Rooms as a `VecEnv`: many games of one task in lock step."""
+"""Rooms as a `VecEnv`: n parallel copies (games) of one task."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ N_CODES = (11, 6, 3, 5)
 agent)."""
 
 TILE_SIZE = 32
-"""Pixels of a cell along either axis."""
+"""Width and height of a cell in a frame, in pixels."""
 
 UNSEEN_GRAY_LEVEL = 200
+"""Gray level of unseen cells in a frame, 0 to 255."""
 
 
 class RoomsEnv(ArrayGames):
@@ -46,20 +47,20 @@ class RoomsEnv(ArrayGames):
     **End.** Terminated when the task is solved or the agent steps into lava; truncated after `horizon` steps. As in
     MiniGrid, the last step can be both.
 
-    **Layouts.** The k-th layout of a game is a function of the seed, the game's index and k. The games after a seeded
-    reset are therefore the same whatever the agents do.
+    **Layouts.** The k-th layout of a game is a function of the seed, the game's index and k. Layouts after a seeded
+    reset therefore do not depend on the agents' actions.
 
     Args:
-        seeds: the environment's node of the seed tree.
-        task: task, which draws layouts and judges success.
-        n_envs: games in lock step.
-        agent_view_size: width and height of the agent's view, cells, for `view` and for the cells that `grid` has seen.
-            Odd, 3 to 31.
-        horizon: steps per episode; None: the task's default.
+        seeds: seed tree of the environment.
+        task: task, which generates layouts and decides success.
+        n_envs: number of games.
+        agent_view_size: width and height of the agent's view, in cells, which also defines the cells that `grid` marks
+            as seen. Odd, 3 to 31.
+        horizon: steps after which an episode is truncated; None: the task's default.
         observe: channels that agents observe.
 
     Raises:
-        ConfigError: a view size that is even or out of range.
+        ConfigError: the view size is even or out of range.
     """
 
     _state_fields = ("_world", "_map", "_roots", "_groups", "_drawn", "_terminated", "_truncated")
@@ -127,7 +128,7 @@ class RoomsEnv(ArrayGames):
             self._map.clear(indices)
 
     def _generator(self, game: int) -> np.random.Generator:
-        """Return the random number generator of a game's next layout."""
+        """Return the random generator of a game's next layout."""
         root, index = self._group_seed_and_index(game)
         return Seeds(root).child(index).numpy(int(self._drawn[game]))
 
@@ -135,7 +136,7 @@ class RoomsEnv(ArrayGames):
         """Advance all games by `action` [n_envs, 1]. Games that have ended do not change.
 
         Raises:
-            ValueError: wrong shape, an action is not in 0 .. 6, or a game was never reset.
+            ValueError: the shape is wrong, an action is not in 0 .. 6, or a game was never reset.
         """
         actions = self._check_actions(action)
         active = ~(self._terminated | self._truncated)
@@ -155,10 +156,10 @@ class RoomsEnv(ArrayGames):
             self._drawn[:] = self._drawn.max()
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, drawn by MiniGrid.
+        """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, in which MiniGrid renders the cells.
 
-        If agents observe `grid`, the frame shows their map, with unseen cells in light gray. Otherwise it shows the
-        whole world, with the visible cells highlighted.
+        If the agent observes `grid`, the frame shows the cells that it has seen; others are light gray. Otherwise it
+        shows all cells, with the visible ones highlighted.
 
         Raises:
             ConfigError: the game was never reset.
@@ -194,14 +195,14 @@ def draw_frame(
     seen: NDArray[np.bool_] | None = None,
     highlighted: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return a frame of the game, [32 * H, 32 * W, 3] uint8.
+    """Return a frame of one game, [32 * H, 32 * W, 3] uint8.
 
     Args:
-        cells: kind, color and state, [W, H, 3].
+        cells: kind, color and state of each cell, [W, H, 3].
         position: the agent's cell (x, y).
         heading: 0 east, 1 south, 2 west, 3 north.
-        seen: which cells to show, [W, H]; the others are light gray. None: all are shown.
-        highlighted: which cells to highlight, [W, H]; None: none.
+        seen: whether to show each cell, [W, H] bool; the others are light gray. None: all are shown.
+        highlighted: whether to highlight each cell, [W, H] bool; None: none is highlighted.
     """
     from minigrid.core.grid import Grid
     from minigrid.core.world_object import WorldObj

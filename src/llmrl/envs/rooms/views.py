@@ -1,7 +1,8 @@
 """Observations of agents in rooms: MiniGrid's view, and the map of all cells seen so far.
 
-Both use one computation of the visible cells. A row of a view is an integer with one bit per cell. Tables contain, for
-each row, the cells that become visible in it and in the next one.
+Both use one computation of the visible cells. A row of a view is encoded as an integer with one bit per cell. Tables
+contain, for each pair of such integers (cells of a row seen from the previous row, and transparent cells), the visible
+cells of the row and the cells of the next row that are seen from it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.envs.rooms.grid_world import DOOR, OPEN, STEP_OFFSETS, WALL, GridWorld, as_bytes, encode_cell
 
 MAX_VIEW = 31
-_MAX_TABLE_WIDTH = 9  # 2 * 4**9 entries of two bytes: a megabyte
+_MAX_TABLE_WIDTH = 9  # maximum view width with tables, which then have 2 * 4**9 entries of 8 bytes: 4 MiB
 _UNEXPLORED = encode_cell(0)
 
 CellBits = NDArray[np.int64]
@@ -24,15 +25,15 @@ CellBits = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FieldOfView:
-    """The cells in the views of all agents.
+    """The v x v cells in the view of each of n agents.
 
-    View cells are (i, j) as in MiniGrid: the agent is at (v // 2, v - 1) and looks toward j = 0; i increases to its
+    Cells are indexed (i, j) as in MiniGrid: the agent is at (v // 2, v - 1) and looks toward j = 0; i increases to its
     right.
 
     Attributes:
-        index: index of each cell of the view in `GridWorld.cells.ravel()`, [n, v, v].
+        index: index of each cell in `GridWorld.cells.ravel()`, [n, v, v].
         cells: contents of the cells, [n, v, v] uint32.
-        visible: whether each cell is in sight, [n, v, v] bool.
+        visible: whether the agent sees each cell, [n, v, v] bool.
     """
 
     index: NDArray[np.int64]
@@ -41,13 +42,11 @@ class FieldOfView:
 
 
 class Viewer:
-    """Computes views of `view_size` x `view_size` cells in a `GridWorld`.
-
-    Walls and closed doors hide the cells behind them.
+    """Viewer that computes the views of agents in a `GridWorld`; walls and closed doors hide the cells behind them.
 
     Args:
         world: the games; its margin is at least `view_size` - 1.
-        view_size: odd, 3 to 31.
+        view_size: width and height of a view, in cells; odd, 3 to 31.
     """
 
     def __init__(self, world: GridWorld, view_size: int) -> None:
@@ -78,10 +77,10 @@ class Viewer:
         return as_bytes(visible_cells)[..., :3].copy()
 
     def _find_visible(self, clear_bits: CellBits) -> NDArray[np.bool_]:
-        """Return which cells are in sight, [n, v, v] bool, given the bits of transparent cells, [n, v (j)].
+        """Return whether each cell is visible, [n, v, v] bool, given the bits of transparent cells in each row, [n, v].
 
-        `Grid.process_vis` of MiniGrid: from the agent's row outwards, sight spreads along a row through clear cells,
-        and from every clear cell in sight to the three cells next to it in the row beyond.
+        The rule is `Grid.process_vis` of MiniGrid. It starts in the agent's row. In a row, visibility spreads through
+        transparent cells. Each visible transparent cell makes the three nearest cells of the next row visible.
         """
         n, v = clear_bits.shape
         visible_bits = np.empty((n, v), dtype=np.int64)
@@ -93,13 +92,13 @@ class Viewer:
 
 
 class ExploredMap(StateFields):
-    """The cells of its grid that each agent has had in sight since its game began, with their current content.
+    """The cells that each agent has seen since its episode began, with their current content.
 
     Args:
         world: the games.
 
     Attributes:
-        seen: whether each cell was ever in sight, with the world's margin, [n, W + 2 * margin, H + 2 * margin] bool.
+        seen: whether each cell was seen, [n, W + 2 * margin, H + 2 * margin] bool.
     """
 
     _state_fields = ("seen",)
@@ -109,7 +108,7 @@ class ExploredMap(StateFields):
         self.seen = np.zeros(world.cells.shape, dtype=bool)
 
     def clear(self, games: NDArray[np.int64]) -> None:
-        """Clear the maps of `games`, which start anew."""
+        """Clear the maps of `games`, whose next episodes begin."""
         self.seen[games] = False
 
     def add(self, field_of_view: FieldOfView) -> None:
@@ -119,8 +118,8 @@ class ExploredMap(StateFields):
     def image(self) -> NDArray[np.uint8]:
         """Return kind, color, state and agent of every cell, [n, W, H, 4] uint8.
 
-        Seen cells show their current content, even out of sight; others are (0, 0, 0). The agent's cell shows what it
-        carries, or an empty cell. The fourth number is 4, on the agent's cell its heading.
+        Cells that were seen show their current content; others are (0, 0, 0). The agent's cell shows the object that it
+        carries, or an empty cell. The fourth number is the heading in the agent's cell and 4 elsewhere.
         """
         world = self._world
         cells = np.where(world.without_margin(self.seen), world.inside, _UNEXPLORED)
@@ -133,7 +132,10 @@ class ExploredMap(StateFields):
 
 
 def _spread_sight(source_bits: CellBits, clear_bits: CellBits, width: int) -> tuple[CellBits, CellBits]:
-    """Return the cells of a row in sight, and the cells of the next row that they bring into sight, as bits."""
+    """Return the bits of a row's visible cells, and of the cells in the next row that are visible from it.
+
+    `source_bits`: cells of the row that are visible from the previous row; `clear_bits`: its transparent cells.
+    """
     if width > _MAX_TABLE_WIDTH:
         return _compute_sight(source_bits, clear_bits, width)
     visible_by_entry, next_source_by_entry = _build_sight_tables(width)
@@ -149,7 +151,7 @@ def _build_sight_tables(width: int) -> tuple[CellBits, CellBits]:
 
 
 def _compute_sight(source_bits: CellBits, clear_bits: CellBits, width: int) -> tuple[CellBits, CellBits]:
-    """Compute `_spread_sight` without tables."""
+    """Return the result of `_spread_sight` without tables."""
     row_mask = (1 << width) - 1
     visible_bits = source_bits
     for _ in range(width - 1):

@@ -25,7 +25,7 @@ from llmrl.llms.local.loading import (
     load_tokenizer,
 )
 from llmrl.llms.local.lora import AdapterSet, Lora
-from llmrl.llms.local.small import SmallModel, SmallModelFactory, find_model
+from llmrl.llms.local.small import SmallModelFactory, SmallModelSettings, find_model
 from llmrl.llms.local.token_tree import TokenIds, TokenTree, TreeBatch, token_tree
 
 
@@ -125,7 +125,7 @@ class ScorerSettings:
     batch_tokens: PositiveInt
     weights: Weights
     parity: bool
-    make: SmallModel | None
+    make: SmallModelSettings | None
 
 
 class LocalScorer(ABC):

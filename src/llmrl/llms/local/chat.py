@@ -23,7 +23,7 @@ from llmrl.llms.local.learning import ChatLearners, LearnerFactory
 from llmrl.llms.local.loading import Dtype, check_model, folder_fingerprint, load_config, load_model, load_tokenizer
 from llmrl.llms.local.lora import adapter_fingerprint, check_adapter, check_base_model, load_adapter
 from llmrl.llms.local.prefix_cache import PrefixCache
-from llmrl.llms.local.small import SmallChat, SmallModelFactory, find_model
+from llmrl.llms.local.small import SmallChatSettings, SmallModelFactory, find_model
 from llmrl.llms.local.vllm_sampler import VLLMClient, VLLMSampler
 from llmrl.llms.provider import Provider
 
@@ -52,7 +52,7 @@ class LocalChatSettings(SamplingSettings):
     prefix_cache_tokens: NonNegativeInt
     sampler: VLLMSampler | None
     learn: LearnerFactory | None
-    make: SmallChat | None
+    make: SmallChatSettings | None
 
 
 class LocalChat(Provider):

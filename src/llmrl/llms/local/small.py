@@ -1,7 +1,7 @@
 """Small language models that can be trained from scratch on a CPU, and their pretraining.
 
-A model has a tokenizer trained on the task's texts, and randomly initialized weights. Chat models (`SmallChat`) have
-learned the format of replies, but not the task.
+A model has a tokenizer trained on the task's texts, and randomly initialized weights. Chat models
+(`SmallChatSettings`) have learned the format of replies, but not the task.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SmallModelShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallModel(SmallModelShape):
+class SmallModelSettings(SmallModelShape):
     """Settings of a small model that is created when it is first needed.
 
     Attributes:
@@ -95,7 +95,7 @@ class SmallModel(SmallModelShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallChat(SmallModelShape):
+class SmallChatSettings(SmallModelShape):
     """Settings of a small chat model that is created when it is first needed.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Environments as arrays: many games in lock step, each equal to Gymnasium's own at every step."""
+"""Batched environments: the state of n parallel copies (games) in arrays, each equal to Gymnasium's at every step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ BATCHED_GAMES: Mapping[str, str] = {
     "llmrl/Navigation-v0": f"{_TASKS_MODULE}.navigation:NavigationGames",
     "llmrl/Pong-v0": f"{_TASKS_MODULE}.pong:PongGames",
 }
-"""Gymnasium's id -> `module:function` that makes games, given their number, a horizon and arguments of the
-environment. It returns None if there is no engine with these arguments."""
+"""Gymnasium id -> `module:callable`, whose arguments are the number of games, the step limit and arguments of the
+environment. It returns the games, or None if no batched engine supports these arguments."""
 
 
 class BatchedGames(ABC):
@@ -56,7 +56,7 @@ class BatchedGames(ABC):
 
     @abstractmethod
     def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
-        """Put games `indices` [m] into start states, drawn from the generators `rngs` [m]."""
+        """Put games `indices` [m] into start states sampled with the generators `rngs` [m]."""
 
     @abstractmethod
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -79,7 +79,7 @@ class BatchedGames(ABC):
         return self.observe()
 
     def start(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
-        """Start games `indices` [m], which draw from the generators `rngs` [m]."""
+        """Start an episode in games `indices` [m], whose random numbers come from the generators `rngs` [m]."""
         self.set_start_states(indices, rngs)
         self.time[indices] = 0
         for game, rng in zip(indices.tolist(), rngs, strict=True):
@@ -89,16 +89,16 @@ class BatchedGames(ABC):
         for game in np.flatnonzero(mask).tolist():
             self._rngs[game] = np.random.default_rng(int(seeds[game]))
 
-    def draw(
+    def sample(
         self,
         width: int,
         active: NDArray[np.bool_] | None,
         distribution: Literal["random", "standard_normal"] = "random",
     ) -> NDArray[np.float64]:
-        """Return the next random numbers of the games that are `active` [n] (None: all), [n, width].
+        """Return the next `width` random numbers of the games that are `active` [n] (None: all), [n, width].
 
-        `distribution`: uniform on [0, 1) or standard normal. A game draws from the generator that started it, so it
-        gets the numbers of Gymnasium's environment. Numbers of other games are 0.
+        They are uniform on [0, 1) (`random`) or standard normal. Each game has a generator, so that its numbers equal
+        those of Gymnasium's environment. Numbers of games that are not active are 0.
         """
         numbers = np.zeros((self.n, width))
         for game in range(self.n) if active is None else np.flatnonzero(active).tolist():

@@ -1,4 +1,4 @@
-"""Batched games with few states: their transition tables, expected returns and best policies, and play from tables."""
+"""Batched games with few states: transition tables, expected returns, best policies, and games that use a table."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _VALUE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class TransitionTable:
-    """The outcome of each action in each state, for each class of the random number that is drawn.
+    """The outcome of each action in each state, for each class of the sampled random number.
 
-    Gymnasium draws a number on [0, 1) and takes the first outcome whose cumulative probability exceeds it (the very
-    first outcome if rounding leaves none). The cumulative probabilities of all states and actions divide [0, 1) into c
-    classes. Numbers of one class have the same outcome.
+    Gymnasium samples a number on [0, 1) and takes the first outcome whose cumulative probability exceeds it (outcome 0
+    if rounding leaves none). The cumulative probabilities of all states and actions divide [0, 1) into c intervals, the
+    classes. For a given state and action, all numbers of one class have the same outcome.
 
     Attributes:
         n_states: number of states, 0 to n_states - 1.
         n_actions: number of actions, 0 to n_actions - 1.
         class_boundaries: boundaries between classes, [c - 1], ascending.
-        next_state: next state, [n_states * n_actions, c].
-        reward: reward, [n_states * n_actions, c].
-        terminated: whether the episode terminates, [n_states * n_actions, c].
+        next_state: next state, [n_states * n_actions, c]; row `state * n_actions + action`.
+        reward: reward, same shape.
+        terminated: whether the episode terminates, same shape.
         start_cdf: cumulative probabilities of the start states, [n_states].
     """
 
@@ -54,7 +54,7 @@ class TransitionTable:
         outcome_lists = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
         cumulative = [np.cumsum([probability for probability, *_ in outcome_list]) for outcome_list in outcome_lists]
         class_boundaries = np.unique(np.concatenate(cumulative))
-        # Random numbers are below 1, so larger sums bound no class.
+        # Random numbers are below 1, so cumulative probabilities of 1, or more by rounding, are no boundaries.
         class_boundaries = class_boundaries[class_boundaries < 1]
         class_starts = np.append(0.0, class_boundaries)
         outcomes = [
@@ -85,10 +85,10 @@ class TransitionTable:
         return float(np.diff(self.start_cdf, prepend=0.0) @ value)
 
     def best_policy(self, max_sweeps: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
-        """Return the action of highest expected return in each state, [n_states], without a horizon.
+        """Return the action of highest expected return in each state, [n_states], without a step limit.
 
-        Value iteration, which ends after `max_sweeps`, or when no value changes by 1e-12 or more. Of equally good
-        actions, the first is returned. With `discount` 1, waiting for ever would be as good as going to a reward.
+        Value iteration ends after `max_sweeps`, or when no value changes by 1e-12 or more. Of equally good actions, the
+        first is returned. The discount is below 1 because else waiting would have the same value as going to a reward.
         """
         state_values = np.zeros(self.n_states)
         for _ in range(max_sweeps):
@@ -100,18 +100,21 @@ class TransitionTable:
         return policy
 
     def _action_values(self, state_values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the expected reward plus next value of each action in each state, [n_states * n_actions]."""
+        """Return the expectation of reward plus next state's value, for each state and action, [n_states * n_actions].
+
+        `state_values` is [n_states].
+        """
         next_value = np.where(self.terminated, 0.0, state_values[self.next_state])
         return (self.reward + next_value) @ self.class_probabilities
 
 
 class TabularGames(BatchedGames):
-    """Games with one transition table, equal to Gymnasium's toy-text environments draw for draw.
+    """Games with one transition table; with the same random numbers, they equal Gymnasium's toy-text environments.
 
     Args:
         n: number of games.
-        table: rules of the games.
-        render_state: function of a state, and the action that led to it (None: at the start), that returns a frame.
+        table: transition table of the games.
+        render_state: function that returns a frame, given a state and the action that led to it (None: at the start).
         horizon: steps after which an episode is truncated; None: never.
         action_masks: legal actions in each state, [n_states, n_actions], for `info["action_mask"]`; None: no masks.
     """
@@ -143,7 +146,7 @@ class TabularGames(BatchedGames):
         table, action = self.table, check_choices(actions, self.table.n_actions)
         outcome_index = self._state * table.n_actions + action
         if len(table.class_boundaries):
-            classes = table.class_boundaries.searchsorted(self.draw(1, active)[:, 0], side="right")
+            classes = table.class_boundaries.searchsorted(self.sample(1, active)[:, 0], side="right")
             outcome_index = outcome_index * table.next_state.shape[1] + classes
         state = table.next_state.take(outcome_index)
         self._state = state if active is None else np.where(active, state, self._state)
@@ -164,9 +167,9 @@ class TabularGames(BatchedGames):
 
 
 def _make_toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any) -> TabularGames | None:
-    """Return `n` games of an environment with a table of transitions, made by `entry_point` with `kwargs`.
+    """Return `n` games of the Gymnasium environment that `entry_point` creates with `kwargs`.
 
-    None: the table does not contain all its rules. Taxi with `fickle_passenger` draws a destination outside the table.
+    None: its table `P` does not contain all rules. Taxi with `fickle_passenger` samples new destinations without it.
     """
     from gymnasium.envs.registration import load_env_creator
 
@@ -188,4 +191,4 @@ def _make_toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs
 make_frozen_lake_games = partial(_make_toy_text_games, "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")
 make_cliff_walking_games = partial(_make_toy_text_games, "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv")
 make_taxi_games = partial(_make_toy_text_games, "gymnasium.envs.toy_text.taxi:TaxiEnv")
-"""Functions of a number of games, a horizon, and arguments of the environment."""
+"""Functions for `BATCHED_GAMES`; arguments: number of games, step limit, and arguments of the environment."""

@@ -1,8 +1,9 @@
-"""Environments of this package that Gymnasium makes by id; importing this module registers them."""
+"""Gymnasium environments of this package; importing this module registers their ids."""
 
 from __future__ import annotations
 
 _STEPS_AND_THRESHOLDS: dict[str, tuple[int, float | None]] = {
+    # Name -> step limit, and the return at which Gymnasium counts the environment as solved.
     "Maze": (200, 0.96),
     # Each legal move takes at least one of ten sticks; an illegal one ends the episode.
     "Nim": (10, 1.0),
@@ -13,9 +14,9 @@ IDS = tuple(f"llmrl/{name}-v0" for name in _STEPS_AND_THRESHOLDS)
 
 
 def register() -> None:
-    """Register these environments with Gymnasium; calling it again does nothing.
+    """Register these environments with Gymnasium; later calls do nothing.
 
-    `gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0")` does it by itself.
+    `gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0")` imports this module, which calls this function.
     """
     import gymnasium
 

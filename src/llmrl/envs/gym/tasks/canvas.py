@@ -1,4 +1,4 @@
-"""Simple drawings in NumPy."""
+"""Rendering of rectangles, discs and lines with NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RED: Color = (200, 78, 66)
 
 
 class Canvas:
-    """An image [height, width, 3] uint8 to draw on, with coordinates in pixels from the upper left corner."""
+    """An `image` [height, width, 3] uint8 and methods that draw on it; (x, y) are pixels from the upper left corner."""
 
     def __init__(self, width: int, height: int, color: Color = PAPER) -> None:
         self.image: NDArray[np.uint8] = np.empty((height, width, 3), dtype=np.uint8)
@@ -24,17 +24,17 @@ class Canvas:
         self._x, self._y = x + 0.5, y + 0.5
 
     def box(self, x: float, y: float, width: float, height: float, color: Color) -> None:
-        """Draw a rectangle whose upper left corner is at (x, y), clipped at the edges of the image."""
+        """Draw a filled rectangle whose upper left corner is (x, y); parts outside the image are omitted."""
         rows = slice(max(round(y), 0), max(round(y + height), 0))
         columns = slice(max(round(x), 0), max(round(x + width), 0))
         self.image[rows, columns] = color
 
     def disc(self, x: float, y: float, radius: float, color: Color) -> None:
-        """Draw a disc with the center (x, y)."""
+        """Draw a filled disc with the center (x, y)."""
         self.image[np.hypot(self._x - x, self._y - y) <= radius] = color
 
     def line(self, start: tuple[float, float], end: tuple[float, float], color: Color, width: float = 3.0) -> None:
-        """Draw a line segment with round ends."""
+        """Draw a line segment with round ends between the points `start` and `end`, each (x, y)."""
         (x0, y0), (x1, y1) = start, end
         dx, dy = x1 - x0, y1 - y0
         length = max(dx * dx + dy * dy, 1e-9)

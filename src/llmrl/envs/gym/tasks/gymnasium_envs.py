@@ -1,4 +1,4 @@
-"""The tasks of this package as Gymnasium environments, one game at a time, with the rules of the batched games."""
+"""The tasks of this package as Gymnasium environments, each based on batched games with n = 1."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _GAME_INDICES = np.zeros(1, dtype=np.int64)
 
 
 class SingleGameEnv(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment around batched games with n = 1; Gymnasium's time limit truncates it.
+    """A Gymnasium environment based on batched games with n = 1; Gymnasium's `TimeLimit` truncates its episodes.
 
-    It has the methods that describe a game in words (`env.text=own`).
+    Its methods `get_..._description` and `get_..._schema` describe the environment in words (`env.text=own`).
 
     Args:
-        games: batched games with n = 1 and no horizon.
-        goal: goal of the game in words.
-        observations: description of each observed quantity (see `llmrl.envs.texts`).
-        actions: effect of each action.
+        games: batched games with n = 1 and no step limit.
+        goal: goal in words.
+        observations: name -> description of each observed quantity (see `llmrl.envs.texts`).
+        actions: name -> effect of each action.
         render_mode: `rgb_array`, or None.
     """
 

@@ -1,4 +1,4 @@
-"""A maze of nine cells."""
+"""Maze: a grid world of 3 x 3 cells with walls between some of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from llmrl.envs.gym.batched.tabular_games import Outcome, TabularGames, TransitionRules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
-SIDE = 3
+SIDE = 3  # cells along either axis
 GOAL_TEXT = (
     "You are in a maze of 3 x 3 cells, in the upper left one, and want to get to the lower right one. There are walls "
     "between some neighboring cells, which you cannot see; a step into one, or over the edge of the maze, leaves you "
@@ -27,12 +27,12 @@ ACTION_SCHEMA = {
     "east": "one cell to the right (column + 1)",
     "west": "one cell to the left (column - 1)",
 }
-_MOVES = ((0, -1), (0, 1), (1, 0), (-1, 0))
+_MOVES = ((0, -1), (0, 1), (1, 0), (-1, 0))  # change of (column, row) by each action
 _PASSAGES = frozenset({(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8)})
-"""Neighboring cells without a wall between them, the smaller first; cell y * 3 + x is in column x and row y."""
+"""Pairs of neighboring cells without a wall between them, in ascending order; cell y * 3 + x is in column x, row y."""
 GOAL = SIDE * SIDE - 1
 _STEP_COST = 0.1 / SIDE**2
-_PARITY_STEP = 200
+_PARITY_STEP = 200  # first step at which the goal does not end the episode, with the option `parity`
 PARITY_TEXT = (
     f" That is so up to step {_PARITY_STEP - 1}. From the {_PARITY_STEP}th step on the goal does not end the episode "
     "any more, and each step into it, or in it, gives 1."
@@ -42,9 +42,9 @@ _CELL = 100
 
 
 def rules() -> TransitionRules:
-    """Return the rules: from cell 0 to cell 8; -0.1/9 per step, 1 for the step into the goal, which ends the episode.
+    """Return the outcome of each action in each cell.
 
-    Walls stop a move.
+    A step costs 0.1/9; the step into the goal, cell 8, gives 1 instead and ends the episode. Walls stop a move.
     """
     return {cell: {action: [_outcome(cell, move)] for action, move in enumerate(_MOVES)} for cell in range(SIDE**2)}
 
@@ -58,12 +58,12 @@ def _outcome(cell: int, move: tuple[int, int]) -> Outcome:
 
 
 class MazeGames(TabularGames):
-    """Games in the maze.
+    """Parallel copies of the maze, whose episodes start in cell 0.
 
     Args:
-        n: games.
+        n: number of copies.
         horizon: steps after which an episode is truncated; None: never.
-        parity: the goal does not end an episode any more from step 200 on, as published.
+        parity: whether the goal no longer ends an episode from step 200 on, as in the published code of ProPS.
     """
 
     def __init__(self, n: int, horizon: int | None = None, parity: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A robot with range sensors in a closed corridor."""
+"""Navigation: a robot with range sensors drives around a closed corridor. Units: meters and radians."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ GOAL_TEXT = (
     "A step forward gives 5, a turn costs 0.5. When any sensor measures less than 0.4 meters, the robot has crashed: "
     "that costs 200 and ends the episode."
 )
+# For each action (forward, right, left): the distance in meters, the turn clockwise in radians, and the reward.
 _STEP_LENGTHS = np.array([0.2, 0.04, 0.04])
 _TURN_ANGLES = np.array([0.0, 0.2, -0.2])
 _REWARDS = np.array([5.0, -0.5, -0.5])
+# A robot crashes if a sensor measures less than this distance in meters.
 _CRASH_REWARD, _CRASH_DISTANCE = -200.0, 0.4
 _NOISE = 0.02
-"""Standard deviation of the noise of distances and turns in a step (m, rad) and of measurements (m)."""
+"""Standard deviation of the noise of distances and turns in a step (in m and rad) and of measurements (in m)."""
 _MIN_DISTANCE, _MAX_DISTANCE = 0.2, 30.0
+"""Range of measurements, in meters."""
 _SENSOR_ANGLES = np.radians([-90.0, -45.0, 0.0, 45.0, 90.0])
 OBSERVATION_SCHEMA = {
     name: {
@@ -46,12 +49,13 @@ ACTION_SCHEMA = {
     "left": "0.04 meters forward, then turn to the left by 0.2 radians",
 }
 
+# Corners of the walls and the center line, (x, y) in meters.
 _OUTER_WALL = ((0.0, 0.0), (0.0, 20.0), (20.0, 20.0), (20.0, 8.5), (11.5, 8.5), (11.5, 0.0))
 _INNER_WALL = ((3.0, 3.0), (3.0, 17.0), (17.0, 17.0), (17.0, 11.5), (8.5, 11.5), (8.5, 3.0))
 _CENTER_LINE = ((1.5, 1.5), (1.5, 18.5), (18.5, 18.5), (18.5, 10.0), (10.0, 10.0), (10.0, 1.5))
-"""Corners of the center line of the corridor, on which an episode starts."""
+"""Center line of the corridor, on which an episode starts."""
 _SCALE, _MARGIN = 18, 20
-"""Pixels per meter, and pixels of the margin around the track."""
+"""Pixels per meter in a frame, and width of the margin around the corridor in pixels."""
 
 
 def _polygon_sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -59,9 +63,9 @@ def _polygon_sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[f
 
 
 def _build_walls(axis: int) -> NDArray[np.float64]:
-    """Return the walls along which coordinate `axis` (0: x) is constant, [6, 3].
+    """Return the walls with a constant x (`axis` 0) or a constant y (`axis` 1), [6, 3].
 
-    Columns are that coordinate, and the ends along the other one.
+    Columns: the constant coordinate, and the lower and upper end along the other coordinate.
     """
     sides = [
         (start, end)
@@ -72,21 +76,21 @@ def _build_walls(axis: int) -> NDArray[np.float64]:
 
 
 class NavigationGames(BatchedGames):
-    """Games of driving around a corridor of 3 m width and six straights without touching its walls.
+    """Parallel copies of a corridor with a width of 3 m and six straight sections, in which a robot avoids the walls.
 
-    **Observation.** Five distances to the nearest wall, m, float32, from the left side over the front to the right
-    side, 45 degrees apart, each with noise of 0.02 m and kept inside 0.2 to 30.
+    **Observation.** [n, 5] float32: distances in meters to the nearest wall in five directions, which are 45 degrees
+    apart from left over front to right. Each has noise of 0.02 m and is clipped to 0.2 .. 30.
 
-    **Action.** 0 forward by 0.2 m; 1 and 2: forward by 0.04 m and a turn by 0.2 rad to the right or left. Noise of 0.02
-    (m, rad) is added to either.
+    **Action.** 0: forward by 0.2 m; 1 and 2: forward by 0.04 m, and a turn by 0.2 rad to the right or left. Noise of
+    0.02 m and 0.02 rad is added to distance and turn.
 
-    **Reward.** 5 for forward, -0.5 for a turn, -200 for a step that ends too near to a wall.
+    **Reward.** 5 for forward, -0.5 for a turn, -200 instead for a crash.
 
-    **End.** A distance below 0.4 m. A game starts on the middle of any of the straights (each as likely) with any
-    heading.
+    **Episode.** It starts at a random point of the center line, uniform on a random section, with a random heading. It
+    terminates with a crash: a measured distance below 0.4 m.
 
     Args:
-        n: games.
+        n: number of copies.
         horizon: steps after which an episode is truncated; None: never.
     """
 
@@ -97,7 +101,7 @@ class NavigationGames(BatchedGames):
         super().__init__(n, space, spaces.Discrete(len(ACTION_SCHEMA)), horizon)
         self._vertical_walls, self._horizontal_walls = _build_walls(0), _build_walls(1)
         self._start_segments = _polygon_sides(_CENTER_LINE)
-        # Coordinates x and y, and the heading, which is clockwise from north; y increases to the north.
+        # Rows: x, y, and the heading clockwise from north; y increases to the north.
         self._poses = np.array((np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)))
         self._measured_distances = np.full((n, len(_SENSOR_ANGLES)), _MAX_DISTANCE)
 
@@ -113,7 +117,7 @@ class NavigationGames(BatchedGames):
 
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         action = check_choices(actions, len(ACTION_SCHEMA))
-        noise = self.draw(2 + len(_SENSOR_ANGLES), active, "standard_normal")
+        noise = self.sample(2 + len(_SENSOR_ANGLES), active, "standard_normal")
         distance = _STEP_LENGTHS[action] + _NOISE * noise[:, 0]
         turn = _TURN_ANGLES[action] + _NOISE * noise[:, 1]
         x, y, heading = self._poses
@@ -130,7 +134,7 @@ class NavigationGames(BatchedGames):
         return self._measured_distances.astype(np.float32)
 
     def _measure_distances(self, pose: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the measurements of the sensors at `pose` [3, m], given standard normal `noise` [m, 5]; [m, 5]."""
+        """Return the measured distances [m, 5] of m robots at `pose` [3, m], given standard normal `noise` [m, 5]."""
         x, y, heading = pose
         angles = heading[:, None] + _SENSOR_ANGLES
         east, north = np.sin(angles), np.cos(angles)
@@ -142,10 +146,7 @@ class NavigationGames(BatchedGames):
         return np.clip(np.minimum(distance, _MAX_DISTANCE) + _NOISE * noise, _MIN_DISTANCE, _MAX_DISTANCE)
 
     def render(self, index: int) -> NDArray[np.uint8]:
-        """Return a frame of the corridor from above, north up, [400, 400, 3].
-
-        It shows the robot, its heading and its sensors.
-        """
+        """Return a frame from above, north up, [400, 400, 3] uint8, with the robot, its heading and its sensors."""
         side = 20 * _SCALE + 2 * _MARGIN
         image = canvas.Canvas(side, side)
 
@@ -171,11 +172,12 @@ def _compute_ray_distances(
     normal_step: NDArray[np.float64],
     tangential_step: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the distance to the nearest wall on each of 5 rays of m robots, [m, 5]; `walls` [w, 3] are parallel.
+    """Return the distance from m robots to the nearest of w parallel walls along 5 rays each, [m, 5]; inf: no wall.
 
-    The columns of `walls` are those of `_build_walls`. Robots are at (normal, tangential) [m], measured perpendicular
-    to the walls and along them. Rays have the direction (normal_step, tangential_step) [m, 5], of length 1. The
-    distance is infinite if a ray meets no wall.
+    Args:
+        walls: see `_build_walls`, [w, 3].
+        normal, tangential: coordinates of the robots perpendicular to the walls and along them, [m].
+        normal_step, tangential_step: the same components of the unit vectors along the rays, [m, 5].
     """
     distance = (walls[:, 0] - normal[:, None])[:, None] / normal_step[..., None]
     hit_coordinate = tangential[:, None, None] + distance * tangential_step[..., None]

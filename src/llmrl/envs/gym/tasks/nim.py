@@ -14,12 +14,13 @@ from llmrl.envs.gym.tasks import canvas
 OBSERVATION_SCHEMA = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
 STICKS = 10
 MAX_TAKE = 3
+"""Maximum number of sticks that a move may take, and number of actions."""
 TAKES = (1, 2, 3)
 """Number of sticks that each action takes."""
 
 
 def describe_goal(takes: Sequence[int] = TAKES) -> str:
-    """Return the description of the game for a player who may take the numbers of sticks in `takes`."""
+    """Return the description of the game for a player whose actions take the numbers of sticks in `takes`."""
     turns = "You and your opponent take 1, 2 or 3 of them in turn"
     if set(takes) != set(TAKES):
         options = ", ".join(map(str, takes[:-1]))
@@ -34,10 +35,11 @@ def describe_goal(takes: Sequence[int] = TAKES) -> str:
 
 
 def rules(takes: Sequence[int] = TAKES) -> TransitionRules:
-    """Return the rules: player and opponent take 1 to 3 sticks in turn; the one who takes the last loses.
+    """Return the outcome of each action for each number of remaining sticks.
 
-    The reward is 1 or -1. The opponent leaves 1 more than a multiple of 4 if possible, which wins; otherwise it takes
-    any legal number of sticks with equal probability. Taking no stick, or more than are left, loses at once.
+    A step of the environment is a move of the player and one of the opponent. Whoever takes the last stick loses; the
+    reward is 1 or -1. The opponent leaves one more than a multiple of 4 if possible, which wins; otherwise it takes
+    any legal number of sticks with equal probability. A player who takes no stick, or too many, loses at once.
 
     Args:
         takes: number of sticks that each action takes.
@@ -54,8 +56,8 @@ def _outcomes(remaining: int, sticks: int) -> list[Outcome]:
     remaining -= sticks
     if remaining == 0:
         return [(1.0, 0, -1.0, True)]
-    best = (remaining + 3) % 4
-    opponent_takes = [best] if best else list(range(1, min(MAX_TAKE, remaining) + 1))
+    winning_take = (remaining - 1) % 4  # leaves one more than a multiple of 4; 0: there is no such move
+    opponent_takes = [winning_take] if winning_take else list(range(1, min(MAX_TAKE, remaining) + 1))
     return [(1 / len(opponent_takes), remaining - n, float(remaining == n), remaining == n) for n in opponent_takes]
 
 
@@ -63,12 +65,12 @@ def make_nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TA
     """Return `n` games of Nim.
 
     Args:
-        n: games.
+        n: number of games.
         horizon: steps after which an episode is truncated; None: never.
-        takes: sticks that each of the three actions takes.
+        takes: number of sticks that each of the three actions takes.
 
     Raises:
-        ConfigError: not three numbers of sticks.
+        ConfigError: `takes` does not consist of three integers >= 0.
     """
     if len(takes) != MAX_TAKE or any(not isinstance(sticks, int) or sticks < 0 for sticks in takes):
         raise ConfigError(f"env.kwargs.takes={list(takes)} must be three numbers of sticks >= 0, e.g. [1, 2, 3]")
@@ -77,7 +79,7 @@ def make_nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TA
 
 
 def render_state(remaining: int) -> NDArray[np.uint8]:
-    """Return a frame of the table, [160, 400, 3]: remaining sticks are dark, others light."""
+    """Return a frame, [160, 400, 3] uint8, with remaining sticks dark and others light."""
     image = canvas.Canvas(40 * STICKS, 160)
     for stick in range(STICKS):
         image.box(40 * stick + 14, 20, 12, 120, canvas.INK if stick < remaining else canvas.GRAY)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from llmrl.envs.gym.batched import BatchedGames, check_choices
 from llmrl.envs.gym.tasks import canvas
 
+# Sizes in pixels, speeds in pixels per step.
 WIDTH, HEIGHT = 800, 600
 PADDLE_WIDTH, PADDLE_HEIGHT, BALL_SIZE = 10, 80, 10
 PADDLE_SPEED, BALL_SPEED = 5, 5
@@ -30,31 +31,31 @@ OBSERVATION_SCHEMA = {
 ACTION_SCHEMA = {"up": "move the paddle up by 5", "down": "move the paddle down by 5", "stay": "leave it where it is"}
 _PADDLE_SHIFTS = np.array([-PADDLE_SPEED, PADDLE_SPEED, 0.0])
 _MIN_OBSERVATION = np.array([PADDLE_HEIGHT / 2, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED])
-# A ball that is below the field (at most at HEIGHT) when it meets the lower end of a paddle is deflected further down.
-# It then oscillates, as it changes its direction in every step in which it is outside.
+# A paddle can deflect a ball that is below the field (y at most HEIGHT) further down, by up to BALL_SPEED. In each
+# following step outside the field, the ball reverses its vertical direction, so its y does not exceed this bound.
 _MAX_OBSERVATION = np.array(
     [HEIGHT - PADDLE_HEIGHT / 2, WIDTH - BALL_SIZE + BALL_SPEED, HEIGHT + BALL_SPEED, BALL_SPEED, BALL_SPEED]
 )
 
 
 class PongGames(BatchedGames):
-    """Games of Pong on 800 x 600 pixels, y downwards; the player has the left paddle.
+    """Parallel copies of Pong on a field of 800 x 600 pixels, y downwards; the player has the left paddle.
 
     The rules and random numbers are those of `Pong-v0`, published with ProPS (https://github.com/props-llm).
 
-    **Observation.** Middle of the player's paddle, the ball's x and y and its speed along both axes, pixels and pixels
-    a step, float32.
+    **Observation.** [n, 5] float32: y of the middle of the player's paddle, x and y of the ball, in pixels, and the
+    ball's velocity along x and y, in pixels per step.
 
-    **Action.** 0 up, 1 down, 2 stay; a paddle moves 5 pixels a step. The opponent's moves down if its middle is
-    above the ball's upper edge, else up.
+    **Action.** 0 up, 1 down, 2 stay; a paddle moves 5 pixels per step. The opponent's paddle moves down if its middle
+    is above the ball's upper edge, else up.
 
-    **Reward.** 1 whenever the player returns the ball. Where it meets the paddle decides how steeply it leaves. A ball
-    needs 308 steps for there and back, so 3 is the most in 1000 steps.
+    **Reward.** 1 in each step in which the player's paddle hits the ball. The vertical velocity after a hit depends on
+    its position on the paddle. The ball takes 308 steps to return to the player, so 1000 steps give at most 3.
 
-    **End.** A ball behind either paddle.
+    **End.** An episode terminates when the ball passes either paddle.
 
     Args:
-        n: games.
+        n: number of copies.
         horizon: steps after which an episode is truncated; None: never.
     """
 
@@ -67,11 +68,11 @@ class PongGames(BatchedGames):
         self._state = np.zeros((6, n))
 
     def set_start_states(self, indices: NDArray[np.int64], rngs: Sequence[np.random.Generator]) -> None:
-        draws = np.array([(rng.integers(2), rng.uniform(-BALL_SPEED, BALL_SPEED)) for rng in rngs]).reshape(-1, 2)
+        samples = np.array([(rng.integers(2), rng.uniform(-BALL_SPEED, BALL_SPEED)) for rng in rngs]).reshape(-1, 2)
         start = np.array([(HEIGHT - PADDLE_HEIGHT) / 2, (HEIGHT - PADDLE_HEIGHT) / 2, WIDTH / 2, HEIGHT / 2])
         self._state[:4, indices] = start[:, None]
-        self._state[4, indices] = np.where(draws[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
-        self._state[5, indices] = draws[:, 1]
+        self._state[4, indices] = np.where(samples[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
+        self._state[5, indices] = samples[:, 1]
 
     def advance(self, actions: Any, active: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         player_y, opponent_y, x, y, dx, dy = self._state
@@ -98,7 +99,7 @@ class PongGames(BatchedGames):
         return np.stack((player_y + PADDLE_HEIGHT / 2, *ball), axis=1).astype(np.float32)
 
     def render(self, index: int) -> NDArray[np.uint8]:
-        """Return a frame of the field at half its size, [300, 400, 3]; the player's paddle is blue."""
+        """Return a frame at half the size of the field, [300, 400, 3] uint8; the player's paddle is blue."""
         player_y, opponent_y, x, y = self._state[:4, index] / 2
         image = canvas.Canvas(WIDTH // 2, HEIGHT // 2, canvas.INK)
         image.box(0, player_y, PADDLE_WIDTH / 2, PADDLE_HEIGHT / 2, canvas.BLUE)
