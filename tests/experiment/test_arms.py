@@ -7,7 +7,7 @@ import pytest
 from experiments import compose, run
 from llmrl.core.option_files import load_options
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.experiment.plan import arm_coverage_warning, arm_shortage_warning, plan
+from llmrl.experiment.plan import arm_shortage_warning, plan
 
 ROOM = ("env=escape_room", "env.n_envs=2", "design.adapt_rounds=0")
 SHORT = (*ROOM, "design.validate_episodes=2", "design.evaluations=1")
@@ -70,19 +70,6 @@ def test_policy_searches_fit():
     assert principal == "UCBPrincipal: 22 arms, 3.64 measurements of each on average" and short is None
     [(_, principal), _], short = planned(*POLE, "search.iterations=500", "search.candidates=8")
     assert principal == "UCBPrincipal: 666 arms, 6.01 measurements of each on average" and short is None
-
-
-@pytest.mark.parametrize(("candidates", "warned"), [(4, False), (8, True), (16, True)])
-def test_candidates_cover_all_arms(candidates, warned):
-    room = (*ROOM[:1], "env.n_envs=16", "env.fixed_context=0", "design.adapt_rounds=0", "principal=scan")
-    [_, (label, _)], short = planned(*room, "design.steps=10", f"design.candidates={candidates}")
-    assert short is None and (label == "  but") == warned
-    config = compose(*room, "design.steps=10", f"design.candidates={candidates}")
-    parts = build_parts(config, None)
-    try:
-        assert (arm_coverage_warning(config, parts) is not None) == warned
-    finally:
-        parts.close()
 
 
 def list_mechanism_environments():

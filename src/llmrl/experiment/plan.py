@@ -227,8 +227,8 @@ def _principal_rows(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, 
         mean = count_proposals(config, parts.kind) / principal.space.n_context_rows / principal.n_arms
         description += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
         description += " in a context" if principal.space.n_context_rows > 1 else ""
-    warnings = (arm_shortage_warning(config, parts), arm_coverage_warning(config, parts))
-    return [("principal", description), *(("  but", warning) for warning in warnings if warning is not None)]
+    warning = arm_shortage_warning(config, parts)
+    return [("principal", description), *([] if warning is None else [("  but", warning)])]
 
 
 def _model_rows(parts: Parts) -> list[tuple[str, str]]:
@@ -265,23 +265,6 @@ def arm_shortage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
     return (
         f"{proposals_text}, {n_arms:,} arms: close to a random search, as {n_arms - n_plays:,} arms or more are never "
         f"played; set {points_override}{steps_override}, or choose a principal without arms (cem, cmaes, gp, llm)"
-    )
-
-
-def arm_coverage_warning(config: Mapping[str, Any], parts: Parts) -> str | None:
-    """Return a warning for a run in which the candidates of a step cover all arms of its principal.
-
-    None if they do not, or the principal has no arms.
-    """
-    kind, principal = parts.kind, parts.principal
-    if not isinstance(principal, BanditPrincipal):
-        return None
-    candidates, n_arms = config[kind]["candidates"], principal.n_arms
-    if candidates < n_arms:
-        return None
-    return (
-        f"the {candidates:,} candidates of a step cover all {n_arms:,} arms: the first step of a context can measure "
-        f"each of them, and only later steps choose; to choose earlier, set {kind}.candidates to less than {n_arms:,}"
     )
 
 
