@@ -258,6 +258,8 @@ def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any
     import gymnasium
     from gymnasium import spaces
 
+    from llmrl.envs.adapters.gymnasium_env import action_space
+
     class PlaceholderEnv(gymnasium.Env[Any, Any]):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             return self.observation_space.sample(), {}
@@ -271,14 +273,7 @@ def _make_placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any
         if channel == "state"
         else spaces.Box(-np.inf, np.inf, channel_spec.shape)
     )
-    numbers = spec.continuous_actions
-    if numbers is None:
-        env.action_space = spaces.Discrete(spec.n_actions)
-    elif all(numbers.whole):
-        low, high = np.array(numbers.low, dtype=np.int64), np.array(numbers.high, dtype=np.int64)
-        env.action_space = spaces.MultiDiscrete(high - low + 1, start=low)
-    else:
-        env.action_space = spaces.Box(np.array(numbers.low, np.float32), np.array(numbers.high, np.float32))
+    env.action_space = action_space(spec)
     return env
 
 

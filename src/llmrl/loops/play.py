@@ -139,7 +139,9 @@ class PlayLoop:
                     else:
                         run.stop_after_grace(*self._resume_point())
                 counters = {"episodes": self._n_finished_episodes, "env_steps": self.env_steps}
-                yield Log("episode", "episodes", self._summary_metrics(), counters)
+                metrics = average_episode_rows(self.files.finished) | self._player_metrics()
+                metrics |= {} if self.meter is None else self.meter.metrics()
+                yield Log("episode", "episodes", metrics, counters)
                 self._pinned_resume_point = None
                 yield SafePoint(self.steps, self.state_dict)
         yield SafePoint(self.steps, self.state_dict, always=True)
@@ -298,14 +300,6 @@ class PlayLoop:
         if not self.episode_logger.playing.any():
             self._is_wave_in_progress = False
             self.wave += 1
-
-    def _summary_metrics(self) -> dict[str, float]:
-        """Return means over the episodes so far, and the counts of the player and of the model's client."""
-        return {
-            **average_episode_rows(self.files.finished),
-            **self._player_metrics(),
-            **({} if self.meter is None else self.meter.metrics()),
-        }
 
     def _player_metrics(self) -> dict[str, float]:
         """Return the player's own counts; empty for most players."""

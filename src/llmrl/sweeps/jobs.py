@@ -21,7 +21,7 @@ from llmrl.run.command_exit import EXIT_IN_USE
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import LABEL_OPTIONS, create_run_folder, split_overrides
 from llmrl.run.provenance import compute_code_digest
-from llmrl.run.queued import LaunchRecord, read_launch_record, record_cancellation
+from llmrl.run.queued import LaunchRecord, record_cancellation
 from llmrl.run.status import PrerequisiteRecord, read_status
 from llmrl.sweeps.backends.protocol import Job, JobBatch, JobOutcome, qualified_backend_name
 
@@ -271,9 +271,3 @@ def group_into_waves(jobs: Sequence[Job]) -> list[list[Job]]:
     for job in jobs:
         waves[compute_wave_index(job)].append(job)
     return waves
-
-
-def find_prerequisite_job_ids(jobs: Sequence[Job], sweep_folder: Path) -> list[str]:
-    """Return the ids of the scheduler jobs of this launch that compute the prerequisites of `jobs`."""
-    records = [read_launch_record(prerequisite.folder) for job in jobs for prerequisite in job.prerequisites]
-    return list(dict.fromkeys(r.job_id for r in records if r is not None and r.job_id and r.sweep == str(sweep_folder)))

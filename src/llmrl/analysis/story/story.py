@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from llmrl.analysis.explorer.episodes import read_episodes
-from llmrl.analysis.story.group_tables import NamedRuns, build_plans_table, build_society_table, build_teacher_table
+from llmrl.analysis.story.group_tables import build_plans_table, build_society_table, build_teacher_table
 from llmrl.analysis.story.proposed import GroupProposals, build_best_table, read_group_proposals
 from llmrl.core.errors import RunFolderError
 from llmrl.llms.call_log import FILE_NAME, read_calls
@@ -42,18 +42,6 @@ class Exchange:
     reply: str
     action: str = ""
     reward: float = 0.0
-
-
-def find_exchanges(groups: NamedRuns) -> tuple[Exchange, ...]:
-    """Return one exchange of each group whose players or principal asked a language model.
-
-    Players need recorded steps.
-    """
-    first_exchanges = (
-        next(filter(None, (_find_player_call(name, run) or _find_principal_call(name, run) for run in runs)), None)
-        for name, runs in groups
-    )
-    return tuple(exchange for exchange in first_exchanges if exchange is not None)
 
 
 def _find_player_call(name: str, run: RunRecord) -> Exchange | None:
@@ -112,7 +100,8 @@ class Story:
     Attributes:
         proposals: proposals of each group.
         tables: tables in the order in which they are shown.
-        exchanges: prompts to language models with their replies.
+        exchanges: a prompt to a language model with its reply, of each group whose players (with recorded steps) or
+            principal asked one.
     """
 
     proposals: tuple[GroupProposals, ...] = ()
@@ -139,7 +128,11 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
         for build_table in (build_society_table, build_teacher_table, build_plans_table)
         if (table := build_table(groups)) is not None
     ]
-    return Story(proposals, tuple(tables), find_exchanges(groups))
+    exchanges = (
+        next(filter(None, (_find_player_call(name, run) or _find_principal_call(name, run) for run in runs)), None)
+        for name, runs in groups
+    )
+    return Story(proposals, tuple(tables), tuple(exchange for exchange in exchanges if exchange is not None))
 
 
 def _shorten_names(task: ReportTask) -> dict[str, str]:

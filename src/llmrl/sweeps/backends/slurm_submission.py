@@ -24,11 +24,11 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.results.run_records import JobEnd, QueueSnapshot
 from llmrl.run.ownership import JOB_ID
-from llmrl.run.queued import LaunchRecord
+from llmrl.run.queued import LaunchRecord, read_launch_record
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobBatch, JobOutcome, Scheduler, SchedulerError
-from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, find_prerequisite_job_ids, record_batch_launch
+from llmrl.sweeps.jobs import BatchLaunch, cancel_before_start, record_batch_launch
 from llmrl.sweeps.machine import THREAD_VARIABLES, preserve_environment
 from llmrl.sweeps.packing import batch_for_n_processes, build_payload, group_by_key
 from llmrl.sweeps.payload import ProcessPayload, RunFunction, is_main_process
@@ -312,7 +312,9 @@ class Slurm(Backend):
         hardware = batches[0].hardware
         payloads = [SlurmPayload(build_payload(batch, run_function, {})) for batch in batches]
         parameters = self._submitit_parameters(hardware, batches[0].cores, max(batch.memory_gb for batch in batches))
-        dependencies = find_prerequisite_job_ids([job for batch in batches for job in batch.jobs], folder.parent)
+        prerequisites = [prerequisite for batch in batches for job in batch.jobs for prerequisite in job.prerequisites]
+        records, sweep = [read_launch_record(prerequisite.folder) for prerequisite in prerequisites], str(folder.parent)
+        dependencies = list(dict.fromkeys(r.job_id for r in records if r is not None and r.job_id and r.sweep == sweep))
         dependencies += [previous_id] if previous_id and hardware.max_parallel_jobs is not None else []
         if dependencies:
             parameters["dependency"] = f"afterany:{':'.join(dependencies)}"
@@ -389,7 +391,10 @@ class SlurmPayload:
         Raises:
             SystemExit: a run did not finish; with the exit code of `llmrl-train`, of several the lowest.
         """
-        _export_torchrun_variables()
+        if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+            from submitit.helpers import TorchDistributedEnvironment
+
+            TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
         requeue = signal.getsignal(signal.SIGUSR2)
         exit_codes = [run_exit.exit_code for run_exit in self.payload() if run_exit.exit_code]
@@ -423,14 +428,6 @@ class SlurmPayload:
                     status.write(run.folder)
             except RunFolderError as error:
                 log.error("%s; could not record it in %s: %s", text, run.folder, error)
-
-
-def _export_torchrun_variables() -> None:
-    """Set the environment variables of torchrun for this task, if its job has several."""
-    from submitit.helpers import TorchDistributedEnvironment
-
-    if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
 
 
 def _is_job_running(n_queries: int = 5, interval_s: float = 2.0) -> bool:
