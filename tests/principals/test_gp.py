@@ -64,14 +64,6 @@ def test_batch_is_diverse():
     assert distances.min() > 1e-3
 
 
-def test_upper_confidence_bound():
-    society = toy(1)
-    careful, bold = (after_steps(society, 12, acquisition="ucb", beta=beta) for beta in (1e-4, 1e3))
-    best = 1.8  # 70 % of [-1, 3]
-    assert abs(careful.ask()[0, 0] - best) < 0.1
-    assert abs(bold.ask()[0, 0] - best) > 0.5
-
-
 def test_contexts_share_information():
     """Two contexts seen well, with one and the same best vector; a third never seen is proposed that vector."""
     society = toy(contexts=("a", "b", "c"))

@@ -93,8 +93,6 @@ def scale_to_width(picture: np.ndarray, width: int) -> np.ndarray:
 _FONT_SIZE, _LINE_HEIGHT, _TEXT_GAP, _SIDE_MARGIN = 14, 18, 8, 12
 """Font size, line height, gap between texts and margin at the sides, pixels."""
 _HEADING_COLOR = (31, 119, 180)
-_MAX_RESERVED_LINES = 5
-"""Maximum number of lines reserved for each of the texts that follow, if there is room for all of them."""
 
 
 @functools.cache
@@ -111,14 +109,12 @@ def _draw_texts(column: Any, texts: Sequence[tuple[str, str]]) -> None:
     pen, text_font = ImageDraw.Draw(column), load_font(_FONT_SIZE)
     width = column.width - 2 * _SIDE_MARGIN
     wrapped_texts = [(heading, wrap_text(text, width, text_font)) for heading, text in texts]
-    n_reserved_lines = next(
-        (n for n in range(_MAX_RESERVED_LINES, 1, -1) if _texts_height(wrapped_texts, n) <= column.height), 1
+    max_lines = next(
+        (n for n in range(column.height // _LINE_HEIGHT, 1, -1) if _texts_height(wrapped_texts, n) <= column.height), 1
     )
     y = _SIDE_MARGIN
-    for k, (heading, lines) in enumerate(wrapped_texts):
-        remaining_texts_height = _texts_height(wrapped_texts[k + 1 :], n_reserved_lines) - _SIDE_MARGIN
-        n_lines_available = max(1, (column.height - y - _LINE_HEIGHT - remaining_texts_height) // _LINE_HEIGHT)
-        visible_lines = lines if len(lines) <= n_lines_available else [*lines[: n_lines_available - 1], "..."]
+    for heading, lines in wrapped_texts:
+        visible_lines = lines if len(lines) <= max_lines else [*lines[: max_lines - 1], "..."]
         pen.text((_SIDE_MARGIN, y), heading, fill=_HEADING_COLOR, font=text_font)
         y += _LINE_HEIGHT
         for line in visible_lines:

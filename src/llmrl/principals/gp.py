@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
-from llmrl.core.ranges import PositiveFloat, PositiveInt
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
@@ -36,6 +36,9 @@ FIT_OPTIONS = {"ftol": 1e-6}
 class GaussianProcessPrincipal(StateFields):
     """Principal that fits a Gaussian process to all outcomes and maximizes an acquisition function.
 
+    This function is the expected improvement over the unknown best mean of the vectors tried in the context (Letham et
+    al. 2019), in logarithms (Ament et al. 2023, arXiv 2310.20708).
+
     The model is refitted at every `ask`, so the state consists of the data only. It has a constant mean, a squared
     exponential kernel with one length scale per number, and homoscedastic noise, all by maximum a posteriori with the
     dimension-scaled prior of Hvarfner et al. 2024 (arXiv 2402.02229), which works in tens of dimensions. Numbers are
@@ -51,10 +54,6 @@ class GaussianProcessPrincipal(StateFields):
         seeds: seed tree.
         initial: number of outcomes, over all contexts, before the first model; until then points of a scrambled Sobol
             sequence are proposed, one sequence per context. None is 2 (d + 1), at most 10.
-        acquisition: `log_noisy_ei` is the expected improvement over the unknown best mean of the vectors tried in the
-            context (Letham et al. 2019), in logarithms (Ament et al. 2023, arXiv 2310.20708); `ucb` is the upper
-            confidence bound mean + sqrt(beta) std (Srinivas et al. 2010).
-        beta: coefficient of `ucb`.
 
     Raises:
         ConfigError: BoTorch is missing.
@@ -70,8 +69,6 @@ class GaussianProcessPrincipal(StateFields):
         space: ParameterSpace,
         seeds: Seeds,
         initial: PositiveInt | None = None,
-        acquisition: Literal["log_noisy_ei", "ucb"] = "log_noisy_ei",
-        beta: PositiveFloat = 4.0,
     ) -> None:
         try:
             import botorch  # noqa: F401
@@ -79,7 +76,6 @@ class GaussianProcessPrincipal(StateFields):
             raise ConfigError("principal=gp needs BoTorch: pip install 'llmrl[search]'") from error
         self.space, self.seeds = space, seeds.child("principal")
         self.initial = min(2 * (space.dim + 1), 10) if initial is None else initial
-        self.acquisition, self.beta = acquisition, beta
         self.n_proposed = [0] * space.n_context_rows
         self.rows: list[int] = []
         self.vectors: list[np.ndarray] = []  # in the unit cube
@@ -231,12 +227,9 @@ class GaussianProcessPrincipal(StateFields):
     def _build_acquisition(self, model: SingleTaskGP, row: int, seed: int) -> AcquisitionFunction:
         import torch
         from botorch.acquisition.logei import qLogNoisyExpectedImprovement
-        from botorch.acquisition.monte_carlo import qUpperConfidenceBound
         from botorch.sampling.normal import SobolQMCNormalSampler
 
         sampler = SobolQMCNormalSampler(torch.Size([N_POSTERIOR_SAMPLES]), seed=seed)
-        if self.acquisition == "ucb":
-            return qUpperConfidenceBound(model, self.beta, sampler)
         # The baseline is the vectors tried in this context; if there are none, those of all contexts.
         inputs = self._inputs(self.rows, self.vectors)
         baseline = inputs[torch.tensor(self.rows) == row]
