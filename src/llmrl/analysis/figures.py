@@ -242,17 +242,12 @@ def spread_positions(positions: np.ndarray, gap: float) -> np.ndarray:
         positions: target positions, [n].
         gap: minimum distance, at most 1 / n.
     """
+    from scipy.optimize import isotonic_regression  # lazy: importing it takes longer than most commands
+
     order = np.argsort(positions, kind="stable")
     offsets = gap * np.arange(len(positions))
-    # With p_i = q_i + i * gap, the distances hold if q is nondecreasing: an isotonic regression by adjacent pooling.
-    blocks: list[tuple[float, int]] = []
-    for value in positions[order] - offsets:
-        mean, size = float(value), 1
-        while blocks and blocks[-1][0] > mean:
-            before, n = blocks.pop()
-            mean, size = (before * n + mean * size) / (n + size), n + size
-        blocks.append((mean, size))
-    fitted = np.concatenate([np.full(size, mean) for mean, size in blocks]) if blocks else np.array([])
+    # With p_i = q_i + i * gap, the distances hold if q is nondecreasing.
+    fitted = isotonic_regression(positions[order] - offsets).x
     spread = np.empty(len(positions))
     spread[order] = np.clip(fitted, 0.0, 1.0 - gap * max(len(positions) - 1, 0)) + offsets
     return spread

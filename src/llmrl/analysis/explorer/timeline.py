@@ -13,13 +13,12 @@ from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 from llmrl.run.proposals import MeasuredProposal, read_measured_proposals
+from llmrl.statistics.estimators import Z95
 
 PROPOSAL_PURPOSES = ("principal", "search")
 """Purposes of calls that request proposals."""
 CONVERSATIONS_PER_FILE = 25
 """Number of conversations in a file; prompts contain earlier proposals, so conversations grow with their number."""
-Z_95 = 1.959964
-"""Half-width of a 95 % interval of a mean in standard errors, by the normal distribution."""
 
 _MEASURE_KINDS = {"welfare": "welfare", "validation": "behavior"}
 """Kinds of measures by the prefix of their metrics."""
@@ -48,8 +47,8 @@ def read_timeline(folder: Path) -> tuple[dict[str, Any], list[Conversation]]:
             "candidate": row.candidate,
             "context": row.context,
             "objective": row.objective,
-            "low": row.objective - Z_95 * row.standard_error,
-            "high": row.objective + Z_95 * row.standard_error,
+            "low": row.objective - Z95 * row.standard_error,
+            "high": row.objective + Z95 * row.standard_error,
             "episodes": len(row.values),
             "parameters": dict(row.parameters),
             "reasoning": row.reasoning or ("" if k is None else str(replies[k].get("reasoning") or "")),
